@@ -1,0 +1,67 @@
+# `make demo` and `make test` need Python 3.11 or newer and gcc; everything else goes into .venv.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.NOTPARALLEL: # the targets share one environment
+
+# The first Python on the path that is new enough: `make PYTHON=... demo` to choose another.
+NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c '$(NEW_ENOUGH)' >/dev/null 2>&1 && echo $$p && break; done)
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet -c constraints.txt
+# What an environment is made from; when one of these changes, it is brought up to date.
+FRAME := pyproject.toml constraints.txt src/locant/_version.py
+WORKERS ?= 2
+
+.PHONY: help demo test lint types suite test-types test-slow bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "found no Python 3.11 or newer with venv; try: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
+	@echo "making $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV)
+
+# The two stamps are kept apart so that a demo need not wait for the tools that tests need; what dev installs serves both.
+$(VENV)/demo.stamp: $(FRAME) | $(BIN)/python
+	@echo "installing locant"
+	@$(PIP) -e '.[lab]'
+	@touch $@
+
+$(VENV)/dev.stamp: $(FRAME) | $(BIN)/python
+	@echo "installing locant and what its tests need"
+	@$(PIP) -e '.[dev]'
+	@touch $(VENV)/demo.stamp $@
+
+demo: $(VENV)/demo.stamp ## embed and compare on the sample text; the report lands in demo/
+	@$(BIN)/locant embed -o demo/embeddings.safetensors
+	@$(BIN)/locant compare -o demo/report
+	@echo "The report: demo/report/index.html"
+
+test: lint types suite ## lint, types and the fast tests
+
+lint: $(VENV)/dev.stamp ## ruff, as a linter and as a formatter
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet
+
+types: $(VENV)/dev.stamp ## pyright
+	@$(BIN)/pyright
+
+suite: $(VENV)/dev.stamp ## the fast tests alone
+	@$(BIN)/python -m pytest -n $(WORKERS) -q -m 'not slow'
+
+test-types: $(VENV)/dev.stamp ## the fast tests with every shape in a signature checked at run time
+	@$(BIN)/python -m pytest -n $(WORKERS) -q -m 'not slow' --jaxtyping-packages=locant,beartype.beartype
+
+test-slow: $(VENV)/dev.stamp ## the tests marked slow, with many more hypothesis examples
+	@$(BIN)/python -m pytest -n $(WORKERS) -q -m slow --hypothesis-profile=thorough
+
+bench: $(VENV)/dev.stamp ## the benchmarks, each against its peers
+	@$(BIN)/python -m benchmarks
+
+clean: ## remove the environment, the caches and the demo
+	@rm -rf $(VENV) demo report dist .pytest_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

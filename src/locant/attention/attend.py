@@ -1,0 +1,113 @@
+"""`attend`: softmax attention with any position encoding, masked by where the tokens stand."""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+from jaxtyping import Float
+from torch import Tensor
+
+from locant.attention.backends import BackendName, choose_backend
+from locant.attention.eager import eager_attention
+from locant.attention.sdpa import sdpa_attention
+from locant.attention.visibility import visibility
+from locant.errors import RangeError, ShapeError
+from locant.positions import PositionEncoding, Positions
+
+__all__ = ["attend"]
+
+Output = Float[Tensor, "batch heads query value_dim"]
+Weights = Float[Tensor, "batch heads query key"]
+
+
+@overload
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., positions: Positions,
+    k_positions: Positions | None = ..., causal: bool = ..., window: int | None = ..., dropout_p: float = ...,
+    scale: float | None = ..., backend: BackendName = ..., return_weights: Literal[False] = ...,
+) -> Tensor: ...  # fmt: skip
+@overload
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., positions: Positions,
+    k_positions: Positions | None = ..., causal: bool = ..., window: int | None = ..., dropout_p: float = ...,
+    scale: float | None = ..., backend: BackendName = ..., return_weights: Literal[True],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+def attend(
+    q: Float[Tensor, "batch heads query head_dim"],
+    k: Float[Tensor, "batch kv_heads key head_dim"],
+    v: Float[Tensor, "batch kv_heads key value_dim"],
+    *,
+    encoding: PositionEncoding | None = None,
+    positions: Positions,
+    k_positions: Positions | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    backend: BackendName = "auto",
+    return_weights: bool = False,
+) -> Output | tuple[Output, Weights]:
+    """``softmax(q k^T scale + bias) v`` over the keys that each query may see.
+
+    Padding, document boundaries and the cache offset come from the positions; there is no separate mask. A query
+    that may see nothing (padding) gets zeros. `q` and `k` are expected as `encoding.rotate` returned them.
+
+    Args:
+        q, k, v: `k` and `v` may have fewer heads than `q` (grouped-query attention).
+        encoding: its `bias` is added to the scores.
+        positions: where the queries stand.
+        k_positions: where the keys stand, if there are others than the queries (a cache, cross-attention).
+        causal: whether a query sees later tokens.
+        window: if set, only tokens fewer than this many steps away are seen.
+        dropout_p: probability of dropping a weight; 0 unless training.
+        scale: default ``head_dim ** -0.5``.
+        backend: how, never what: ``"sdpa"`` (fused) or ``"eager"`` (plain).
+        return_weights: also return the weights, ``batch heads query key``.
+
+    >>> import torch
+    >>> from locant.positions import ALiBi
+    >>> q, k = torch.randn(2, 8, 5, 16), torch.randn(2, 4, 5, 16)
+    >>> attend(q, k, k, encoding=ALiBi(8), positions=Positions.arange(5)).shape
+    torch.Size([2, 8, 5, 16])
+    """
+    _require_shapes(q, k, v, dropout_p)
+    keys = positions if k_positions is None else k_positions
+    positions.require_fits(q.shape[0], q.shape[2], q.device, "q")
+    keys.require_fits(k.shape[0], k.shape[2], k.device, "k")
+    choice = choose_backend(backend, return_weights=return_weights)
+    bias = None if encoding is None else encoding.bias(q, k, positions, k_positions)
+    visible = visibility(positions, k_positions, causal, window)
+    factor = float(q.shape[-1]) ** -0.5 if scale is None else scale
+    if choice.name == "eager":
+        y, weights = eager_attention(q, k, v, bias, visible, factor, dropout_p)
+        return (y, weights) if return_weights else y
+    return sdpa_attention(q, k, v, bias, visible, factor, dropout_p)
+
+
+def _require_shapes(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if not q.ndim == k.ndim == v.ndim == 4:
+        raise ShapeError(
+            f"got {shapes}, expected (batch, heads, seq, head_dim) each",
+            "x.view(batch, seq, heads, -1).transpose(1, 2)",
+        )
+    if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3] or q.shape[-1] != k.shape[-1]:
+        raise ShapeError(
+            f"got {shapes}, expected one batch, one length for k and v, one head_dim for q and k",
+            "keys and values of the same tokens",
+        )
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ShapeError(
+            f"got {q.shape[1]} query heads for {k.shape[1]} key heads, expected a multiple",
+            "each key head serving the same number of query heads",
+        )
+    if len({q.dtype, k.dtype, v.dtype}) > 1 or len({q.device, k.device, v.device}) > 1:
+        raise ShapeError(
+            f"got q, k, v of {q.dtype}, {k.dtype}, {v.dtype} on {q.device}, {k.device}, {v.device}, "
+            "expected one dtype and device",
+            "k.to(q), v.to(q)",
+        )
+    if not 0 <= dropout_p < 1:
+        raise RangeError(
+            f"got dropout_p={dropout_p}, expected a probability from 0 to less than 1", "dropout_p=0.0 outside training"
+        )

@@ -1,0 +1,118 @@
+"""`KVCache`: the keys and values of tokens already read, and where those stand."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from locant.errors import LocantError, RangeError, ShapeError
+from locant.positions import Positions
+
+__all__ = ["KVCache"]
+
+
+class KVCache:
+    """One layer's keys and values, for decoding. Keys go in rotated, so they never have to be turned again.
+
+    Memory doubles as it fills, or is taken once where `max_len` is given. For inference only: what is stored has no
+    gradient.
+
+    Args:
+        max_len: the most tokens it may hold; default: no limit.
+
+    >>> cache = KVCache()
+    >>> k = v = torch.randn(1, 2, 5, 16)
+    >>> keys, values, k_positions = cache.append(k, v, Positions.arange(5))
+    >>> keys.shape, k_positions, cache.next_positions()
+    (torch.Size([1, 2, 5, 16]), Positions(1x5, 0..4), Positions(1x1, 5..5))
+    """
+
+    def __init__(self, max_len: int | None = None) -> None:
+        if max_len is not None and max_len < 1:
+            raise RangeError(f"got max_len={max_len}, expected 1 or more", "max_len=None for no limit")
+        self.max_len = max_len
+        self._length = 0
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+        self._positions: Positions | None = None
+
+    def __len__(self) -> int:
+        """How many slots are filled, padding included."""
+        return self._length
+
+    @property
+    def positions(self) -> Positions:
+        """Where the cached tokens stand."""
+        return Positions.arange(0) if self._positions is None else self._positions
+
+    def append(
+        self,
+        k: Float[Tensor, "batch kv_heads new head_dim"],
+        v: Float[Tensor, "batch kv_heads new value_dim"],
+        positions: Positions,
+    ) -> tuple[Float[Tensor, "batch kv_heads key head_dim"], Float[Tensor, "batch kv_heads key value_dim"], Positions]:
+        """Store new keys and values; returns all so far, as views of the cache, and where they stand."""
+        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
+            raise LocantError(
+                "got keys or values that require a gradient, the cache keeps none",
+                "with torch.no_grad():, or attend() without a cache",
+            )
+        positions.require_fits(k.shape[0], k.shape[2], k.device, "k")
+        self._require_matching(k, v)
+        new_length = self._length + k.shape[2]
+        self._keys = self._with_room(self._keys, k, new_length)
+        self._values = self._with_room(self._values, v, new_length)
+        self._keys[:, :, self._length : new_length] = k.detach()
+        self._values[:, :, self._length : new_length] = v.detach()
+        self._positions = positions if self._positions is None else Positions.cat([self._positions, positions])
+        self._length = new_length
+        return self._keys[:, :, :new_length], self._values[:, :, :new_length], self._positions
+
+    def next_positions(self, n: int = 1) -> Positions:
+        """The `n` positions after the last real token of every row, in that token's document."""
+        cached = self.positions
+        if cached.start is not None:
+            return Positions.after(cached.start + cached.seq_len, n, device=cached.device)
+        cached.require_single_axis("KVCache.next_positions")
+        slots = torch.arange(cached.seq_len, device=cached.device)
+        last = torch.where(cached.document >= 0, slots, 0).amax(1, keepdim=True)
+        steps = torch.arange(1, n + 1, device=cached.device)
+        high = None if cached.max_index is None else cached.max_index + n
+        document = cached.document.gather(1, last).clamp(min=0).expand(-1, n)
+        return Positions.of(cached.index.gather(1, last) + steps, document, max_index=high)
+
+    def clear(self) -> None:
+        """Forget everything, memory included."""
+        self._length, self._keys, self._values, self._positions = 0, None, None, None
+
+    def _with_room(self, store: Tensor | None, new: Tensor, length: int) -> Tensor:
+        if self.max_len is not None and length > self.max_len:
+            raise RangeError(
+                f"got {length} tokens for a cache of max_len={self.max_len}", "a larger max_len, or clear()"
+            )
+        if store is not None and length <= store.shape[2]:
+            return store
+        room = length if store is None else max(length, 2 * store.shape[2])
+        room = room if self.max_len is None else self.max_len
+        grown = new.new_empty(new.shape[0], new.shape[1], room, new.shape[3])
+        if store is not None:
+            grown[:, :, : self._length] = store[:, :, : self._length]
+        return grown
+
+    def _require_matching(self, k: Tensor, v: Tensor) -> None:
+        if k.shape[:3] != v.shape[:3]:
+            raise ShapeError(
+                f"got keys {tuple(k.shape)} and values {tuple(v.shape)}, expected the same tokens",
+                "k and v of one layer and step",
+            )
+        for name, store, new in (("keys", self._keys, k), ("values", self._values, v)):
+            if store is None:
+                continue
+            same = store.shape[:2] == new.shape[:2] and store.shape[3] == new.shape[3]
+            if not same or store.dtype != new.dtype or store.device != new.device:
+                raise ShapeError(
+                    f"got {name} {tuple(new.shape)} {new.dtype} on {new.device}, "
+                    f"the cache holds {tuple(store.shape)} {store.dtype} on {store.device}",
+                    "one cache per layer and batch",
+                )

@@ -1,0 +1,49 @@
+"""Attention through `torch.nn.functional.scaled_dot_product_attention`, which picks a fused kernel where it can.
+
+A bias enters as an additive mask of ``heads x query x key``, kept in float32 whatever the dtype of the queries;
+without one, plain causal attention needs no mask at all, and everything else a boolean one.
+"""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from locant.attention.visibility import Visibility
+
+__all__ = ["sdpa_attention"]
+
+
+def sdpa_attention(
+    q: Float[Tensor, "batch heads query head_dim"],
+    k: Float[Tensor, "batch kv_heads key head_dim"],
+    v: Float[Tensor, "batch kv_heads key value_dim"],
+    bias: Float[Tensor, "#batch heads query key"] | None,
+    visible: Visibility,
+    scale: float,
+    dropout_p: float,
+) -> Float[Tensor, "batch heads query value_dim"]:
+    """The output in the dtype of `q`."""
+    mask = _additive(bias, visible)
+    y = F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        dropout_p=dropout_p,
+        is_causal=visible.is_causal and mask is None,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return y if visible.empty is None else y.masked_fill(visible.empty, 0.0)
+
+
+def _additive(bias: Tensor | None, visible: Visibility) -> Tensor | None:
+    """One mask for both: the bias where a key is seen, minus infinity where it is not."""
+    if bias is None:
+        return visible.mask
+    if visible.is_causal:
+        later = bias.new_ones(bias.shape[-2:]).triu(1).bool()
+        return bias.masked_fill(later, float("-inf"))
+    return bias if visible.mask is None else bias.masked_fill(~visible.mask, float("-inf"))

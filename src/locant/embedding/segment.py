@@ -1,0 +1,43 @@
+"""Segment embeddings: which of a few parts a token belongs to (Devlin et al. 2018, https://arxiv.org/abs/1810.04805)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from locant.embedding.lookup import require_ids
+from locant.errors import RangeError
+
+__all__ = ["SegmentEmbedding"]
+
+INIT_STD = 0.02  # BERT
+
+
+class SegmentEmbedding(nn.Module):
+    """Looks up a row for every segment id: sentence A or B in BERT, a speaker, a modality.
+
+    >>> SegmentEmbedding(2, 8)(torch.tensor([[0, 0, 1]])).shape
+    torch.Size([1, 3, 8])
+    """
+
+    def __init__(self, num_segments: int, d_model: int) -> None:
+        super().__init__()
+        if num_segments < 1 or d_model < 1:
+            raise RangeError(
+                f"got num_segments={num_segments}, d_model={d_model}, expected 1 or more", "SegmentEmbedding(2, 768)"
+            )
+        self.weight = nn.Parameter(torch.empty(num_segments, d_model))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=INIT_STD)
+
+    def forward(self, segments: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
+        """The row of every segment id; a `RangeError` names the first that has none."""
+        require_ids(segments, self.weight.shape[0], "SegmentEmbedding", "num_segments", self.weight.device)
+        return F.embedding(segments, self.weight)
+
+    def extra_repr(self) -> str:
+        return f"num_segments={self.weight.shape[0]}, d_model={self.weight.shape[1]}"

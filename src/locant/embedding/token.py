@@ -1,0 +1,113 @@
+"""Token embeddings: one trained row per token, optionally scaled, and the same table as the output head."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from locant.embedding.lookup import require_ids
+from locant.errors import RangeError, ShapeError
+
+__all__ = ["Scale", "TokenEmbedding"]
+
+Scale = float | Literal["sqrt_d_model", "sqrt_d_model_rounded"]
+
+
+class TokenEmbedding(nn.Module):
+    """Looks up a row for every id.
+
+    Rows start as N(0, 1 / d_model), so that a row has length about 1: tied logits begin moderate, and with
+    ``scale="sqrt_d_model"`` every entry has variance 1.
+
+    Args:
+        vocab_size: rows of the table.
+        d_model: its width.
+        scale: what rows are multiplied with: a number, ``"sqrt_d_model"`` (Vaswani 2017: multiplied in float32 and
+            rounded once), or ``"sqrt_d_model_rounded"`` (Gemma: the factor itself is first rounded to the dtype of
+            the table, 55.5 instead of 55.4256 in bfloat16 at width 3072).
+        padding_idx: a row that starts as zeros and gets no gradient.
+
+    >>> TokenEmbedding(50_257, 256)(torch.tensor([[1, 2, 3, 4]])).shape
+    torch.Size([1, 4, 256])
+    """
+
+    def __init__(
+        self, vocab_size: int, d_model: int, *, scale: Scale | None = None, padding_idx: int | None = None
+    ) -> None:
+        super().__init__()
+        if vocab_size < 1 or d_model < 1:
+            raise RangeError(
+                f"got vocab_size={vocab_size}, d_model={d_model}, expected 1 or more", "TokenEmbedding(50_257, 768)"
+            )
+        if padding_idx is not None and not -vocab_size <= padding_idx < vocab_size:
+            raise RangeError(f"got padding_idx={padding_idx}, expected a row of the {vocab_size}", "padding_idx=None")
+        if isinstance(scale, str) and scale not in ("sqrt_d_model", "sqrt_d_model_rounded"):
+            raise RangeError(
+                f"got scale={scale!r}, expected a number, 'sqrt_d_model' or 'sqrt_d_model_rounded'",
+                "scale='sqrt_d_model'",
+            )
+        self.scale: Scale | None = scale
+        self.padding_idx = padding_idx if padding_idx is None else padding_idx % vocab_size
+        self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.d_model**-0.5)
+        if self.padding_idx is not None:
+            with torch.no_grad():
+                self.weight[self.padding_idx].zero_()
+
+    @property
+    def vocab_size(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def d_model(self) -> int:
+        return self.weight.shape[1]
+
+    def forward(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
+        """The (scaled) row of every id; a `RangeError` names the first id that has none."""
+        require_ids(ids, self.vocab_size, "TokenEmbedding", "vocab_size", self.weight.device)
+        return self._scaled(F.embedding(ids, self.weight, self.padding_idx))
+
+    def _scaled(self, rows: Tensor) -> Tensor:
+        if self.scale is None:
+            return rows
+        factor = self.d_model**0.5 if isinstance(self.scale, str) else self.scale
+        if self.scale == "sqrt_d_model_rounded":
+            return rows * torch.tensor(factor, dtype=rows.dtype, device=rows.device)
+        return rows * factor
+
+    def logits(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab_size"]:
+        """Scores of all tokens from the same table (tied head, Press and Wolf 2017); the scale is not applied."""
+        if x.shape[-1] != self.d_model:
+            raise ShapeError(
+                f"got x of width {x.shape[-1]}, expected d_model={self.d_model}", "the model's last hidden state"
+            )
+        return F.linear(x, self.weight)
+
+    def resize(self, vocab_size: int) -> None:
+        """Grow the table in place: every old row is kept byte for byte, new rows start like fresh ones.
+
+        It never shrinks (a table padded to a round size keeps its padding). The weight is a new parameter
+        afterwards: build the optimizer after resizing.
+        """
+        if vocab_size < self.vocab_size:
+            raise RangeError(
+                f"got vocab_size={vocab_size}, the table already has {self.vocab_size} rows",
+                f"resize({self.vocab_size}) or more; rows are never dropped",
+            )
+        if vocab_size == self.vocab_size:
+            return
+        with torch.no_grad():
+            fresh = self.weight.new_empty(vocab_size - self.vocab_size, self.d_model).normal_(std=self.d_model**-0.5)
+            self.weight = nn.Parameter(torch.cat([self.weight, fresh]), requires_grad=self.weight.requires_grad)
+
+    def extra_repr(self) -> str:
+        scale = "" if self.scale is None else f", scale={self.scale!r}"
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"vocab_size={self.vocab_size}, d_model={self.d_model}{scale}{padding}"

@@ -1,0 +1,36 @@
+"""The exceptions of this package: each says what was got, what was expected, and what to do.
+
+All of them are `ValueError`s, so code that knows nothing of this package can catch them, and all of them
+carry the remedy apart from the cause, so that the command line can print ``cause; try: remedy`` in one line.
+"""
+
+__all__ = ["InputError", "LocantError", "RangeError", "ShapeError"]
+
+
+class LocantError(ValueError):
+    """A mistake in what was asked for.
+
+    >>> str(LocantError("got 3 heads, expected 4", "pass num_heads=4"))
+    'got 3 heads, expected 4; try: pass num_heads=4'
+    """
+
+    def __init__(self, cause: str, remedy: str = "") -> None:
+        self.cause = cause
+        self.remedy = remedy
+        super().__init__(f"{cause}; try: {remedy}" if remedy else cause)
+
+    def __reduce__(self) -> tuple[type["LocantError"], tuple[str, str]]:
+        # The default would hand the joined message back as the cause; data loader workers send errors this way.
+        return type(self), (self.cause, self.remedy)
+
+
+class ShapeError(LocantError):
+    """Tensors whose shapes, dtypes or devices do not fit each other."""
+
+
+class RangeError(LocantError):
+    """A token id, position or segment that lies outside what its table or encoding defines."""
+
+
+class InputError(LocantError):
+    """A file, text or configuration that cannot be used as it is."""

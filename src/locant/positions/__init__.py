@@ -1,0 +1,14 @@
+"""Where tokens stand, and every way to tell a model so.
+
+`where` holds `Positions`, `base` the three doors, `angles` the exact cosines; each encoding has a file of its own, and
+`catalog` lists them by name.
+"""
+
+from locant.positions.alibi import ALiBi as ALiBi
+from locant.positions.base import PositionEncoding as PositionEncoding
+from locant.positions.catalog import encoding as encoding
+from locant.positions.learned import Learned as Learned
+from locant.positions.rotary import Rotary as Rotary
+from locant.positions.sinusoidal import Sinusoidal as Sinusoidal
+from locant.positions.t5 import T5Bias as T5Bias
+from locant.positions.where import Positions as Positions

@@ -1,0 +1,129 @@
+"""cos and sin of position times frequency, exact at every position.
+
+The usual code multiplies a float32 position by a float32 frequency; at position one million the cosine is then off
+by 0.03, and in bfloat16 from the start. Here a position is read as four bytes, and each byte has a table::
+
+    e^(i p f) = T0[p & 255] * T1[p >> 8 & 255] * T2[p >> 16 & 255] * T3[p >> 24 & 255]
+
+The tables hold float64 values whose angles were reduced in 96-bit fixed point, so no position up to 2**31 is further
+from the truth than the rounding of the float32 result (3e-8). The last byte is signed: negative positions work.
+Bytes known to be zero are skipped, which changes no bit, since T[0] is exactly 1.
+
+Cost: 16 KiB of tables per pair (1 MiB for a 128-dimensional head), made in a few milliseconds; two row look-ups and
+four products per angle below 65 536, up to twice that above. Nothing grows with the length of the sequence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from locant.errors import LocantError
+from locant.positions.constant import Constant
+from locant.positions.frequencies import PRECISION, TWO_PI
+
+__all__ = ["AngleMode", "Angles"]
+
+AngleMode = Literal["exact", "float32"]
+
+LIMB = 2**32
+
+
+class Angles:
+    """The angles of a set of frequencies.
+
+    Args:
+        frequencies: radians per position, one per pair.
+        mode: ``"exact"``, or ``"float32"`` for the rounding that models were trained with: position and frequency are
+            rounded to float32 and multiplied, as `transformers` does, bit for bit.
+        float32: the frequencies as a reference implementation rounds them, for the float32 mode.
+
+    >>> cos, sin = Angles([Decimal(1)]).cos_sin(torch.tensor([0, 1_000_000]), 2**20)
+    >>> cos.flatten()
+    tensor([1.0000, 0.9368])
+    """
+
+    def __init__(
+        self,
+        frequencies: Sequence[Decimal],
+        mode: AngleMode = "exact",
+        *,
+        float32: Float[Tensor, " pairs"] | None = None,
+    ) -> None:
+        if mode not in ("exact", "float32"):
+            raise LocantError(f"got angles={mode!r}, expected 'exact' or 'float32'", "angles='exact'")
+        self.mode: AngleMode = mode
+        self.frequencies = tuple(frequencies)
+        if mode == "exact":
+            self._table = Constant(_byte_tables(self.frequencies))
+        else:
+            rounded = torch.tensor([float(f) for f in self.frequencies], dtype=torch.float32, device="cpu")
+            self._table = Constant(rounded if float32 is None else float32)
+
+    def cos_sin(
+        self,
+        index: Int[Tensor, "*tokens"],
+        max_index: int | None = None,
+        min_index: int | None = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> tuple[Float[Tensor, "*tokens pairs"], Float[Tensor, "*tokens pairs"]]:
+        """The cosine and sine of every index times every frequency.
+
+        Args:
+            index: positions, from -2**31 + 1 to 2**31 - 1.
+            max_index, min_index: bounds known on the host; they save work and change no bit. ``None``: unknown.
+            dtype: float32, or float64 (correct to 1e-15 in exact mode).
+        """
+        table = self._table.on(index.device)
+        if self.mode == "float32":
+            angle = index.to(torch.float32)[..., None] * table
+            return angle.cos().to(dtype), angle.sin().to(dtype)
+        cos, sin = _row(table[0], index & 255)
+        for level in range(1, _num_bytes(min_index, max_index)):
+            cos_step, sin_step = _row(table[level], (index >> 8 * level) & 255)
+            cos, sin = cos * cos_step - sin * sin_step, sin * cos_step + cos * sin_step
+        return cos.to(dtype), sin.to(dtype)
+
+
+def _row(table: Float[Tensor, "256 two pairs"], byte: Int[Tensor, "*tokens"]) -> tuple[Tensor, Tensor]:
+    cos, sin = table[byte].unbind(-2)
+    return cos, sin
+
+
+def _num_bytes(min_index: int | None, max_index: int | None) -> int:
+    """How many bytes of the index can differ from zero: at least two, so that compiled code has few variants."""
+    if min_index is None or max_index is None or min_index < 0:
+        return 4
+    return 2 if max_index < 2**16 else 3 if max_index < 2**24 else 4
+
+
+def _byte_tables(frequencies: Sequence[Decimal]) -> Float[Tensor, "4 256 2 pairs"]:
+    """e^(i n f) for n = byte * 256**level, as float64; the last level's bytes are signed."""
+    byte = torch.arange(256, device="cpu")
+    signed = torch.where(byte < 128, byte, byte - 256)
+    steps = torch.stack([byte, byte << 8, byte << 16, signed << 24])
+    angle = _turns(steps, frequencies) * (2 * math.pi)
+    return torch.stack([angle.cos(), angle.sin()], dim=-2)
+
+
+def _turns(steps: Int[Tensor, "*shape"], frequencies: Sequence[Decimal]) -> Float[Tensor, "*shape pairs"]:
+    """``steps * frequency`` in turns, reduced to -1/2 .. 1/2: fixed-point arithmetic that wraps where a turn is full.
+
+    The fraction of a turn per step is held in three 32-bit limbs. int64 products overflow by whole turns only, so
+    the reduction costs nothing and loses nothing.
+    """
+    limbs = [[], [], []]
+    for frequency in frequencies:
+        fixed = int((PRECISION.divide(frequency, TWO_PI) * LIMB**3).to_integral_value(context=PRECISION))
+        for place, limb in enumerate(limbs):
+            limb.append(fixed >> 32 * (2 - place) & LIMB - 1)
+    high, middle, low = (torch.tensor(limb, dtype=torch.int64, device="cpu") for limb in limbs)
+    n = steps[..., None]
+    phase = (n * high << 32) + n * middle + (n * low >> 32)
+    return phase.double() * 2.0**-64

@@ -1,0 +1,74 @@
+"""Learned absolute positions: one trained vector per position, as in GPT-2 and BERT (Devlin et al. 2019)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from locant.errors import RangeError, ShapeError
+from locant.positions.base import PositionEncoding
+from locant.positions.where import Positions
+
+__all__ = ["Learned"]
+
+INIT_STD = 0.02  # GPT-2 and BERT
+
+
+class Learned(PositionEncoding):
+    """Adds row p of a trained table to the token at position p; there is nothing past the end of the table.
+
+    Args:
+        max_seq_len: how many positions there are.
+        d_model: the width of the token embeddings.
+        offset: rows before position 0, which some checkpoints have (RoBERTa and OPT: 2).
+
+    >>> learned = Learned(512, 256)
+    >>> sum(p.numel() for p in learned.parameters())
+    131072
+    >>> learned.embed(torch.zeros(8, 4, 256), Positions.arange(4)).shape
+    torch.Size([8, 4, 256])
+    """
+
+    def __init__(self, max_seq_len: int, d_model: int, *, offset: int = 0) -> None:
+        super().__init__()
+        if max_seq_len < 1 or d_model < 1 or offset < 0:
+            raise RangeError(
+                f"got max_seq_len={max_seq_len}, d_model={d_model}, offset={offset}, "
+                "expected positive sizes and an offset of 0 or more",
+                "Learned(512, 256)",
+            )
+        self.max_seq_len = max_seq_len
+        self.offset = offset
+        self.weight = nn.Parameter(torch.empty(max_seq_len + offset, d_model))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=INIT_STD)
+
+    @property
+    def d_model(self) -> int:
+        return self.weight.shape[1]
+
+    def embed(self, x: Float[Tensor, "batch seq d_model"], positions: Positions) -> Float[Tensor, "batch seq d_model"]:
+        """`x` with each token's row added; a `RangeError` names the first position that has no row."""
+        if x.shape[-1] != self.d_model:
+            raise ShapeError(
+                f"got x of width {x.shape[-1]}, expected d_model={self.d_model}",
+                f"Learned({self.max_seq_len}, {x.shape[-1]})",
+            )
+        positions.require_single_axis("Learned")
+        positions.require_fits(x.shape[0], x.shape[1], x.device, "x")
+        positions.require_within(
+            0,
+            self.max_seq_len - 1,
+            f"Learned(max_seq_len={self.max_seq_len})",
+            "shorter windows, or a larger max_seq_len",
+        )
+        return x + F.embedding(positions.index + self.offset, self.weight)
+
+    def extra_repr(self) -> str:
+        return f"max_seq_len={self.max_seq_len}, d_model={self.d_model}" + (
+            f", offset={self.offset}" if self.offset else ""
+        )

@@ -1,0 +1,41 @@
+"""The rule of who may attend to whom, as a function of slots: dense masks and FlexAttention both ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jaxtyping import Int
+from torch import Tensor
+
+from locant.errors import RangeError
+from locant.positions.documents import PADDING
+
+__all__ = ["MaskMod", "same_document"]
+
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""FlexAttention's ``(batch, head, query, key) -> allowed``."""
+
+
+def same_document(
+    q_document: Int[Tensor, "batch query"],
+    k_document: Int[Tensor, "batch key"],
+    q_order: Int[Tensor, "batch query"],
+    k_order: Int[Tensor, "batch key"],
+    causal: bool,
+    window: int | None,
+) -> MaskMod:
+    """Same document and not padding; if `causal`, not later in order; if `window`, fewer steps away than that."""
+    if window is not None and window < 1:
+        raise RangeError(f"got window={window}, expected 1 or more", "window=None for no limit")
+
+    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        document = q_document[batch, query]
+        allowed = (document == k_document[batch, key]) & (document != PADDING)
+        steps = q_order[batch, query] - k_order[batch, key]
+        if causal:
+            allowed = allowed & (steps >= 0)
+        if window is not None:
+            allowed = allowed & (steps.abs() < window)
+        return allowed
+
+    return visible

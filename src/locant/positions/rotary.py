@@ -1,0 +1,147 @@
+"""Rotary positions (RoPE): Su et al. 2021, https://arxiv.org/abs/2104.09864."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from locant.errors import LocantError, RangeError, ShapeError
+from locant.kernels.rotary import Layout, rotate
+from locant.positions.angles import AngleMode, Angles
+from locant.positions.base import PositionEncoding
+from locant.positions.frequencies import inverse_frequencies
+from locant.positions.where import Positions
+
+__all__ = ["Rotary"]
+
+LEGACY_KEYS = ("inv_freq", "original_inv_freq", "freqs", "cos_cached", "sin_cached")
+"""What other implementations keep in checkpoints; all of it follows from the configuration."""
+
+
+class Rotary(PositionEncoding):
+    """Turns each pair of dimensions of q and k by position x frequency, so that q . k depends on distance only.
+
+    No parameters, no buffers, no maximal length. ``.half()``, autocast, ``to_empty`` and FSDP change nothing here.
+
+    Args:
+        head_dim: dimensions per head.
+        base: the frequencies fall from 1 towards 1 / base (the theta of most configurations).
+        layout: which dimensions form a pair: ``"half"`` (Llama, NeoX: i with i + d/2) or ``"interleaved"``
+            (the paper, GPT-J: 2i with 2i + 1). Weights trained with one are wrong with the other.
+        rotary_dim: turn only the first dimensions of a head, and leave the rest as it is (GPT-J, NeoX, Phi).
+        angles: ``"exact"``, or ``"float32"`` for the rounding that a model was trained with.
+        sections: pairs per position axis for images and video, as in Qwen2-VL: ``(16, 24, 24)`` gives the first 16
+            pairs the first axis, and so on. Text has the same index on every axis, or positions of one axis.
+
+    >>> rotary = Rotary(64)
+    >>> q, k = torch.randn(2, 8, 5, 64), torch.randn(2, 2, 5, 64)
+    >>> q_turned, k_turned = rotary.rotate(q, k, Positions.arange(5))
+    >>> q_turned.shape, k_turned.shape
+    (torch.Size([2, 8, 5, 64]), torch.Size([2, 2, 5, 64]))
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        base: float = 10_000.0,
+        *,
+        layout: Layout = "half",
+        rotary_dim: int | None = None,
+        angles: AngleMode = "exact",
+        sections: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        rotary_dim = head_dim if rotary_dim is None else rotary_dim
+        if layout not in ("half", "interleaved"):
+            raise LocantError(
+                f"got layout={layout!r}, expected 'half' or 'interleaved'", "the layout the weights were trained with"
+            )
+        if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
+            raise RangeError(
+                f"got rotary_dim={rotary_dim} of head_dim={head_dim}, expected an even number from 2 to head_dim",
+                f"rotary_dim={max(2, min(rotary_dim, head_dim) // 2 * 2)}",
+            )
+        if sections is not None and sum(sections) != rotary_dim // 2:
+            raise RangeError(
+                f"got sections {tuple(sections)}, expected them to add up to {rotary_dim // 2} pairs",
+                "rotary_dim / 2 pairs in all",
+            )
+        self.head_dim = head_dim
+        self.base = base
+        self.layout: Layout = layout
+        self.rotary_dim = rotary_dim
+        self.sections = None if sections is None else tuple(sections)
+        self.angles = Angles(
+            inverse_frequencies(rotary_dim, base), angles, float32=_float32_frequencies(rotary_dim, base)
+        )
+
+    def cos_sin(
+        self, positions: Positions, dtype: torch.dtype = torch.float32
+    ) -> tuple[Float[Tensor, "batch seq pairs"], Float[Tensor, "batch seq pairs"]]:
+        """The cosine and sine by which each pair of each token is turned."""
+        if self.sections is None or positions.axes == 1:
+            positions.require_single_axis("Rotary without sections")
+            return self.angles.cos_sin(positions.index, positions.max_index, positions.min_index, dtype)
+        if len(self.sections) != positions.axes:
+            raise ShapeError(
+                f"got positions with {positions.axes} axes for {len(self.sections)} sections", "one section per axis"
+            )
+        cos, sin = self.angles.cos_sin(positions.index, positions.max_index, positions.min_index, dtype)
+        axis = torch.repeat_interleave(torch.tensor(self.sections, device=cos.device), output_size=cos.shape[-1])
+        choice = axis.expand(*cos.shape[:2], 1, -1)
+        return cos.gather(2, choice).squeeze(2), sin.gather(2, choice).squeeze(2)
+
+    def rotate(
+        self,
+        q: Float[Tensor, "batch heads query head_dim"],
+        k: Float[Tensor, "batch kv_heads key head_dim"],
+        positions: Positions,
+        k_positions: Positions | None = None,
+        *,
+        inplace: bool = False,
+    ) -> tuple[Float[Tensor, "batch heads query head_dim"], Float[Tensor, "batch kv_heads key head_dim"]]:
+        """Turned queries and keys, in the dtype they came in; the arithmetic is float32 at least."""
+        cos_sin = self._turn_of(q, positions, "q")
+        turned_q = rotate(q, *cos_sin, self.layout)
+        if k_positions is not None:
+            cos_sin = self._turn_of(k, k_positions, "k")
+        elif k.shape[-2] != q.shape[-2] or k.device != q.device:
+            raise ShapeError(
+                f"got {k.shape[-2]} keys on {k.device} for {q.shape[-2]} queries on {q.device}",
+                "k_positions, and both on one device",
+            )
+        self._require_heads(k, "k")
+        turned_k = rotate(k, *cos_sin, self.layout)
+        return (q.copy_(turned_q), k.copy_(turned_k)) if inplace else (turned_q, turned_k)
+
+    def _turn_of(self, x: Tensor, positions: Positions, name: str) -> tuple[Tensor, Tensor]:
+        self._require_heads(x, name)
+        positions.require_fits(x.shape[0], x.shape[2], x.device, name)
+        return self.cos_sin(positions, torch.promote_types(x.dtype, torch.float32))
+
+    def _require_heads(self, x: Tensor, name: str) -> None:
+        if x.ndim != 4 or x.shape[-1] != self.head_dim:
+            raise ShapeError(
+                f"got {name} of shape {tuple(x.shape)}, expected (batch, heads, seq, head_dim={self.head_dim})",
+                "q.view(batch, seq, heads, head_dim).transpose(1, 2)",
+            )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        for key in LEGACY_KEYS:
+            state_dict.pop(prefix + key, None)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def extra_repr(self) -> str:
+        partial = f", rotary_dim={self.rotary_dim}" if self.rotary_dim != self.head_dim else ""
+        shape = f"head_dim={self.head_dim}, base={self.base:g}{partial}"
+        return f"{shape}, layout={self.layout!r}, angles={self.angles.mode!r}"
+
+
+def _float32_frequencies(rotary_dim: int, base: float) -> Float[Tensor, " pairs"]:
+    """The frequencies as `transformers` rounds them, step by step."""
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64, device="cpu").to(torch.float32) / rotary_dim
+    return 1.0 / (base**exponents)

@@ -1,0 +1,57 @@
+"""Sinusoidal positions: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, section 3.5."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from locant.errors import RangeError, ShapeError
+from locant.positions.angles import Angles
+from locant.positions.base import PositionEncoding
+from locant.positions.frequencies import inverse_frequencies
+from locant.positions.where import Positions
+
+__all__ = ["Sinusoidal"]
+
+
+class Sinusoidal(PositionEncoding):
+    """Adds ``PE(p, 2i) = sin(p / base^(2i/d))`` and ``PE(p, 2i+1) = cos(p / base^(2i/d))``.
+
+    No parameters, no maximal length, exact at every position. Moving by k steps is one fixed rotation:
+    ``PE(p + k) = M_k PE(p)``. An odd `d_model` ends with a sine.
+
+    Args:
+        d_model: the width of the token embeddings.
+        base: the longest wavelength is about 2 pi times this.
+
+    >>> Sinusoidal(256).vectors(Positions.arange(2))[0, 1, :2]
+    tensor([0.8415, 0.5403])
+    """
+
+    def __init__(self, d_model: int, *, base: float = 10_000.0) -> None:
+        super().__init__()
+        if d_model < 1:
+            raise RangeError(f"got d_model={d_model}, expected 1 or more", "the width of the token embeddings")
+        self.d_model = d_model
+        self.base = base
+        self.angles = Angles(inverse_frequencies(d_model, base))
+
+    def vectors(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "batch seq d_model"]:
+        """The position vectors themselves, in float32 or float64."""
+        positions.require_single_axis("Sinusoidal")
+        cos, sin = self.angles.cos_sin(positions.index, positions.max_index, positions.min_index, dtype)
+        return torch.stack([sin, cos], dim=-1).flatten(-2)[..., : self.d_model]
+
+    def embed(self, x: Float[Tensor, "batch seq d_model"], positions: Positions) -> Float[Tensor, "batch seq d_model"]:
+        """Adds in float32 and rounds once to the dtype of `x`."""
+        if x.shape[-1] != self.d_model:
+            raise ShapeError(
+                f"got x of width {x.shape[-1]}, expected d_model={self.d_model}", f"Sinusoidal({x.shape[-1]})"
+            )
+        positions.require_fits(x.shape[0], x.shape[1], x.device, "x")
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        return (x.to(dtype) + self.vectors(positions, dtype)).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"d_model={self.d_model}, base={self.base:g}"

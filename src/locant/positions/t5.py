@@ -1,0 +1,121 @@
+"""T5's relative bias: Raffel et al. 2020, https://arxiv.org/abs/1910.10683, section 2.1."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from locant.errors import RangeError
+from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
+from locant.positions.constant import Constant
+from locant.positions.distance import distances, require_heads
+from locant.positions.where import Positions
+
+__all__ = ["T5Bias"]
+
+INIT_STD = 0.02
+
+
+class T5Bias(PositionEncoding):
+    """Adds a learned number per head and bucket of distances; buckets widen logarithmically up to `max_distance`.
+
+    Half of the buckets hold one small distance each, the rest share the distances up to `max_distance`; all farther
+    tokens fall into the last. One module serves all layers of a model, as in T5.
+
+    Args:
+        num_heads: the number of query heads.
+        num_buckets: rows of the table.
+        max_distance: from here on all distances are one.
+        bidirectional: tell earlier keys from later ones, with half the buckets each (encoders). Otherwise
+            (decoders) later keys are in the bucket of distance 0, and a causal mask hides them.
+
+    >>> q = k = torch.zeros(1, 8, 5, 64)
+    >>> T5Bias(8).bias(q, k, Positions.arange(5)).shape
+    torch.Size([1, 8, 5, 5])
+    """
+
+    def __init__(
+        self, num_heads: int, *, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False
+    ) -> None:
+        super().__init__()
+        one_sided = num_buckets // 2 if bidirectional else num_buckets
+        if num_heads < 1 or one_sided < 2 or max_distance <= one_sided // 2:
+            raise RangeError(
+                f"got num_heads={num_heads}, num_buckets={num_buckets}, max_distance={max_distance}, "
+                "expected at least one head, "
+                f"two buckets a side, and a max_distance above {one_sided // 2}",
+                "T5Bias(num_heads, num_buckets=32, max_distance=128)",
+            )
+        self.num_heads = num_heads
+        self.num_buckets = num_buckets
+        self.max_distance = max_distance
+        self.bidirectional = bidirectional
+        self.weight = nn.Parameter(torch.empty(num_buckets, num_heads))
+        self._bucket_of = Constant(_bucket_table(one_sided, max_distance))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=INIT_STD)
+
+    def buckets(self, steps: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+        """The bucket of every distance (query index minus key index)."""
+        table = self._bucket_of.on(steps.device)
+        if self.bidirectional:
+            later = (steps < 0).long() * (self.num_buckets // 2)
+            return later + table[steps.abs().clamp(max=self.max_distance)]
+        return table[steps.clamp(0, self.max_distance)]
+
+    def bias(
+        self,
+        q: Float[Tensor, "batch heads query head_dim"],
+        k: Float[Tensor, "batch kv_heads key head_dim"],
+        positions: Positions,
+        k_positions: Positions | None = None,
+    ) -> Float[Tensor, "#batch heads query key"]:
+        """The table's entry for every head and pair of tokens, float32 at least."""
+        require_heads(self, self.num_heads, q)
+        steps = distances(q, k, positions, k_positions, "T5Bias")
+        return nn.functional.embedding(self.buckets(steps), self.weight).permute(0, 3, 1, 2).to(bias_dtype(q))
+
+    def score_mod(
+        self,
+        q: Float[Tensor, "batch heads query head_dim"],
+        k: Float[Tensor, "batch kv_heads key head_dim"],
+        positions: Positions,
+        k_positions: Positions | None = None,
+    ) -> ScoreMod:
+        require_heads(self, self.num_heads, q)
+        keys = positions if k_positions is None else k_positions
+        q_index, k_index = positions.expand(q.shape[0]).index, keys.expand(k.shape[0]).index
+        weight = self.weight.to(bias_dtype(q))
+
+        def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return score + weight[self.buckets(q_index[batch, query] - k_index[batch, key]), head]
+
+        return add
+
+    def extra_repr(self) -> str:
+        return (
+            f"num_heads={self.num_heads}, num_buckets={self.num_buckets}, max_distance={self.max_distance}, "
+            f"bidirectional={self.bidirectional}"
+        )
+
+
+def _bucket_table(num_buckets: int, max_distance: int) -> Int[Tensor, " max_distance_plus_1"]:
+    """The bucket of each distance up to `max_distance`, as integers, so that no device rounds a logarithm its own way.
+
+    The reference computes the logarithm in float32; where it lands on a whole bucket, float64 rounds the same way
+    (the tests hold the table against it for every distance).
+    """
+    exact = num_buckets // 2
+    table = []
+    for distance in range(max_distance + 1):
+        if distance < exact:
+            table.append(distance)
+        else:
+            share = math.log(distance / exact) / math.log(max_distance / exact)
+            table.append(min(exact + int(share * (num_buckets - exact)), num_buckets - 1))
+    return torch.tensor(table, dtype=torch.int64, device="cpu")

@@ -1,0 +1,145 @@
+"""What every picture of this room is drawn on: themes, a palette, and files that are whole or not there.
+
+Colours are safe for colour-blind readers, and no meaning hangs on colour alone: curves also differ in dash and marker.
+Magnitudes are cividis, signed values a diverging map centred on 0, angles a cyclic map. Only matplotlib's object
+interface is used, never pyplot: no display, no global figure list.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from locant.errors import InputError
+from locant.files import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "ANGLES", "DARK", "LIGHT", "MAGNITUDES", "SIGNED", "SUFFIXES", "Stroke", "Theme", "add_legend", "blank", "dress",
+    "require_matplotlib", "require_suffix", "save", "stroke", "svg",
+]  # fmt: skip
+
+SUFFIXES = (".png", ".svg", ".pdf")
+DOTS_PER_INCH = 150
+
+MAGNITUDES = "cividis"
+SIGNED = "RdBu_r"
+ANGLES = "twilight"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Theme:
+    """The colours of paper and ink, and whether yellow and black can be seen on them."""
+
+    paper: str
+    ink: str
+    muted: str
+    grid: str
+    curves: tuple[str, ...]
+
+
+# The palette of Okabe and Ito (https://jfly.uni-koeln.de/color/), without its yellow, which white paper swallows; its
+# black is the theme's ink.
+OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+LIGHT = Theme(paper="#ffffff", ink="#1c2127", muted="#59636e", grid="#e1e5ea", curves=(*OKABE_ITO, "#1c2127"))
+DARK = Theme(paper="#16191d", ink="#e6e9ed", muted="#a1abb6", grid="#31373f", curves=("#3d9fdc", *OKABE_ITO[1:], "#e6e9ed"))
+
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 1)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+@dataclass(frozen=True)
+class Stroke:
+    """How one curve is drawn: never by colour alone."""
+
+    color: str
+    linestyle: str | tuple[int, tuple[int, ...]]
+    marker: str
+
+
+def stroke(number: int, theme: Theme) -> Stroke:
+    """The look of the curve of this number.
+
+    >>> stroke(0, LIGHT).color, stroke(1, LIGHT).linestyle
+    ('#0072B2', '--')
+    """
+    place = number % len(theme.curves)
+    return Stroke(theme.curves[place], DASHES[place], MARKERS[(number + number // len(MARKERS)) % len(MARKERS)])
+
+
+def require_matplotlib() -> None:
+    """Raise unless pictures can be drawn: matplotlib comes with an extra."""
+    if find_spec("matplotlib") is None:
+        raise InputError("pictures need matplotlib, which is not installed", "pip install 'locant[lab]'")
+
+
+def require_suffix(path: Path | str) -> None:
+    """Raise unless `path` ends in a format that pictures are written in."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        known = ", ".join(SUFFIXES)
+        raise InputError(f"got {str(path)!r}, expected a picture's name ending in {known}", str(Path(path).with_suffix(".png")))
+
+
+def blank(width: float, height: float, theme: Theme) -> Figure:
+    """An empty figure; sizes in inches."""
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor=theme.paper)
+    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.04, hspace=0.05)  # type: ignore[union-attr]
+    return figure
+
+
+def dress(axes: Axes, theme: Theme, *, title: str, x: str, y: str, grid: bool = False) -> None:
+    """Titles, axis labels and the theme's colours."""
+    axes.set_title(title, loc="left", fontsize=10.5, color=theme.ink, pad=7)
+    axes.set_xlabel(x, fontsize=9.5, color=theme.muted)
+    axes.set_ylabel(y, fontsize=9.5, color=theme.muted)
+    axes.set_facecolor(theme.paper)
+    axes.tick_params(colors=theme.muted, labelsize=8.5, which="both")
+    for side, spine in axes.spines.items():
+        spine.set_color(theme.grid)
+        spine.set_visible(side in ("left", "bottom") or not grid)
+    if grid:
+        axes.grid(color=theme.grid, linewidth=0.8)
+        axes.set_axisbelow(True)
+
+
+def add_legend(axes: Axes, theme: Theme, *, title: str | None = None) -> None:
+    """A legend to the right of the axes, where it hides nothing."""
+    legend = axes.legend(
+        title=title, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0, frameon=False, fontsize=9,
+        labelcolor=theme.ink, handlelength=3.2, alignment="left",
+    )  # fmt: skip
+    legend.get_title().set_color(theme.muted)
+    legend.get_title().set_fontsize(9)
+
+
+def save(figure: Figure, path: Path | str) -> None:
+    """Write a picture as its suffix says; the file appears whole or not at all."""
+    require_suffix(path)
+    with replacing(path) as temporary:
+        _write(figure, temporary, Path(path).suffix.lower()[1:])
+
+
+def svg(figure: Figure) -> bytes:
+    """The picture as SVG, with a transparent ground, to be put into a page."""
+    page = io.BytesIO()
+    _write(figure, page, "svg", transparent=True)
+    return page.getvalue()
+
+
+def _write(figure: Figure, target: Path | io.BytesIO, kind: str, **options: Any) -> None:
+    """Without dates and random ids, so that the same picture is the same file."""
+    import matplotlib as mpl
+
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}[kind]
+    with mpl.rc_context({"svg.hashsalt": "locant", "pdf.fonttype": 42}):
+        figure.savefig(target, format=kind, dpi=DOTS_PER_INCH, metadata=undated, **options)

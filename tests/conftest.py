@@ -1,0 +1,90 @@
+"""What the whole suite stands on: no network, no luck, one thread per worker.
+
+This file must not import locant: `make test-types` puts runtime shape checks into the package while it is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+# Before torch and transformers are imported, here and in the processes that tests start.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_OFFLINE"] = "1"
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import hypothesis
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Two workers with a thread pool each on the same few cores wait for one another.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
+
+
+class TorchRandom:
+    """Lets hypothesis seed torch before every example, so that a failing example fails again when it is replayed."""
+
+    def seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def getstate(self) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def setstate(self, state: torch.Tensor) -> None:
+        torch.set_rng_state(state)
+
+
+TORCH_RANDOM = TorchRandom()  # hypothesis holds it weakly
+hypothesis.register_random(TORCH_RANDOM)
+
+# No deadline in either: how long an example takes says more about the machine than about the code.
+hypothesis.settings.register_profile("quick", max_examples=25, deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile("thorough", max_examples=500, deadline=None, print_blob=True)
+hypothesis.settings.load_profile("quick")  # --hypothesis-profile=thorough overrides it
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="torch finds no CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only this machine may be spoken to (process groups do). Not an OSError: code that falls back would hide it."""
+    here = {None, "", "localhost", "127.0.0.1", "::1", socket.gethostname()}
+    connect, look_up = socket.socket.connect, socket.getaddrinfo
+
+    def connect_here(self: socket.socket, address: tuple[str, int] | str) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6) and address[0] not in here:
+            pytest.fail(f"a test reached for the network: {address}")
+        connect(self, address)
+
+    def look_up_here(host: str | None, *args: object, **options: object) -> list[tuple[object, ...]]:
+        if host not in here:
+            pytest.fail(f"a test reached for the network: {host}")
+        return look_up(host, *args, **options)
+
+    monkeypatch.setattr(socket.socket, "connect", connect_here)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up_here)
+
+
+@pytest.fixture(scope="session")
+def corpora() -> Path:
+    """The folder with `the-verdict.txt` and `shakespeare.txt`, which is not part of the repository."""
+    folder = Path(os.environ.get("LOCANT_CORPORA", ROOT.parent / "shared" / "corpora"))
+    if not folder.is_dir():
+        pytest.skip(f"no corpora at {folder}; set LOCANT_CORPORA to a folder that holds them")
+    return folder

@@ -1,0 +1,144 @@
+"""The project's frame says one thing in one place, and says it of every machine."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import locant._version
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+# Written so that this file is not what they find.
+MACHINE = (
+    r"(?<![\w.~-])/(?:root|home|work|opt|Users|mnt|srv)/\w",  # a folder of somebody's machine
+    r"\b[A-Za-z]:\\\w+\\",
+    r"\bpypi[.]org\b",
+    r"\bpythonhosted[.]org\b",
+    r"\bdownload[.]pytorch[.]org\b",
+    r"\bregistry[.]npmjs[.]org\b",
+    r"\bindex[-_]url\b",
+)
+
+
+def traces_of_a_machine(text: str) -> list[str]:
+    return [match[0] for pattern in MACHINE for match in re.finditer(pattern, text)]
+
+
+def unpinned(requirements: list[str], constraints: str) -> list[str]:
+    """The requirements (extras of this project followed) that `constraints` holds at no exact version that fits."""
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", constraints, flags=re.MULTILINE))
+    exact = {canonicalize_name(name): pinned for name, pinned in pins.items()}
+    missing = []
+    for requirement in map(Requirement, requirements):
+        if requirement.name == PROJECT["name"]:
+            followed = [one for extra in requirement.extras for one in PROJECT["optional-dependencies"][extra]]
+            missing += unpinned(followed, constraints)
+        elif not requirement.specifier.contains(exact.get(canonicalize_name(requirement.name), "0.dev0")):
+            missing.append(str(requirement))
+    return missing
+
+
+def tracked_texts() -> dict[str, str]:
+    """The text of every file that git knows or would add."""
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not in a git checkout, so there is no list of tracked files")
+    paths = [ROOT / name for name in listed.stdout.split("\0") if name]
+    texts = {}
+    for path in paths:
+        data = path.read_bytes() if path.is_file() else b""
+        if b"\0" not in data:
+            texts[path.relative_to(ROOT).as_posix()] = data.decode("utf-8")
+    return texts
+
+
+def commands(text: str) -> list[str]:
+    return [line.strip().removeprefix("$ ").split("#")[0].strip() for line in text.splitlines()]
+
+
+def test_the_version_is_written_in_one_place() -> None:
+    number = locant._version.__version__
+    assert "version" in PROJECT["dynamic"]
+    assert "version" not in PROJECT
+    assert version("locant") == number, "install again: pip install -c constraints.txt -e '.[dev]'"
+    written = [path for path in (ROOT / "src").rglob("*.py") if re.search(r"__version__\s*=", path.read_text("utf-8"))]
+    assert written == [ROOT / "src" / "locant" / "_version.py"]
+
+
+def test_the_changelog_tells_of_this_version() -> None:
+    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert headings[0] == locant._version.__version__
+
+
+def test_everything_that_dev_asks_for_is_pinned() -> None:
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    wanted = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
+    assert unpinned(wanted, constraints) == []
+
+
+def test_a_missing_or_unfitting_pin_is_seen() -> None:
+    pins = "torch==2.8.0\nnumpy==2.0.0\nPyYAML==6.0.3\n"
+    assert unpinned(["torch>=2.9", "numpy>=1.26", "pyyaml", "rich>=13"], pins) == ["torch>=2.9", "rich>=13"]
+    assert "matplotlib>=3.8" in unpinned(["locant[lab]"], pins)
+
+
+def test_pins_are_exact_sorted_and_without_build_tags() -> None:
+    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    pins = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert [pin for pin in pins if not re.fullmatch(r"[\w.-]+==[\w.]+", pin)] == []
+    assert pins == sorted(pins, key=str.lower)
+
+
+def test_the_makefile_installs_with_the_constraints() -> None:
+    installs = [line for line in (ROOT / "Makefile").read_text(encoding="utf-8").splitlines() if "pip install" in line]
+    assert installs
+    assert [line for line in installs if "-c constraints.txt" not in line] == []
+
+
+def test_ci_runs_the_command_that_the_readme_gives_for_testing() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```[^\n]*\n(.*?)^```", readme, flags=re.MULTILINE | re.DOTALL)
+    assert "make test" in [command for block in blocks for command in commands(block)]
+    assert "make test" in commands((ROOT / ".ci" / "run").read_text(encoding="utf-8"))
+
+
+def test_ci_installs_nothing_by_hand() -> None:
+    words = set(re.findall(r"[\w.-]+", (ROOT / ".ci" / "run").read_text(encoding="utf-8")))
+    assert words & {"apt", "apt-get", "conda", "curl", "npm", "pip", "pip3", "pipx", "uv", "wget"} == set()
+
+
+def test_no_file_speaks_of_one_machine() -> None:
+    texts = tracked_texts()
+    assert "pyproject.toml" in texts
+    found = {path: traces_of_a_machine(text) for path, text in texts.items()}
+    assert {path: traces for path, traces in found.items() if traces} == {}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("open('", "/home", "/ada/text.txt')"),
+        ("cd ", "/work", "/main"),
+        ("PATH=", "/opt", "/tools"),
+        ("C:", "\\Users", "\\ada"),
+        ("https://", "pypi.", "org/simple"),
+        ("pip install --extra-", "index", "-url x"),
+    ],
+)
+def test_a_trace_of_a_machine_is_seen(parts: tuple[str, ...]) -> None:
+    assert traces_of_a_machine("".join(parts))
+
+
+@pytest.mark.parametrize("text", ["~/work/notes", "../shared/corpora", "src/work/x", "https://arxiv.org/abs/1"])
+def test_other_paths_and_addresses_are_allowed(text: str) -> None:
+    assert traces_of_a_machine(text) == []

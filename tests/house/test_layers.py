@@ -1,0 +1,127 @@
+"""Imports go downwards only: a room never imports one that stands above it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).resolve().parents[2] / "src"
+
+# From the ground up. "locant" is the package's own door: what stands above may come in through it, what stands
+# below it is what it opens on.
+ROOMS = (
+    "_version", "errors", "files", "kernels", "positions", "text", "embedding", "attention", "parallel",
+    "checkpoints",
+    "locant", "lab", "show", "cli", "__main__",
+)  # fmt: skip
+
+
+def upward_imports(src: Path) -> list[str]:
+    """Every import under `src` that goes up, or names a room that has no place in the order."""
+    return [line for path in sorted((src / "locant").rglob("*.py")) for line in _faults(path, src)]
+
+
+def _faults(path: Path, src: Path) -> list[str]:
+    module = path.relative_to(src).with_suffix("").parts
+    room = _room(module[:-1] if module[-1] == "__init__" else module)
+    where = path.relative_to(src).as_posix()
+    if room not in ROOMS:
+        return [f"{where}: room {room!r} has no place in the order"]
+    faults = []
+    for line, target in _imports(path, module[:-1]):
+        other = _room(target)
+        if other not in ROOMS:
+            faults.append(f"{where}:{line}: imports {'.'.join(target)}, which has no place in the order")
+        elif other != room and ROOMS.index(other) > ROOMS.index(room):
+            faults.append(f"{where}:{line}: {room} imports {other}")
+    return faults
+
+
+def _room(module: tuple[str, ...]) -> str:
+    return module[1] if len(module) > 1 else "locant"
+
+
+def _imports(path: Path, package: tuple[str, ...]) -> list[tuple[int, tuple[str, ...]]]:
+    """Line and module of every import of locant: at the top, in a function, for types only, relative or by string."""
+    found: list[tuple[int, tuple[str, ...]]] = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, tuple(alias.name.split("."))) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            base += tuple(node.module.split(".")) if node.module else ()
+            found += [(node.lineno, _named(base, alias.name)) for alias in node.names]
+        elif isinstance(node, ast.Call) and _imports_by_name(node.func) and node.args:
+            name = node.args[0]
+            if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                found.append((node.lineno, tuple(name.value.split("."))))
+    return [(line, module) for line, module in found if module[0] == "locant"]
+
+
+def _named(base: tuple[str, ...], name: str) -> tuple[str, ...]:
+    """`from locant import show` opens a room; `from locant import Rotary` takes a name from the door."""
+    return (*base, name) if base == ("locant",) and name in ROOMS else base
+
+
+def _imports_by_name(function: ast.expr) -> bool:
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name in ("import_module", "__import__")
+
+
+def test_no_room_imports_one_above_it() -> None:
+    assert (SRC / "locant" / "errors.py").is_file(), "the proof looks in the wrong place"
+    assert upward_imports(SRC) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("positions/rotary.py", "from locant.attention import attend"),
+        ("positions/rotary.py", "import locant.attention.attend"),
+        ("positions/rotary.py", "from ..attention import attend"),
+        ("positions/rotary.py", "from .. import attention"),
+        ("positions/deep/rotary.py", "from ...attention.attend import attend"),
+        ("positions/__init__.py", "from ..attention import attend"),
+        ("positions/rotary.py", "from locant import attention"),
+        ("positions/rotary.py", "from locant import Tokenizer"),
+        ("positions/rotary.py", "import locant"),
+        ("positions/rotary.py", "def late():\n    from locant.attention import attend"),
+        ("positions/rotary.py", "if TYPE_CHECKING:\n    from locant.attention import attend"),
+        ("positions/rotary.py", "importlib.import_module('locant.attention')"),
+        ("positions/rotary.py", "from locant.cellar import wine"),
+        ("cellar/wine.py", "import math"),
+        ("errors.py", "from locant.text import Tokenizer"),
+        ("__init__.py", "from locant.lab import compare"),
+        ("show/report.py", "from locant.cli import main"),
+    ],
+)
+def test_an_upward_import_is_seen(tmp_path: Path, path: str, code: str) -> None:
+    _write(tmp_path, path, code)
+    assert len(upward_imports(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("attention/attend.py", "from locant.positions import Positions"),
+        ("attention/attend.py", "from ..positions.where import Positions"),
+        ("attention/attend.py", "from .backends import eager"),
+        ("positions/rotary.py", "from locant.positions.angles import Angles"),
+        ("positions/rotary.py", "import torch.nn.attention"),
+        ("__init__.py", "from locant.attention import attend"),
+        ("lab/decoder.py", "import locant"),
+        ("cli/embed.py", "from locant.show import report"),
+        ("__main__.py", "from locant.cli import main"),
+    ],
+)
+def test_a_downward_import_is_allowed(tmp_path: Path, path: str, code: str) -> None:
+    _write(tmp_path, path, code)
+    assert upward_imports(tmp_path) == []
+
+
+def _write(src: Path, path: str, code: str) -> None:
+    file = src / "locant" / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(code, encoding="utf-8")

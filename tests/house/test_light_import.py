@@ -1,0 +1,69 @@
+"""`import locant` brings in no plotting, no command line, no other model library, and opens no socket."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+# rich and tqdm draw the command line's progress; the others belong to one extra or one kernel.
+HEAVY = (
+    "IPython", "PIL", "_pytest", "click", "gigatoken", "hypothesis", "jax", "matplotlib", "pandas", "pytest", "ray",
+    "rich", "scipy", "sklearn", "tensorflow", "tiktoken", "tqdm", "transformers", "triton",
+)  # fmt: skip
+ROOMS = ("locant.cli", "locant.lab", "locant.show")
+
+# torch is imported first: what it brings (tqdm, on some builds triton) is its own affair. After that, two things
+# are watched: modules that are new, and import statements in the package's own files, which also tell of a
+# module that torch had brought already.
+PROBE = """
+import builtins, json, sys
+import torch
+heavy, rooms = {heavy!r}, {rooms!r}
+known, statements, sockets = set(sys.modules), set(), []
+real_import = builtins.__import__
+def watched(name, globals=None, locals=None, fromlist=(), level=0):
+    importer = (globals or {{}}).get("__name__", "")
+    if level == 0 and name.split(".")[0] in heavy and importer.split(".")[0] in ("locant", "__main__"):
+        statements.add(name.split(".")[0])
+    return real_import(name, globals, locals, fromlist, level)
+builtins.__import__ = watched
+sys.addaudithook(lambda event, args: sockets.append(event) if event.startswith("socket.") else None)
+{code}
+new = set(sys.modules) - known
+brought = statements | {{name.split(".")[0] for name in new}} & set(heavy) | new & set(rooms)
+print(json.dumps([sorted(brought), sockets]))
+"""
+
+
+def brought_by(code: str) -> tuple[list[str], list[str]]:
+    """What running `code` in a fresh interpreter imports of the heavy list, and what it does with sockets."""
+    probe = PROBE.format(heavy=HEAVY, rooms=ROOMS, code=code)
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    brought, sockets = json.loads(done.stdout.splitlines()[-1])
+    return brought, sockets
+
+
+def test_importing_locant_brings_in_nothing_heavy_and_opens_no_socket() -> None:
+    assert brought_by("import locant") == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("code", "brought"),
+    [
+        ("import click", ["click"]),
+        ("import tqdm", ["tqdm"]),
+        ("import matplotlib.pyplot", ["PIL", "matplotlib"]),
+        ("import rich.table", ["rich"]),
+        ("import locant.cli", ["click", "locant.cli"]),
+    ],
+)
+def test_the_probe_sees_what_is_imported(code: str, brought: list[str]) -> None:
+    assert set(brought) <= set(brought_by(code)[0])
+
+
+def test_the_probe_sees_a_socket() -> None:
+    assert brought_by("import socket; socket.socket().close()")[1] == ["socket.__new__"]

@@ -1,0 +1,37 @@
+"""The names on the doors. A change here is a change that users feel: it belongs in the changelog."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+import locant
+from locant.cli import main
+
+NAMES = {
+    "Tokenizer", "Windows",
+    "TokenEmbedding", "SegmentEmbedding", "InputEmbedding",
+    "Positions", "PositionEncoding", "Sinusoidal", "Learned", "Rotary", "ALiBi", "T5Bias", "encoding",
+    "attend", "KVCache",
+    "LocantError", "ShapeError", "RangeError", "InputError",
+}  # fmt: skip
+VERBS = {"embed", "compare", "plot", "list"}
+
+
+def test_the_public_names_are_these() -> None:
+    assert set(locant.__all__) == NAMES
+    assert len(locant.__all__) == len(NAMES), "a name is listed twice"
+
+
+def test_every_public_name_is_there_and_says_what_it_is() -> None:
+    for name in locant.__all__:
+        assert (getattr(locant, name).__doc__ or "").strip(), f"locant.{name} has no docstring"
+
+
+def test_the_door_is_under_forty_lines() -> None:
+    assert len(Path(locant.__file__).read_text(encoding="utf-8").splitlines()) < 40
+
+
+def test_the_verbs_of_the_command_line_are_these() -> None:
+    assert set(main.list_commands(click.Context(main))) == VERBS
