@@ -42,7 +42,8 @@ class Angles:
         frequencies: radians per position, one per pair.
         mode: ``"exact"``, or ``"float32"`` for the rounding that models were trained with: position and frequency are
             rounded to float32 and multiplied, as `transformers` does, bit for bit.
-        float32: the frequencies as a reference implementation rounds them, for the float32 mode.
+        rounded: the frequencies as a reference implementation rounds them, for the float32 mode.
+        magnitude: a factor on every cosine and sine.
 
     >>> cos, sin = Angles([Decimal(1)]).cos_sin(torch.tensor([0, 1_000_000]), 2**20)
     >>> cos.flatten()
@@ -54,17 +55,19 @@ class Angles:
         frequencies: Sequence[Decimal],
         mode: AngleMode = "exact",
         *,
-        float32: Float[Tensor, " pairs"] | None = None,
+        rounded: Float[Tensor, " pairs"] | None = None,
+        magnitude: float = 1.0,
     ) -> None:
         if mode not in ("exact", "float32"):
             raise LocantError(f"got angles={mode!r}, expected 'exact' or 'float32'", "angles='exact'")
         self.mode: AngleMode = mode
+        self.magnitude = magnitude
         self.frequencies = tuple(frequencies)
         if mode == "exact":
             self._table = Constant(_byte_tables(self.frequencies))
         else:
-            rounded = torch.tensor([float(f) for f in self.frequencies], dtype=torch.float32, device="cpu")
-            self._table = Constant(rounded if float32 is None else float32)
+            nearest = torch.tensor([float(f) for f in self.frequencies], dtype=torch.float32, device="cpu")
+            self._table = Constant(nearest if rounded is None else rounded)
 
     def cos_sin(
         self,
@@ -83,12 +86,15 @@ class Angles:
         table = self._table.on(index.device)
         if self.mode == "float32":
             angle = index.to(torch.float32)[..., None] * table
-            return angle.cos().to(dtype), angle.sin().to(dtype)
+            return self._sized(angle.cos()).to(dtype), self._sized(angle.sin()).to(dtype)
         cos, sin = _row(table[0], index & 255)
         for level in range(1, _num_bytes(min_index, max_index)):
             cos_step, sin_step = _row(table[level], (index >> 8 * level) & 255)
             cos, sin = cos * cos_step - sin * sin_step, sin * cos_step + cos * sin_step
-        return cos.to(dtype), sin.to(dtype)
+        return self._sized(cos).to(dtype), self._sized(sin).to(dtype)
+
+    def _sized(self, x: Tensor) -> Tensor:
+        return x if self.magnitude == 1 else x * self.magnitude
 
 
 def _row(table: Float[Tensor, "256 two pairs"], byte: Int[Tensor, "*tokens"]) -> tuple[Tensor, Tensor]:

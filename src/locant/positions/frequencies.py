@@ -20,7 +20,7 @@ PRECISION = decimal.Context(prec=50)
 TWO_PI = Decimal("6.28318530717958647692528676655900576839433879875021164195")
 
 
-def inverse_frequencies(dim: int, base: float) -> tuple[Decimal, ...]:
+def inverse_frequencies(dim: int, base: float | Decimal) -> tuple[Decimal, ...]:
     """``base ** (-2 i / dim)`` for every pair i: the angle, in radians, by which a pair turns per position.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +14,8 @@ from locant.errors import LocantError, RangeError, ShapeError
 from locant.kernels.rotary import Layout, rotate
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import PositionEncoding
-from locant.positions.frequencies import inverse_frequencies
-from locant.positions.where import Positions
+from locant.positions.scaling import Scaling, Unscaled
+from locant.positions.where import MAX_INDEX, Positions
 
 __all__ = ["Rotary"]
 
@@ -30,6 +31,7 @@ class Rotary(PositionEncoding):
     Args:
         head_dim: dimensions per head.
         base: the frequencies fall from 1 towards 1 / base (the theta of most configurations).
+        scaling: how frequencies are stretched for contexts longer than the trained one, see `locant.scaling`.
         layout: which dimensions form a pair: ``"half"`` (Llama, NeoX: i with i + d/2) or ``"interleaved"``
             (the paper, GPT-J: 2i with 2i + 1). Weights trained with one are wrong with the other.
         rotary_dim: turn only the first dimensions of a head, and leave the rest as it is (GPT-J, NeoX, Phi).
@@ -49,6 +51,7 @@ class Rotary(PositionEncoding):
         head_dim: int,
         base: float = 10_000.0,
         *,
+        scaling: Scaling | None = None,
         layout: Layout = "half",
         rotary_dim: int | None = None,
         angles: AngleMode = "exact",
@@ -72,17 +75,47 @@ class Rotary(PositionEncoding):
             )
         self.head_dim = head_dim
         self.base = base
+        self.scaling = Unscaled() if scaling is None else scaling
         self.layout: Layout = layout
         self.rotary_dim = rotary_dim
         self.sections = None if sections is None else tuple(sections)
-        self.angles = Angles(
-            inverse_frequencies(rotary_dim, base), angles, float32=_float32_frequencies(rotary_dim, base)
+        self.seq_len: int | None = None
+        self.angles = self._angles(angles)
+
+    def for_length(self, seq_len: int) -> Rotary:
+        """This encoding for sequences of `seq_len` tokens in all, generated ones included.
+
+        Only scalings that depend on the length (`DynamicNTK`, `LongRoPE`) need it, and only past their trained length.
+        The frequencies of the copy are fixed, so keys cached under it stay right; `rerotate` moves them to another.
+
+        >>> from locant.positions.scaling import DynamicNTK
+        >>> rotary = Rotary(64, scaling=DynamicNTK(factor=4.0, original_max_seq_len=2048)).for_length(8192)
+        >>> rotary.cos_sin(Positions.after(8000, 1))[0].shape
+        torch.Size([1, 1, 32])
+        """
+        if seq_len < 1:
+            raise RangeError(
+                f"got seq_len={seq_len}, expected 1 or more", "the length of the whole sequence, cache included"
+            )
+        fixed = copy.copy(self)
+        fixed.seq_len = seq_len
+        fixed.angles = fixed._angles(self.angles.mode)
+        return fixed
+
+    def _angles(self, mode: AngleMode) -> Angles:
+        sizes = (self.rotary_dim, self.base, self.seq_len)
+        return Angles(
+            self.scaling.frequencies(*sizes),
+            mode,
+            rounded=self.scaling.rounded(*sizes),
+            magnitude=self.scaling.magnitude,
         )
 
     def cos_sin(
         self, positions: Positions, dtype: torch.dtype = torch.float32
     ) -> tuple[Float[Tensor, "batch seq pairs"], Float[Tensor, "batch seq pairs"]]:
-        """The cosine and sine by which each pair of each token is turned."""
+        """The cosine and sine by which each pair of each token is turned, times the scaling's magnitude."""
+        self._require_known_length(positions)
         if self.sections is None or positions.axes == 1:
             positions.require_single_axis("Rotary without sections")
             return self.angles.cos_sin(positions.index, positions.max_index, positions.min_index, dtype)
@@ -118,6 +151,17 @@ class Rotary(PositionEncoding):
         turned_k = rotate(k, *cos_sin, self.layout)
         return (q.copy_(turned_q), k.copy_(turned_k)) if inplace else (turned_q, turned_k)
 
+    def _require_known_length(self, positions: Positions) -> None:
+        """Past the trained length, a scaling that depends on the length has to be told it."""
+        longest = self.scaling.length_that_matters
+        if longest is None:
+            return
+        limit = longest if self.seq_len is None else max(self.seq_len, longest)
+        name = f"{type(self.scaling).__name__} for {limit} tokens"
+        positions.require_within(
+            -MAX_INDEX, limit - 1, name, "rotary.for_length(seq_len) with the length of the whole sequence"
+        )
+
     def _turn_of(self, x: Tensor, positions: Positions, name: str) -> tuple[Tensor, Tensor]:
         self._require_heads(x, name)
         positions.require_fits(x.shape[0], x.shape[2], x.device, name)
@@ -137,11 +181,6 @@ class Rotary(PositionEncoding):
 
     def extra_repr(self) -> str:
         partial = f", rotary_dim={self.rotary_dim}" if self.rotary_dim != self.head_dim else ""
-        shape = f"head_dim={self.head_dim}, base={self.base:g}{partial}"
+        scaling = "" if isinstance(self.scaling, Unscaled) else f", scaling={self.scaling}"
+        shape = f"head_dim={self.head_dim}, base={self.base:g}{partial}{scaling}"
         return f"{shape}, layout={self.layout!r}, angles={self.angles.mode!r}"
-
-
-def _float32_frequencies(rotary_dim: int, base: float) -> Float[Tensor, " pairs"]:
-    """The frequencies as `transformers` rounds them, step by step."""
-    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64, device="cpu").to(torch.float32) / rotary_dim
-    return 1.0 / (base**exponents)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,19 +19,20 @@ __all__ = ["draw_alibi", "draw_t5"]
 
 NUM_MAPS = 4
 NUM_CURVES = 8
+SIZES = {"width_ratios": (1, 1.18)}
 
 
 def draw_alibi(encoding: ALiBi, length: int, theme: Theme = LIGHT) -> Figure:
     """The bias of every head by distance, and as query x key maps, each on a scale of its own."""
     bias = _bias(encoding, encoding.num_heads, length)
     names = [f"head {head}: slope {slope:.4g}" for head, slope in enumerate((-bias[:, 1, 0]).tolist())]
-    figure = blank(11, 5, theme)
-    left, right = figure.subfigures(1, 2, width_ratios=(1.25, 1))
+    figure = blank(11.5, 5.2, theme)
+    left, right = figure.subfigures(1, 2, **SIZES)
     axes = left.subplots()
     _curves(axes, bias[:, -1, ::-1], names, theme)
     title = f"ALiBi: what {encoding.num_heads} heads add to the scores"
     dress(axes, theme, title=title, x="distance (tokens)", y="added to the score", grid=True)
-    add_legend(axes, theme)
+    add_legend(axes, theme, loc="lower left")
     _maps(right, bias, theme, MAGNITUDES, None)
     return figure
 
@@ -38,19 +40,21 @@ def draw_alibi(encoding: ALiBi, length: int, theme: Theme = LIGHT) -> Figure:
 def draw_t5(encoding: T5Bias, length: int, theme: Theme = LIGHT) -> Figure:
     """The bias of every head by distance, with its steps, and as query x key maps on one scale."""
     bias = _bias(encoding, encoding.num_heads, length)
-    figure = blank(11, 5, theme)
-    left, right = figure.subfigures(1, 2, width_ratios=(1.25, 1))
+    figure = blank(11.5, 5.2, theme)
+    left, right = figure.subfigures(1, 2, **SIZES)
     axes = left.subplots()
-    _curves(axes, bias[:, -1, ::-1], [f"head {head}" for head in range(encoding.num_heads)], theme, steps=True)
+    heads = _some(encoding.num_heads, NUM_MAPS)
+    _curves(axes, bias[heads, -1, ::-1], [f"head {head}" for head in heads], theme, steps=True)
     title = f"T5 bias: {encoding.num_buckets} buckets, {encoding.num_heads} heads"
     dress(axes, theme, title=title, x="distance to an earlier token (tokens)", y="added to the score", grid=True)
+    _scale_as_buckets(axes, encoding, length)
     if encoding.max_distance < length:
         axes.axvline(encoding.max_distance, color=theme.muted, linewidth=1, linestyle=(0, (2, 3)))
         place = (encoding.max_distance, 1.0)
         axes.annotate(
-            " all farther: one bucket", place, xycoords=("data", "axes fraction"), va="top", fontsize=8.5, color=theme.muted
+            "one bucket\nfor all farther ", place, xycoords=("data", "axes fraction"), va="top", ha="right", fontsize=8.5, color=theme.muted
         )
-    add_legend(axes, theme)
+    add_legend(axes, theme, loc="upper left", bbox_to_anchor=(0, -0.14), ncols=4, columnspacing=1.2)
     _maps(right, bias, theme, SIGNED, float(np.abs(bias).max()), hide_later=not encoding.bidirectional)
     return figure
 
@@ -70,6 +74,21 @@ def _curves(axes: Axes, by_distance: np.ndarray, names: list[str], theme: Theme,
         style = {"color": look.color, "linestyle": look.linestyle, "label": names[head], "linewidth": 1.6}
         axes.plot(by_distance[head], drawstyle="steps-mid" if steps else "default", **style)  # type: ignore[arg-type]
     axes.margins(x=0.01)
+
+
+def _scale_as_buckets(axes: Axes, encoding: T5Bias, length: int) -> None:
+    """A distance axis on which all buckets are about equally wide: linear, and logarithmic where the buckets are."""
+    one_sided = encoding.num_buckets // 2 if encoding.bidirectional else encoding.num_buckets
+    exact = one_sided // 2
+    if length > exact > 1:
+        from matplotlib import ticker
+
+        axes.set_xscale("symlog", linthresh=exact, linscale=math.log10(encoding.max_distance / exact))
+        ticks = [0, exact // 2, *(exact * 2**step for step in range(16))]
+        axes.set_xticks([tick for tick in ticks if tick < length], minor=False)
+        axes.xaxis.set_minor_locator(ticker.NullLocator())
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.set_xlim(-0.5, length - 1)
 
 
 def _maps(
@@ -92,7 +111,7 @@ def _maps(
         bar.ax.tick_params(colors=theme.muted, labelsize=8)
         bar.outline.set_visible(False)
         bottom, left = place + columns >= len(heads), place % columns == 0
-        dress(axes, theme, title=f"head {head}", x="key" if bottom else "", y="query" if left else "")
+        dress(axes, theme, title=f"head {head}", x="key position" if bottom else "", y="query position" if left else "")
 
 
 def _some(count: int, most: int) -> list[int]:

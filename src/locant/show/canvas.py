@@ -35,7 +35,7 @@ ANGLES = "twilight"
 
 @dataclass(frozen=True, kw_only=True)
 class Theme:
-    """The colours of paper and ink, and whether yellow and black can be seen on them."""
+    """The colours of paper and ink, and of curves that can be told apart on that paper."""
 
     paper: str
     ink: str
@@ -47,11 +47,15 @@ class Theme:
 # The palette of Okabe and Ito (https://jfly.uni-koeln.de/color/), without its yellow, which white paper swallows; its
 # black is the theme's ink.
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-LIGHT = Theme(paper="#ffffff", ink="#1c2127", muted="#59636e", grid="#e1e5ea", curves=(*OKABE_ITO, "#1c2127"))
-DARK = Theme(paper="#16191d", ink="#e6e9ed", muted="#a1abb6", grid="#31373f", curves=("#3d9fdc", *OKABE_ITO[1:], "#e6e9ed"))
+LIGHT = Theme(
+    paper="#ffffff", ink="#1c2127", muted="#59636e", grid="#e1e5ea", curves=(*OKABE_ITO, "#1c2127", "#8a939d")
+)
+DARK = Theme(
+    paper="#16191d", ink="#e6e9ed", muted="#a1abb6", grid="#31373f", curves=("#3d8fd1", *OKABE_ITO[1:], "#e6e9ed", "#7d8791")
+)  # the palette's blue is too dark for dark paper
 
-DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 1)))
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (2, 1)), (0, (10, 2, 2, 2)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 @dataclass(frozen=True)
@@ -112,12 +116,12 @@ def dress(axes: Axes, theme: Theme, *, title: str, x: str, y: str, grid: bool = 
         axes.set_axisbelow(True)
 
 
-def add_legend(axes: Axes, theme: Theme, *, title: str | None = None) -> None:
-    """A legend to the right of the axes, where it hides nothing."""
+def add_legend(axes: Axes, theme: Theme, *, title: str | None = None, **place: Any) -> None:
+    """A legend to the right of the axes, where it hides nothing; or where `place` says."""
+    place = place or {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0.0}
     legend = axes.legend(
-        title=title, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0, frameon=False, fontsize=9,
-        labelcolor=theme.ink, handlelength=3.2, alignment="left",
-    )  # fmt: skip
+        title=title, frameon=False, fontsize=9, labelcolor=theme.ink, handlelength=3.2, alignment="left", **place
+    )
     legend.get_title().set_color(theme.muted)
     legend.get_title().set_fontsize(9)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from locant.show.canvas import ANGLES, LIGHT, SIGNED, Theme, add_legend, blank, 
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colorbar import Colorbar
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
@@ -25,16 +27,15 @@ def draw_sinusoidal(encoding: Sinusoidal, length: int, theme: Theme = LIGHT) -> 
     """Every dimension of every position as a heat map, and a few dimensions as curves over the same positions."""
     vectors = encoding.vectors(Positions.arange(length))[0].numpy()
     figure = blank(9.5, 6.6, theme)
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    image = _map(top, vectors.T, SIGNED, -1, 1)
-    _bar(image, top, theme, "added to the embedding")
+    (top, bottom), (side, key) = _rows_with_sides(figure, (3, 2))
+    _bar(_map(top, vectors.T, SIGNED, -1, 1), side, theme, "added to the embedding")
     title = f"Sinusoidal positions, d_model {encoding.d_model}, base {encoding.base:g}"
     dress(top, theme, title=title, x="", y="dimension")
     for number, pair in enumerate(_spread((encoding.d_model + 1) // 2)):
         frequency = float(encoding.angles.frequencies[pair])
         _curve(bottom, vectors[:, 2 * pair], number, theme, f"{2 * pair}: every {_period(frequency)}")
     dress(bottom, theme, title="A few sine dimensions", x="position (tokens)", y="value", grid=True)
-    add_legend(bottom, theme, title="dimension: one wave (tokens)")
+    _key(bottom, key, theme, "dimension: one wave in tokens")
     return figure
 
 
@@ -42,18 +43,18 @@ def draw_rotary(encoding: Rotary, length: int, theme: Theme = LIGHT) -> Figure:
     """The angle of every pair, its cosine, and the cosine of a few pairs as curves."""
     cos, sin = (part[0].numpy() for part in encoding.cos_sin(Positions.arange(length)))
     figure = blank(9.5, 8.8, theme)
-    top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 2.4))
-    bar = _bar(_map(top, np.arctan2(sin, cos).T, ANGLES, -math.pi, math.pi), top, theme, "angle (radians)")
+    (top, middle, bottom), (side, middle_side, key) = _rows_with_sides(figure, (3, 3, 2.4))
+    bar = _bar(_map(top, np.arctan2(sin, cos).T, ANGLES, -math.pi, math.pi), side, theme, "angle (radians)")
     bar.set_ticks([-math.pi, -math.pi / 2, 0, math.pi / 2, math.pi], labels=["−π", "−π/2", "0", "π/2", "π"])
     size = f"{encoding.rotary_dim} of {encoding.head_dim} dimensions" if encoding.rotary_dim < encoding.head_dim else f"head_dim {encoding.head_dim}"
     title = f"Rotary positions, {size}, base {encoding.base:g}: the angle by which each pair is turned"
     dress(top, theme, title=title, x="", y="pair")
-    _bar(_map(middle, cos.T, SIGNED, -1, 1), middle, theme, "cosine")
+    _bar(_map(middle, cos.T, SIGNED, -1, 1), middle_side, theme, "cosine")
     dress(middle, theme, title="Its cosine", x="", y="pair")
     for number, pair in enumerate(_spread(encoding.rotary_dim // 2)):
         _curve(bottom, cos[:, pair], number, theme, f"{pair}: every {_period(float(encoding.angles.frequencies[pair]))}")
     dress(bottom, theme, title="The cosine of a few pairs", x="position (tokens)", y="cosine", grid=True)
-    add_legend(bottom, theme, title="pair: one turn (tokens)")
+    _key(bottom, key, theme, "pair: one turn in tokens")
     return figure
 
 
@@ -61,17 +62,25 @@ def draw_learned(encoding: Learned, length: int, theme: Theme = LIGHT) -> Figure
     """The table, and how alike the rows of any two positions are."""
     rows = encoding.weight.detach().float()[encoding.offset :][:length]
     unit = torch.nn.functional.normalize(rows, dim=1)
-    figure = blank(11, 4.8, theme)
-    left, right = figure.subplots(1, 2, width_ratios=(1.35, 1))
+    figure = blank(11, 4.7, theme)
+    left, right = figure.subplots(1, 2)
     reach = max(float(rows.abs().quantile(0.995)) if rows.numel() < 2**24 else float(rows.abs().max()), 1e-12)
-    _bar(_map(left, rows.numpy().T, SIGNED, -reach, reach), left, theme, "added to the embedding")
+    left.set_box_aspect(1)
+    right.set_box_aspect(1)
+    _bar(_map(left, rows.numpy().T, SIGNED, -reach, reach), None, theme, "added to the embedding")
     title = f"Learned positions: {encoding.max_seq_len} rows of d_model {encoding.d_model}"
     dress(left, theme, title=title, x="position (tokens)", y="dimension")
-    image = _map(right, (unit @ unit.T).numpy(), SIGNED, -1, 1)
-    right.set_aspect("equal")
-    _bar(image, right, theme, "cosine")
+    _bar(_map(right, (unit @ unit.T).numpy(), SIGNED, -1, 1), None, theme, "cosine")
     dress(right, theme, title="How alike two positions are", x="position (tokens)", y="position (tokens)")
     return figure
+
+
+def _rows_with_sides(figure: Figure, heights: tuple[float, ...]) -> tuple[Sequence[Axes], Sequence[Axes]]:
+    """Rows over one shared axis of positions, and beside each an empty place for its colour bar or legend."""
+    grid = figure.subplots(len(heights), 2, sharex="col", height_ratios=heights, width_ratios=(1, 0.24))
+    for side in grid[:, 1]:
+        side.axis("off")
+    return grid[:, 0], grid[:, 1]
 
 
 def _map(axes: Axes, values: np.ndarray, colors: str, low: float, high: float) -> AxesImage:
@@ -79,18 +88,27 @@ def _map(axes: Axes, values: np.ndarray, colors: str, low: float, high: float) -
     return axes.imshow(values, cmap=colors, vmin=low, vmax=high, aspect="auto", interpolation="nearest")
 
 
-def _bar(image: AxesImage, axes: Axes, theme: Theme, label: str):  # noqa: ANN202
-    figure = axes.figure
-    bar = figure.colorbar(image, ax=axes, pad=0.015, fraction=0.05)
+def _bar(image: AxesImage, side: Axes | None, theme: Theme, label: str) -> Colorbar:
+    """The scale of a heat map: at the left edge of `side`, or taken from the map's own place."""
+    place: dict[str, Any] = {"ax": image.axes, "pad": 0.02, "fraction": 0.05}
+    if side is not None:
+        place = {"cax": side.inset_axes((0.0, 0.0, 0.09, 1.0))}
+    bar = image.axes.figure.colorbar(image, **place)  # type: ignore[union-attr]
     bar.set_label(label, fontsize=9, color=theme.muted)
     bar.ax.tick_params(colors=theme.muted, labelsize=8.5)
-    bar.outline.set_visible(False)
+    bar.outline.set_visible(False)  # type: ignore[operator]
     return bar
 
 
 def _curve(axes: Axes, values: np.ndarray, number: int, theme: Theme, label: str) -> None:
     look = stroke(number, theme)
     axes.plot(values, color=look.color, linestyle=look.linestyle, linewidth=1.6, label=label)
+
+
+def _key(axes: Axes, side: Axes, theme: Theme, title: str) -> None:
+    """The legend of `axes`, at the left edge of `side`."""
+    handles, labels = axes.get_legend_handles_labels()
+    add_legend(side, theme, title=title, handles=handles, labels=labels, loc="upper left", borderaxespad=0.0)
 
 
 def _spread(count: int) -> list[int]:

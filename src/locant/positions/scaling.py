@@ -1,0 +1,386 @@
+"""Ways to stretch rotary frequencies over contexts longer than those a model was trained on.
+
+Each is a frozen dataclass: a pure function of its fields, the rotary dimension, the base and, for two of them, the
+length of the sequence. Nothing is remembered from one call to the next.
+
+Every scaling gives its frequencies twice: ``frequencies`` in 50-digit decimals, the formula itself, and ``rounded``
+step by step in float32 as `transformers` computes them, for models that were trained with those roundings.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from decimal import Decimal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from locant.errors import RangeError, ShapeError
+from locant.positions.frequencies import PRECISION, TWO_PI, inverse_frequencies
+
+__all__ = ["NTK", "DynamicNTK", "Linear", "Llama3", "LongRoPE", "Proportional", "Scaling", "Unscaled", "YaRN"]
+
+Frequencies = tuple[Decimal, ...]
+Rounded = Float[Tensor, " pairs"]
+
+
+class Scaling(ABC):
+    """How the frequencies of a rotary encoding follow from its base."""
+
+    @abstractmethod
+    def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
+        """Radians per position for each of the ``dim / 2`` pairs, in decimals of 50 digits."""
+
+    @abstractmethod
+    def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
+        """The same in float32, rounded after every step in the order of `transformers`."""
+
+    @property
+    def magnitude(self) -> float:
+        """What cos and sin are multiplied with; it acts on q and on k, so scores grow by its square."""
+        return 1.0
+
+    @property
+    def length_that_matters(self) -> int | None:
+        """The length from which on the frequencies depend on the length of the sequence; ``None``: they never do."""
+        return None
+
+    def _require_positive(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not 0 < value < math.inf:
+                cls = type(self).__name__
+                raise RangeError(f"got {cls}({name}={value}), expected a positive number", _example(type(self)))
+
+    def _require_stretch(self, factor: float) -> None:
+        self._require_positive("factor")
+        if factor < 1:
+            name = type(self).__name__
+            raise RangeError(f"got {name}(factor={factor}), expected 1 or more", "the new length over the trained one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unscaled(Scaling):
+    """The plain frequencies of Su et al. 2021: ``base ** (-2 i / dim)``."""
+
+    def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
+        return inverse_frequencies(dim, base)
+
+    def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
+        return 1.0 / _powers(dim, base)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(Scaling):
+    """Position interpolation: every frequency divided by `factor`. Chen et al. 2023, arXiv 2306.15595."""
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        self._require_positive("factor")
+
+    def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
+        factor = Decimal(self.factor)
+        return tuple(PRECISION.divide(frequency, factor) for frequency in inverse_frequencies(dim, base))
+
+    def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
+        return 1.0 / _powers(dim, base) / self.factor
+
+
+@dataclass(frozen=True, kw_only=True)
+class NTK(Scaling):
+    """NTK-aware scaling (bloc97 2023): a larger base, which stretches slow pairs more than fast ones.
+
+    ``form="aware"`` uses ``base * factor ** (d / (d - 2))``, which divides the slowest frequency by exactly `factor`
+    and leaves the fastest alone; ``form="base"`` uses ``base * factor``, as Code Llama's larger theta does.
+    """
+
+    factor: float
+    form: str = "aware"
+
+    def __post_init__(self) -> None:
+        self._require_positive("factor")
+        if self.form not in ("aware", "base"):
+            raise RangeError(f"got NTK(form={self.form!r}), expected 'aware' or 'base'", "NTK(factor=4.0)")
+
+    def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
+        return inverse_frequencies(dim, _stretched_base(dim, base, Decimal(self.factor), self.form))
+
+    def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
+        return 1.0 / _powers(dim, base * self.factor ** (_ntk_exponent(dim) if self.form == "aware" else 1.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicNTK(Scaling):
+    """NTK-aware scaling by as much as the sequence at hand needs (emozilla 2023).
+
+    Up to `original_max_seq_len` it is plain RoPE, bit for bit. Beyond, the base depends on the length of the whole
+    sequence, which must be said: see `Rotary.for_length`.
+    """
+
+    factor: float
+    original_max_seq_len: int
+
+    def __post_init__(self) -> None:
+        self._require_stretch(self.factor)
+        self._require_positive("original_max_seq_len")
+
+    @property
+    def length_that_matters(self) -> int:
+        return self.original_max_seq_len
+
+    def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
+        length = max(seq_len or 0, self.original_max_seq_len)
+        factor = Decimal(self.factor)
+        stretch = PRECISION.divide(factor * length, Decimal(self.original_max_seq_len)) - (factor - 1)
+        return inverse_frequencies(dim, _stretched_base(dim, base, stretch, "aware"))
+
+    def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
+        length = max(seq_len or 0, self.original_max_seq_len)
+        stretch = (self.factor * length / self.original_max_seq_len) - (self.factor - 1)
+        return 1.0 / _powers(dim, base * stretch ** _ntk_exponent(dim))
+
+
+@dataclass(frozen=True, kw_only=True)
+class YaRN(Scaling):
+    """NTK by parts, with a temperature: Peng et al. 2023, arXiv 2309.00071.
+
+    Pairs that turn more than `beta_fast` times within the trained length keep their frequency, pairs that turn less
+    than `beta_slow` times are interpolated by `factor`, and a linear ramp over the pairs between leads from one to the
+    other. The attention factor is ``0.1 ln(factor) + 1`` unless given, or DeepSeek's ratio of two of these.
+
+    Args:
+        factor: the new length over the trained one.
+        original_max_seq_len: the trained length.
+        beta_fast, beta_slow: turns within the trained length.
+        truncate: whether the ends of the ramp are rounded outwards to whole pairs (gpt-oss does not).
+        attention_factor: overrides everything about the temperature.
+        mscale, mscale_all_dim: DeepSeek's weights; both must be given, and not be zero, to have an effect.
+    """
+
+    factor: float
+    original_max_seq_len: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+
+    def __post_init__(self) -> None:
+        self._require_stretch(self.factor)
+        self._require_positive("original_max_seq_len", "beta_fast", "beta_slow")
+        if self.beta_fast < self.beta_slow:
+            raise RangeError(
+                f"got beta_fast={self.beta_fast} below beta_slow={self.beta_slow}", "beta_fast=32, beta_slow=1"
+            )
+        if self.attention_factor is not None:
+            self._require_positive("attention_factor")
+
+    @property
+    def magnitude(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return _temperature(self.factor, self.mscale) / _temperature(self.factor, self.mscale_all_dim)
+        return _temperature(self.factor, 1.0)
+
+    def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
+        low, high = (Decimal(end) for end in self._ramp_ends(dim, base))
+        factor = Decimal(self.factor)
+        scaled: list[Decimal] = []
+        for pair, frequency in enumerate(inverse_frequencies(dim, base)):
+            share = min(max(PRECISION.divide(pair - low, high - low), Decimal(0)), Decimal(1))
+            scaled.append(PRECISION.divide(frequency, factor) * share + frequency * (1 - share))
+        return tuple(PRECISION.plus(frequency) for frequency in scaled)
+
+    def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
+        low, high = self._ramp_ends(dim, base)
+        kept = 1 - ((torch.arange(dim // 2, dtype=torch.float32, device="cpu") - low) / (high - low)).clamp(0, 1)
+        powers = _powers(dim, base)
+        return 1.0 / (self.factor * powers) * (1 - kept) + 1.0 / powers * kept
+
+    def _ramp_ends(self, dim: int, base: float) -> tuple[float, float]:
+        """First and last pair of the ramp. The reference computes them in float64, so that is their definition."""
+
+        def pair_that_turns(times: float) -> float:
+            return dim * math.log(self.original_max_seq_len / (times * 2 * math.pi)) / (2 * math.log(base))
+
+        low, high = pair_that_turns(self.beta_fast), pair_that_turns(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, dim - 1)
+        return low, high + 0.001 if high == low else high
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRoPE(Scaling):
+    """A factor of its own for every pair, short and long sequences apart: Ding et al. 2024, arXiv 2402.13753.
+
+    The rule of the switch: sequences of up to `original_max_seq_len` tokens use `short_factor`, longer ones
+    `long_factor`. The length is that of the whole sequence, and must be said: see `Rotary.for_length`.
+
+    Args:
+        short_factor, long_factor: one divisor per pair.
+        original_max_seq_len: the trained length.
+        factor: the new length over the trained one; decides the attention factor.
+        attention_factor: overrides ``sqrt(1 + ln(factor) / ln(original_max_seq_len))``.
+    """
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_seq_len: int
+    factor: float
+    attention_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("short_factor", "long_factor"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+            if not getattr(self, name) or not all(0 < value < math.inf for value in getattr(self, name)):
+                raise RangeError(
+                    f"got LongRoPE({name}={getattr(self, name)}), expected positive numbers", "one per pair"
+                )
+        self._require_positive("original_max_seq_len", "factor")
+        if self.attention_factor is not None:
+            self._require_positive("attention_factor")
+
+    @property
+    def length_that_matters(self) -> int:
+        return self.original_max_seq_len
+
+    @property
+    def magnitude(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.factor <= 1:
+            return 1.0
+        return math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_seq_len))
+
+    def factors(self, dim: int, seq_len: int | None) -> tuple[float, ...]:
+        """The divisors for a sequence of this length."""
+        chosen = self.long_factor if (seq_len or 0) > self.original_max_seq_len else self.short_factor
+        if len(chosen) != dim // 2:
+            raise ShapeError(
+                f"got {len(chosen)} LongRoPE factors for {dim // 2} pairs, expected one per pair",
+                f"factors for rotary_dim={2 * len(chosen)}, or rotary_dim={2 * len(chosen)}",
+            )
+        return chosen
+
+    def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
+        pairs = zip(inverse_frequencies(dim, base), self.factors(dim, seq_len), strict=True)
+        return tuple(PRECISION.divide(frequency, Decimal(factor)) for frequency, factor in pairs)
+
+    def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
+        factors = torch.tensor(self.factors(dim, seq_len), dtype=torch.float32, device="cpu")
+        return 1.0 / (factors * _powers(dim, base))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3(Scaling):
+    """By wavelength, as in Llama 3.1 (Dubey et al. 2024, arXiv 2407.21783).
+
+    Wavelengths shorter than ``original_max_seq_len / high_freq_factor`` stay, those longer than
+    ``original_max_seq_len / low_freq_factor`` are stretched by `factor`, and those between are blended.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_seq_len: int
+
+    def __post_init__(self) -> None:
+        self._require_positive("factor", "low_freq_factor", "high_freq_factor", "original_max_seq_len")
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise RangeError(
+                f"got high_freq_factor={self.high_freq_factor}, "
+                f"expected more than low_freq_factor={self.low_freq_factor}",
+                "low_freq_factor=1, high_freq_factor=4",
+            )
+
+    def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
+        factor, low, high = Decimal(self.factor), Decimal(self.low_freq_factor), Decimal(self.high_freq_factor)
+        scaled: list[Decimal] = []
+        for frequency in inverse_frequencies(dim, base):
+            turns = PRECISION.divide(frequency * self.original_max_seq_len, TWO_PI)
+            kept = min(max(PRECISION.divide(turns - low, high - low), Decimal(0)), Decimal(1))
+            scaled.append(PRECISION.plus((1 - kept) * PRECISION.divide(frequency, factor) + kept * frequency))
+        return tuple(scaled)
+
+    def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
+        plain = 1.0 / _powers(dim, base)
+        wavelength = 2 * math.pi / plain
+        longest, shortest = (
+            self.original_max_seq_len / self.low_freq_factor,
+            self.original_max_seq_len / self.high_freq_factor,
+        )
+        scaled = torch.where(wavelength > longest, plain / self.factor, plain)
+        kept = (self.original_max_seq_len / wavelength - self.low_freq_factor) / (
+            self.high_freq_factor - self.low_freq_factor
+        )
+        blended = (1 - kept) * scaled / self.factor + kept * scaled
+        between = (wavelength >= shortest) & (wavelength <= longest)
+        return torch.where(between, blended, scaled)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proportional(Scaling):
+    """Gemma 4's: only the first share of the pairs turns, at frequencies spaced over the whole head.
+
+    The other pairs have frequency 0: they carry no position, but keep their place in the layout.
+    """
+
+    rotated_share: float = 1.0
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        self._require_positive("factor")
+        if not 0 <= self.rotated_share <= 1:
+            raise RangeError(
+                f"got Proportional(rotated_share={self.rotated_share}), expected 0 to 1", "rotated_share=0.25"
+            )
+
+    def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
+        turning = int(self.rotated_share * dim // 2)
+        factor = Decimal(self.factor)
+        scaled = [PRECISION.divide(frequency, factor) for frequency in inverse_frequencies(dim, base)[:turning]]
+        return (*scaled, *[Decimal(0)] * (dim // 2 - turning))
+
+    def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
+        turning = int(self.rotated_share * dim // 2)
+        plain = 1.0 / _powers(dim, base, turning)
+        return torch.cat([plain, torch.zeros(dim // 2 - turning, device="cpu")]) / self.factor
+
+
+def _powers(dim: int, base: float, pairs: int | None = None) -> Float[Tensor, " pairs"]:
+    """``base ** (2 i / dim)`` with the float32 roundings of `transformers`.
+
+    Takes as many pairs as are needed and no more: torch's power rounds a number differently at the end of a tensor.
+    """
+    exponents = (
+        torch.arange(0, dim if pairs is None else 2 * pairs, 2, dtype=torch.int64, device="cpu").to(torch.float32) / dim
+    )
+    return base**exponents
+
+
+def _ntk_exponent(dim: int) -> float:
+    if dim <= 2:
+        raise RangeError(f"got NTK scaling of {dim} dimensions, expected 4 or more", "Linear, for heads that small")
+    return dim / (dim - 2)
+
+
+def _stretched_base(dim: int, base: float, stretch: Decimal, form: str) -> Decimal:
+    _ntk_exponent(dim)
+    exponent = PRECISION.divide(Decimal(dim), Decimal(dim - 2)) if form == "aware" else Decimal(1)
+    return PRECISION.multiply(Decimal(base), PRECISION.power(stretch, exponent))
+
+
+def _temperature(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def _example(scaling: type[Scaling]) -> str:
+    given = ", ".join(f"{field.name}=..." for field in fields(scaling))  # type: ignore[arg-type]  # all are dataclasses
+    return f"{scaling.__name__}({given})"
