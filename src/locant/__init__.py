@@ -14,7 +14,7 @@ from locant.positions import (
     T5Bias,
     encoding,
 )
-# from locant.text import Tokenizer, Windows
+from locant.text import Tokenizer, Windows
 
 __all__ = [
     "ALiBi",
@@ -32,8 +32,8 @@ __all__ = [
     "Sinusoidal",
     "T5Bias",
     "TokenEmbedding",
-    # "Tokenizer",
-    # "Windows",
+    "Tokenizer",
+    "Windows",
     "attend",
     "encoding",
 ]

@@ -23,6 +23,8 @@ class Learned(PositionEncoding):
         max_seq_len: how many positions there are.
         d_model: the width of the token embeddings.
         offset: rows before position 0, which some checkpoints have (RoBERTa and OPT: 2).
+        init_std: rows start as N(0, init_std**2); default 0.02, as in GPT-2 and BERT. Rows much smaller than the token
+            rows they are added to are learned late.
 
     >>> learned = Learned(512, 256)
     >>> sum(p.numel() for p in learned.parameters())
@@ -31,7 +33,7 @@ class Learned(PositionEncoding):
     torch.Size([8, 4, 256])
     """
 
-    def __init__(self, max_seq_len: int, d_model: int, *, offset: int = 0) -> None:
+    def __init__(self, max_seq_len: int, d_model: int, *, offset: int = 0, init_std: float = INIT_STD) -> None:
         super().__init__()
         if max_seq_len < 1 or d_model < 1 or offset < 0:
             raise RangeError(
@@ -41,11 +43,12 @@ class Learned(PositionEncoding):
             )
         self.max_seq_len = max_seq_len
         self.offset = offset
+        self.init_std = init_std
         self.weight = nn.Parameter(torch.empty(max_seq_len + offset, d_model))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=INIT_STD)
+        nn.init.normal_(self.weight, std=self.init_std)
 
     @property
     def d_model(self) -> int:

@@ -82,6 +82,42 @@ class Rotary(PositionEncoding):
         self.seq_len: int | None = None
         self.angles = self._angles(angles)
 
+    @classmethod
+    def from_config(
+        cls,
+        config_or_dict: object,
+        *,
+        layer_type: str | None = None,
+        angles: AngleMode = "exact",
+        layout: Layout | None = None,
+    ) -> Rotary:
+        """The encoding that a Hugging Face configuration describes; see `locant.positions.rope_config`.
+
+        Args:
+            config_or_dict: a configuration object, or the dictionary of a ``config.json``.
+            layer_type: which layers, where they differ (Gemma 3); required then.
+            angles: as above.
+            layout: needed where the architecture is not known, since configurations do not say it.
+
+        >>> config = {"model_type": "qwen2", "hidden_size": 3584, "num_attention_heads": 28, "rope_theta": 1e6}
+        >>> Rotary.from_config(config)
+        Rotary(head_dim=128, base=1e+06, layout='half', angles='exact')
+        """
+        from locant.positions.rope_config import rotary_arguments
+
+        return cls(**rotary_arguments(config_or_dict, layer_type=layer_type, angles=angles, layout=layout))
+
+    def to_config(self, *, max_seq_len: int | None = None, form: str = "rope_parameters") -> dict[str, Any]:
+        """What a configuration has to say for `transformers` and vLLM to turn as this encoding does.
+
+        Args:
+            max_seq_len: the longest sequence, where the scaling does not imply it.
+            form: ``"rope_parameters"``, or ``"rope_scaling"`` for earlier releases of both programs.
+        """
+        from locant.positions.rope_config import rotary_to_config
+
+        return rotary_to_config(self, max_seq_len=max_seq_len, form=form)
+
     def for_length(self, seq_len: int) -> Rotary:
         """This encoding for sequences of `seq_len` tokens in all, generated ones included.
 

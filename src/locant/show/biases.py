@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from locant.positions import ALiBi, PositionEncoding, Positions, T5Bias
 from locant.show.canvas import LIGHT, MAGNITUDES, SIGNED, Theme, add_legend, blank, dress, stroke
@@ -19,7 +21,7 @@ __all__ = ["draw_alibi", "draw_t5"]
 
 NUM_MAPS = 4
 NUM_CURVES = 8
-SIZES = {"width_ratios": (1, 1.18)}
+WIDTHS = (1, 1.18)
 
 
 def draw_alibi(encoding: ALiBi, length: int, theme: Theme = LIGHT) -> Figure:
@@ -27,7 +29,7 @@ def draw_alibi(encoding: ALiBi, length: int, theme: Theme = LIGHT) -> Figure:
     bias = _bias(encoding, encoding.num_heads, length)
     names = [f"head {head}: slope {slope:.4g}" for head, slope in enumerate((-bias[:, 1, 0]).tolist())]
     figure = blank(11.5, 5.2, theme)
-    left, right = figure.subfigures(1, 2, **SIZES)
+    left, right = _halves(figure)
     axes = left.subplots()
     _curves(axes, bias[:, -1, ::-1], names, theme)
     title = f"ALiBi: what {encoding.num_heads} heads add to the scores"
@@ -41,7 +43,7 @@ def draw_t5(encoding: T5Bias, length: int, theme: Theme = LIGHT) -> Figure:
     """The bias of every head by distance, with its steps, and as query x key maps on one scale."""
     bias = _bias(encoding, encoding.num_heads, length)
     figure = blank(11.5, 5.2, theme)
-    left, right = figure.subfigures(1, 2, **SIZES)
+    left, right = _halves(figure)
     axes = left.subplots()
     heads = _some(encoding.num_heads, NUM_MAPS)
     _curves(axes, bias[heads, -1, ::-1], [f"head {head}" for head in heads], theme, steps=True)
@@ -52,20 +54,31 @@ def draw_t5(encoding: T5Bias, length: int, theme: Theme = LIGHT) -> Figure:
         axes.axvline(encoding.max_distance, color=theme.muted, linewidth=1, linestyle=(0, (2, 3)))
         place = (encoding.max_distance, 1.0)
         axes.annotate(
-            "one bucket\nfor all farther ", place, xycoords=("data", "axes fraction"), va="top", ha="right", fontsize=8.5, color=theme.muted
+            "one bucket\nfor all farther ",
+            place,
+            xycoords=("data", "axes fraction"),
+            va="top",
+            ha="right",
+            fontsize=8.5,
+            color=theme.muted,
         )
     add_legend(axes, theme, loc="upper left", bbox_to_anchor=(0, -0.14), ncols=4, columnspacing=1.2)
     _maps(right, bias, theme, SIGNED, float(np.abs(bias).max()), hide_later=not encoding.bidirectional)
     return figure
 
 
+def _halves(figure: Figure) -> tuple[SubFigure, SubFigure]:
+    """Curves stand on the left, maps on the right."""
+    left, right = cast("Sequence[SubFigure]", figure.subfigures(1, 2, width_ratios=WIDTHS))
+    return left, right
+
+
 def _bias(encoding: PositionEncoding, num_heads: int, length: int) -> np.ndarray:
-    """heads x query x key; q and k are asked for their shapes only."""
+    """The bias, heads x query x key; q and k are asked for their shapes only."""
     q = torch.zeros(1, num_heads, length, 1)
     with torch.no_grad():
         bias = encoding.bias(q, q, Positions.arange(length))
-    assert bias is not None, "an encoding without this door is not drawn here"
-    return bias[0].numpy()
+    return cast("Tensor", bias)[0].numpy()  # what is drawn here has this door
 
 
 def _curves(axes: Axes, by_distance: np.ndarray, names: list[str], theme: Theme, *, steps: bool = False) -> None:

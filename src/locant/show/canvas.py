@@ -8,13 +8,14 @@ interface is used, never pyplot: no display, no global figure list.
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from locant.errors import InputError
-from locant.files import replacing
+from locant.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,6 +28,7 @@ __all__ = [
 
 SUFFIXES = (".png", ".svg", ".pdf")
 DOTS_PER_INCH = 150
+CLIP_PATH = re.compile(rb"(?<=[\"#])p[0-9a-f]{10}(?=[\")])")
 
 MAGNITUDES = "cividis"
 SIGNED = "RdBu_r"
@@ -51,7 +53,11 @@ LIGHT = Theme(
     paper="#ffffff", ink="#1c2127", muted="#59636e", grid="#e1e5ea", curves=(*OKABE_ITO, "#1c2127", "#8a939d")
 )
 DARK = Theme(
-    paper="#16191d", ink="#e6e9ed", muted="#a1abb6", grid="#31373f", curves=("#3d8fd1", *OKABE_ITO[1:], "#e6e9ed", "#7d8791")
+    paper="#16191d",
+    ink="#e6e9ed",
+    muted="#a1abb6",
+    grid="#31373f",
+    curves=("#3d8fd1", *OKABE_ITO[1:], "#e6e9ed", "#7d8791"),
 )  # the palette's blue is too dark for dark paper
 
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (2, 1)), (0, (10, 2, 2, 2)))
@@ -88,7 +94,9 @@ def require_suffix(path: Path | str) -> None:
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
         known = ", ".join(SUFFIXES)
-        raise InputError(f"got {str(path)!r}, expected a picture's name ending in {known}", str(Path(path).with_suffix(".png")))
+        raise InputError(
+            f"got {str(path)!r}, expected a picture's name ending in {known}", str(Path(path).with_suffix(".png"))
+        )
 
 
 def blank(width: float, height: float, theme: Theme) -> Figure:
@@ -129,21 +137,26 @@ def add_legend(axes: Axes, theme: Theme, *, title: str | None = None, **place: A
 def save(figure: Figure, path: Path | str) -> None:
     """Write a picture as its suffix says; the file appears whole or not at all."""
     require_suffix(path)
-    with replacing(path) as temporary:
-        _write(figure, temporary, Path(path).suffix.lower()[1:])
+    write_whole(path, _rendered(figure, Path(path).suffix.lower()[1:]))
 
 
 def svg(figure: Figure) -> bytes:
     """The picture as SVG, with a transparent ground, to be put into a page."""
-    page = io.BytesIO()
-    _write(figure, page, "svg", transparent=True)
-    return page.getvalue()
+    return _rendered(figure, "svg", transparent=True)
 
 
-def _write(figure: Figure, target: Path | io.BytesIO, kind: str, **options: Any) -> None:
+def _rendered(figure: Figure, kind: str, **options: Any) -> bytes:
     """Without dates and random ids, so that the same picture is the same file."""
     import matplotlib as mpl
 
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}[kind]
+    page = io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": "locant", "pdf.fonttype": 42}):
-        figure.savefig(target, format=kind, dpi=DOTS_PER_INCH, metadata=undated, **options)
+        figure.savefig(page, format=kind, dpi=DOTS_PER_INCH, metadata=undated, **options)
+    return _numbered(page.getvalue()) if kind == "svg" else page.getvalue()
+
+
+def _numbered(drawing: bytes) -> bytes:
+    """Clip paths called by numbers: their names are made from the last digits of the layout, which vary by chance."""
+    names = {name: b"clip%d" % number for number, name in enumerate(dict.fromkeys(CLIP_PATH.findall(drawing)))}
+    return CLIP_PATH.sub(lambda found: names[found[0]], drawing)

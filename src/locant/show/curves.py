@@ -31,7 +31,14 @@ def draw_loss_by_length(summary: Summary, theme: Theme = LIGHT) -> Figure:
     axes.set_xscale("log", base=2)
     axes.set_xticks(summary.lengths, [_length_name(length, summary.train_length) for length in summary.lengths])
     axes.minorticks_off()
-    dress(axes, theme, title=f"Trained at {summary.train_length} tokens, read at more", x="window (tokens)", y="held-out loss (nats per token)", grid=True)
+    dress(
+        axes,
+        theme,
+        title=f"Trained at {summary.train_length} tokens, read at more",
+        x="window (tokens)",
+        y="held-out loss (nats per token)",
+        grid=True,
+    )
     _mark_training_length(axes, summary, theme, summary.train_length, words=False)
     add_legend(axes, theme, title=f"at {summary.lengths[-1]:,}, best first")
     return figure
@@ -44,8 +51,15 @@ def draw_loss_by_position(summary: Summary, theme: Theme = LIGHT) -> Figure:
     for row in summary.ranked(summary.lengths[-1]):
         places, means, low, high = _binned(row)
         _curve(axes, places, means, low, high, _number(summary, row), theme, row.encoding, marker=False)
-    dress(axes, theme, title=f"Within windows of {summary.lengths[-1]:,} tokens", x="position (tokens)", y="held-out loss (nats per token)", grid=True)
-    axes.set_xlim(0, None)
+    dress(
+        axes,
+        theme,
+        title=f"Within windows of {summary.lengths[-1]:,} tokens",
+        x="position (tokens)",
+        y="held-out loss (nats per token)",
+        grid=True,
+    )
+    axes.set_xlim(0, summary.lengths[-1])
     _mark_training_length(axes, summary, theme, summary.train_length, words=True)
     add_legend(axes, theme, title=f"at {summary.lengths[-1]:,}, best first")
     return figure
@@ -57,7 +71,16 @@ def _number(summary: Summary, row: Row) -> int:
 
 
 def _curve(
-    axes: Axes, x: list[float], mean: list[float], low: list[float], high: list[float], number: int, theme: Theme, label: str, *, marker: bool
+    axes: Axes,
+    x: list[float],
+    mean: list[float],
+    low: list[float],
+    high: list[float],
+    number: int,
+    theme: Theme,
+    label: str,
+    *,
+    marker: bool,
 ) -> None:
     look = stroke(number, theme)
     style = {"marker": look.marker, "markersize": 5.5} if marker else {}
@@ -81,7 +104,16 @@ def _mark_training_length(axes: Axes, summary: Summary, theme: Theme, place: flo
         return
     axes.axvline(place, color=theme.muted, linewidth=1, linestyle=(0, (2, 3)), zorder=0)
     if words:
-        axes.annotate(" never seen in training →", (place, 1.0), xycoords=("data", "axes fraction"), va="bottom", fontsize=8.5, color=theme.muted)
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + 0.07 * (high - low))  # room for the words above the curves
+        axes.annotate(
+            " never seen in training →",
+            (place, 0.985),
+            xycoords=("data", "axes fraction"),
+            va="top",
+            fontsize=8.5,
+            color=theme.muted,
+        )
 
 
 def _length_name(length: int, train_length: int) -> str:

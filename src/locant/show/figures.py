@@ -48,12 +48,17 @@ def draw(encoding: PositionEncoding, *, length: int | None = None, theme: Theme 
     """
     length = default_length(encoding) if length is None else length
     if not 2 <= length <= MAX_LENGTH:
-        raise RangeError(f"got length={length}, expected 2 to {MAX_LENGTH} positions", f"length={default_length(encoding)}")
+        raise RangeError(
+            f"got length={length}, expected 2 to {MAX_LENGTH} positions", f"length={default_length(encoding)}"
+        )
     for kind, function in DRAWINGS.items():
         if isinstance(encoding, kind):
             return function(encoding, length, theme)
     name = "nope" if type(encoding) is PositionEncoding else type(encoding).__name__
-    raise InputError(f"got {name}, which has nothing to draw: it embeds, rotates and biases nothing", "one of " + ", ".join(kind.__name__ for kind in DRAWINGS))
+    raise InputError(
+        f"got {name}, which has nothing to draw: it embeds, rotates and biases nothing",
+        "one of " + ", ".join(kind.__name__ for kind in DRAWINGS),
+    )
 
 
 def default_length(encoding: PositionEncoding) -> int:
@@ -68,6 +73,11 @@ def encoding_to_draw(name: str, *, length: int | None = None, **options: int | f
     """
     entry = find(name)
     given = {option: value for option, value in options.items() if value is not None}
-    usual = {"d_model": SHAPE.d_model, "num_heads": SHAPE.num_heads, "head_dim": HEAD_DIM, "max_seq_len": length or SHAPE.max_seq_len}
+    usual = {
+        "d_model": SHAPE.d_model,
+        "num_heads": SHAPE.num_heads,
+        "head_dim": HEAD_DIM,
+        "max_seq_len": length or SHAPE.max_seq_len,
+    }
     sizes = {size: usual[size] for size in entry.sizes}
     return entry.for_model(SHAPE, **{**sizes, **given})

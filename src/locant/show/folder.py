@@ -11,6 +11,7 @@ from typing import Any
 from locant.errors import InputError
 from locant.files import write_whole
 from locant.show.canvas import save
+from locant.show.console import json_text
 from locant.show.curves import draw_loss_by_length, draw_loss_by_position
 from locant.show.report import page
 from locant.show.summary import summarise
@@ -42,7 +43,9 @@ class ReportFolder:
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"got {self.path}, which is a file, as the folder of the report", f"-o {self.path}-report")
         if self.path.is_dir() and any(self.path.iterdir()) and not (self.replaces or force):
-            raise InputError(f"{self.path} holds other things than a report", "another -o, or --force to write beside them")
+            raise InputError(
+                f"{self.path} holds other things than a report", "another -o, or --force to write beside them"
+            )
         self._made = _make(self.path)
         if not os.access(self.path, os.W_OK | os.X_OK):
             raise InputError(f"got {self.path}, where nothing may be written", "a folder that you may write to")
@@ -52,8 +55,8 @@ class ReportFolder:
         return self.path / PAGE
 
     def write_results(self, results: Mapping[str, Any]) -> None:
-        """Put the results so far in the place of the earlier ones; pictures of other results do not stay beside them."""
-        write_whole(self.path / RESULTS, json.dumps(results, indent=1, allow_nan=False) + "\n")
+        """Put the results so far in the place of earlier ones; pictures of other results do not stay beside them."""
+        write_whole(self.path / RESULTS, json_text(results))
         if not self._began:
             self._began = True
             for name in (PAGE, BY_LENGTH, BY_POSITION) if self.replaces else ():

@@ -24,17 +24,20 @@ def read(summary: Summary) -> list[str]:
 
 def _winner(summary: Summary, length: int) -> str:
     best = summary.best(length)
-    if best is None:
+    cell = best.by_length[length] if best else None
+    if best is None or cell is None:
         return f"No encoding has a finite loss at {length:,} tokens."
-    cell = best.by_length[length]
-    assert cell is not None, "the best has a loss"
     times = length / summary.train_length
     where = "the length it was trained at" if times == 1 else f"{times:g} times the training length"
     loss = f"{cell.mean:.3f} nats per token (perplexity {_perplexity(cell.mean)})"
     if len(summary.rows) == 1:
         return f"At {length:,} tokens, {where}, {best.encoding} has a held-out loss of {loss}."
     ties = [row.encoding for row in summary.rows if row is not best and _overlap(cell, row.by_length[length])]
-    close = f"; {_and(ties)} {'is' if len(ties) == 1 else 'are'} no farther from it than seeds are from each other" if ties else ""
+    close = (
+        f"; {_and(ties)} {'is' if len(ties) == 1 else 'are'} no farther from it than seeds are from each other"
+        if ties
+        else ""
+    )
     return f"At {length:,} tokens, {where}, {best.encoding} has the lowest held-out loss: {loss}{close}."
 
 
@@ -56,16 +59,23 @@ def _trends(summary: Summary, longest: int) -> list[str]:
         f"gets somewhat worse {span}": [name for name in known if 1 + LEVEL < known[name] <= 1 + CLEAR],
         f"gets clearly worse {span}": [name for name in known if known[name] > 1 + CLEAR],
     }
-    return [f"{words[0].upper()}{words[1:]}: {_and([f'{name} (×{known[name]:.2f})' for name in names])}." for words, names in groups.items() if names]
+    return [
+        f"{words[0].upper()}{words[1:]}: {_and([f'{name} (×{known[name]:.2f})' for name in names])}."
+        for words, names in groups.items()
+        if names
+    ]
 
 
 def _turning_points(summary: Summary) -> list[str]:
     """Where, within the longest windows, the loss of an encoding leaves the level of its training length for good."""
-    found = {row.encoding: place for row in summary.rows if (place := _turning_point(row, summary.train_length)) is not None}
+    found = {
+        row.encoding: place for row in summary.rows if (place := _turning_point(row, summary.train_length)) is not None
+    }
     if not found:
         return []
     places = _and([f"{name} from about position {place:,}" for name, place in found.items()])
-    return [f"By position, the loss rises more than {CLEAR:.0%} above its level within the training length and stays there: {places}."]
+    level = f"more than {CLEAR:.0%} above its level within the training length"
+    return [f"By position, the loss rises {level} and stays there: {places}."]
 
 
 def _turning_point(row: Row, train_length: int) -> int | None:
@@ -89,7 +99,10 @@ def _missing(summary: Summary) -> list[str]:
 def _caution(summary: Summary) -> str:
     if summary.num_seeds == 1:
         return "One seed was trained, so there is no spread: small differences may be chance."
-    return f"Spread is over {summary.num_seeds} seeds of a small model: it shows what training luck does, not what a larger model would."
+    return (
+        f"Spread is over {summary.num_seeds} seeds of a small model: "
+        "it shows what training luck does, not what a larger model would."
+    )
 
 
 def _perplexity(loss: float) -> str:

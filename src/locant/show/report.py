@@ -55,7 +55,10 @@ def _list(sentences: Iterable[str]) -> str:
 def _facts(summary: Summary, settings: Mapping[str, Any]) -> str:
     """What was done, in one line under the title."""
     text = settings.get("text", {})
-    facts = [f"{len(summary.rows)} encodings", f"{summary.num_seeds} {'seed' if summary.num_seeds == 1 else 'seeds'} each"]
+    facts = [
+        f"{len(summary.rows)} encodings",
+        f"{summary.num_seeds} {'seed' if summary.num_seeds == 1 else 'seeds'} each",
+    ]
     if "num_steps" in settings:
         facts.append(f"{settings['num_steps']:,} steps")
     if text:
@@ -66,17 +69,21 @@ def _facts(summary: Summary, settings: Mapping[str, Any]) -> str:
 def _losses(summary: Summary) -> str:
     """Mean and standard deviation of every encoding at every length, best first at the longest."""
     best = {length: row.encoding for length in summary.lengths if (row := summary.best(length))}
-    head = "".join(f'<th scope="col">{length:,}<small>{length / summary.train_length:g}×</small></th>' for length in summary.lengths)
+    head = "".join(
+        f'<th scope="col">{length:,}<small>{length / summary.train_length:g}×</small></th>'
+        for length in summary.lengths
+    )
     rows = []
     for row in summary.ranked(summary.lengths[-1]):
         cells = [_loss(row, length, summary, marked=best.get(length) == row.encoding) for length in summary.lengths]
         rows.append(f'<tr><th scope="row">{escape(row.encoding)}</th>{"".join(cells)}</tr>')
-    note = "Nats per token on held-out text, mean" + (" ± standard deviation over seeds" if summary.num_seeds > 1 else "")
+    note = "Nats per token on held-out text, mean" + (
+        " ± standard deviation over seeds" if summary.num_seeds > 1 else ""
+    )
     note += f"; below, the ratio to the loss at {summary.base_length:,}. The lowest of each column is bold and marked."
     return (
-        f'<div class="scroll"><table class="losses">\n<thead><tr><th scope="col">encoding</th>{head}</tr></thead>\n<tbody>\n'
-        + "\n".join(rows)
-        + f'\n</tbody>\n</table></div>\n<p class="note">{escape(note)}</p>'
+        f'<div class="scroll"><table class="losses">\n<thead><tr><th scope="col">encoding</th>{head}</tr></thead>\n'
+        "<tbody>\n" + "\n".join(rows) + f'\n</tbody>\n</table></div>\n<p class="note">{escape(note)}</p>'
     )
 
 
@@ -94,7 +101,10 @@ def _loss(row: Row, length: int, summary: Summary, *, marked: bool) -> str:
 def _pictures(summary: Summary) -> str:
     band = "The band goes from the lowest to the highest seed. " if summary.num_seeds > 1 else ""
     by_length = "Loss against the length of the window. " + band + "The dotted line is the training length."
-    by_position = f"Loss against the position within windows of {summary.lengths[-1]:,} tokens. {band}Right of the dotted line are positions that training never showed."
+    by_position = (
+        f"Loss against the position within windows of {summary.lengths[-1]:,} tokens. {band}"
+        "Right of the dotted line are positions that training never showed."
+    )
     return _picture(draw_loss_by_length, summary, by_length) + _picture(draw_loss_by_position, summary, by_position)
 
 
@@ -104,7 +114,8 @@ def _picture(function: Callable[[Summary, Theme], Figure], summary: Summary, cap
     kind = "data:image/svg+xml;base64,"
     return (
         f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{kind}{dark}">'
-        f'<img src="{kind}{light}" alt="{escape(caption)}"></picture><figcaption>{escape(caption)}</figcaption></figure>\n'
+        f'<img src="{kind}{light}" alt="{escape(caption)}"></picture>'
+        f"<figcaption>{escape(caption)}</figcaption></figure>\n"
     )
 
 
@@ -120,26 +131,39 @@ def _how(results: Mapping[str, Any]) -> str:
 
 
 def _facts_table(facts: Mapping[str, Any]) -> str:
-    rows = [f'<tr><th scope="row">{escape(name.replace("_", " "))}</th><td>{escape(_plain(value))}</td></tr>' for name, value in facts.items()]
+    rows = [
+        f'<tr><th scope="row">{escape(name.replace("_", " "))}</th><td>{escape(_plain(value))}</td></tr>'
+        for name, value in facts.items()
+    ]
     return '<table class="settings"><tbody>\n' + "\n".join(rows) + "\n</tbody></table>"
 
 
 def _plain(value: object) -> str:
+    if value is None or value in ("", [], ()):
+        return "–"
     if isinstance(value, (list, tuple)):
-        return ", ".join(str(part) for part in value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return "–" if value is None else str(value)
+        return ", ".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _runs(records: Iterable[Mapping[str, Any]]) -> str:
     """One row per training, with the losses as they were measured."""
     records = list(records)
     lengths = sorted({int(length) for record in records for length in record["loss_by_length"]})
-    head = "".join(f'<th scope="col">{name}</th>' for name in ["encoding", "seed", *(f"{length:,}" for length in lengths)])
+    head = "".join(
+        f'<th scope="col">{name}</th>' for name in ["encoding", "seed", *(f"{length:,}" for length in lengths)]
+    )
     rows = []
     for record in records:
         losses = [Cell.of([record["loss_by_length"].get(str(length))]) for length in lengths]
-        cells = [escape(record["encoding"]), str(record["seed"]), *(f"{loss.mean:.4f}" if loss else "–" for loss in losses)]
+        cells = [
+            escape(record["encoding"]),
+            str(record["seed"]),
+            *(f"{loss.mean:.4f}" if loss else "–" for loss in losses),
+        ]
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n' + "\n".join(rows) + "\n</tbody></table></div>"
+    return (
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n'
+        + "\n".join(rows)
+        + "\n</tbody></table></div>"
+    )

@@ -26,7 +26,8 @@ OPTIONS: Mapping[str, str] = {
 def command(settings: Mapping[str, Any]) -> str:
     """A line for a shell.
 
-    >>> command({"seeds": [0, 1], "minutes": 2.0, "num_steps": 170, "text": {"files": ["my text.txt"], "tokenizer": "bytes"}})
+    >>> text = {"files": ["my text.txt"], "tokenizer": "bytes"}
+    >>> command({"seeds": [0, 1], "minutes": 2.0, "num_steps": 170, "text": text})
     "locant compare 'my text.txt' --tokenizer bytes --seeds 0,1 --steps 170"
     """
     text = settings.get("text", {})

@@ -18,21 +18,23 @@ li { margin: .3rem 0; }
 .note, figcaption { font-size: .9rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .42rem .9rem .42rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--grid); }
+th, td { padding: .42rem .6rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--grid); }
 thead th { font-weight: 600; border-bottom: 2px solid var(--grid); white-space: nowrap; }
 thead small, td small { display: block; font-weight: 400; color: var(--muted); font-size: .82rem; }
 .losses { width: 100%; }
 .losses th + th, .losses td { text-align: right; white-space: nowrap; }
-.losses td:last-child, .losses th:last-child { padding-right: .4rem; }
+tr > :first-child { padding-left: 0; }
 .best { font-weight: 700; background: var(--mark); }
 .best small { color: var(--ink); }
 .settings th { font-weight: 400; color: var(--muted); white-space: nowrap; padding-right: 2rem; }
 .settings td { overflow-wrap: anywhere; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); gap: 0 3rem; }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); gap: 1.5rem 3rem;
+  align-items: start; }
 .pair table { width: 100%; }
 figure { margin: .4rem 0 1.4rem; }
 figure img { width: 100%; height: auto; display: block; }
-pre { background: var(--mark); padding: .9rem 1rem; border-radius: .4rem; white-space: pre-wrap; overflow-wrap: anywhere;
+pre { background: var(--mark); padding: .9rem 1rem; border-radius: .4rem;
+  white-space: pre-wrap; overflow-wrap: anywhere;
   font: .9rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 summary { cursor: pointer; color: var(--muted); }
 details table { margin-top: .8rem; }

@@ -94,7 +94,11 @@ def summarise(results: Mapping[str, Any]) -> Summary:
 
 
 def _row(name: str, records: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> Row:
-    by_length = {length: Cell.of([record["loss_by_length"].get(str(length)) for record in records]) for length in lengths}
+    by_length = {
+        length: Cell.of([record["loss_by_length"].get(str(length)) for record in records]) for length in lengths
+    }
     positions = min(len(record["loss_by_position"]) for record in records)
-    by_position = tuple(Cell.of([record["loss_by_position"][place] for record in records]) for place in range(positions))
+    by_position = tuple(
+        Cell.of([record["loss_by_position"][place] for record in records]) for place in range(positions)
+    )
     return Row(encoding=name, num_seeds=len(records), by_length=by_length, by_position=by_position)

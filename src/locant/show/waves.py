@@ -46,13 +46,19 @@ def draw_rotary(encoding: Rotary, length: int, theme: Theme = LIGHT) -> Figure:
     (top, middle, bottom), (side, middle_side, key) = _rows_with_sides(figure, (3, 3, 2.4))
     bar = _bar(_map(top, np.arctan2(sin, cos).T, ANGLES, -math.pi, math.pi), side, theme, "angle (radians)")
     bar.set_ticks([-math.pi, -math.pi / 2, 0, math.pi / 2, math.pi], labels=["−π", "−π/2", "0", "π/2", "π"])
-    size = f"{encoding.rotary_dim} of {encoding.head_dim} dimensions" if encoding.rotary_dim < encoding.head_dim else f"head_dim {encoding.head_dim}"
+    size = (
+        f"{encoding.rotary_dim} of {encoding.head_dim} dimensions"
+        if encoding.rotary_dim < encoding.head_dim
+        else f"head_dim {encoding.head_dim}"
+    )
     title = f"Rotary positions, {size}, base {encoding.base:g}: the angle by which each pair is turned"
     dress(top, theme, title=title, x="", y="pair")
     _bar(_map(middle, cos.T, SIGNED, -1, 1), middle_side, theme, "cosine")
     dress(middle, theme, title="Its cosine", x="", y="pair")
     for number, pair in enumerate(_spread(encoding.rotary_dim // 2)):
-        _curve(bottom, cos[:, pair], number, theme, f"{pair}: every {_period(float(encoding.angles.frequencies[pair]))}")
+        _curve(
+            bottom, cos[:, pair], number, theme, f"{pair}: every {_period(float(encoding.angles.frequencies[pair]))}"
+        )
     dress(bottom, theme, title="The cosine of a few pairs", x="position (tokens)", y="cosine", grid=True)
     _key(bottom, key, theme, "pair: one turn in tokens")
     return figure
@@ -93,10 +99,10 @@ def _bar(image: AxesImage, side: Axes | None, theme: Theme, label: str) -> Color
     place: dict[str, Any] = {"ax": image.axes, "pad": 0.02, "fraction": 0.05}
     if side is not None:
         place = {"cax": side.inset_axes((0.0, 0.0, 0.09, 1.0))}
-    bar = image.axes.figure.colorbar(image, **place)  # type: ignore[union-attr]
+    bar = image.axes.figure.colorbar(image, **place)
     bar.set_label(label, fontsize=9, color=theme.muted)
     bar.ax.tick_params(colors=theme.muted, labelsize=8.5)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     return bar
 
 

@@ -1,0 +1,26 @@
+"""The command line: one verb per file, each reading its options and calling the rooms below.
+
+Results go to stdout, talk and progress to stderr. Exit codes: 0; 2 for what you can change (one line says how); 1 for a
+mistake of this package; 130 after Ctrl-C; 141 where the reader of stdout went away. ``LOCANT_TRACEBACK=1`` shows the
+traceback of any of them.
+"""
+
+from locant.cli.errors import VerbGroup
+from locant.cli.options import show_version
+
+__all__ = ["main"]
+
+VERBS = {
+    "embed": "Turn text into ids, windows and embeddings, and show what flowed.",
+    "compare": "Train every encoding at a short length, and read at longer ones.",
+    "plot": "Draw a picture of an encoding.",
+    "list": "List every encoding: door, parameters, reach, users, paper.",
+}
+
+main = VerbGroup(
+    name="locant",
+    verbs=VERBS,
+    params=[show_version],
+    help="Raw text to attention-ready tensors, with every position encoding behind one interface.",
+    epilog="Nothing touches the network unless --download is given.",
+)

@@ -1,0 +1,22 @@
+"""``locant list``."""
+
+from __future__ import annotations
+
+import click
+
+from locant.cli.options import as_json
+
+__all__ = ["verb"]
+
+
+@click.command("list")
+@as_json
+def verb(as_json: bool) -> None:
+    """List every encoding: door, parameters, reach, users, paper."""
+    from locant.show.console import print_json
+    from locant.show.listing import catalog_facts, print_catalog
+
+    if as_json:
+        print_json(catalog_facts())
+    else:
+        print_catalog()

@@ -1,0 +1,84 @@
+"""Which heads a module holds: all of them, or the share of one rank under tensor parallelism.
+
+A rank that takes the first slopes or the first columns of a table for its own heads is a mistake that no shape betrays.
+So an encoding with anything per head is told all heads and which of them are its own, and draws its parameters for
+all of them: ranks with one seed hold slices of one and the same model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from locant.errors import RangeError, ShapeError
+
+__all__ = ["Heads", "for_query_heads"]
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads of a model, and those that live here.
+
+    >>> Heads.of(8, slice(2, 4))
+    Heads(num_heads=8, mine=range(2, 4))
+    """
+
+    num_heads: int
+    mine: range
+
+    @classmethod
+    def of(cls, num_heads: int, head_slice: slice | None = None) -> Heads:
+        """`head_slice` as for a list of all heads; ``None``: all of them."""
+        if num_heads < 1:
+            raise RangeError(f"got num_heads={num_heads}, expected 1 or more", "the number of query heads")
+        mine = range(num_heads) if head_slice is None else range(num_heads)[head_slice]
+        beyond = head_slice is not None and max(head_slice.start or 0, head_slice.stop or 0) > num_heads
+        if not mine or beyond:
+            raise RangeError(
+                f"got head_slice={head_slice}, expected some of {num_heads} heads",
+                f"slice(rank * n, (rank + 1) * n) with n = {num_heads} // number of ranks",
+            )
+        return cls(num_heads, mine)
+
+    def __len__(self) -> int:
+        return len(self.mine)
+
+    def own(self, full: Tensor, dim: int = 0) -> Tensor:
+        """The part of a tensor over all heads that belongs to the heads here."""
+        return full.index_select(dim, torch.tensor(list(self.mine), device=full.device))
+
+    def fill(self, parameter: nn.Parameter, full: Tensor, dim: int = 0) -> None:
+        """Set a parameter of the heads here from its values for all heads."""
+        with torch.no_grad():
+            parameter.copy_(self.own(full, dim))
+
+    def require(self, owner: nn.Module, q: Tensor) -> None:
+        """Raise unless `q` has the heads that are here."""
+        if q.ndim != 4 or q.shape[1] != len(self):
+            raise ShapeError(
+                f"got q of shape {tuple(q.shape)}, "
+                f"{type(owner).__name__}({self}) expects (batch, {len(self)}, query, head_dim)",
+                f"{type(owner).__name__} built with the number of query heads"
+                + ("" if len(self) == self.num_heads else ", and the head_slice of this rank"),
+            )
+
+    def __str__(self) -> str:
+        if self.mine == range(self.num_heads):
+            return f"num_heads={self.num_heads}"
+        step = "" if self.mine.step == 1 else f", {self.mine.step}"
+        return f"num_heads={self.num_heads}, head_slice=slice({self.mine.start}, {self.mine.stop}{step})"
+
+
+def for_query_heads(
+    k: Float[Tensor, "batch kv_heads key head_dim"], num_heads: int
+) -> Float[Tensor, "batch heads key head_dim"]:
+    """The keys that each query head looks at: under grouped-query attention, neighbouring heads share them."""
+    if k.ndim != 4 or k.shape[1] == 0 or num_heads % k.shape[1]:
+        raise ShapeError(
+            f"got k of shape {tuple(k.shape)} for {num_heads} query heads, expected a number of heads that divides it",
+            "each key head serving the same number of query heads",
+        )
+    return k if k.shape[1] == num_heads else k.repeat_interleave(num_heads // k.shape[1], dim=1)

@@ -1,0 +1,28 @@
+"""The distance of a query slot from a key slot, as a function of slots: what a FlexAttention score function asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from locant.positions.where import Positions
+
+__all__ = ["StepMod", "step_mod"]
+
+StepMod = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""``(batch, query, key) -> query index minus key index``, all three broadcast."""
+
+
+def step_mod(q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None, owner: str) -> StepMod:
+    """What `distances` holds for all pairs, for one pair at a time; nothing as large as all pairs is made."""
+    keys = positions if k_positions is None else k_positions
+    for name, x, where in (("q", q, positions), ("k", k, keys)):
+        where.require_single_axis(owner)
+        where.require_fits(x.shape[0], x.shape[2], x.device, name)
+    q_index, k_index = positions.expand(q.shape[0]).index, keys.expand(k.shape[0]).index
+
+    def steps(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return q_index[batch, query] - k_index[batch, key]
+
+    return steps

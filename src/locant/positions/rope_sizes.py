@@ -1,0 +1,157 @@
+"""The numbers of a configuration outside its dictionary of rope parameters: base, sizes, sections, layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from locant.errors import InputError
+from locant.kernels.rotary import Layout
+from locant.positions.rope_dialects import DIALECTS, Dialect
+from locant.positions.rope_types import Lengths, integer, number
+
+__all__ = [
+    "HEADS", "LENGTHS", "TRAINED", "WIDTHS", "Config", "base_of", "head_dim_of", "layout_of", "lengths_of", "one_of",
+    "rotary_dim_of", "sections_of",
+]  # fmt: skip
+
+Config = Mapping[str, Any]
+
+WIDTHS = ("hidden_size", "n_embd", "d_model", "n_embed")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+TRAINED = "original_max_position_embeddings"
+
+
+def one_of(config: Config, *keys: str) -> Any:
+    """The value of whichever of these synonyms is there, or ``None``; two that differ raise."""
+    return _agreed({key: config[key] for key in keys if config.get(key) is not None})
+
+
+def lengths_of(config: Config) -> Lengths:
+    """The longest sequence, and the trained one where it is said apart."""
+    longest, trained = one_of(config, *LENGTHS), config.get(TRAINED)
+    return Lengths(
+        longest=None if longest is None else integer(LENGTHS[0], longest),
+        trained=None if trained is None else integer(TRAINED, trained),
+    )
+
+
+def base_of(config: Config, rope: Config, dialect: Dialect, layer_type: str | None) -> float:
+    """The base of the frequencies, which has no default but where the modeling code knows no other."""
+    said = {key: config[key] for key in dialect.base_keys_of(layer_type) if key in config}
+    if rope.get("rope_theta") is not None:
+        said["rope_theta of the rope parameters"] = rope["rope_theta"]
+    base = dialect.fixed_base if dialect.fixed_base is not None else _agreed(said)
+    if base is None:
+        raise InputError(
+            f"got a configuration without {dialect.base_keys_of(layer_type)[-1]}, the base of the frequencies",
+            "the base that the model was trained with, or a configuration object, which knows its class's default",
+        )
+    return number("rope_theta", base)
+
+
+def head_dim_of(config: Config, dialect: Dialect, layer_type: str | None) -> int:
+    """The width of a head, or of that part of it that is turned in multi-head latent attention."""
+    stated = _head_dim_of_layers(config, dialect, layer_type) or config.get(dialect.head_dim_key)
+    if stated is not None:
+        return integer(dialect.head_dim_key, stated)
+    width, heads = one_of(config, *WIDTHS), one_of(config, *HEADS)
+    if dialect.head_dim_key != "head_dim" or width is None or heads is None:
+        remedy = "it, or hidden_size and num_attention_heads" if dialect.head_dim_key == "head_dim" else "it"
+        raise InputError(f"got a configuration without {dialect.head_dim_key}", remedy)
+    width, heads = integer("hidden_size", width), integer("num_attention_heads", heads)
+    if width % heads:
+        raise InputError(f"got hidden_size={width} for {heads} heads, expected a multiple", "head_dim, which is clear")
+    return width // heads
+
+
+def rotary_dim_of(config: Config, rope: Config, dialect: Dialect, head_dim: int) -> int:
+    """How many dimensions are turned; a share of the head is rounded down, as the reference does."""
+    said = {key: config[key] for key in dialect.share_keys if key in config and key != "rotary_dim"}
+    if rope.get("partial_rotary_factor") is not None:
+        said["partial_rotary_factor of the rope parameters"] = rope["partial_rotary_factor"]
+    share = _agreed(said)
+    dims = {} if share is None else {f"int({head_dim} x {share})": int(head_dim * number("the share", share))}
+    if "rotary_dim" in config and "rotary_dim" in dialect.share_keys:
+        dims["rotary_dim"] = integer("rotary_dim", config["rotary_dim"])
+    if not dims and dialect.share_required:
+        raise InputError(
+            f"got a {config['model_type']} configuration without {' or '.join(dialect.share_keys)}, though it turns a "
+            "part of each head",
+            f"{dialect.share_keys[0]!r}, as the model was trained with",
+        )
+    return _agreed(dims) if dims else head_dim
+
+
+def sections_of(config: Config, rope: Config, dialect: Dialect) -> tuple[int, ...] | None:
+    """Pairs per position axis, for models that read images or video."""
+    sections = rope.get("mrope_section")
+    if rope.get("mrope_interleaved"):
+        raise InputError("got mrope_interleaved, expected a section of pairs for each axis", "a model without it")
+    if sections is None:
+        if dialect.sections_required:
+            raise InputError(f"got a {config['model_type']} configuration without mrope_section", "'mrope_section'")
+        return None
+    if dialect.refused_sections:
+        raise InputError(f"got mrope_section of {config['model_type']}: {dialect.refused_sections}", "another model")
+    if not isinstance(sections, Sequence) or isinstance(sections, str):
+        raise InputError(f"got mrope_section={sections!r}, expected a list", "pairs per axis, such as [16, 24, 24]")
+    return tuple(integer("mrope_section", section) for section in sections)
+
+
+def layout_of(config: Config, dialect: Dialect, layout: Layout | None) -> Layout:
+    """Which dimensions form a pair: what was asked for, what the configuration says, or what the architecture does."""
+    named = _named_layout(config)
+    if layout is not None:
+        return layout
+    if dialect.layout is None:
+        if named is None:
+            raise InputError(
+                f"got model_type={config.get('model_type')!r}, whose layout is not known; known are "
+                + ", ".join(sorted(DIALECTS)),
+                "layout='half' or 'interleaved', as its weights were trained with",
+            )
+        return named
+    if named not in (None, dialect.layout) and not dialect.interleave_key:
+        raise InputError(
+            f"got rope_interleave={config['rope_interleave']} for {config['model_type']}, whose layout is "
+            f"{dialect.layout!r} whatever is said",
+            f"weights converted to {dialect.layout!r}, and no rope_interleave",
+        )
+    return named or dialect.layout
+
+
+def _named_layout(config: Config) -> Layout | None:
+    said = config.get("rope_interleave")
+    if said is None:
+        return None
+    if not isinstance(said, bool):
+        raise InputError(f"got rope_interleave={said!r}, expected true or false", "a boolean")
+    return "interleaved" if said else "half"
+
+
+def _head_dim_of_layers(config: Config, dialect: Dialect, layer_type: str | None) -> Any:
+    """What layers of this type have of their own (Gemma 4: wider heads where attention is full)."""
+    if dialect.full_head_dim_key is None:
+        return None
+    layers = config.get("per_layer_config", {})
+    widths = {
+        f"head_dim of layer {place}": layer["head_dim"]
+        for place, layer in layers.items()
+        if config["layer_types"][int(place)] == layer_type and "head_dim" in layer
+    }
+    if layer_type == "full_attention" and dialect.full_head_dim_key in config:
+        widths[dialect.full_head_dim_key] = config[dialect.full_head_dim_key]
+    if layer_type == "full_attention" and not widths:
+        raise InputError(f"got a configuration without {dialect.full_head_dim_key}", "it, or per_layer_config")
+    return _agreed(widths)
+
+
+def _agreed(said: Mapping[str, Any]) -> Any:
+    """The one value that all of these say; ``None`` where nothing is said."""
+    values = list(said.values())
+    if any(value != values[0] for value in values):
+        got = " and ".join(f"{key}={value}" for key, value in said.items())
+        raise InputError(f"got {got}, expected one value", "a configuration that says it once")
+    return values[0] if values else None

@@ -1,0 +1,251 @@
+"""The dictionaries of rope parameters in Hugging Face configurations, and the scalings they stand for, both ways.
+
+A key is honoured or refused by name. Refused are: a key that its type does not read; a key whose effect another key
+takes away; and a pair of keys that two widely used programs read differently.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from locant.errors import InputError
+from locant.positions.scaling import (
+    DynamicNTK,
+    Linear,
+    Llama3,
+    LongRoPE,
+    Proportional,
+    Scaling,
+    Unscaled,
+    YaRN,
+)
+
+__all__ = ["ROPE_TYPES", "Lengths", "RopeType", "integer", "number", "read_scaling", "rope_type_of", "write_scaling"]
+
+FIELDS = {
+    "original_max_position_embeddings": "original_max_seq_len",
+    "partial_rotary_factor": "rotated_share",
+}
+"""Keys of configurations that our dataclasses call otherwise."""
+
+OUTSIDE = ("type", "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
+"""Keys in any dictionary of rope parameters that say something other than the scaling."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeType:
+    """One value of ``rope_type``, and the keys that it reads."""
+
+    name: str
+    scaling: type[Scaling]
+    required: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return self.required + self.optional
+
+
+ROPE_TYPES: Mapping[str, RopeType] = {
+    rope_type.name: rope_type
+    for rope_type in (
+        RopeType(name="default", scaling=Unscaled),
+        RopeType(name="linear", scaling=Linear, required=("factor",)),
+        RopeType(
+            name="dynamic", scaling=DynamicNTK, required=("factor",), optional=("original_max_position_embeddings",)
+        ),
+        RopeType(
+            name="yarn",
+            scaling=YaRN,
+            required=("factor", "original_max_position_embeddings"),
+            optional=("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"),
+        ),
+        RopeType(
+            name="longrope",
+            scaling=LongRoPE,
+            required=("short_factor", "long_factor", "original_max_position_embeddings"),
+            optional=("factor", "attention_factor"),
+        ),
+        RopeType(
+            name="llama3",
+            scaling=Llama3,
+            required=("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+        ),
+        RopeType(name="proportional", scaling=Proportional, required=("partial_rotary_factor",), optional=("factor",)),
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """What stands outside the dictionary: the longest sequence, and the one that the model was trained with."""
+
+    longest: int | None
+    trained: int | None
+
+    def ratio_to(self, trained: int) -> float:
+        """The factor by which `longest` exceeds `trained`."""
+        if self.longest is None:
+            raise InputError("got no factor and no max_position_embeddings to derive it from", "factor=...")
+        return self.longest / trained
+
+
+def rope_type_of(rope: Mapping[str, Any], aliases: Mapping[str, str]) -> RopeType:
+    """The type that a dictionary names, as ``rope_type`` or in the older way as ``type``."""
+    names = [rope[key] for key in ("rope_type", "type") if rope.get(key) is not None]
+    resolved = {aliases.get(name, name) for name in names if isinstance(name, str)}
+    if len(resolved) > 1 or not all(isinstance(name, str) for name in names):
+        raise InputError(f"got the types {names} in rope parameters, expected one name", "rope_type alone")
+    name = resolved.pop() if resolved else "default"
+    if name not in ROPE_TYPES:
+        raise InputError(f"got rope_type {name!r}, expected one of {', '.join(ROPE_TYPES)}", "one of these names")
+    return ROPE_TYPES[name]
+
+
+def read_scaling(rope: Mapping[str, Any], rope_type: RopeType, lengths: Lengths) -> Scaling:
+    """The scaling that a dictionary of rope parameters describes; an `InputError` names the key that is wrong."""
+    given = _given(rope, rope_type)
+    _require_known(given, rope_type)
+    _settle_original(given, rope_type, lengths)
+    missing = [key for key in rope_type.required if key not in given]
+    if missing:
+        raise InputError(
+            f"got rope parameters of type {rope_type.name!r} without {' and '.join(missing)}",
+            f"the value the model was trained with, as {missing[0]!r}",
+        )
+    CHECKS.get(rope_type.name, _nothing)(given, lengths)
+    read = {key: READERS[key](key, value) for key, value in given.items() if value is not None}
+    return rope_type.scaling(**{FIELDS.get(key, key): value for key, value in read.items()})
+
+
+def write_scaling(scaling: Scaling) -> dict[str, Any]:
+    """The dictionary of a scaling, without its base; fields that have no effect are left out."""
+    for rope_type in ROPE_TYPES.values():
+        if type(scaling) is rope_type.scaling:
+            fields = {key: getattr(scaling, FIELDS.get(key, key)) for key in rope_type.keys}
+            break
+    else:
+        raise InputError(
+            f"got {type(scaling).__name__}, which no configuration can express",
+            f"one of {', '.join(known.scaling.__name__ for known in ROPE_TYPES.values())}",
+        )
+    idle = ("mscale", "mscale_all_dim") if isinstance(scaling, YaRN) and not _uses_mscale(scaling) else ()
+    written = {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
+    kept = {key: value for key, value in written.items() if value is not None and key not in idle}
+    if isinstance(scaling, DynamicNTK):
+        del kept["original_max_position_embeddings"]  # the reference reads max_position_embeddings
+    return {"rope_type": rope_type.name, **kept}
+
+
+def number(key: str, value: object) -> float:
+    """`value`, if it is a finite number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise InputError(f"got {key}={value!r}, expected a number", f"a finite number for {key!r}")
+    return float(value)
+
+
+def integer(key: str, value: object) -> int:
+    """`value`, if it is a whole number above 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value // 1 or value < 1:
+        raise InputError(f"got {key}={value!r}, expected an integer of 1 or more", f"an integer for {key!r}")
+    return int(value)
+
+
+def _flag(key: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InputError(f"got {key}={value!r}, expected true or false", f"a boolean for {key!r}")
+    return value
+
+
+def _factors(key: str, value: object) -> tuple[float, ...]:
+    if not isinstance(value, (list, tuple)) or not value:
+        raise InputError(f"got {key}={value!r}, expected a list of numbers", "one number per pair of dimensions")
+    return tuple(number(f"{key}[{place}]", one) for place, one in enumerate(value))
+
+
+READERS: Mapping[str, Callable[[str, object], Any]] = {
+    "factor": number, "beta_fast": number, "beta_slow": number, "attention_factor": number, "mscale": number,
+    "mscale_all_dim": number, "low_freq_factor": number, "high_freq_factor": number, "partial_rotary_factor": number,
+    "original_max_position_embeddings": integer, "truncate": _flag, "short_factor": _factors, "long_factor": _factors,
+}  # fmt: skip
+
+
+def _given(rope: Mapping[str, Any], rope_type: RopeType) -> dict[str, Any]:
+    """The keys that concern the scaling. A null means absent, but for the factor of YaRN, which it says to derive."""
+    keeps_null = {"factor"} if rope_type.name == "yarn" else set[str]()
+    elsewhere = set(OUTSIDE) - set(rope_type.keys)
+    return {
+        key: value for key, value in rope.items() if key not in elsewhere and (value is not None or key in keeps_null)
+    }
+
+
+def _require_known(given: Mapping[str, Any], rope_type: RopeType) -> None:
+    unknown = [key for key in given if key not in rope_type.keys]
+    if unknown:
+        reads = ", ".join(rope_type.keys) or "nothing but rope_theta"
+        raise InputError(
+            f"got {' and '.join(map(repr, unknown))} in rope parameters of type {rope_type.name!r}, "
+            f"which reads {reads}",
+            f"the configuration without {unknown[0]!r}, if it was without effect, or another rope_type",
+        )
+
+
+def _settle_original(given: dict[str, Any], rope_type: RopeType, lengths: Lengths) -> None:
+    """The trained length may stand in the dictionary, beside it, or be the longest one (dynamic); but not be two."""
+    key = "original_max_position_embeddings"
+    outside = lengths.longest if rope_type.name == "dynamic" else lengths.trained
+    if key not in rope_type.keys or outside is None:
+        if rope_type.name == "dynamic":
+            raise InputError(
+                "got rope parameters of type 'dynamic' without max_position_embeddings", "the trained length"
+            )
+        return
+    if given.setdefault(key, outside) != outside:
+        where = "max_position_embeddings" if rope_type.name == "dynamic" else f"{key} outside the rope parameters"
+        raise InputError(f"got {key}={given[key]} and {where}={outside}, expected one value", f"{key}={outside}")
+
+
+def _check_yarn(given: dict[str, Any], lengths: Lengths) -> None:
+    if given["factor"] is None:
+        given["factor"] = lengths.ratio_to(
+            integer("original_max_position_embeddings", given["original_max_position_embeddings"])
+        )
+    weights = [key for key in ("mscale", "mscale_all_dim") if key in given]
+    if weights and "attention_factor" in given:
+        raise InputError(
+            f"got attention_factor and {' and '.join(weights)}, of which only attention_factor would count",
+            f"the configuration without {' and '.join(weights)}",
+        )
+    if weights and not (len(weights) == 2 and all(number(key, given[key]) > 0 for key in weights)):
+        got = ", ".join(f"{key}={given[key]}" for key in weights)
+        raise InputError(
+            f"got {got}, expected both mscale and mscale_all_dim above 0, or neither: alone, DeepSeek's code reads one "
+            "and transformers does not",
+            "attention_factor, which says the number itself",
+        )
+
+
+def _check_longrope(given: dict[str, Any], lengths: Lengths) -> None:
+    trained = integer("original_max_position_embeddings", given["original_max_position_embeddings"])
+    if "factor" not in given:
+        given["factor"] = lengths.ratio_to(trained)
+    elif "attention_factor" in given and round(number("factor", given["factor"]) * trained) != lengths.longest:
+        raise InputError(
+            f"got factor={given['factor']} and attention_factor, of which only attention_factor would count, and "
+            f"max_position_embeddings={lengths.longest} instead of factor x {trained}",
+            "the configuration without factor",
+        )
+
+
+def _nothing(given: dict[str, Any], lengths: Lengths) -> None:
+    """Most types have no keys that act on each other."""
+
+
+CHECKS: Mapping[str, Callable[[dict[str, Any], Lengths], None]] = {"yarn": _check_yarn, "longrope": _check_longrope}
+
+
+def _uses_mscale(scaling: YaRN) -> bool:
+    return scaling.attention_factor is None and bool(scaling.mscale and scaling.mscale_all_dim)

@@ -1,0 +1,94 @@
+"""Writing to a terminal, or to whatever stdout has been sent to: plain text there, and no colours."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = ["BEST", "QUIET", "json_text", "out", "print_json", "show", "table", "talk"]
+
+FLAT = 2
+"""Brackets within brackets that stay on one line."""
+
+BEST = "bold green"
+QUIET = "dim"
+
+
+def out() -> Console:
+    """Where results go. Text is printed as it is: nothing in it is taken for markup, an emoji's name or a number."""
+    from rich.console import Console
+
+    return Console(markup=False, emoji=False, highlight=False)
+
+
+def table(*, title: str | None = None) -> Table:
+    """An empty table without vertical rules, whose cells fold and are never cut short."""
+    from rich import box
+    from rich.table import Table
+
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+
+
+def show(console: Console, rows: Table) -> None:
+    """Print a table; into a file or pipe without the blanks that pad its lines."""
+    if console.is_terminal:
+        console.print(rows)
+        return
+    with console.capture() as captured:
+        console.print(rows)
+    console.file.write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
+
+
+def talk(line: str) -> None:
+    """One line for the person who waits, on stderr."""
+    sys.stderr.write(line + "\n")
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on stdout, and nothing else; ASCII only, so that no terminal or pipe can spoil it."""
+    sys.stdout.write(json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """JSON for programs that people can read too: a line for every record and every flat list.
+
+    >>> print(json_text({"a": [1, 2], "b": [{"c": [3]}, {"c": [4]}]}), end="")
+    {
+     "a": [1, 2],
+     "b": [
+      {"c": [3]},
+      {"c": [4]}
+     ]
+    }
+    """
+    return _json(value, "\n") + "\n"
+
+
+def _json(value: Any, new_line: str) -> str:
+    if _depth(value) <= FLAT:
+        return json.dumps(value, allow_nan=False)
+    inner = new_line + " "
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(name)}: {_json(part, inner)}" for name, part in value.items()]
+        return "{" + inner + f",{inner}".join(parts) + new_line + "}"
+    return "[" + inner + f",{inner}".join(_json(part, inner) for part in value) + new_line + "]"
+
+
+def _depth(value: Any) -> int:
+    """How many brackets are around the innermost value."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return 1 + max(map(_depth, value), default=0) if isinstance(value, (list, tuple)) else 0

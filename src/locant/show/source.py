@@ -1,0 +1,94 @@
+"""The text at hand and its tokenizer: what `locant embed` and `locant compare` both begin with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from locant.errors import InputError
+from locant.text import Tokenizer, read_texts, sample_text
+
+__all__ = ["Source", "read_source"]
+
+SAMPLE = "the sample text (Python's own documentation)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A text, as ids.
+
+    `documents` are the offsets in `ids` where each file begins, and the end. `asked_tokenizer` is ``None`` where the
+    tokenizer was trained on the text.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    characters: int
+    sha256: str
+    tokenizer: Tokenizer
+    asked_tokenizer: str | None
+    asked_vocab_size: int | None
+    ids: Int[np.ndarray, " tokens"]
+    documents: tuple[int, ...]
+
+    def facts(self) -> dict[str, Any]:
+        """What a report must tell of the text, ready for JSON."""
+        return {
+            "source": self.name,
+            "files": list(self.files),
+            "characters": self.characters,
+            "sha256": self.sha256,
+            "tokens": len(self.ids),
+            "tokenizer": self.asked_tokenizer,
+            "asked_vocab_size": self.asked_vocab_size,
+            "vocab_size": self.tokenizer.vocab_size,
+            "tokenizer_fingerprint": self.tokenizer.fingerprint,
+        }
+
+
+def read_source(
+    files: Sequence[str],
+    *,
+    tokenizer: str | None = None,
+    vocab_size: int | None = None,
+    usual_vocab_size: int,
+    download: bool = False,
+) -> Source:
+    """Read the files, or take the sample text where there are none, and encode them.
+
+    Args:
+        files: paths; ``-`` is standard input.
+        tokenizer: ``"bytes"``, or what `Tokenizer.load` takes; default: a byte-level BPE trained on this text.
+        vocab_size: of the trained one; default: `usual_vocab_size`.
+        download: whether a tokenizer that is not on this machine may be fetched.
+    """
+    if tokenizer is not None and vocab_size is not None:
+        raise InputError(
+            "got both a tokenizer and a vocabulary size, which is for one that is trained here", "one of the two"
+        )
+    texts = read_texts(files) if files else [sample_text()]
+    vocab_size = usual_vocab_size if vocab_size is None else vocab_size
+    chosen = _tokenizer(texts, tokenizer, vocab_size, download)
+    encoded = [np.asarray(chosen.encode(text)) for text in texts]
+    return Source(
+        name=", ".join("standard input" if name == "-" else name for name in files) or SAMPLE,
+        files=tuple(files),
+        characters=sum(map(len, texts)),
+        sha256=hashlib.sha256("".join(texts).encode("utf-8", "surrogatepass")).hexdigest(),
+        tokenizer=chosen,
+        asked_tokenizer=tokenizer,
+        asked_vocab_size=vocab_size if tokenizer is None else None,
+        ids=np.concatenate(encoded),
+        documents=(0, *np.cumsum([len(ids) for ids in encoded]).tolist()),
+    )
+
+
+def _tokenizer(texts: list[str], tokenizer: str | None, vocab_size: int, download: bool) -> Tokenizer:
+    if tokenizer is None:
+        return Tokenizer.train(texts, vocab_size)
+    return Tokenizer.bytes() if tokenizer == "bytes" else Tokenizer.load(tokenizer, download=download)

@@ -1,0 +1,235 @@
+"""A `tokenizer.json` as data: what it says about special tokens and bytes, and which of its fields decide the ids.
+
+The format is the one of the `tokenizers` library, which is also who reads and runs it. Four things are done here
+that the library does not do:
+
+* `without`: the same tokenizer, to which some special tokens are unknown. The library's own switch for that
+  (`encode_special_tokens`) keeps it from looking for them in the text, but a Unigram or WordLevel vocabulary, or a
+  merge, can still make one. Here they are renamed, everywhere, to something no text can contain.
+* `byte_table`: the bytes of every id, for byte-level tokenizers, so that decoding is exact.
+* `is_lossless`: whether every text comes back as it was.
+* `fingerprint`: a hash of what decides the ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Collection
+from types import TracebackType
+from typing import Any
+
+import tokenizers
+
+from locant.errors import InputError
+
+__all__ = [
+    "BYTE_SPELLING",
+    "END_OF_TEXT",
+    "LibraryErrors",
+    "added_token",
+    "byte_definition",
+    "byte_table",
+    "fingerprint",
+    "is_bytes",
+    "is_lossless",
+    "parse",
+    "without",
+]
+
+END_OF_TEXT = "<|endoftext|>"
+
+Definition = dict[str, Any]
+
+
+def _byte_spelling() -> list[str]:
+    """How byte-level vocabularies spell each byte: as itself where it prints, else as a letter from U+0100 on."""
+    prints = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in prints else next(others)) for byte in range(256)]
+
+
+BYTE_SPELLING = _byte_spelling()
+_BYTE = {letter: byte for byte, letter in enumerate(BYTE_SPELLING)}
+
+
+class LibraryErrors:
+    """Turns the bare `Exception` of the `tokenizers` library, which has no narrower one, into an `InputError`.
+
+    An ``except Exception`` would catch every other error as well; this looks at the exact type.
+    """
+
+    def __init__(self, cause: str, remedy: str) -> None:
+        self.cause = cause
+        self.remedy = remedy
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is Exception:
+            raise InputError(f"{self.cause}: {error}", self.remedy) from None
+
+
+def parse(text: str, source: str) -> tuple[Definition, tokenizers.Tokenizer]:
+    """The definition in a `tokenizer.json`, and the library's tokenizer made from it.
+
+    Raises:
+        InputError: if it is not one, or if it numbers its added tokens otherwise than the library does.
+    """
+    remedy = "a tokenizer.json written by the tokenizers library, by transformers or by Tokenizer.save"
+    try:
+        definition = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{source} is not JSON: {error}", remedy) from None
+    if not isinstance(definition, dict) or not isinstance(definition.get("model"), dict):
+        raise InputError(f"{source} is JSON, but no tokenizer: it has no model", remedy)
+    with LibraryErrors(f"{source} is no tokenizer that the tokenizers library can read", remedy):
+        library = tokenizers.Tokenizer.from_str(text)
+    for token in definition.get("added_tokens") or []:
+        spelling, number = token["content"], library.token_to_id(token["content"])
+        if spelling and number != token["id"]:
+            raise InputError(
+                f"{source} gives the added token {spelling!r} the id {token['id']}, its vocabulary says {number}",
+                "saving the tokenizer again with the program that made it",
+            )
+    return definition, library
+
+
+def without(definition: Definition, hidden: Collection[str]) -> Definition:
+    """The same ids for every text, but never the id of a hidden token, however the text is spelled.
+
+    What adds or removes ids besides the text itself is switched off too: post-processors (which put [CLS] or a
+    beginning-of-text token around it), truncation, padding, and BPE dropout, which is random.
+
+    Args:
+        definition: as the library itself writes it (`tokenizers.Tokenizer.to_str`).
+        hidden: the spellings of the added tokens to hide.
+    """
+    # Random, so that nobody can write it into a text.
+    secret = secrets.token_hex(16)
+    names = {name: secret + name for name in hidden}
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = [
+        {**token, **plain, "content": names[token["content"]]} if token["content"] in names else token
+        for token in definition["added_tokens"]
+    ]
+    off = {"truncation": None, "padding": None, "post_processor": None}
+    return {**definition, **off, "added_tokens": added, "model": _renamed(definition["model"], names)}
+
+
+def _renamed(model: Definition, names: dict[str, str]) -> Definition:
+    vocab = model["vocab"]
+    if isinstance(vocab, list):  # Unigram: [spelling, score] in the order of the ids
+        return {**model, "vocab": [[names.get(spelling, spelling), score] for spelling, score in vocab]}
+    renamed = {**model, "vocab": {names.get(spelling, spelling): number for spelling, number in vocab.items()}}
+    if model.get("unk_token") in names:
+        renamed["unk_token"] = names[model["unk_token"]]
+    if model["type"] == "BPE":
+        renamed["dropout"] = None
+        renamed["merges"] = [merge for merge in _merges(model) if not _touches(merge, model, names)]
+    return renamed
+
+
+def _merges(model: Definition) -> list[list[str]]:
+    """Pairs; older files write each as one string with a space."""
+    return [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"]]
+
+
+def _touches(merge: list[str], model: Definition, names: Collection[str]) -> bool:
+    left, right = merge
+    made = left + right.removeprefix(model.get("continuing_subword_prefix") or "")
+    return left in names or right in names or made in names
+
+
+def byte_table(definition: Definition) -> list[bytes | None] | None:
+    """The bytes of every id (``None`` for an unused one), or ``None`` if this is no byte-level BPE of all 256 bytes."""
+    model, added = definition["model"], definition["added_tokens"]
+    if model["type"] != "BPE" or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        return None
+    if (definition["decoder"] or {}).get("type") != "ByteLevel" or _steps(definition)[-1:] != ["ByteLevel"]:
+        return None
+    if not set(BYTE_SPELLING) <= model["vocab"].keys() - {token["content"] for token in added}:
+        return None
+    table: list[bytes | None] = [None] * (1 + max([*model["vocab"].values(), *(token["id"] for token in added)]))
+    for spelling, number in model["vocab"].items():
+        letters = [_BYTE.get(letter) for letter in spelling]
+        table[number] = spelling.encode() if None in letters else bytes(byte for byte in letters if byte is not None)
+    for token in added:
+        table[token["id"]] = token["content"].encode()
+    return table
+
+
+def is_lossless(definition: Definition) -> bool:
+    """Whether the bytes of every text come back, for a definition that has a `byte_table`."""
+    if definition["normalizer"] is not None or any(
+        token["lstrip"] or token["rstrip"] for token in definition["added_tokens"]
+    ):
+        return False
+    *before, last = _pre_tokenizers(definition)
+    keeps = all(
+        step["type"] in ("Split", "Punctuation", "Digits") and step.get("behavior") != "Removed" for step in before
+    )
+    return keeps and not last["add_prefix_space"]
+
+
+def is_bytes(definition: Definition) -> bool:
+    """Whether every id is the byte of that value, or a special token's."""
+    model, added = definition["model"], definition["added_tokens"]
+    learned = model["vocab"].keys() - {token["content"] for token in added}
+    return (
+        {spelling: model["vocab"][spelling] for spelling in learned} == _BYTE
+        and not model["merges"]
+        and all(token["special"] for token in added)
+    )
+
+
+def _pre_tokenizers(definition: Definition) -> list[Definition]:
+    step = definition["pre_tokenizer"]
+    if step is None:
+        return []
+    return step["pretokenizers"] if step["type"] == "Sequence" else [step]
+
+
+def _steps(definition: Definition) -> list[str]:
+    return [step["type"] for step in _pre_tokenizers(definition)]
+
+
+def fingerprint(definition: Definition) -> str:
+    """SHA-256 of what decides the ids: normalizer, pre-tokenizer, model and added tokens, however they are written.
+
+    The decoder, the post-processor, truncation and padding have no part in it.
+    """
+    model = {name: value for name, value in definition["model"].items() if value is not None and name != "dropout"}
+    if "merges" in model:
+        model["merges"] = _merges(model)
+    decisive = {name: definition.get(name) for name in ("normalizer", "pre_tokenizer")}
+    added = sorted(definition.get("added_tokens") or [], key=lambda token: token["id"])
+    text = json.dumps({**decisive, "model": model, "added_tokens": added}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def added_token(number: int, spelling: str) -> Definition:
+    """The entry of a special token."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {"id": number, "content": spelling, **flags}
+
+
+def byte_definition() -> Definition:
+    """Ids 0 to 255 are the bytes of UTF-8, 256 is the end of a text."""
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    vocab = {letter: byte for byte, letter in enumerate(BYTE_SPELLING)}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [added_token(256, END_OF_TEXT)],
+        "normalizer": None,
+        "pre_tokenizer": level,
+        "post_processor": None,
+        "decoder": level,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    }

@@ -1,0 +1,111 @@
+"""Finding a tokenizer by path or by name: in files, in local caches, and on the network only if that is asked for.
+
+A name such as ``gpt2`` or ``someone/something`` is looked up where the Hugging Face libraries keep what they have
+downloaded, then where `tiktoken` does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from locant.errors import InputError
+from locant.text.ranks import cached_encoding, tiktoken_cache
+from locant.text.reading import read_texts
+
+__all__ = ["find"]
+
+FILE = "tokenizer.json"
+
+# The first models of the hub had a name without an owner; these accounts hold them now.
+_FIRST_OWNERS = ("openai-community", "google-bert", "FacebookAI", "google-t5", "distilbert", "albert", "xlnet")
+
+
+def find(path_or_name: str | Path, *, download: bool) -> tuple[str, str]:
+    """The text of a `tokenizer.json`, and where it was found.
+
+    Raises:
+        InputError: if there is none, naming the three remedies.
+    """
+    path = Path(path_or_name)
+    if _exists(path):
+        return _read(_file_in(path) if path.is_dir() else path)
+    name = str(path_or_name)
+    if isinstance(path_or_name, str):
+        if (cached := _in_hub_cache(name)) is not None:
+            return _read(cached)
+        if (definition := cached_encoding(name)) is not None:
+            return json.dumps(definition), f"{name} in tiktoken's cache"
+        if download:
+            return _read(_download(name))
+    places = f"{_hub_cache()} or {tiktoken_cache()}"
+    raise InputError(
+        f"found no tokenizer {name!r}: neither a file or folder of this name, nor in {places}",
+        f"the path of a {FILE}, download=True (on the command line: --download), or Tokenizer.train on a text of yours",
+    )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # longer than names can be, or with characters that no name can have
+        return False
+
+
+def _read(path: Path) -> tuple[str, str]:
+    return read_texts(path)[0], str(path)
+
+
+def _file_in(folder: Path) -> Path:
+    if not (folder / FILE).is_file():
+        raise InputError(
+            f"got the folder {folder}, which holds no {FILE}", f"the path of a {FILE}, or a folder with one"
+        )
+    return folder / FILE
+
+
+def _hub_cache() -> Path:
+    """Where the Hugging Face libraries keep downloads, by their own rules."""
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if os.environ.get(name):
+            return Path(os.path.expandvars(os.environ[name])).expanduser()
+    if os.environ.get("HF_HOME"):
+        home = Path(os.path.expandvars(os.environ["HF_HOME"]))
+    else:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    return home.expanduser() / "hub"
+
+
+def _in_hub_cache(name: str) -> Path | None:
+    names = [name] if "/" in name else [name, *(f"{owner}/{name}" for owner in _FIRST_OWNERS)]
+    folders = [_hub_cache() / ("models--" + each.replace("/", "--")) for each in names]
+    return next((file for folder in folders if (file := _in_snapshot(folder)) is not None), None)
+
+
+def _in_snapshot(folder: Path) -> Path | None:
+    """The file in the snapshot that `main` stands for, or in the only one that has it if `main` was never fetched."""
+    reference = folder / "refs" / "main"
+    if _exists(reference):
+        file = folder / "snapshots" / reference.read_text(encoding="utf-8").strip() / FILE
+        return file if file.is_file() else None
+    files = sorted(folder.glob(f"snapshots/*/{FILE}")) if _exists(folder) else []
+    if len(files) > 1:
+        raise InputError(
+            f"got {len(files)} revisions in {folder}, none of which is main", f"the path of one, such as {files[0]}"
+        )
+    return files[0] if files else None
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.utils import EntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(name, FILE))
+    except (OSError, ValueError, EntryNotFoundError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(
+            f"cannot download {FILE} of {name!r}: {reason}",
+            f"a name as on the hub (owner/model), the path of a {FILE}, or Tokenizer.train on a text of yours",
+        ) from None

@@ -1,0 +1,196 @@
+"""The encodings of OpenAI, read from what the `tiktoken` package has cached: never from the network.
+
+`tiktoken` keeps each downloaded file under the SHA-1 of its address. The files hold ranks: the bytes of every
+token, in the order in which they merge. A `tokenizer.json` holds merges instead, so each token becomes the list of
+all pairs of tokens that it can be made of; the ids come out the same. A file is used only if its SHA-256 is the
+published one. Reading one takes one to a few seconds.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from locant.errors import InputError
+from locant.text.definition import BYTE_SPELLING, END_OF_TEXT, added_token
+
+__all__ = ["ENCODINGS", "cached_encoding", "tiktoken_cache"]
+
+HOST = "https://openaipublic.blob.core.windows.net/"  # part of the name of a cached file; nothing is fetched
+
+Ranks = dict[bytes, int]
+
+
+def _from_tiktoken(data: bytes) -> Ranks:
+    """Lines of a token in base 64 and its rank."""
+    pairs = (line.split() for line in data.splitlines() if line)
+    return {base64.b64decode(token): int(rank) for token, rank in pairs}
+
+
+def _from_merges(data: bytes) -> Ranks:
+    """GPT-2's list of merges: the bytes come first, those that print before those that do not."""
+    byte = {letter: bytes([number]) for number, letter in enumerate(BYTE_SPELLING)}
+    tokens = [byte[letter] for letter in sorted(byte)]
+    for line in data.decode().split("\n")[1:]:
+        tokens += [b"".join(byte[letter] for letter in line.replace(" ", ""))] if line else []
+    return {token: rank for rank, token in enumerate(tokens)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedFile:
+    """A file that `tiktoken` may have downloaded."""
+
+    path: str
+    sha256: str
+    ranks: Callable[[bytes], Ranks]
+
+    @property
+    def name(self) -> str:
+        return hashlib.sha1((HOST + self.path).encode(), usedforsecurity=False).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """Where the ranks are, how text is split into words, and the special tokens."""
+
+    files: tuple[CachedFile, ...]
+    pattern: str | None = None
+    """``None`` says: GPT-2's, which the library has built in."""
+    special_tokens: dict[str, int] = field(default_factory=dict)
+
+
+_GPT2 = Encoding(
+    files=(
+        CachedFile(
+            path="encodings/r50k_base.tiktoken",
+            sha256="306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
+            ranks=_from_tiktoken,
+        ),
+        CachedFile(
+            path="gpt-2/encodings/main/vocab.bpe",
+            sha256="1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+            ranks=_from_merges,
+        ),
+    ),
+    special_tokens={END_OF_TEXT: 50256},
+)
+
+# The words of cl100k_base and o200k_base, as OpenAI published them, without the possessive quantifiers that the
+# library's regular expressions (Oniguruma) would read otherwise.
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+
+ENCODINGS: dict[str, Encoding] = {
+    "gpt2": _GPT2,
+    "r50k_base": _GPT2,
+    "cl100k_base": Encoding(
+        files=(
+            CachedFile(
+                path="encodings/cl100k_base.tiktoken",
+                sha256="223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+                ranks=_from_tiktoken,
+            ),
+        ),
+        pattern=_CONTRACTION
+        + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        + r"|\s+$|\s*[\r\n]|\s+(?!\S)|\s",
+        special_tokens={
+            END_OF_TEXT: 100257,
+            "<|fim_prefix|>": 100258,
+            "<|fim_middle|>": 100259,
+            "<|fim_suffix|>": 100260,
+            "<|endofprompt|>": 100276,
+        },
+    ),
+    "o200k_base": Encoding(
+        files=(
+            CachedFile(
+                path="encodings/o200k_base.tiktoken",
+                sha256="446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+                ranks=_from_tiktoken,
+            ),
+        ),
+        pattern=(
+            rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTION}?"
+            rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}?"
+            r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        ),
+        special_tokens={END_OF_TEXT: 199999, "<|endofprompt|>": 200018},
+    ),
+}
+
+
+def tiktoken_cache() -> Path | None:
+    """Where `tiktoken` keeps its files; ``None`` if it was told to keep none."""
+    for name in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
+        if name in os.environ:
+            return Path(os.environ[name]) if os.environ[name] else None
+    return Path(tempfile.gettempdir()) / "data-gym-cache"
+
+
+def cached_encoding(name: str) -> dict[str, Any] | None:
+    """The definition of this encoding, or ``None`` if there is no encoding of this name or no file of it.
+
+    Raises:
+        InputError: if a file is there, but is not the published one.
+    """
+    folder = tiktoken_cache()
+    if name not in ENCODINGS or folder is None:
+        return None
+    encoding = ENCODINGS[name]
+    for file in encoding.files:
+        path = folder / file.name
+        if path.is_file():
+            return _definition(file.ranks(_read_published(path, file)), encoding)
+    return None
+
+
+def _read_published(path: Path, file: CachedFile) -> bytes:
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != file.sha256:
+        raise InputError(
+            f"{path} is not {file.path} as it was published", "deleting it, and tiktoken.get_encoding to fetch it anew"
+        )
+    return data
+
+
+def _definition(ranks: Ranks, encoding: Encoding) -> dict[str, Any]:
+    """As a `tokenizer.json`: the tokens that merge, and the special ones at their own ids, gaps included."""
+    spelled = {token: "".join(BYTE_SPELLING[byte] for byte in token) for token in ranks}
+    level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": False,
+        "use_regex": encoding.pattern is None,
+    }
+    split = {"type": "Split", "pattern": {"Regex": encoding.pattern}, "behavior": "Isolated", "invert": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [added_token(number, spelling) for spelling, number in encoding.special_tokens.items()],
+        "normalizer": None,
+        "pre_tokenizer": level if encoding.pattern is None else {"type": "Sequence", "pretokenizers": [split, level]},
+        "post_processor": None,
+        "decoder": level,
+        "model": {
+            "type": "BPE",
+            "ignore_merges": True,  # a word that is a token is that token, whatever its merges would make of it
+            "vocab": {spelled[token]: rank for token, rank in ranks.items()} | encoding.special_tokens,
+            "merges": [[spelled[left], spelled[right]] for left, right in _pairs(ranks)],
+        },
+    }
+
+
+def _pairs(ranks: Ranks) -> list[tuple[bytes, bytes]]:
+    """Every pair of tokens that makes a token, by the rank of what it makes."""
+    splits = (
+        (token[:cut], token[cut:]) for token in sorted(ranks, key=ranks.__getitem__) for cut in range(1, len(token))
+    )
+    return [(left, right) for left, right in splits if left in ranks and right in ranks]

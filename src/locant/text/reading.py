@@ -1,0 +1,96 @@
+"""Reading texts: files as they are, and a text that needs no file at all.
+
+A file is one document, in UTF-8. A byte order mark is dropped; everything else is kept as it stands in the file,
+carriage returns included, so that what is counted and encoded is what was written. Files are read whole.
+"""
+
+from __future__ import annotations
+
+import codecs
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from locant.errors import InputError
+
+__all__ = ["STDIN", "read_texts", "sample_text"]
+
+STDIN = "-"
+
+
+def sample_text() -> str:
+    """Real English that every CPython carries: its own language reference, about 465 000 characters.
+
+    It is the same in every run of one Python version, and a little different in the next version.
+
+    Raises:
+        InputError: if this Python was installed without `pydoc_data`.
+
+    >>> sample_text() == sample_text(), len(sample_text()) > 400_000
+    (True, True)
+    """
+    try:
+        from pydoc_data import topics
+    except ModuleNotFoundError:
+        raise InputError(
+            f"the sample text is the documentation inside Python, and {sys.executable} has none", "a text file of yours"
+        ) from None
+    return "\n\n".join(topics.topics[name].strip("\n") for name in sorted(topics.topics)) + "\n"
+
+
+def read_texts(paths: str | Path | Iterable[str | Path]) -> list[str]:
+    r"""The text of every file, one document each; ``-`` is standard input.
+
+    Args:
+        paths: a path or several. No paths, no texts.
+
+    Raises:
+        InputError: for a file that is missing, a folder, empty, not readable or not text in UTF-8. The first
+            offending byte is named by its offset in the file.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "a.txt"
+    >>> _ = path.write_bytes(b"one\r\ntwo")
+    >>> read_texts(path)
+    ['one\r\ntwo']
+    """
+    if isinstance(paths, (str, Path)):
+        paths = [paths]
+    return [_read_text(path) for path in paths]
+
+
+def _read_text(path: str | Path) -> str:
+    if path == STDIN:
+        return _decode(sys.stdin.buffer.read(), "standard input")
+    return _decode(_read_bytes(Path(path)), str(path))
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"got {path}, but there is no such file", "the path of a text file") from None
+    except IsADirectoryError:
+        raise InputError(f"got {path}, which is a folder, expected a text file", f"{path / '*.txt'}") from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(f"cannot read {path}: {reason}", "a file that you may read") from None
+    except ValueError:  # a NUL character in the path
+        raise InputError(f"got {str(path)!r}, which cannot be the name of a file", "the path of a text file") from None
+
+
+def _decode(data: bytes, name: str) -> str:
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise InputError(f"{name} begins like UTF-16, expected UTF-8", "iconv -f UTF-16 -t UTF-8 on it first")
+    if (zero := data.find(0)) >= 0:
+        raise InputError(f"{name} is binary: byte {zero} is NUL, expected text in UTF-8", "a .txt or .md file")
+    try:
+        text = data.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{name} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x} ({error.reason})",
+            "iconv -f LATIN1 -t UTF-8 on it first, if it is text in an older encoding",
+        ) from None
+    if not text:
+        raise InputError(f"{name} is empty, expected text", "a file with text in it")
+    return text

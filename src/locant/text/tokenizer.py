@@ -1,0 +1,337 @@
+"""`Tokenizer`: text to token ids and back.
+
+Three ways to one: `Tokenizer.bytes` (nothing to learn, nothing to load), `Tokenizer.train` (byte-level BPE on a text
+of yours, a third of a second for half a million characters), `Tokenizer.load` (a `tokenizer.json`, or a name in a
+local cache). The `tokenizers` library does the work; what is promised here beyond it:
+
+* Text is only text. The id of a special token never comes out of one, whatever is spelled there, unless the token is
+  named in `allowed_special`. Special are the tokens that the file flags so; `Tokenizer.special_tokens` shows them.
+  (The id for unknown words, where a tokenizer has one, stands for words it does not know, and for nothing else.)
+* The ids are those of the text, no more: no [CLS], no beginning-of-text, no truncation, no padding, no dropout.
+* Any input is defined. In a `str`, two surrogates that make a pair are joined, a lone one is read as U+FFFD. In
+  `bytes`, what is not UTF-8 is kept byte for byte if the tokenizer is `lossless`, and read as U+FFFD if not.
+* Nothing is ever unpickled, and nothing is fetched from the network unless `download=True`.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any, SupportsIndex
+
+import numpy as np
+import tokenizers
+from jaxtyping import Int, Integer
+from torch import Tensor
+
+from locant.errors import InputError, RangeError, ShapeError
+from locant.files import write_whole
+from locant.text import definition as definitions
+from locant.text.definition import BYTE_SPELLING, END_OF_TEXT, LibraryErrors
+from locant.text.lookup import find
+from locant.text.reading import read_texts
+
+__all__ = ["Tokenizer"]
+
+# How the end of a text is spelled, by the models that people load most.
+_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<｜end▁of▁sentence｜>")
+
+_ESCAPED = re.compile(
+    "([\udc80-\udcff]+)"
+)  # what the error handler "surrogateescape" makes of bytes that are not UTF-8
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    >>> tokenizer = Tokenizer.bytes()
+    >>> tokenizer.encode("né"), tokenizer.decode([110, 195, 169])
+    (array([110, 195, 169], dtype=int32), 'né')
+    >>> trained = Tokenizer.train("the hat on the cat on the hat on the mat", vocab_size=270)
+    >>> ids = trained.encode("the hat")
+    >>> [trained.token(id) for id in ids], trained.decode(ids)
+    (['the', '␣hat'], 'the hat')
+    >>> trained.encode("<|endoftext|>").size, trained.encode("<|endoftext|>", allowed_special=["<|endoftext|>"]).size
+    (13, 1)
+
+    Build one with `bytes`, `train`, `load` or `from_json`.
+    """
+
+    def __init__(self, definition: dict[str, Any], library: tokenizers.Tokenizer) -> None:
+        self._definition = definition
+        self._library = library
+        self._canonical: dict[str, Any] = json.loads(library.to_str())
+        self._bytes_of = definitions.byte_table(self._canonical)
+        self._encoders: dict[frozenset[str], tokenizers.Tokenizer] = {}
+        self.special_tokens: dict[str, int] = {
+            token.content: number for number, token in library.get_added_tokens_decoder().items() if token.special
+        }
+        """Spelling and id of every special token."""
+        self.vocab_size: int = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
+        """One more than the largest id: the rows that an embedding table needs, unused ids included."""
+        self.lossless: bool = self._bytes_of is not None and definitions.is_lossless(self._canonical)
+        """Whether ``decode_bytes(encode(data)) == data`` for every text and every bytes."""
+        self._only_bytes = self.lossless and definitions.is_bytes(self._canonical)
+        self.fingerprint: str = definitions.fingerprint(definition)
+        """A SHA-256 of what decides the ids. It survives saving and loading, and differs where ids can."""
+
+    # ------------------------------------------------------------------ making one
+
+    @classmethod
+    def bytes(cls) -> Tokenizer:
+        """Every byte of UTF-8 is a token, ids 0 to 255; id 256 is the end of a text."""
+        return cls.from_json(json.dumps(definitions.byte_definition()), "the byte tokenizer")
+
+    @classmethod
+    def train(
+        cls,
+        texts_or_paths: str | Path | Iterable[str | Path],
+        vocab_size: int = 4096,
+        special_tokens: Sequence[str] = (END_OF_TEXT,),
+    ) -> Tokenizer:
+        """Learn a byte-level BPE, which has all 256 bytes and so knows every text. The same texts give the same one.
+
+        Args:
+            texts_or_paths: a text or several; a `pathlib.Path` stands for the text in its file.
+            vocab_size: tokens in all, special ones included. Fewer come out if the texts have no more pairs
+                that occur twice.
+            special_tokens: their spellings; they get the last ids.
+
+        Raises:
+            InputError: no text, a file that is none, or a special token that is spelled like a learned one.
+            RangeError: a vocabulary too small for 256 bytes and the special tokens.
+        """
+        names = _special_names(special_tokens)
+        least = 256 + len(names)
+        if isinstance(vocab_size, bool) or not isinstance(vocab_size, (int, np.integer)) or vocab_size < least:
+            raise RangeError(
+                f"got vocab_size={vocab_size!r}, expected {least} or more", "256 bytes and the special tokens at least"
+            )
+        library = _learn(_texts(texts_or_paths), int(vocab_size) - len(names))
+        for name in names:
+            if library.token_to_id(name) is not None:
+                raise InputError(
+                    f"got the special token {name!r}, which is also a token of the texts", f"{f'<|{name}|>'!r}"
+                )
+        library.add_special_tokens([tokenizers.AddedToken(name, special=True, normalized=False) for name in names])
+        return cls(json.loads(library.to_str()), library)
+
+    @classmethod
+    def load(cls, path_or_name: str | Path, *, download: bool = False) -> Tokenizer:
+        """A tokenizer from a file or a local cache; the network is left alone.
+
+        Args:
+            path_or_name: a `tokenizer.json`, a folder that holds one, or a name such as ``gpt2``, ``owner/model`` or
+                ``cl100k_base``, looked up in the caches of the Hugging Face libraries, then of `tiktoken`.
+            download: fetch a name that no cache holds from the Hugging Face hub.
+
+        Raises:
+            InputError: if there is none, with the ways to get one; or if the file is no tokenizer.
+        """
+        return cls.from_json(*find(path_or_name, download=download))
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "the given text") -> Tokenizer:
+        """A tokenizer from the text of a `tokenizer.json`; `source` is its name in errors."""
+        return cls(*definitions.parse(text, source))
+
+    def to_json(self) -> str:
+        """The text of a `tokenizer.json`, as `save` writes it."""
+        return json.dumps(self._definition, ensure_ascii=False)
+
+    def save(self, path: str | Path) -> None:
+        """Write a `tokenizer.json`, for `load` and for other libraries; if writing fails, what was there stays.
+
+        Args:
+            path: the file, or a folder to write ``tokenizer.json`` in.
+        """
+        path = Path(path)
+        write_whole(path / "tokenizer.json" if path.is_dir() else path, self.to_json())
+
+    # ------------------------------------------------------------------ text to ids
+
+    def encode(self, text: str | bytes, *, allowed_special: Collection[str] = ()) -> Int[np.ndarray, " tokens"]:
+        """The ids of a text: int32, whatever the size of the vocabulary, so that they neither wrap nor need widening.
+
+        Args:
+            text: `bytes` are UTF-8.
+            allowed_special: the special tokens that the text may spell; everything else in it is plain text.
+
+        Raises:
+            InputError: `allowed_special` names no special token, or the tokenizer cannot spell the text.
+        """
+        return self.encode_batch([text], allowed_special=allowed_special)[0]
+
+    def encode_batch(
+        self, texts: Sequence[str | bytes], *, allowed_special: Collection[str] = ()
+    ) -> list[Int[np.ndarray, " tokens"]]:
+        """The ids of each text, as `encode` gives them; the library spreads the texts over the cores."""
+        if isinstance(texts, (str, bytes)):
+            raise InputError("got one text, expected a list of them", "encode(text), or encode_batch([text])")
+        pieces = [self._pieces(text) for text in texts]
+        encoded = iter(self._run([piece for row in pieces for piece in row if isinstance(piece, str)], allowed_special))
+        rows = [[next(encoded) if isinstance(piece, str) else self._spell(piece) for piece in row] for row in pieces]
+        return [row[0] if len(row) == 1 else np.concatenate(row) for row in rows]
+
+    def _pieces(self, text: str | bytes) -> list[str | bytes]:
+        """Well-formed text, and between it the bytes that are none."""
+        if isinstance(text, str):
+            return [_well_formed(text)]
+        if not isinstance(text, bytes):
+            raise InputError(f"got a {type(text).__name__} to encode, expected str or bytes", "one text")
+        try:
+            return [text.decode()]
+        except UnicodeDecodeError:
+            if not self.lossless:
+                return [text.decode(errors="replace")]
+        pieces = _ESCAPED.split(text.decode(errors="surrogateescape"))  # even ones are text, odd ones are not
+        return [piece.encode(errors="surrogateescape") if i % 2 else piece for i, piece in enumerate(pieces)]
+
+    def _run(self, texts: list[str], allowed_special: Collection[str]) -> list[Int[np.ndarray, " tokens"]]:
+        if self._only_bytes and not allowed_special:
+            return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32) for text in texts]
+        with LibraryErrors(
+            "cannot encode the text", "a tokenizer that knows its characters, such as Tokenizer.bytes()"
+        ):
+            encodings = self._encoder(allowed_special).encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+
+    def _encoder(self, allowed_special: Collection[str]) -> tokenizers.Tokenizer:
+        """The library's tokenizer, to which all special tokens but the allowed ones are unknown."""
+        allowed = frozenset([allowed_special] if isinstance(allowed_special, str) else allowed_special)
+        if unknown := sorted(allowed - self.special_tokens.keys()):
+            known = ", ".join(map(repr, self.special_tokens)) or "none"
+            raise InputError(f"got {unknown[0]!r} in allowed_special, which is no special token", f"some of: {known}")
+        if allowed not in self._encoders:
+            hidden = self.special_tokens.keys() - allowed
+            self._encoders[allowed] = tokenizers.Tokenizer.from_str(
+                json.dumps(definitions.without(self._canonical, hidden))
+            )
+        return self._encoders[allowed]
+
+    def _spell(self, data: bytes) -> Int[np.ndarray, " tokens"]:
+        """One token for each byte, by the byte tokens that every byte-level vocabulary has."""
+        vocab = self._canonical["model"]["vocab"]
+        return np.array([vocab[BYTE_SPELLING[byte]] for byte in data], dtype=np.int32)
+
+    # ------------------------------------------------------------------ ids to text
+
+    def decode(self, ids: Sequence[int] | Integer[np.ndarray, " tokens"] | Integer[Tensor, " tokens"]) -> str:
+        """The text of these ids, special tokens spelled out; bytes that are no UTF-8 become U+FFFD.
+
+        Raises:
+            RangeError: an id that is no token's.
+        """
+        if self._bytes_of is not None:
+            return self.decode_bytes(ids).decode(errors="replace")
+        numbers = _numbers(ids)
+        for number in {*numbers}:
+            self._require(number)
+        return self._library.decode(numbers, skip_special_tokens=False)
+
+    def decode_bytes(self, ids: Sequence[int] | Integer[np.ndarray, " tokens"] | Integer[Tensor, " tokens"]) -> bytes:
+        """The bytes of these ids: exactly what was encoded, if the tokenizer is `lossless`."""
+        if self._bytes_of is None:
+            return self.decode(ids).encode()
+        numbers = _numbers(ids)
+        for number in {*numbers}:
+            self._require(number)
+        return b"".join(self._bytes_of[number] or b"" for number in numbers)
+
+    def token(self, id: SupportsIndex) -> str:  # noqa: A002  # the field says "token id"
+        r"""How a token reads in a table: a space as ␣, what does not print as an escape.
+
+        >>> [Tokenizer.bytes().token(id) for id in (65, 32, 10, 195, 256)]
+        ['A', '␣', '\\n', '\\xc3', '<|endoftext|>']
+        """
+        number = operator.index(id)
+        text = self._require(number)
+        if self._bytes_of is not None:
+            text = (self._bytes_of[number] or b"").decode(errors="backslashreplace")
+        return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text).replace(" ", "␣")
+
+    @property
+    def end_of_text(self) -> int | None:
+        """The id of the special token that ends a text, found by its usual spellings; ``None`` if there is none."""
+        return next((self.special_tokens[name] for name in _ENDS if name in self.special_tokens), None)
+
+    def __repr__(self) -> str:
+        kind = self._canonical["model"]["type"]
+        return f"Tokenizer({kind}, vocab_size={self.vocab_size}, fingerprint={self.fingerprint[:12]})"
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        # So that worker processes can be handed one; the library's object would lose what it does not know.
+        return type(self).from_json, (self.to_json(),)
+
+    def _require(self, number: int) -> str:
+        spelling = self._library.id_to_token(number) if 0 <= number < self.vocab_size else None
+        if spelling is None:
+            raise RangeError(f"got token id {number}, which is no token's", f"ids within 0..{self.vocab_size - 1}")
+        return spelling
+
+
+def _learn(texts: list[str], vocab_size: int) -> tokenizers.Tokenizer:
+    """A byte-level BPE without special tokens, which training could otherwise merge out of plain text."""
+    library = tokenizers.Tokenizer(tokenizers.models.BPE())
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,  # a pair seen once is a quotation, not a pattern
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    library.train_from_iterator(texts, trainer=trainer, length=len(texts))
+    return library
+
+
+def _texts(texts_or_paths: str | Path | Iterable[str | Path]) -> list[str]:
+    several = [texts_or_paths] if isinstance(texts_or_paths, (str, Path)) else texts_or_paths
+    texts = [_text(one) for one in several]
+    if not any(texts):
+        raise InputError("got no text to train on", "a text, or the pathlib.Path of a file with one")
+    return texts
+
+
+def _text(text_or_path: str | Path) -> str:
+    if isinstance(text_or_path, Path):
+        return read_texts(text_or_path)[0]
+    if not isinstance(text_or_path, str):
+        kind = type(text_or_path).__name__
+        raise InputError(f"got a {kind} to train on, expected a text or a pathlib.Path", "data.decode(), for bytes")
+    text = _well_formed(text_or_path)
+    if 0 < len(text.encode()) < 256 and Path(text).is_file():
+        raise InputError(
+            f"got the text {text!r}, which is the name of a file", f"pathlib.Path({text!r}), for the text in it"
+        )
+    return text
+
+
+def _special_names(special_tokens: Sequence[str]) -> list[str]:
+    names = [special_tokens] if isinstance(special_tokens, str) else [*special_tokens]
+    for name in names:
+        if not isinstance(name, str) or not name or name != _well_formed(name) or names.count(name) > 1:
+            raise InputError(f"got the special token {name!r}, expected different spellings", f"{END_OF_TEXT!r}")
+    return names
+
+
+def _well_formed(text: str) -> str:
+    """Text that UTF-8 can hold: surrogates that make a pair joined, lone ones replaced by U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _numbers(ids: Sequence[int] | np.ndarray | Tensor) -> list[int]:
+    array = np.asarray(ids.detach().cpu() if isinstance(ids, Tensor) else ids)
+    if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
+        raise ShapeError(
+            f"got ids of shape {array.shape} and dtype {array.dtype}, expected one axis of integers",
+            "one text at a time",
+        )
+    return array.tolist()

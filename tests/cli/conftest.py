@@ -1,0 +1,54 @@
+"""Running the command line in the test's own process, in an empty folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from locant.cli import main
+
+Run = Callable[..., Result]
+Complains = Callable[..., str]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with one text in it."""
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "text.txt").write_text("the cat sat on the mat; the rat sat on the cat. " * 40)
+    monkeypatch.chdir(here)
+    monkeypatch.delenv("LOCANT_TRACEBACK", raising=False)
+    return here
+
+
+@pytest.fixture
+def run(folder: Path) -> Run:
+    """Run a verb; stdout and stderr are kept apart."""
+    return lambda *words, **options: CliRunner().invoke(main, [str(word) for word in words], **options)
+
+
+@pytest.fixture
+def complains(folder: Path, run: Run) -> Complains:
+    """Run a verb that must fail with one line, exit code 2, nothing on stdout, and no trace in the folder."""
+
+    def complaint(*words: object, **options: object) -> str:
+        before = listing(folder)
+        result = run(*words, **options)
+        assert result.exit_code == 2, (result.output, result.exception)
+        assert result.stdout == ""
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("locant: ")
+        assert "; try: " in line
+        assert listing(folder) == before
+        return line
+
+    return complaint
+
+
+def listing(folder: Path) -> dict[str, bytes | None]:
+    """Everything under a folder, hidden files included."""
+    return {str(path): path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*"))}

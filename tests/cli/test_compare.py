@@ -1,0 +1,171 @@
+"""`locant compare`, as it is typed, with models that train in a moment."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import locant.show.comparison as comparison
+from locant.lab import Settings
+from locant.show.reproduce import command
+from tests.cli.conftest import Complains, Run, listing
+
+pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
+
+TINY = (
+    "--tokenizer", "bytes", "--train-length", 4, "--multiples", "1,2", "--steps", 2, "--batch", 2, "--d-model", 8,
+    "--num-layers", 1, "--num-heads", 2,
+)  # fmt: skip
+FILES = ["loss_by_length.png", "loss_by_position.png", "report.html", "results.json"]
+
+
+def test_it_leaves_results_pictures_and_a_page_and_says_where(run: Run, folder: Path) -> None:
+    result = run("compare", "text.txt", *TINY, "--encodings", "alibi,nope", "--seeds", "3,5", "-o", "out")
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in (folder / "out").iterdir()) == FILES
+    assert result.stdout.splitlines()[-1] == "The report: out/report.html"
+    assert "Held-out loss" in result.stdout
+    lines = [line for line in result.stderr.splitlines() if re.match(r"(alibi|nope) +seed [35] +4: \d\.\d{3} +8: ", line)]
+    assert len(lines) == 4
+
+
+def test_the_results_have_the_form_that_others_read(run: Run, folder: Path) -> None:
+    run("compare", "text.txt", *TINY, "--encodings", "alibi,t5", "--seeds", 3, "-o", "out")
+    results = json.loads((folder / "out" / "results.json").read_text())
+    assert set(results) == {"settings", "environment", "records"}
+    assert [(record["encoding"], record["seed"], record["train_length"]) for record in results["records"]] == [("alibi", 3, 4), ("t5", 3, 4)]
+    for record in results["records"]:
+        assert set(record["loss_by_length"]) == {"4", "8"}
+        assert len(record["loss_by_position"]) == 8
+    assert results["settings"]["d_model"] == 8
+    assert results["settings"]["text"]["files"] == ["text.txt"]
+    assert results["settings"]["text"]["tokens"] == len((folder / "text.txt").read_bytes())
+    assert "torch" in results["environment"]
+
+
+def test_json_on_stdout_is_the_results_and_the_place_of_the_page(run: Run, folder: Path) -> None:
+    result = run("compare", "text.txt", *TINY, "--encodings", "nope", "--seeds", 0, "--json", "-o", "out")
+    printed = json.loads(result.stdout)
+    assert printed.pop("report") == "out/report.html"
+    assert printed == json.loads((folder / "out" / "results.json").read_text())
+
+
+def test_the_command_of_the_report_asks_for_the_same_again(run: Run, folder: Path) -> None:
+    run("compare", "text.txt", *TINY, "--encodings", "nope,alibi", "--seeds", "1,2", "-o", "one")
+    first = json.loads((folder / "one" / "results.json").read_text())
+    words = shlex.split(command(first["settings"]))
+    assert words[:2] == ["locant", "compare"]
+    result = run(*words[1:], "-o", "two")
+    assert result.exit_code == 0, result.output
+    second = json.loads((folder / "two" / "results.json").read_text())
+    assert second["settings"] == first["settings"]
+    losses = [[record["loss_by_length"] for record in results["records"]] for results in (first, second)]
+    assert losses[0] == losses[1]
+
+
+def test_defaults_are_those_of_the_lab(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Settings] = []
+
+    def note(ids: object, vocab_size: int, settings: Settings, **_: object) -> None:
+        asked.append(settings)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparison, "compare", note)
+    run("compare", "text.txt")
+    assert asked == [Settings()]
+
+
+def test_minutes_choose_the_steps(run: Run, folder: Path) -> None:
+    options = ("--encodings", "nope", "--seeds", 0, "--minutes", 0.005, "-o", "out")
+    result = run("compare", "text.txt", *TINY[:6], *TINY[8:], *options)
+    assert result.exit_code == 0, result.output
+    assert json.loads((folder / "out" / "results.json").read_text())["settings"]["minutes"] == 0.005
+
+
+def test_an_earlier_report_is_replaced_and_other_things_are_not(run: Run, folder: Path, complains: Complains) -> None:
+    words = ("compare", "text.txt", *TINY, "--encodings", "nope", "--seeds", 0, "-o", "out")
+    assert run(*words).exit_code == 0
+    (folder / "out" / "notes.txt").write_text("mine")
+    again = run(*words)
+    assert again.exit_code == 0
+    assert "holds an earlier report, which is replaced" in again.stderr
+    assert (folder / "out" / "notes.txt").read_text() == "mine"
+    (folder / "out" / "results.json").unlink()
+    assert "holds other things than a report" in complains(*words)
+    assert run(*words, "--force").exit_code == 0
+    assert (folder / "out" / "notes.txt").read_text() == "mine"
+
+
+def test_ctrl_c_keeps_a_report_of_what_was_finished(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = comparison._advance
+
+    def interrupt(bar: object, progress: comparison.Progress) -> None:
+        real(bar, progress)  # type: ignore[arg-type]
+        if progress.encoding == "alibi":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparison, "_advance", interrupt)
+    result = run("compare", "text.txt", *TINY, "--encodings", "nope,alibi", "--seeds", 0, "-o", "out")
+    assert result.exit_code == 130
+    assert result.stdout == ""
+    assert result.stderr.splitlines()[-1] == "locant: interrupted"
+    assert "the report of what was finished: out/report.html" in result.stderr
+    assert sorted(path.name for path in (folder / "out").iterdir()) == FILES
+    assert len(json.loads((folder / "out" / "results.json").read_text())["records"]) == 1
+
+
+def test_ctrl_c_before_the_first_result_leaves_nothing(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(bar: object, progress: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparison, "_advance", interrupt)
+    before = listing(folder)
+    result = run("compare", "text.txt", *TINY, "--encodings", "nope", "-o", "deep/out")
+    assert result.exit_code == 130
+    assert listing(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("text.txt", "--encodings", "rotary,alibbi"), "'alibi', did you mean that?"),
+        (("text.txt", "--encodings", "nope,nope"), "each once"),
+        (("text.txt", "--encodings", ","), "expected one or more"),
+        (("text.txt", "--seeds", "0,x"), "'0,x' is not a list of numbers such as 0,1,2"),
+        (("text.txt", "--seeds", "1,1"), "each once"),
+        (("text.txt", "--steps", 0), "0 is not in the range"),
+        (("text.txt", "--train-length", 0), "0 is not in the range"),
+        (("text.txt", "--minutes", 0), "0.0 is not in the range x>0"),
+        (("text.txt", "--minutes", 1, "--steps", 5), "got both steps and minutes"),
+        (("text.txt", "--d-model", 10, "--num-heads", 4), "got d_model=10 for num_heads=4"),
+        (("text.txt", "--multiples", "0,1"), "expected 1 or more"),
+        (("missing.txt",), "there is no such file"),
+        (("empty.txt",), "is empty"),
+        (("binary.txt",), "is binary"),
+        (("folder",), "which is a folder"),
+        (("text.txt", "-o", "text.txt"), "text.txt, which is a file"),
+        (("text.txt", "-o", "text.txt/out"), "cannot make text.txt/out"),
+        (("text.txt", "-o", "folder"), "holds other things than a report"),
+    ],
+)
+def test_wrong_input_is_one_line_before_any_training(
+    complains: Complains, folder: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[object, ...], said: str
+) -> None:
+    (folder / "empty.txt").write_bytes(b"")
+    (folder / "binary.txt").write_bytes(b"\x00\x01")
+    (folder / "folder").mkdir()
+    (folder / "folder" / "mine.txt").write_text("mine")
+    monkeypatch.setattr(comparison, "_advance", lambda *_: pytest.fail("a training began"))
+    assert said in complains("compare", *words)
+
+
+def test_a_text_too_short_for_the_lengths_leaves_nothing(run: Run, folder: Path) -> None:
+    before = listing(folder)
+    result = run("compare", "text.txt", "--train-length", 4000, "-o", "out")
+    assert result.exit_code == 2
+    assert "too short to hold out a window of 32000; try: " in result.stderr.splitlines()[-1]
+    assert listing(folder) == before

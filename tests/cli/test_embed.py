@@ -1,0 +1,122 @@
+"""`locant embed`, as it is typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from tests.cli.conftest import Complains, Run
+
+
+def test_without_anything_it_embeds_the_sample_text(run: Run) -> None:
+    result = run("embed")
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    text = " ".join(result.stdout.split())
+    assert "[8,4] → [8,4,256] + [4,256] → [8,4,256]" in text
+    assert "token [4096,256] 1,048,576 4.0 MiB 2.0 MiB" in text
+
+
+def test_json_is_all_there_is_on_stdout(run: Run) -> None:
+    result = run("embed", "text.txt", "--tokenizer", "bytes", "-o", "x.safetensors", "--json")
+    facts = json.loads(result.stdout)
+    assert (facts["vocab_size"], facts["embeddings"], facts["file"]) == (257, [8, 4, 256], "x.safetensors")
+    assert [token["text"] for token in facts["first"]] == ["t", "h", "e", "␣", "c", "a", "t", "␣"]
+    assert "wrote x.safetensors" in result.stderr
+
+
+def test_the_file_holds_what_was_asked_for(run: Run, folder: Path) -> None:
+    options = ("--tokenizer", "bytes", "--context", 8, "--batch", 3, "--d-model", 12, "--stride", 2, "--encoding", "rotary", "--num-heads", 2)
+    assert run("embed", "text.txt", *options, "-o", "x.safetensors").exit_code == 0
+    tensors = load_file(folder / "x.safetensors")
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
+        "ids": (3, 8), "targets": (3, 8), "positions": (3, 8), "embeddings": (3, 8, 12),
+    }  # fmt: skip
+    text = torch.tensor([*(folder / "text.txt").read_bytes()])
+    assert torch.equal(tensors["ids"], text.unfold(0, 8, 2)[:3])
+    with safe_open(folder / "x.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["cos_sin"]) == [8, 3]
+
+
+def test_all_windows_are_written_on_request(run: Run, folder: Path) -> None:
+    run("embed", "text.txt", "--tokenizer", "bytes", "--context", 8, "--all", "--d-model", 2, "-o", "x.safetensors")
+    size = len((folder / "text.txt").read_bytes())
+    assert load_file(folder / "x.safetensors")["ids"].shape == (-(-(size - 1) // 8), 8)
+
+
+def test_text_may_come_from_standard_input(run: Run) -> None:
+    result = run("embed", "-", "--tokenizer", "bytes", "--json", input="hello there")
+    facts = json.loads(result.stdout)
+    assert (facts["source"], facts["characters"]) == ("standard input", 11)
+
+
+def test_seed_and_scale_reach_the_tables(run: Run) -> None:
+    def first(*options: object) -> list[float]:
+        result = run("embed", "text.txt", "--tokenizer", "bytes", "--encoding", "nope", "--json", *options)
+        return json.loads(result.stdout)["first"][0]["values"]
+
+    assert first() == first("--seed", 0) != first("--seed", 1)
+    assert first("--scale", "sqrt_d_model") == pytest.approx([16 * value for value in first()])
+    assert first("--scale", "0.5") == pytest.approx([value / 2 for value in first()])
+
+
+@pytest.mark.parametrize("name", ["the-verdict.txt", "shakespeare.txt"])
+def test_the_corpora_run_through(run: Run, corpora: Path, name: str) -> None:
+    result = run("embed", corpora / name, "--context", 16, "-o", "x.safetensors", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["embeddings"] == [8, 16, 256]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("empty.txt", b"", "empty.txt is empty"),
+        ("binary.bin", b"\x7fELF\x00\x01", "binary.bin is binary"),
+        ("latin.txt", "café".encode("latin-1"), "is not UTF-8: byte 3"),
+        ("missing.txt", None, "there is no such file"),
+        ("one.txt", b"a", "got 1 tokens, expected 2 or more"),
+    ],
+)
+def test_a_text_that_cannot_be_used_is_one_line(
+    complains: Complains, folder: Path, name: str, content: bytes | None, words: str
+) -> None:
+    if content is not None:
+        (folder / name).write_bytes(content)
+    assert words in complains("embed", name, "-o", "x.safetensors", "--tokenizer", "bytes")
+
+
+def test_a_folder_is_no_text(complains: Complains, folder: Path) -> None:
+    (folder / "texts").mkdir()
+    assert "which is a folder" in complains("embed", "texts", "-o", "x.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--encoding", "rotery"), "'rotary', did you mean that?"),
+        (("--context", 0), "0 is not in the range x>=1"),
+        (("--batch", "many"), "'many' is not a valid integer"),
+        (("--encoding", "rotary", "--d-model", 10), "got d_model=10 for 4 heads, expected a multiple; try: a d_model of 8"),
+        (("--encoding", "rotary", "--d-model", 12), "expected an even number"),
+        (("--scale", "big"), "'big' is neither a number nor sqrt_d_model"),
+        (("--tokenizer", "bytes", "--vocab-size", 300), "try: one of the two"),
+        (("--vocab-size", 100), "100 is not in the range"),
+        (("--tokenizer", "no-such-tokenizer"), "found no tokenizer 'no-such-tokenizer'"),
+        (("-o", "x.pt"), "name ending in .safetensors; try: x.safetensors"),
+        (("-o", "no/such/x.safetensors"), "there is no folder no/such; try: mkdir -p no/such"),
+        (("-o", "text.txt/x.safetensors"), "there is no folder text.txt"),
+        (("--contxt", 4), "there is no option --contxt; try: --context, did you mean that?"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_one_line(complains: Complains, words: tuple[object, ...], said: str) -> None:
+    assert said in complains("embed", "text.txt", *words)
+
+
+def test_a_folder_in_the_place_of_the_file_is_one_line(complains: Complains, folder: Path) -> None:
+    (folder / "x.safetensors").mkdir()
+    assert "which is a folder" in complains("embed", "text.txt", "-o", "x.safetensors")

@@ -1,0 +1,26 @@
+"""How an entry of the museum is shown: a check that our code passes, and that the bug it describes does not.
+
+The bug stands beside each test as a *twin*: the fewest lines that have the mechanism. A check that the twin passes
+too would prove nothing, and a twin that crashes would prove little, so the check has to end in an assertion, and its
+message has to name the mechanism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+
+__all__ = ["exhibit"]
+
+Subject = TypeVar("Subject")
+
+
+def exhibit(check: Callable[[Subject], None], *ours: Subject, twin: Subject, because: str) -> None:
+    """`check` accepts each of `ours` and rejects `twin`, with a message that matches `because`."""
+    assert ours, "nothing of ours is shown"
+    for subject in ours:
+        check(subject)
+    with pytest.raises(AssertionError, match=because):
+        check(twin)

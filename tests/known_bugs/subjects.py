@@ -1,0 +1,117 @@
+"""What the museum is about: every encoding of the package, and the one way in which all of them are put to use.
+
+Parameters are set to small whole numbers, which no dtype rounds: whatever moves when a module is cast is a constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from locant import ALiBi, Learned, PositionEncoding, Positions, Rotary, Sinusoidal, T5Bias
+from locant.positions.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Scaling, YaRN
+
+__all__ = ["CONSTANT", "EVERY", "HEADS", "ROTARY_OPTIONS", "WIDTH", "Build", "differences", "queries", "rotary", "use"]
+
+Build = Callable[[], PositionEncoding]
+
+HEADS, WIDTH = 4, 16
+
+PAIRS = WIDTH // 2
+SCALINGS: dict[str, Scaling] = {
+    "linear": Linear(factor=4.0),
+    "ntk": NTK(factor=4.0),
+    "ntk of base": NTK(factor=4.0, form="base"),
+    "dynamic ntk": DynamicNTK(factor=2.0, original_max_seq_len=2048),
+    "yarn": YaRN(factor=4.0, original_max_seq_len=2048),
+    "longrope": LongRoPE(
+        short_factor=(1.0,) * PAIRS, long_factor=(1.5,) * PAIRS, original_max_seq_len=2048, factor=4.0
+    ),
+    "llama3": Llama3(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=2048),
+    "proportional": Proportional(rotated_share=0.5, factor=2.0),
+}
+ROTARY_OPTIONS: dict[str, dict[str, Any]] = {
+    "rotary": {},
+    "rotary interleaved": {"layout": "interleaved"},
+    "rotary float32": {"angles": "float32"},
+    "rotary float32 interleaved": {"angles": "float32", "layout": "interleaved"},
+    "rotary partial": {"rotary_dim": WIDTH // 2},
+    "rotary base 500 000": {"base": 500_000.0},
+    "rotary sections": {"sections": (2, 3, 3)},
+    **{f"rotary {name}": {"scaling": scaling} for name, scaling in SCALINGS.items()},
+    **{f"rotary float32 {name}": {"scaling": scaling, "angles": "float32"} for name, scaling in SCALINGS.items()},
+}
+"""Every kind of rotary there is. A new option belongs here; test_16 notices one that is missing."""
+
+
+def rotary(**options: Any) -> Rotary:
+    """One of these kinds, ready for any position: scalings that depend on the length are told the largest."""
+    encoding = Rotary(WIDTH, **options)
+    return encoding if encoding.scaling.length_that_matters is None else encoding.for_length(2**31)
+
+
+def _settled(encoding: PositionEncoding) -> PositionEncoding:
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            if not parameter.is_meta:
+                parameter.copy_(torch.arange(parameter.numel()).view_as(parameter) % 251)
+    return encoding
+
+
+def _building(kind: Callable[..., PositionEncoding], *sizes: int, **options: Any) -> Build:
+    return lambda: _settled(kind(*sizes, **options))
+
+
+CONSTANT: dict[str, Build] = {
+    **{name: _building(rotary, **options) for name, options in ROTARY_OPTIONS.items()},
+    "sinusoidal": _building(Sinusoidal, WIDTH),
+    "alibi": _building(ALiBi, HEADS),
+    "alibi of 12 heads": _building(ALiBi, 12),
+    "t5": _building(T5Bias, HEADS),
+    "t5 bidirectional": _building(T5Bias, HEADS, bidirectional=True),
+}
+"""Everything that has numbers of its own, which follow from its configuration."""
+
+EVERY: dict[str, Build] = {
+    **CONSTANT,
+    "nope": PositionEncoding,
+    "learned": _building(Learned, 4096, WIDTH),
+}
+
+
+DISTINCT = (
+    "rotary", "rotary float32 interleaved", "rotary partial", "rotary sections", "rotary dynamic ntk", "rotary yarn",
+    "sinusoidal", "alibi", "t5", "t5 bidirectional", "nope", "learned",
+)  # fmt: skip
+"""Those whose code differs, the others differ in their numbers alone: for checks that take long, as compilers do."""
+
+
+def queries(encoding: nn.Module, seq_len: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
+    """Tokens for `use`, of shape ``1 heads seq width``: the same ones for the same length."""
+    heads = getattr(encoding, "num_heads", HEADS)
+    generator = torch.Generator().manual_seed(seq_len)
+    x = torch.randn(1, heads, seq_len, WIDTH, generator=generator, dtype=torch.float32)
+    return x.to(device, dtype)
+
+
+def use(encoding: PositionEncoding, x: Tensor, positions: Positions) -> dict[str, Tensor]:
+    """What comes out of each of the three doors; a door that an encoding does not have hands its input through."""
+    q, k = encoding.rotate(x, x, positions)
+    out = {"embed": encoding.embed(x[:, 0], positions), "q": q, "k": k}
+    bias = encoding.bias(x, x, positions)
+    return out if bias is None else {**out, "bias": bias}
+
+
+def differences(ours: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, float]:
+    """By how much each door moved; a change of dtype counts as infinite, and equal bits as nothing at all."""
+    assert ours.keys() == other.keys(), f"{sorted(ours)} against {sorted(other)}"
+    moved = {}
+    for door, value in ours.items():
+        if value.dtype != other[door].dtype or value.shape != other[door].shape:
+            moved[door] = float("inf")
+        elif not torch.equal(value, other[door]):
+            moved[door] = float((value.double() - other[door].double()).abs().max())
+    return moved

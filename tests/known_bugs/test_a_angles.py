@@ -1,0 +1,232 @@
+"""Entries whose angles were computed wrongly in the first place, however the module was treated afterwards."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from locant import PositionEncoding, Positions, Rotary
+from locant.kernels.rotary import Layout
+from locant.positions.angles import AngleMode
+from locant.positions.scaling import Scaling
+from tests.known_bugs.exhibit import exhibit
+from tests.known_bugs.oracle import EDGES, frequencies, rounded_frequencies
+from tests.known_bugs.subjects import CONSTANT, ROTARY_OPTIONS, WIDTH, Build, differences, queries, use
+from tests.known_bugs.turnings import TURNINGS, CosSin, Turning, bound, turning, worst_error
+from tests.known_bugs.twins import BufferRotary
+
+
+class Operators(TorchDispatchMode):
+    """Writes down the name of every operator that runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func._schema.name.removeprefix("aten::"))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def matmul_precision() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.usefixtures("matmul_precision")
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_05_angles_are_no_matrix_product(precision: str) -> None:
+    """huggingface/transformers#48428 and #48450: positions from 2049 on merged, on one kind of GPU, for batches only.
+
+    The outer product of positions and frequencies was a matrix product, which hardware may run in TF32: 11 bits.
+    A CPU has no TF32, so the check looks for the operator as well.
+    """
+    products = {"mm", "bmm", "addmm", "baddbmm", "dot", "mv", "ger", "einsum", "linear", "matmul"}
+    positions = Positions.arange(4096)
+
+    class Multiplied(BufferRotary):
+        def cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
+            angle = (self.inv_freq[:, None] @ positions.index[:, None, :].float()).transpose(1, 2)
+            return angle.cos(), angle.sin()
+
+    def check(build: Build) -> None:
+        encoding = build()
+        x = queries(encoding, 64)
+        few = positions.slice(2040, 2104)
+        torch.set_float32_matmul_precision("highest")
+        expected = use(encoding, x, few)
+        torch.set_float32_matmul_precision(precision)
+        with Operators() as ran:
+            moved = differences(expected, use(encoding, x, few))
+        assert not ran.names & products, f"{encoding}: a matrix product, {ran.names & products}"
+        assert not moved, f"{encoding}: {precision!r} moved {moved}"
+
+    exhibit(check, *CONSTANT.values(), twin=Multiplied, because="a matrix product")
+
+
+def test_07_no_two_neighbours_share_a_position() -> None:
+    """huggingface/diffusers#13920 and #13922: an image came out flat, since all of its positions were equal.
+
+    They began at 65536, in bfloat16, where the next number is 66048. Here: every p and p + 1 below 2**24.
+    """
+    step = 2**21
+
+    def check(cos_sin: CosSin) -> None:
+        for start in range(0, 2**24, step):
+            table = torch.cat(cos_sin(Positions.after(start, step + 1)), dim=-1)[0]
+            same = (table[1:] == table[:-1]).all(-1)
+            assert not same.any(), f"{int(same.sum())} of {step} positions from {start} on equal the one before"
+
+    def rounded(positions: Positions) -> tuple[Tensor, Tensor]:
+        offset = positions.index.to(torch.bfloat16).float()[..., None]
+        return offset.cos(), offset.sin()
+
+    ours = [Rotary(2).cos_sin, Rotary(2, angles="float32").cos_sin]
+    exhibit(check, *ours, twin=rounded, because="positions from 0 on equal the one before")
+
+
+def coarsely_reduced(positions: Positions) -> tuple[Tensor, Tensor]:
+    """Angles brought to -pi .. pi by subtracting turns in float32, as fast sines do."""
+    angle = positions.index[..., None].float() * BufferRotary().inv_freq
+    turn = torch.tensor(2 * math.pi, dtype=torch.float32)
+    angle = angle - turn * torch.round(angle / turn)
+    return angle.cos(), angle.sin()
+
+
+@pytest.mark.parametrize("name", TURNINGS)
+def test_15_cosines_are_right_around_every_power_of_two(name: str) -> None:
+    """kekzl/imp#1316 and #1325, lablup/mlxcel#1055: off by 1.0e-2 at position 131071, though all in float32.
+
+    Fast sines are accurate for small angles only, and a compiler flag can put them in place of the others.
+    """
+
+    def check(subject: Turning) -> None:
+        error = worst_error(subject, EDGES)
+        assert error <= bound(subject), f"a cosine is off by {error:.2g}"
+
+    twin = Turning(coarsely_reduced, rounded_frequencies(WIDTH, 10_000.0))
+    exhibit(check, TURNINGS[name], twin=twin, because="a cosine is off by")
+
+
+def test_16_every_kind_of_rotary_is_swept() -> None:
+    """kekzl/imp#1630: a fix reached two of three branches, and no test could reach the third.
+
+    So the sweep runs over a list of all kinds, and the list is held against the constructor.
+    """
+
+    def check(subjects: Mapping[str, Turning]) -> None:
+        for name, subject in subjects.items():
+            error = worst_error(subject, [1, 4095, 65_537, 1_000_001])
+            assert error <= bound(subject), f"the branch {name!r} is off by {error:.2g}"
+
+    one_left_raw = {**TURNINGS, "yarn": Turning(BufferRotary().bfloat16().cos_sin, frequencies(WIDTH, 10_000.0))}
+    exhibit(check, TURNINGS, twin=one_left_raw, because="the branch 'yarn' is off")
+
+
+def test_16_no_kind_of_rotary_is_left_out() -> None:
+    """kekzl/imp#1630: the list itself, held against what `Rotary` accepts."""
+    kinds_of_scaling = {kind.__name__ for kind in Scaling.__subclasses__()}
+    choices: dict[str, set[object]] = {
+        "layout": set(get_args(Layout)),
+        "angles": set(get_args(AngleMode)),
+        "scaling": kinds_of_scaling - {"Unscaled"} | {"NoneType"},
+    }
+    options = [p for p in inspect.signature(Rotary).parameters.values() if p.default is not inspect.Parameter.empty]
+
+    def chosen(kinds: Mapping[str, Mapping[str, object]], option: inspect.Parameter, angles: str) -> set[object]:
+        of_this_mode = [kind for kind in kinds.values() if angles in (kind.get("angles", "exact"), "any")]
+        values = [kind.get(option.name, option.default) for kind in of_this_mode]
+        return {type(value).__name__ if option.name == "scaling" else value for value in values}
+
+    def check(kinds: Mapping[str, Mapping[str, object]]) -> None:
+        for option in options:
+            assert len(chosen(kinds, option, "any")) > 1, f"no kind sets {option.name}"
+            for angles in get_args(AngleMode) if option.name != "angles" else ("any",):
+                missing = choices.get(option.name, set()) - chosen(kinds, option, angles)
+                assert not missing, f"no kind has {option.name} of {missing} with {angles} angles"
+
+    def without(**excluded: object) -> dict[str, dict[str, Any]]:
+        return {name: kind for name, kind in ROTARY_OPTIONS.items() if not excluded.items() <= kind.items()}
+
+    yarn = next(kind["scaling"] for kind in ROTARY_OPTIONS.values() if type(kind.get("scaling")).__name__ == "YaRN")
+    exhibit(check, ROTARY_OPTIONS, twin=without(layout="interleaved"), because="no kind sets layout")
+    exhibit(check, ROTARY_OPTIONS, twin=without(rotary_dim=WIDTH // 2), because="no kind sets rotary_dim")
+    exhibit(check, ROTARY_OPTIONS, twin=without(scaling=yarn), because="no kind has scaling of {'YaRN'}")
+    one_branch_less = without(scaling=yarn, angles="float32")
+    exhibit(check, ROTARY_OPTIONS, twin=one_branch_less, because="no kind has scaling of {'YaRN'} with float32 angles")
+
+
+def test_17_no_angle_is_too_large() -> None:
+    """tenstorrent/tt-metal#33971: sin(5e5) was minus infinity.
+
+    A polynomial for one turn was evaluated far outside of it: nobody had reduced the angle first.
+    """
+    ends = [2**31 - 1, 2**31 - 2, 2**30, 500_000, 2**24 + 1]
+    index = [sign * p for p in ends for sign in (1, -1)]
+
+    def unreduced(positions: Positions) -> tuple[Tensor, Tensor]:
+        angle = positions.index[..., None].float()
+        terms = [(-1) ** n * angle ** (2 * n) / float(math.factorial(2 * n)) for n in range(12)]
+        cos = torch.stack(terms).sum(0)
+        return cos, cos
+
+    def check(subject: Turning) -> None:
+        for table in subject.cos_sin(Positions.of(index)):
+            assert torch.isfinite(table).all(), "a cosine that is no number"
+            largest = float(table.abs().max() / subject.magnitude)
+            assert largest <= 1 + (subject.magnitude != 1) * 2.0**-23, f"a cosine of {largest:.9g}"
+        error = worst_error(subject, index)
+        assert error <= bound(subject), f"a cosine is off by {error:.2g}"
+
+    fast = turning(base=1e-3)  # frequencies up to 400: angles up to 2**40
+    exhibit(check, *TURNINGS.values(), fast, twin=Turning(unreduced, []), because="a cosine that is no number")
+
+
+LONG = [65_535, 65_536, 65_537, 2**17]
+
+
+def long_sequences(device: str) -> None:
+    """Ours, and a kernel that starts one block per token, of which a grid may have 65535."""
+
+    def one_block_per_token(rotary: PositionEncoding, x: Tensor, positions: Positions) -> Tensor:
+        turned, _ = rotary.rotate(x, x, positions)
+        return torch.cat([turned[:, :, :65_535], x[:, :, 65_535:]], dim=2)
+
+    def check(turn: Callable[[PositionEncoding, Tensor, Positions], Tensor]) -> None:
+        rotary = Rotary(4)
+        for seq_len in LONG:
+            x = torch.randn(1, 1, seq_len, 4, device=device)
+            turned = turn(rotary, x, Positions.arange(seq_len, device=device))
+            last = x[:, :, -3:]
+            alone, _ = rotary.rotate(last, last, Positions.after(seq_len - 3, 3, device=device))
+            assert torch.equal(turned[:, :, -3:], alone), f"the end of {seq_len} tokens is not turned"
+            norms = turned.norm(dim=-1) / x.norm(dim=-1)
+            assert ((norms - 1).abs() < 1e-5).all(), f"some of {seq_len} tokens changed their length"
+
+    def ours(rotary: PositionEncoding, x: Tensor, positions: Positions) -> Tensor:
+        return rotary.rotate(x, x, positions)[0]
+
+    exhibit(check, ours, twin=one_block_per_token, because="the end of 65536 tokens is not turned")
+
+
+def test_24_more_tokens_than_a_grid_has_blocks() -> None:
+    """microsoft/onnxruntime#20204: rotary failed for sequences of more than 64 K tokens.
+
+    The kernel used the second dimension of its grid for the sequence, and that ends at 65535.
+    """
+    long_sequences("cpu")
+
+
+@pytest.mark.gpu
+def test_24_more_tokens_than_a_grid_has_blocks_on_a_gpu() -> None:
+    """microsoft/onnxruntime#20204: the same where there are grids."""
+    long_sequences("cuda")

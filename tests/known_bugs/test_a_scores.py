@@ -1,0 +1,300 @@
+"""Entries about what numbers do on their way: factors of embeddings, biases of scores, sums in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import mpmath
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from locant import (
+    ALiBi,
+    InputEmbedding,
+    KVCache,
+    PositionEncoding,
+    Positions,
+    Rotary,
+    TokenEmbedding,
+    attend,
+)
+from tests.known_bugs.exhibit import exhibit
+from tests.known_bugs.subjects import EVERY, ROTARY_OPTIONS, WIDTH, rotary
+from tests.known_bugs.twins import BufferRotary
+
+NUMBERS = torch.arange(8192.0)
+
+
+def tf32(x: Tensor) -> Tensor:
+    """float32 with the 10 bits of fraction that TF32 keeps."""
+    return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+def through_attention(backend: str) -> Callable[[Tensor], Tensor]:
+    """8192 sequences of one token, which can only attend to itself: out comes what went in."""
+
+    def path(x: Tensor) -> Tensor:
+        v = x[:, None, None, None]
+        return attend(torch.ones_like(v), v, v, positions=Positions.arange(1), backend=backend).flatten()
+
+    return path
+
+
+def through_tied_head(x: Tensor, product: Callable[[Tensor, Tensor], Tensor] | None = None) -> Tensor:
+    embedding = TokenEmbedding(len(x), 1)
+    with torch.no_grad():
+        embedding.weight.copy_(x[:, None])
+        one = torch.ones(1, 1)
+        return (embedding.logits(one) if product is None else product(one, embedding.weight)).flatten()
+
+
+def through_doors(encoding: PositionEncoding) -> Callable[[Tensor], Tensor]:
+    """At position 0, where every angle is 0; the first component, to which sinusoids add sin(0)."""
+
+    def path(x: Tensor) -> Tensor:
+        for parameter in encoding.parameters():
+            parameter.data.zero_()
+        rows = x.view(1, -1, 1, 1).expand(-1, -1, -1, WIDTH)
+        _, k = encoding.rotate(rows, rows, Positions.arange(1))
+        return encoding.embed(k[0], Positions.arange(1))[:, 0, 0]
+
+    return path
+
+
+def test_06_whole_numbers_pass_through_exactly() -> None:
+    """thinking-machines-lab/batch_invariant_ops#23: float32 products became TF32 products.
+
+    A kernel's dot product was left at its default precision, which keeps 11 bits: 2049 is the first number lost.
+    """
+
+    def check(path: Callable[[Tensor], Tensor]) -> None:
+        wrong = int((path(NUMBERS) != NUMBERS).sum())
+        assert not wrong, f"{wrong} of {len(NUMBERS)} whole numbers came out as others"
+
+    encodings = [build() for build in EVERY.values()]
+    without_factor = [e for e in encodings if not isinstance(e, Rotary) or e.scaling.magnitude == 1]
+    ours = [*map(through_doors, without_factor), through_tied_head, *map(through_attention, ("sdpa", "eager"))]
+    with torch.no_grad():
+        exhibit(
+            check,
+            *ours,
+            twin=lambda x: through_tied_head(x, lambda a, b: F.linear(tf32(a), tf32(b))),
+            because="of 8192 whole numbers came out as others",
+        )
+
+
+GOLDEN = {
+    torch.float32: (498.83062744140625, 498.83062744140625),
+    torch.bfloat16: (498.0, 500.0),
+    torch.float16: (498.75, 499.0),
+}
+"""9 sqrt(3072) = 498.8306 in each dtype, rounded once; and with the factor rounded first, to 55.5 or 55.4375."""
+
+
+def test_18_how_the_scale_is_rounded_is_chosen_and_not_found() -> None:
+    """huggingface/transformers#29402 and #37109, google/gemma_pytorch#67: is the factor 55.4256 or 55.5?
+
+    The square root of 3072 was rounded to the dtype that the weights happened to have, in training or later.
+    """
+
+    def check(embed: Callable[[TokenEmbedding, Tensor], Tensor]) -> None:
+        for dtype, golden in GOLDEN.items():
+            for scale, expected in zip(("sqrt_d_model", "sqrt_d_model_rounded"), golden, strict=True):
+                table = TokenEmbedding(2, 3072, scale=scale).to(dtype)  # type: ignore[arg-type]
+                table.weight.data.fill_(9)
+                out = embed(table, torch.tensor([[0, 1]]))
+                assert out.dtype == dtype
+                assert (out == expected).all(), f"{scale} in {dtype}: 9 became {out.max().item()}, not {expected}"
+
+    def in_the_dtype_of_the_weights(table: TokenEmbedding, ids: Tensor) -> Tensor:
+        return F.embedding(ids, table.weight) * torch.tensor(3072**0.5, dtype=table.weight.dtype)
+
+    because = "sqrt_d_model in torch.bfloat16: 9 became 500.0, not 498.0"
+    exhibit(check, lambda table, ids: table(ids), twin=in_the_dtype_of_the_weights, because=because)
+
+
+SCALES: dict[str | float | None, float] = {None: 1.0, 2.5: 2.5, "sqrt_d_model": 8.0, "sqrt_d_model_rounded": 8.0}
+
+
+def growth(out: Tensor, rows: Tensor) -> float:
+    """The root mean square of what comes out over that of the rows of the table."""
+    return float(out.detach().double().square().mean().sqrt() / rows.detach().double().square().mean().sqrt())
+
+
+def test_19_the_scale_is_applied_once() -> None:
+    """TensorAuto/OpenTau#179: text embeddings were multiplied by the root of the width twice, some 51 times too large.
+
+    The factor had moved into the embedding layer, and the model went on applying it as well.
+    """
+    ids = torch.randint(100, (4, 50))
+
+    def check(build: Callable[..., torch.nn.Module]) -> None:
+        for scale, factor in SCALES.items():
+            model = build(100, 64, scale=scale)
+            token = model.token if isinstance(model, InputEmbedding) else model
+            grown = growth(model(ids), token.weight[ids])
+            assert grown == pytest.approx(factor, rel=1e-6), (
+                f"scale={scale}: rows grew by {grown:.4g}, not {factor:.4g}"
+            )
+
+    class AppliesItToo(InputEmbedding):
+        def forward(self, ids: Tensor, positions: Any = None, segments: Any = None) -> Tensor:
+            factor = SCALES[self.token.scale]
+            return super().forward(ids, positions, segments) * factor
+
+    exhibit(check, TokenEmbedding, InputEmbedding, twin=AppliesItToo, because="rows grew by 6.25, not 2.5")
+
+
+def test_20_vectors_that_are_embedded_already_are_not_scaled() -> None:
+    """vllm-project/vllm#52667: image embeddings were too small by the root of the width.
+
+    They had been divided by the factor, to make up for the layer that would multiply; then the layer stopped doing so.
+    """
+    ids, patches = torch.randint(100, (4, 50)), torch.randn(4, 50, 64)
+
+    def check(build: Callable[..., InputEmbedding]) -> None:
+        for scale in SCALES:
+            model = build(100, 64, scale=scale)
+            grown = growth(model.combine(patches), patches)
+            assert grown == pytest.approx(1), f"scale={scale}: embedded vectors grew by {grown:.4g}"
+            assert torch.equal(model.combine(model.token(ids)), model(ids)), f"scale={scale}: the two paths differ"
+
+    class StillMakesUpForIt(InputEmbedding):
+        def combine(self, x: Tensor, positions: Any = None, segments: Any = None) -> Tensor:
+            return super().combine(x / SCALES[self.token.scale], positions, segments)
+
+    exhibit(check, InputEmbedding, twin=StillMakesUpForIt, because="embedded vectors grew by 0.4")
+
+
+DISTANCES = [0, 1, 2, 255, 257, 2047, 8191, 65_537, 1_000_001]
+
+
+def bias_at(alibi: PositionEncoding, heads: int, distances: list[int], dtype: torch.dtype) -> Tensor:
+    """The bias of every head at these distances, from the last query."""
+    far = max(distances)
+    q = torch.zeros(1, heads, 1, 1, dtype=dtype)
+    k = torch.zeros(1, 1, len(distances), 1, dtype=dtype)
+    bias = alibi.bias(q, k, Positions.after(far, 1), Positions.of([far - distance for distance in distances]))
+    assert bias is not None
+    return bias[0, :, 0]
+
+
+class InBFloat16(ALiBi):
+    """Slopes and distances in the dtype of the model, as in the reference implementation of Falcon."""
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None = None) -> Tensor:
+        return super().bias(q, k, positions, k_positions).bfloat16().float()
+
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("heads", [8, 32, 71])  # 71: Falcon 7B, no power of two
+def test_21_biases_are_the_exact_ones(heads: int) -> None:
+    """NVIDIA/TensorRT-Model-Connect#667: Falcon-RW diverged on long prompts.
+
+    Its reference rounds ALiBi to bfloat16 and a port did not, or the other way round: neither said which it did. We do
+    the exact one, whatever the dtype of the queries; there is no mode that repeats the reference's rounding.
+    """
+    power = 2 ** (heads.bit_length() - 1)
+    exponents = [mpmath.mpf(-8 * (h + 1)) / power for h in range(power)]
+    exponents += [mpmath.mpf(-4 * (h + 1)) / power for h in range(0, 2 * (heads - power), 2)]
+    truth = torch.tensor([[float(-mpmath.power(2, e) * d) for d in DISTANCES] for e in exponents], dtype=torch.float64)
+
+    def check(build: Callable[[int], PositionEncoding]) -> None:
+        for dtype in DTYPES:
+            bias = bias_at(build(heads), heads, DISTANCES, dtype)
+            off = float(((bias.double() - truth).abs() / truth.abs().clamp(min=1e-30)).max())
+            assert off <= 2.0**-23, f"queries in {dtype}: a bias is off by {off:.2g} of its size"
+            if heads == 8:
+                assert torch.equal(bias.double(), truth), "powers of two were rounded"
+
+    exhibit(check, ALiBi, twin=InBFloat16, because="a bias is off by 0.00")
+
+
+@pytest.mark.parametrize("heads", [8, 12])
+def test_22_every_distance_has_a_bias_of_its_own(heads: int) -> None:
+    """HabanaAI/vllm-fork#503: ALiBi was inaccurate on long sequences.
+
+    In bfloat16 there are biases for 641 of 2048 distances, 897 of 8192 and 1153 of 32768.
+    """
+    few = {2048: 641, 8192: 897, 32_768: 1153}
+
+    def check(build: Callable[[int], PositionEncoding]) -> None:
+        for dtype in DTYPES:
+            for count in few:
+                bias = bias_at(build(heads), heads, list(range(count)), dtype)
+                different = [len(row.unique()) for row in bias]
+                assert min(different) == count, f"only {different[0]} of {count} distances have a bias of their own"
+
+    exhibit(check, ALiBi, twin=InBFloat16, because="only 641 of 2048 distances")
+    if heads == 8:
+        rounded = [len(bias_at(InBFloat16(8), 8, list(range(count)), torch.float32)[0].unique()) for count in few]
+        assert rounded == list(few.values())
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+@pytest.mark.parametrize("autocast", [False, True], ids=["plain", "autocast"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_22_attention_keeps_far_distances_apart(backend: str, autocast: bool, dtype: torch.dtype) -> None:
+    """HabanaAI/vllm-fork#503: the same where it matters, in the weights of 16 keys some 1000 tokens away.
+
+    The bias that an encoding hands over in float32 may still be rounded on its way into the softmax.
+    """
+    q, k = torch.zeros(1, 8, 1, WIDTH, dtype=dtype), torch.zeros(1, 8, 16, WIDTH, dtype=dtype)
+    v = torch.eye(16, dtype=dtype).expand(1, 8, 16, 16)
+    query, keys = Positions.after(1000, 1), Positions.arange(16)
+    steps = torch.arange(16, dtype=torch.float64)
+    truth = torch.stack([(steps * 2.0 ** -(head + 1)).softmax(0) for head in range(8)])
+
+    def check(alibi: ALiBi) -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            y = attend(q, k, v, encoding=alibi, positions=query, k_positions=keys, backend=backend)  # type: ignore[arg-type]
+        off = float((y[0, :, 0].double() - truth).abs().max())
+        assert off <= 2.0**-8, f"weights are off by {off:.2g}"
+
+    exhibit(check, ALiBi(8), twin=InBFloat16(8), because="weights are off by 0.")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ROTARY_OPTIONS)
+def test_23_cached_tokens_are_turned_to_the_same_bits(name: str, dtype: torch.dtype) -> None:
+    """huggingface/transformers#25420 and #36536: logits differ with and without a cache, even in float32.
+
+    That came from sums in another order, and logits are not promised here. Turned queries and keys are: the bits do
+    not depend on which tokens came in the same call.
+    """
+    total, cuts = 24, [0, 7, 8, 9, 12, 24]
+    x = torch.randn(2, 3, total, WIDTH).to(dtype)
+
+    def chunks(start: int) -> Iterator[tuple[Tensor, Positions]]:
+        for begin, end in pairwise(cuts):
+            yield x[:, :, begin:end], Positions.after(start + begin, end - begin)
+
+    def check(encoding: PositionEncoding) -> None:
+        for start in (0, 65_536 - 10, 2**24 - 10):  # crossing what one more byte of the position changes
+            _, at_once = encoding.rotate(x, x, Positions.after(start, total))
+            cache = KVCache()
+            for some, positions in chunks(start):
+                q, k = encoding.rotate(some, some, positions)
+                keys, _, _ = cache.append(k, k, positions)
+                assert torch.equal(q, k), "a query and a key of one token are turned differently"
+            off = float((keys.double() - at_once.double()).abs().max())
+            assert torch.equal(keys, at_once), f"from {start} on, cached keys are off by {off:.2g}"
+
+    class StepByStep(BufferRotary):
+        """The next angle from the one before, by one more turn: every step adds its rounding."""
+
+        def cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
+            first, one = positions.slice(0, 1), super().cos_sin(Positions.after(1, 1))
+            rows = [super().cos_sin(first)]
+            for _ in range(positions.seq_len - 1):
+                (cos, sin), (c, s) = rows[-1], one
+                rows.append((cos * c - sin * s, sin * c + cos * s))
+            return torch.cat([cos for cos, _ in rows], 1), torch.cat([sin for _, sin in rows], 1)
+
+    exhibit(check, rotary(**ROTARY_OPTIONS[name]), twin=StepByStep(), because="cached keys are off by")

@@ -1,0 +1,290 @@
+"""Entries about what a module keeps: buffers that a device move, a load or a forward pass turns into something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from locant import InputEmbedding, Learned, PositionEncoding, Positions, Rotary
+from tests.known_bugs.exhibit import exhibit
+from tests.known_bugs.subjects import CONSTANT, DISTINCT, EVERY, WIDTH, Build, differences, queries, use
+from tests.known_bugs.twins import BufferRotary
+
+SOME = Positions.of([0, 1, 2, 100, 1857, 4095])
+
+
+def some(encoding: PositionEncoding) -> dict[str, Tensor]:
+    return use(encoding, queries(encoding, SOME.seq_len), SOME)
+
+
+def poison(module: nn.Module) -> None:
+    """What memory that nobody has written to may hold, at its worst."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data.fill_(float("nan"))
+
+
+def recover(module: nn.Module) -> set[str]:
+    """The loop of every trainer: reset what can be reset, and say what that was."""
+    torch.manual_seed(7)
+    able = {name: part for name, part in module.named_modules() if hasattr(part, "reset_parameters")}
+    for part in able.values():
+        part.reset_parameters()
+    return set(able)
+
+
+def on_meta_and_back(build: Callable[[], nn.Module]) -> tuple[nn.Module, set[str]]:
+    with torch.device("meta"):
+        module = build()
+    module = module.to_empty(device="cpu")
+    poison(module)
+    return module, recover(module)
+
+
+class Model(nn.Module):
+    """Any encoding where it stands in a model: in the input, next to layers with a state of their own."""
+
+    def __init__(self, build: Callable[[], PositionEncoding]) -> None:
+        super().__init__()
+        self.input = InputEmbedding(50, WIDTH, encoding=build(), num_segments=2, norm="layer_norm", padding_idx=0)
+        self.head = nn.Linear(WIDTH, WIDTH)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_25_a_model_made_on_the_meta_device_is_the_same(name: str) -> None:
+    """huggingface/transformers#45902: frequencies were uninitialised memory.
+
+    Made on the meta device, moved by ``to_empty``: a buffer that is not in the checkpoint gets no values from anyone.
+    """
+
+    def check(build: Build) -> None:
+        empty, _ = on_meta_and_back(lambda: Model(build))
+        usual = Model(build)
+        recover(usual)
+        with torch.no_grad():
+            moved = differences(some(usual.input.encoding), some(empty.input.encoding))  # type: ignore[union-attr,arg-type]
+        assert not moved, f"{usual.input.encoding}: not the same after to_empty and a reset"
+        for key, value in usual.state_dict().items():
+            assert torch.equal(value, empty.state_dict()[key]), f"{key} differs"
+
+    exhibit(check, EVERY[name], twin=BufferRotary, because="not the same after to_empty")
+
+
+def test_26_what_has_a_state_is_recovered_and_says_so() -> None:
+    """pytorch/torchtitan#4817: the same memory again, and the loop that should repair it had nothing to do.
+
+    It asked each module whether it has a method that had been renamed. `hasattr` said no, and nobody counted.
+    """
+
+    class Renamed(Learned):
+        """Its own method is under a name that no loop knows."""
+
+        reset_parameters = property()  # type: ignore[assignment]  # raises AttributeError: `hasattr` says no
+
+        def __init__(self) -> None:
+            nn.Module.__init__(self)
+            self.max_seq_len, self.offset = 4096, 0
+            self.weight = nn.Parameter(torch.zeros(4096, WIDTH))
+
+    def check(build: Build) -> None:
+        model, recovered = on_meta_and_back(lambda: Model(build))
+        owners = {
+            name
+            for name, part in model.named_modules()
+            if [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+        }
+        assert {"input.token", "input.segment", "input.norm", "head"} <= owners, "the check looks at nothing"
+        assert owners <= recovered, f"the loop passed over {owners - recovered}"
+        assert not any(tensor.isnan().any() for tensor in model.state_dict().values()), "unwritten memory is left"
+
+    exhibit(check, *EVERY.values(), twin=Renamed, because="the loop passed over {'input.encoding'}")
+    exhibit(check, *EVERY.values(), twin=BufferRotary, because="the loop passed over {'input.encoding'}")
+
+
+LEGACY = ("inv_freq", "original_inv_freq", "freqs", "cos_cached", "sin_cached")
+
+
+def refused(module: nn.Module, state: Mapping[str, Tensor]) -> str:
+    """What a strict load says against this state; nothing where it is taken."""
+    try:
+        module.load_state_dict(state, strict=True)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("key", LEGACY)
+def test_27_checkpoints_load_with_and_without_old_buffers(key: str) -> None:
+    """pytorch/torchtitan#201, EleutherAI/gpt-neox#1168, meta-pytorch/gpt-fast#42, huggingface/transformers#35255.
+
+    Missing or unexpected `inv_freq`, `rope.freqs`: a buffer had become persistent, or had ceased to be.
+    """
+
+    def check(build: Build) -> None:
+        for model, prefix in ((build(), ""), (nn.Sequential(nn.Linear(2, 2), nn.Sequential(build())), "1.0.")):
+            own = {name: value for name, value in model.state_dict().items() if "inv_freq" not in name}
+            with_key = {**own, prefix + key: torch.full((WIDTH // 2,), 9.0)}
+            before = some(model if prefix == "" else model[1][0])  # type: ignore[index,arg-type]
+            assert not refused(model, own), f"without the old buffer: {refused(model, own)}"
+            assert not refused(model, with_key), f"with the old buffer: {refused(model, with_key)}"
+            after = some(model if prefix == "" else model[1][0])  # type: ignore[index,arg-type]
+            assert not differences(before, after), "the old buffer replaced what the configuration says"
+            assert "bogus" in refused(model, {**own, prefix + "bogus": torch.ones(1)}), "any key at all is taken"
+
+    ours = [build for name, build in CONSTANT.items() if name.startswith("rotary")]
+    exhibit(check, *ours, twin=BufferRotary, because="(?s)with the old buffer: .*Unexpected key")
+    if key == "inv_freq":
+        because = "(?s)without the old buffer: .*Missing key"
+        exhibit(check, *ours, twin=lambda: BufferRotary(persistent=True), because=because)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_28_loading_in_a_dtype_is_casting_to_it(dtype: torch.dtype) -> None:
+    """huggingface/transformers#30709: ``from_pretrained(dtype)`` and ``.to(dtype)`` gave different logits.
+
+    One way casts buffers and the other does not. Here: built in the dtype, assigned in it, or cast to it.
+    """
+
+    def check(build: Build) -> None:
+        torch.manual_seed(0)
+        original = Model(build)
+        state = {name: value.to(dtype) for name, value in original.state_dict().items()}
+        torch.set_default_dtype(dtype)
+        try:
+            built = Model(build)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        built.load_state_dict(state)
+        assigned = Model(build)
+        assigned.load_state_dict(state, assign=True)
+        routes = [original.to(dtype), built, assigned]
+        ids = torch.arange(SOME.seq_len)[None]
+        with torch.no_grad():
+            outs = [{"x": route.input(ids, SOME), **some(route.input.encoding)} for route in routes]
+        for other in outs[1:]:
+            moved = differences(outs[0], other)
+            assert not moved, f"{original.input.encoding}: the routes differ by {moved}"
+
+    class Careful(BufferRotary):
+        """Made in float32 whatever the default: right when built in a dtype, and cast by ``.to(dtype)``."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inv_freq = 1.0 / 10_000.0 ** (torch.arange(0, WIDTH, 2).float() / WIDTH)
+
+    exhibit(check, *EVERY.values(), twin=Careful, because="the routes differ by")
+
+
+def test_31_nothing_is_left_behind_on_another_device() -> None:
+    """unslothai/unsloth#6662: data-parallel training stopped at "No backend type associated with device type cpu".
+
+    A model was on its GPU but for one buffer, made on the CPU again by the first forward pass. The meta device stands
+    in for the GPU here.
+    """
+
+    class MadeOnTheCpu(BufferRotary):
+        def cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
+            self.inv_freq = 1.0 / 10_000.0 ** (torch.arange(0, WIDTH, 2, device="cpu") / WIDTH)
+            return tuple(table.to(positions.device) for table in BufferRotary().cos_sin(SOME))  # type: ignore[return-value]
+
+    def check(build: Build) -> None:
+        encoding = build().to("meta")
+        out = use(encoding, queries(encoding, SOME.seq_len, device="meta"), SOME.to("meta"))
+        assert {value.device.type for value in out.values()} == {"meta"}, "an output on another device"
+        kept = [*encoding.named_parameters(), *encoding.named_buffers()]
+        behind = {name: value.device.type for name, value in kept if value.device.type != "meta"}
+        assert not behind, f"left behind: {behind}"
+
+    exhibit(check, *EVERY.values(), twin=MadeOnTheCpu, because="left behind: {'inv_freq': 'cpu'}")
+
+
+class Growing(BufferRotary):
+    """A cache that is replaced by a larger one when a sequence outgrows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(2, 1, 0, WIDTH // 2), persistent=False)
+
+    def cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
+        if positions.seq_len > self.table.shape[2]:
+            self.table = torch.stack(super().cos_sin(positions))
+        return self.table[0, :, : positions.seq_len], self.table[1, :, : positions.seq_len]
+
+
+def test_32_buffers_are_the_same_objects_after_a_forward_pass() -> None:
+    """pytorch/pytorch#63916: data-parallel training did not synchronise buffers.
+
+    ``self.buffer = new`` puts another tensor in the place of the one that had been registered for it.
+    """
+
+    def check(build: Build) -> None:
+        encoding = build()
+        before = {name: (id(value), value.data_ptr()) for name, value in encoding.named_buffers()}
+        for seq_len in (4, 1, 40):
+            use(encoding, queries(encoding, seq_len), Positions.arange(seq_len))
+            after = {name: (id(value), value.data_ptr()) for name, value in encoding.named_buffers()}
+            assert after == before, f"at length {seq_len} the buffers are other ones"
+
+    exhibit(check, *EVERY.values(), twin=Growing, because="at length 4 the buffers are other ones")
+
+
+def kept(thing: object, path: str = "") -> Iterator[tuple[str, int, int]]:
+    """Everything that an object of this package or of these tests holds, with identities and versions of tensors."""
+    if isinstance(thing, Tensor):
+        yield path, id(thing), thing._version
+    elif isinstance(thing, Mapping):
+        for key, value in thing.items():
+            yield from kept(value, f"{path}[{key}]")
+    elif isinstance(thing, list | tuple):
+        for place, value in enumerate(thing):
+            yield from kept(value, f"{path}[{place}]")
+    elif type(thing).__module__.startswith(("locant", "tests")):
+        for name, value in vars(thing).items():
+            yield from kept(value, f"{path}.{name}")
+    else:
+        yield path, id(thing), 0
+
+
+@pytest.mark.parametrize("way", ["eager", "compiled", "compiled on meta"])
+def test_35_a_forward_pass_leaves_no_trace(way: str) -> None:
+    """huggingface/transformers#30775: "accessing tensor output of CUDAGraphs that has been overwritten".
+
+    Frequencies were made by the first forward pass and kept: inside a graph, in memory that belongs to the graph.
+    """
+
+    class Lazy(BufferRotary):
+        def cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
+            self.inv_freq = 1.0 / 10_000.0 ** (torch.arange(0, WIDTH, 2, device=positions.device) / WIDTH)
+            return super().cos_sin(positions)
+
+    def check(build: Build) -> None:
+        device = "meta" if "meta" in way else "cpu"
+        encoding = build().to(device)
+        before = set(kept(encoding))
+        assert ".training" in {path for path, *_ in before}, "the check looks at nothing"
+        torch.compiler.reset()
+        run = use if way == "eager" else torch.compile(use, backend="eager")
+        run(encoding, queries(encoding, 5, device=device), Positions.arange(5, device=device))
+        traces = sorted(path for path, *_ in set(kept(encoding)) ^ before)
+        assert not traces, f"the forward pass changed {traces}"
+
+    kinds = EVERY if way == "eager" else DISTINCT
+    exhibit(
+        check,
+        *[EVERY[name] for name in kinds],
+        twin=Lazy,
+        because=r"the forward pass changed \['._buffers\[inv_freq\]'",
+    )
+
+
+def test_35_the_search_for_traces_finds_them() -> None:
+    """huggingface/transformers#30775: an attribute deep inside, and one that is written to in place."""
+    encoding = Rotary(WIDTH)
+    before = set(kept(encoding))
+    encoding.angles.later = torch.ones(1)  # type: ignore[attr-defined]
+    assert {path for path, *_ in set(kept(encoding)) ^ before} == {".angles.later"}
+    before = set(kept(encoding))
+    encoding.angles.later.add_(1)  # type: ignore[attr-defined]
+    assert {path for path, *_ in set(kept(encoding)) ^ before} == {".angles.later"}

@@ -1,0 +1,263 @@
+"""Entries about compilers and captured graphs: what an encoding may not do between its input and its output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounter
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from locant import PositionEncoding, Positions, Rotary
+from locant.positions import constant
+from tests.known_bugs.exhibit import exhibit
+from tests.known_bugs.subjects import DISTINCT, EVERY, Build, differences, queries, use
+from tests.known_bugs.twins import BufferRotary
+
+pytestmark = pytest.mark.skipif(
+    hasattr(Rotary.rotate, "__wrapped__"), reason="runtime shape checks are Python that a compiler cannot follow"
+)
+
+
+@pytest.fixture(autouse=True)
+def _forget_compiled_code() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+ALL_OR_DISTINCT = pytest.mark.parametrize(
+    "kinds", [pytest.param(DISTINCT, id="distinct"), pytest.param(tuple(EVERY), id="all", marks=pytest.mark.slow)]
+)
+
+
+class Switching(BufferRotary):
+    """Other frequencies from a certain position on, which is looked for in the data."""
+
+    def cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
+        cos, sin = super().cos_sin(positions)
+        if positions.index.max() >= 2048:
+            return cos * 1.1, sin * 1.1
+        return cos, sin
+
+
+def whole(run: Callable[..., object], *inputs: object) -> None:
+    """Raise unless the compiler makes one graph of it."""
+    breaks = torch._dynamo.explain(run)(*inputs).graph_break_count
+    assert not breaks, f"{breaks} graph breaks"
+
+
+@ALL_OR_DISTINCT
+def test_33_every_encoding_is_one_graph(kinds: tuple[str, ...]) -> None:
+    """huggingface/transformers#35716: four graphs in place of one, and a slower model.
+
+    Which frequencies to use was decided by a comparison with the largest position: data, which ends a graph.
+    """
+
+    def check(build: Build) -> None:
+        encoding = build()
+        x, positions = queries(encoding, 6), Positions.packed([2, 4])
+        whole(use, encoding, x, positions)
+        torch.compiler.reset()
+        counter = CompileCounter()
+        compiled = torch.compile(use, backend=counter, fullgraph=True)
+        moved = differences(use(encoding, x, positions), compiled(encoding, x, positions))
+        assert counter.frame_count == 1, f"{encoding}: {counter.frame_count} graphs"
+        assert not moved, f"{encoding}: compiled, it moved {moved}"
+
+    exhibit(check, *[EVERY[name] for name in kinds], twin=Switching, because="[1-9] graph breaks")
+
+
+class NoReading(TorchDispatchMode):
+    """Finds what a stream cannot do while it is captured: let the host read, or send it something of its own."""
+
+    READS = frozenset({"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2"})
+    SENDS = frozenset({"lift_fresh"})  # a tensor made from Python numbers, which a device would have to be sent
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        unsized = name == "repeat_interleave" and not (kwargs or {}).get("output_size")
+        if name in self.READS | self.SENDS or unsized:
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+PLACES = {
+    "counting": Positions.arange(6),
+    "decoding": Positions.after(2000, 6),
+    "packed": Positions.packed([2, 4]),
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_34_the_host_neither_reads_nor_sends(name: str) -> None:
+    """vllm-project/vllm#58064: an engine could not start, since its graphs could not be captured.
+
+    ``torch.max(position_ids)`` in a branch makes the host wait for a number, which a captured stream does not have.
+    """
+
+    def check(build: Build) -> None:
+        encoding = build()
+        x = queries(encoding, 6)
+        grid = Positions.grid(1, 2, 3) if getattr(encoding, "sections", None) else Positions.arange(6)
+        for place, positions in {**PLACES, "grid": grid}.items():
+            with NoReading() as mode:
+                use(encoding, x, positions)
+            assert not mode.found, f"{encoding}: {place}, the host does {mode.found}"
+
+    exhibit(check, EVERY[name], twin=Switching, because=r"the host does \['_local_scalar_dense'\]")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", EVERY)
+def test_34_every_encoding_can_be_captured(name: str) -> None:
+    """vllm-project/vllm#58064: captured once and replayed with other tokens. A failed capture raises at once."""
+    encoding = EVERY[name]().cuda()
+    x = queries(encoding, 6, device="cuda")
+    other = torch.randn_like(x)
+    grid = Positions.grid(1, 2, 3) if getattr(encoding, "sections", None) else Positions.arange(6)
+    for positions in (*PLACES.values(), grid):
+        where = positions.to("cuda")
+        use(encoding, x, where)  # constants reach the device before the capture
+        torch.cuda.synchronize()
+        graph, tokens = torch.cuda.CUDAGraph(), x.clone()
+        with torch.cuda.graph(graph):
+            out = use(encoding, tokens, where)
+        tokens.copy_(other)
+        graph.replay()
+        assert not differences(use(encoding, other, where), out), f"{encoding} replayed something else"
+
+
+def test_36_lengths_are_no_tensors() -> None:
+    """lucidrains/rotary-embedding-torch#38: compilation failed on ``.item()``.
+
+    The length of a cache was kept in a buffer, so every call read it back.
+    """
+
+    class LengthInABuffer(BufferRotary):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("length", torch.tensor(0), persistent=False)
+
+        def cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
+            if positions.seq_len > self.length.item():
+                self.length.fill_(positions.seq_len)
+            return super().cos_sin(positions)
+
+    def from_zero(encoding: PositionEncoding, x: Tensor) -> dict[str, Tensor]:
+        return use(encoding, x, Positions.arange(x.shape[2]))
+
+    def after_cached(encoding: PositionEncoding, x: Tensor) -> dict[str, Tensor]:
+        return use(encoding, x, Positions.after(100, x.shape[2]))
+
+    def check(build: Build) -> None:
+        encoding = build()
+        for run in (from_zero, after_cached):
+            torch.compiler.reset()
+            whole(run, encoding, queries(encoding, 5))
+
+    exhibit(check, *[EVERY[name] for name in DISTINCT], twin=LengthInABuffer, because="[1-9] graph breaks")
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Calls of many lengths, and what they cost."""
+
+    build: Build
+    builds: Callable[[PositionEncoding], int]
+
+
+@pytest.fixture
+def constants_made(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Every constant of the package that is made from now on."""
+    made: list[object] = []
+    init = constant.Constant.__init__
+
+    def counted(self: constant.Constant, value: Tensor) -> None:
+        made.append(self)
+        init(self, value)
+
+    monkeypatch.setattr(constant.Constant, "__init__", counted)
+    return made
+
+
+def calls(encoding: PositionEncoding, run: Callable[..., object], lengths: Iterable[int]) -> None:
+    for seq_len in lengths:
+        run(encoding, queries(encoding, seq_len), Positions.arange(seq_len))
+
+
+class RebuiltWhenShorter(BufferRotary):
+    """A cache compared with ``!=`` where ``>`` was meant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cached: tuple[Tensor, Tensor] | None = None
+        self.builds = 0
+
+    def cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
+        if self.cached is None or self.cached[0].shape[1] != positions.seq_len:
+            self.cached, self.builds = super().cos_sin(positions), self.builds + 1
+        return self.cached
+
+
+def test_37_tables_are_built_once(constants_made: list[object]) -> None:
+    """foundation-model-stack/foundation-model-stack#64, facebookresearch/xformers#728: built anew for shorter input."""
+
+    def check(subject: Traffic) -> None:
+        encoding = subject.build()
+        constants_made.clear()
+        calls(encoding, use, (1024, 1, 1024, 7))
+        builds = subject.builds(encoding)
+        assert builds <= 1, f"{builds} tables for four calls"
+
+    ours = [Traffic(build, lambda _: len(constants_made)) for build in EVERY.values()]
+    twin = Traffic(RebuiltWhenShorter, lambda encoding: encoding.builds)  # type: ignore[attr-defined,arg-type,return-value]
+    exhibit(check, *ours, twin=twin, because="4 tables for four calls")
+    EVERY["rotary"]()
+    assert constants_made, "no table was seen, nor would be"
+
+
+@ALL_OR_DISTINCT
+def test_37_two_compilations_serve_every_length(kinds: tuple[str, ...]) -> None:
+    """foundation-model-stack/foundation-model-stack#64, facebookresearch/xformers#728: a graph for every length.
+
+    Lengths 4096, 1, 4096 first, which is one graph each for the prompt and the token; then up to fifty others.
+    """
+
+    def check(build: Build) -> None:
+        longest = 512 if hasattr(build(), "num_heads") else 4096  # biases grow with its square
+        for lengths in ((longest, 1, longest), range(2, 52, 6 if kinds is DISTINCT else 1)):
+            torch.compiler.reset()
+            counter = CompileCounter()
+            encoding = build()
+            calls(encoding, torch.compile(use, backend=counter), lengths)
+            assert counter.frame_count <= 2, f"{encoding}: {counter.frame_count} compilations for lengths {lengths}"
+
+    exhibit(check, *[EVERY[name] for name in kinds], twin=RebuiltWhenShorter, because="[0-9]+ compilations for lengths")
+
+
+def test_37_decoding_does_not_compile_anew() -> None:
+    """foundation-model-stack/foundation-model-stack#64: one token at a time, from where a cache ends."""
+
+    def check(build: Build) -> None:
+        encoding, counter = build(), CompileCounter()
+        torch.compiler.reset()
+        run = torch.compile(use, backend=counter)
+        for step in range(3000, 3006):
+            run(encoding, queries(encoding, 1), Positions.after(step, 1))
+        assert counter.frame_count <= 2, f"{counter.frame_count} compilations for 6 tokens"
+
+    class ByPosition(BufferRotary):
+        def cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
+            angle = self.inv_freq * float(str(positions.max_index))
+            return angle.cos().expand(1, 1, -1), angle.sin().expand(1, 1, -1)
+
+    exhibit(check, *[EVERY[name] for name in DISTINCT], twin=ByPosition, because="compilations for 6 tokens")

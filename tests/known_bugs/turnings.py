@@ -1,0 +1,61 @@
+"""Every kind of rotary next to the frequencies that it means to turn by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mpmath
+import torch
+from torch import Tensor
+
+from locant import Positions
+from locant.positions.scaling import Unscaled
+from tests.known_bugs.oracle import frequencies, rounded_frequencies, true_cos_sin
+from tests.known_bugs.subjects import ROTARY_OPTIONS, rotary
+
+__all__ = ["TURNINGS", "CosSin", "Turning", "bound", "turning", "worst_error"]
+
+CosSin = Callable[[Positions], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Turning:
+    """What turns pairs, the frequencies it means to turn them by, and the length it gives them."""
+
+    cos_sin: CosSin
+    turns: Sequence[mpmath.mpf] | Tensor
+    magnitude: float = 1.0
+
+
+def turning(**options: Any) -> Turning:
+    """One of our rotaries, seen with one number per token. What its scaling makes of a base is tested elsewhere."""
+    encoding = rotary(**options)
+    sizes = (encoding.rotary_dim, encoding.base)
+    scaled = not isinstance(encoding.scaling, Unscaled)
+    turns: Sequence[mpmath.mpf] | Tensor
+    if encoding.angles.mode == "float32":
+        turns = encoding.scaling.rounded(*sizes, encoding.seq_len) if scaled else rounded_frequencies(*sizes)
+    else:
+        exact = encoding.scaling.frequencies(*sizes, encoding.seq_len)
+        with mpmath.workdps(50):
+            turns = [mpmath.mpf(str(turn)) for turn in exact] if scaled else frequencies(*sizes)
+    return Turning(encoding.cos_sin, turns, encoding.scaling.magnitude)
+
+
+TURNINGS = {name: turning(**options) for name, options in ROTARY_OPTIONS.items()}
+
+
+def worst_error(subject: Turning, index: list[int]) -> float:
+    """How far any cosine or sine is from the truth. Each position comes alone, with bounds that fit it."""
+    ours = zip(*(subject.cos_sin(Positions.of([position])) for position in index), strict=True)
+    true = true_cos_sin(index, subject.turns)
+    pairs = zip(ours, true, strict=True)
+    return max(float((torch.cat(some, 1)[0].double() / subject.magnitude - truth).abs().max()) for some, truth in pairs)
+
+
+def bound(subject: Turning) -> float:
+    """Half a unit of float32 for the exact mode; one more for torch's cosine in the other; another for a factor."""
+    roundings = 1 + isinstance(subject.turns, Tensor) + (subject.magnitude != 1)
+    return 1.01 * 2.0**-25 * 2 ** (roundings - 1)

@@ -1,0 +1,33 @@
+"""The ancestor of most twins: rotary as it is usually written, with its frequencies in a buffer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from locant import PositionEncoding, Positions
+from locant.kernels.rotary import rotate
+from tests.known_bugs.subjects import WIDTH
+
+__all__ = ["BufferRotary"]
+
+
+class BufferRotary(PositionEncoding):
+    """`inv_freq` is part of the module's state, and angles are computed in its dtype."""
+
+    inv_freq: Tensor
+
+    def __init__(self, head_dim: int = WIDTH, base: float = 10_000.0, *, persistent: bool = False) -> None:
+        super().__init__()
+        frequencies = 1.0 / base ** (torch.arange(0, head_dim, 2) / head_dim)
+        self.register_buffer("inv_freq", frequencies, persistent=persistent)
+
+    def cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
+        angle = positions.index[..., None].to(self.inv_freq.dtype) * self.inv_freq
+        return angle.cos(), angle.sin()
+
+    def rotate(
+        self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        cos, sin = (table.to(torch.promote_types(q.dtype, torch.float32)) for table in self.cos_sin(positions))
+        return rotate(q, cos, sin, "half"), rotate(k, cos, sin, "half")

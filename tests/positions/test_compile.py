@@ -1,0 +1,182 @@
+"""Under `torch.compile`: one graph, few compilations, and the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
+
+from locant import ALiBi, InputEmbedding, Learned, PositionEncoding, Positions, Rotary, Sinusoidal, T5Bias, attend
+
+HEADS, HEAD_DIM, D_MODEL = 4, 6, 7
+LENGTHS = range(2, 52)
+
+ENCODINGS: dict[str, Callable[[], PositionEncoding]] = {
+    "nope": PositionEncoding,
+    "learned": lambda: Learned(64, D_MODEL),
+    "sinusoidal": lambda: Sinusoidal(D_MODEL),
+    "rotary": lambda: Rotary(HEAD_DIM),
+    "rotary interleaved": lambda: Rotary(HEAD_DIM, layout="interleaved"),
+    "rotary partial": lambda: Rotary(HEAD_DIM, rotary_dim=4),
+    "rotary float32": lambda: Rotary(HEAD_DIM, angles="float32"),
+    "alibi": lambda: ALiBi(HEADS),
+    "t5": lambda: T5Bias(HEADS),
+    "t5 both ways": lambda: T5Bias(HEADS, bidirectional=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Doors(nn.Module):
+    """All three doors of an encoding, at positions built inside of the graph or handed in."""
+
+    def __init__(self, encoding: PositionEncoding) -> None:
+        super().__init__()
+        self.encoding = encoding
+
+    def forward(self, x: Tensor, q: Tensor, k: Tensor, positions: Positions | None = None) -> tuple[Tensor | None, ...]:
+        positions = Positions.arange(x.shape[1]) if positions is None else positions
+        turned = self.encoding.rotate(q, k, positions)
+        return self.encoding.embed(x, positions), *turned, self.encoding.bias(q, k, positions)
+
+
+def tokens(n: int, batch: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(batch, n, D_MODEL), torch.randn(batch, HEADS, n, HEAD_DIM), torch.randn(batch, 2, n, HEAD_DIM)
+
+
+def require_same(actual: tuple[Tensor | None, ...], expected: tuple[Tensor | None, ...]) -> None:
+    for ours, wanted in zip(actual, expected, strict=True):
+        assert (ours is None) == (wanted is None)
+        if ours is not None and wanted is not None:
+            assert ours.dtype == wanted.dtype
+            assert torch.equal(ours, wanted)
+
+
+PLACES: dict[str, Callable[[int], Positions | None]] = {
+    "built in the graph": lambda n: None,
+    "arange": lambda n: Positions.arange(n),
+    "behind a cache": lambda n: Positions.after(n // 5, n),
+    "packed": lambda n: Positions.packed([n // 2, n - n // 2]),
+    "padded": lambda n: Positions.from_mask(torch.arange(n)[None] >= torch.tensor([[0], [n // 3]])),
+}
+
+
+USED = [(name, "arange") for name in ENCODINGS]
+USED += [(name, place) for name in ("learned", "rotary", "t5") for place in PLACES if place != "arange"]
+
+
+@pytest.mark.parametrize(("name", "place"), USED)
+def test_fifty_lengths_take_two_compilations_and_no_graph_break(name: str, place: str) -> None:
+    """One for the first length, one for all lengths."""
+    counter, doors = CompileCounter(), Doors(ENCODINGS[name]())
+    compiled = torch.compile(doors, fullgraph=True, backend=counter)
+    with torch.no_grad():
+        for n in LENGTHS:
+            x, q, k = tokens(n)
+            require_same(compiled(x, q, k, PLACES[place](n)), doors(x, q, k, PLACES[place](n)))
+    if name != "nope":
+        assert 1 <= counter.frame_count <= 2
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's compiler, about itself
+@pytest.mark.parametrize("name", ["rotary", "rotary interleaved", "rotary float32", "sinusoidal"])
+def test_the_compiled_code_gives_the_same_bits(name: str) -> None:
+    """Through the real compiler, which fuses: cosines, sines, turned queries in float32 and bfloat16."""
+    encoding = ENCODINGS[name]()
+    where = Positions.of([0, 1, 127, 2049, 65_535, 1_000_001, 2**24 + 1, 2**31 - 1])
+
+    def use(x: Tensor, q: Tensor, q_low: Tensor, positions: Positions) -> tuple[Tensor, ...]:
+        if isinstance(encoding, Rotary):
+            return *encoding.cos_sin(positions), *encoding.rotate(q, q, positions), *encoding.rotate(q_low, q_low, positions)
+        assert isinstance(encoding, Sinusoidal)
+        return encoding.vectors(positions), encoding.embed(x, positions), encoding.embed(x.bfloat16(), positions)
+
+    x, q, _ = tokens(8)
+    compiled = torch.compile(use, fullgraph=True)
+    require_same(compiled(x, q, q.bfloat16(), where), use(x, q, q.bfloat16(), where))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's compiler, about itself
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_every_encoding_compiled_gives_the_same_bits(name: str) -> None:
+    doors = Doors(ENCODINGS[name]())
+    compiled = torch.compile(doors, fullgraph=True)
+    with torch.no_grad():
+        for n in (5, 6, 31):
+            x, q, k = tokens(n)
+            positions = Positions.from_mask(torch.arange(n)[None] >= torch.tensor([[0], [n // 3]]))
+            require_same(compiled(x, q, k, positions), doors(x, q, k, positions))
+
+
+@pytest.mark.parametrize("name", ["learned", "sinusoidal", "rotary", "alibi", "t5"])
+def test_gradients_of_compiled_code_are_the_same(name: str) -> None:
+    doors = Doors(ENCODINGS[name]())
+    compiled = torch.compile(doors, fullgraph=True, backend="aot_eager")
+    x, q, k = (t.requires_grad_() for t in tokens(5))
+    leaves = [x, q, k, *doors.parameters()]
+    results: list[tuple[Tensor | None, ...]] = []
+    generator = torch.Generator().manual_seed(1)
+    outputs = [o for o in doors(x, q, k) if o is not None]
+    cotangents = [torch.randn(o.shape, generator=generator) for o in outputs]
+    for run in (doors, compiled):
+        outputs = [o for o in run(x, q, k) if o is not None]
+        pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
+        results.append(torch.autograd.grad([o for o, _ in pairs], leaves, [c for _, c in pairs]))
+    require_same(*results)
+
+
+class Model(nn.Module):
+    """From ids to attention, as a user writes it."""
+
+    def __init__(self, encoding: PositionEncoding) -> None:
+        super().__init__()
+        self.embedding = InputEmbedding(13, HEADS * HEAD_DIM, encoding=encoding, scale="sqrt_d_model")
+
+    def forward(self, ids: Tensor, positions: Positions) -> Tensor:
+        x = self.embedding(ids, positions)
+        q = x.unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2)
+        encoding = self.embedding.encoding
+        turned, keys = encoding.rotate(q, q, positions)
+        return attend(turned, keys, q, encoding=encoding, positions=positions)
+
+
+@pytest.mark.parametrize(
+    ("name", "place"), [("nope", "arange"), ("rotary", "arange"), ("rotary", "packed"), ("alibi", "padded"), ("t5", "packed")]
+)
+def test_a_model_from_ids_to_attention_is_one_graph(name: str, place: str) -> None:
+    counter, model = CompileCounter(), Model(ENCODINGS[name]())
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    with torch.no_grad():
+        for n in (5, 9, 14, 15, 33):
+            ids, positions = torch.randint(13, (2, n)), PLACES[place](n)
+            assert positions is not None
+            assert torch.equal(compiled(ids, positions), model(ids, positions))
+    assert 1 <= counter.frame_count <= 2
+
+
+def test_the_counter_sees_code_that_compiles_again_for_every_length() -> None:
+    """The twin: a Python list as long as the sequence."""
+    counter = CompileCounter()
+    compiled = torch.compile(lambda x: x + torch.tensor([1.0] * int(x.shape[1])), fullgraph=True, backend=counter)
+    for n in range(3, 8):
+        compiled(torch.zeros(2, n))
+    assert counter.frame_count > 2
+
+
+def test_forward_keeps_nothing() -> None:
+    """No attribute appears or changes while an encoding is used."""
+    for build in ENCODINGS.values():
+        encoding = build()
+        before = {name: id(value) for name, value in vars(encoding).items()}
+        for n in (40, 1, 40):
+            Doors(encoding)(*tokens(n))
+        assert {name: id(value) for name, value in vars(encoding).items()} == before

@@ -1,0 +1,236 @@
+"""Every scaling on the shapes of published models, held against mpmath: frequencies, attention factors, angles."""
+
+from __future__ import annotations
+
+import decimal
+import math
+from collections.abc import Callable
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+
+from locant import Positions, Rotary
+from locant.positions.scaling import (
+    NTK,
+    DynamicNTK,
+    Linear,
+    Llama3,
+    LongRoPE,
+    Proportional,
+    Scaling,
+    Unscaled,
+    YaRN,
+)
+from tests.oracles import edge_positions
+from tests.positions.published import PUBLISHED, layer_type_of
+from tests.tolerances import ANGLE
+
+mpf = mpmath.mpf
+TRAINED = 4096
+LONG = 3 * TRAINED + 7
+DIGITS = 50
+
+# Transcribed from the papers and from the words of `transformers`' documentation, with one function per method.
+
+
+def plain(dim: int, base: float) -> list[mpf]:
+    return [mpmath.power(mpf(base), mpf(-2 * i) / dim) for i in range(dim // 2)]
+
+
+def linear(dim: int, base: float) -> list[mpf]:
+    return [f / mpf(4) for f in plain(dim, base)]
+
+
+def ntk(dim: int, base: float) -> list[mpf]:
+    return plain(dim, mpf(base) * mpmath.power(mpf(4), mpf(dim) / (dim - 2)))
+
+
+def ntk_base(dim: int, base: float) -> list[mpf]:
+    return plain(dim, mpf(base) * 4)
+
+
+def dynamic(dim: int, base: float) -> list[mpf]:
+    stretch = mpf(4) * LONG / TRAINED - 3
+    return plain(dim, mpf(base) * mpmath.power(stretch, mpf(dim) / (dim - 2)))
+
+
+def yarn(dim: int, base: float, truncate: bool = True) -> list[mpf]:
+    # The ends of the ramp are float64 in every implementation: what they round to is their definition.
+    def pair(turns: float) -> float:
+        return dim * math.log(TRAINED / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = pair(32), pair(1)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    high = high + 0.001 if low == high else high
+    scaled = []
+    for i, f in enumerate(plain(dim, base)):
+        ramp = min(max((mpf(i) - mpf(low)) / (mpf(high) - mpf(low)), mpf(0)), mpf(1))
+        scaled.append(f / 4 * ramp + f * (1 - ramp))
+    return scaled
+
+
+def gpt_oss(dim: int, base: float) -> list[mpf]:
+    return yarn(dim, base, truncate=False)
+
+
+def own_factors(dim: int) -> list[float]:
+    return [1 + 0.37 * i for i in range(dim // 2)]
+
+
+def longrope(dim: int, base: float) -> list[mpf]:
+    return [f / mpf(own) for f, own in zip(plain(dim, base), own_factors(dim), strict=True)]
+
+
+def llama3(dim: int, base: float) -> list[mpf]:
+    scaled = []
+    for f in plain(dim, base):
+        wavelength = 2 * mpmath.pi / f
+        if wavelength < mpf(TRAINED) / 4:
+            scaled.append(f)
+        elif wavelength > mpf(TRAINED) / 1:
+            scaled.append(f / 8)
+        else:
+            smooth = (TRAINED / wavelength - 1) / (4 - 1)
+            scaled.append((1 - smooth) * f / 8 + smooth * f)
+    return scaled
+
+
+def proportional(dim: int, base: float) -> list[mpf]:
+    turning = int(0.25 * dim // 2)
+    return [f if i < turning else mpf(0) for i, f in enumerate(plain(dim, base))]
+
+
+CASES: dict[str, tuple[Callable[[int], Scaling], Callable[[int, float], list[mpf]]]] = {
+    "unscaled": (lambda dim: Unscaled(), plain),
+    "linear": (lambda dim: Linear(factor=4.0), linear),
+    "ntk": (lambda dim: NTK(factor=4.0), ntk),
+    "ntk-base": (lambda dim: NTK(factor=4.0, form="base"), ntk_base),
+    "dynamic": (lambda dim: DynamicNTK(factor=4.0, original_max_seq_len=TRAINED), dynamic),
+    "yarn": (lambda dim: YaRN(factor=4.0, original_max_seq_len=TRAINED), yarn),
+    "yarn-untruncated": (lambda dim: YaRN(factor=4.0, original_max_seq_len=TRAINED, truncate=False), gpt_oss),
+    "longrope": (
+        lambda dim: LongRoPE(
+            short_factor=(1.0,) * (dim // 2),
+            long_factor=tuple(own_factors(dim)),
+            original_max_seq_len=TRAINED,
+            factor=32.0,
+        ),
+        longrope,
+    ),
+    "llama3": (
+        lambda dim: Llama3(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=TRAINED),
+        llama3,
+    ),
+    "proportional": (lambda dim: Proportional(rotated_share=0.25), proportional),
+}
+
+
+def shape_of(config: dict[str, Any]) -> tuple[int, float]:
+    rotary = Rotary.from_config(config, layer_type=layer_type_of(config))
+    return rotary.rotary_dim, rotary.base
+
+
+SHAPES = sorted({shape_of(config) for config in PUBLISHED.values()})
+
+
+def test_at_least_twenty_published_configurations_are_read() -> None:
+    assert len(PUBLISHED) >= 20
+    assert len(SHAPES) >= 12
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_frequencies_are_the_formulas_on_every_published_shape(name: str) -> None:
+    scaling_for, formula = CASES[name]
+    with mpmath.workdps(DIGITS):
+        for dim, base in SHAPES:
+            ours = scaling_for(dim).frequencies(dim, base, LONG)
+            for got, true in zip(ours, formula(dim, base), strict=True):
+                if true == 0:
+                    assert got == 0
+                    continue
+                rounded = mpf(float(np.float32(float(got))))
+                assert abs(rounded - true) / true <= 1.2e-7, (dim, base)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_frequencies_have_the_digits_that_they_promise_whatever_the_process_set_decimals_to(name: str) -> None:
+    scaling_for, formula = CASES[name]
+    with mpmath.workdps(DIGITS), decimal.localcontext(prec=7):
+        for dim, base in SHAPES:
+            for got, true in zip(scaling_for(dim).frequencies(dim, base, LONG), formula(dim, base), strict=True):
+                assert abs(mpf(str(got)) - true) <= true * mpf(10) ** -45, (dim, base)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_float32_frequencies_stay_near_the_formulas_on_every_published_shape(name: str) -> None:
+    # What models were trained with: a few roundings of float32 from the formula, and no more.
+    scaling_for, formula = CASES[name]
+    with mpmath.workdps(DIGITS):
+        for dim, base in SHAPES:
+            ours = scaling_for(dim).rounded(dim, base, LONG).tolist()
+            for got, true in zip(ours, formula(dim, base), strict=True):
+                assert abs(mpf(got) - true) <= true * 3e-6, (dim, base)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cosines_are_exact_to_the_last_position_for_every_scaling(name: str) -> None:
+    scaling_for, formula = CASES[name]
+    positions = edge_positions()[::4] + [2**31 - 1, 1_000_003, TRAINED, TRAINED + 1]
+    for dim, base in [(128, 500_000.0), (64, 10_000.0), (32, 10_000.0)]:
+        rotary = Rotary(dim, base, scaling=scaling_for(dim))
+        if rotary.scaling.length_that_matters is not None:
+            rotary = rotary.for_length(2**31)
+        seq_len = rotary.seq_len
+        with mpmath.workdps(DIGITS):
+            if name == "dynamic":
+                stretch = mpf(4) * seq_len / TRAINED - 3
+                true = plain(dim, mpf(base) * mpmath.power(stretch, mpf(dim) / (dim - 2)))
+            else:
+                true = formula(dim, base)
+            magnitude = mpf(rotary.scaling.magnitude)
+            cos = np.array([[float(magnitude * mpmath.cos(p * f)) for f in true] for p in positions])
+            sin = np.array([[float(magnitude * mpmath.sin(p * f)) for f in true] for p in positions])
+        got_cos, got_sin = rotary.cos_sin(Positions.of(torch.tensor(positions)))
+        bound = ANGLE * float(magnitude)
+        assert np.abs(got_cos[0].double().numpy() - cos).max() <= bound
+        assert np.abs(got_sin[0].double().numpy() - sin).max() <= bound
+
+
+# Attention factors as their papers and model cards define them, computed here in full.
+GOLDEN_FACTORS = {
+    "Llama-3.1-8B": mpf(1),
+    "vicuna-7b-v1.5-16k": mpf(1),
+    "internlm2-chat-7b-llama": mpf(1),
+    "Yarn-Llama-2-7b-128k": 1 + mpmath.log(32) / 10,
+    "Qwen2.5-7B-Instruct, 128k": 1 + mpmath.log(4) / 10,
+    "gpt-oss-20b": 1 + mpmath.log(32) / 10,
+    "DeepSeek-V3": mpf(1),
+    "DeepSeek-V2-Lite": mpf(1),
+    "Phi-3-mini-4k": mpf(1),
+    "Phi-3-mini-128k": mpmath.sqrt(1 + mpmath.log(32) / mpmath.log(4096)),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN_FACTORS)
+def test_attention_factors_are_exact(name: str) -> None:
+    got = Rotary.from_config(PUBLISHED[name]).scaling.magnitude
+    assert abs(mpf(got) - GOLDEN_FACTORS[name]) <= 1e-12
+
+
+def test_an_attention_factor_is_read_as_it_is() -> None:
+    config = {**PUBLISHED["Yarn-Llama-2-7b-128k"]}
+    config["rope_scaling"] = {**config["rope_scaling"], "attention_factor": 1.4159}
+    assert Rotary.from_config(config).scaling.magnitude == 1.4159
+
+
+def test_the_factor_is_applied_once_to_q_and_once_to_k() -> None:
+    rotary = Rotary.from_config(PUBLISHED["gpt-oss-20b"])
+    q = torch.randn(1, 1, 1, 64, dtype=torch.float64)
+    turned_q, turned_k = rotary.rotate(q, q, Positions.after(777, 1))
+    ratio = float((turned_q * turned_k).sum() / (q * q).sum())
+    assert ratio == pytest.approx((1 + math.log(32) / 10) ** 2, rel=1e-12)

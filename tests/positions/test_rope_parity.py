@@ -1,0 +1,195 @@
+"""Angles in float32 mode are the bits of `transformers`' own rotary modules, built from the same configurations."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, LlamaConfig
+from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from locant import Positions, Rotary
+from tests.positions.published import PUBLISHED, layer_type_of
+
+MODULES = {
+    "cohere": "CohereRotaryEmbedding",
+    "deepseek_v2": "DeepseekV2RotaryEmbedding",
+    "deepseek_v3": "DeepseekV3RotaryEmbedding",
+    "falcon": "FalconRotaryEmbedding",
+    "gemma": "GemmaRotaryEmbedding",
+    "gemma2": "Gemma2RotaryEmbedding",
+    "gemma3_text": "Gemma3RotaryEmbedding",
+    "gemma4_text": "Gemma4TextRotaryEmbedding",
+    "glm": "GlmRotaryEmbedding",
+    "gpt_neox": "GPTNeoXRotaryEmbedding",
+    "gpt_oss": "GptOssRotaryEmbedding",
+    "llama": "LlamaRotaryEmbedding",
+    "mistral": "MistralRotaryEmbedding",
+    "mixtral": "MixtralRotaryEmbedding",
+    "phi": "PhiRotaryEmbedding",
+    "phi3": "Phi3RotaryEmbedding",
+    "qwen2": "Qwen2RotaryEmbedding",
+    "qwen2_vl_text": "Qwen2VLRotaryEmbedding",
+    "qwen3": "Qwen3RotaryEmbedding",
+    "stablelm": "StableLmRotaryEmbedding",
+}
+"""The reference of each architecture; GPT-J has a function instead."""
+
+
+def reference(config: Any) -> nn.Module:
+    config = getattr(config, "text_config", config)
+    kind = config.model_type.removesuffix("_text")
+    module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+    return getattr(module, MODULES[config.model_type])(config)
+
+
+def pairs(cos: Tensor, rotary: Rotary) -> Tensor:
+    """One column per pair, of however many the reference writes them into."""
+    if cos.shape[-1] == rotary.rotary_dim // 2:
+        return cos
+    repeated = torch.equal(cos[..., ::2], cos[..., 1::2]) and not torch.equal(cos[..., :1], cos[..., 2:3])
+    return cos[..., ::2] if repeated else cos[..., : rotary.rotary_dim // 2]
+
+
+def their_angles(config: Any, index: Tensor, rotary: Rotary, layer_type: str | None) -> tuple[Tensor, Tensor]:
+    module, like = reference(config), torch.zeros(1, 1, 1)
+    position_ids = index.expand(3, 1, -1) if rotary.sections else index[None]
+    extra = (layer_type,) if layer_type else ()
+    turned = module(like, position_ids, *extra)
+    if isinstance(turned, Tensor):  # complex numbers
+        return turned.real, turned.imag
+    return pairs(turned[0], rotary), pairs(turned[1], rotary)
+
+
+def around(length: int) -> Tensor:
+    """0 to 4096, and the neighbourhood of a length."""
+    near = torch.arange(length - 40, length + 41)
+    return torch.cat([torch.arange(4097), near[near > 4096]])
+
+
+def assert_same_bits(config: Any, index: Tensor, layer_type: str | None = None) -> None:
+    rotary = Rotary.from_config(config, layer_type=layer_type, angles="float32")
+    if rotary.scaling.length_that_matters is not None:
+        rotary = rotary.for_length(int(index.max()) + 1)
+    cos, sin = rotary.cos_sin(Positions.of(index))
+    their_cos, their_sin = their_angles(config, index, rotary, layer_type)
+    assert their_cos.shape == cos.shape
+    assert torch.equal(cos, their_cos)
+    assert torch.equal(sin, their_sin)
+
+
+def lengths_of(name: str) -> list[int]:
+    """The original length, and the longest one where that is another."""
+    config = PUBLISHED[name]
+    rope = config.get("rope_scaling") or {}
+    longest = config.get("max_position_embeddings", 2048)
+    trained = rope.get("original_max_position_embeddings", config.get("original_max_position_embeddings", longest))
+    return sorted({trained, longest})
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if PUBLISHED[name]["model_type"] != "gptj"])
+def test_published_configurations_turn_as_in_transformers_bit_for_bit(name: str) -> None:
+    facts = PUBLISHED[name]
+    config = AutoConfig.for_model(**facts)
+    for length in lengths_of(name):
+        assert_same_bits(config, around(length), layer_type_of(facts))
+
+
+def test_gpt_j_turns_as_in_transformers_bit_for_bit() -> None:
+    rotary = Rotary.from_config(AutoConfig.for_model(**PUBLISHED["gpt-j-6b"]), angles="float32")
+    cos, sin = rotary.cos_sin(Positions.arange(2048))
+    theirs = create_sinusoidal_positions(2048, 64)
+    assert torch.equal(sin[0], theirs[:, :32])
+    assert torch.equal(cos[0], theirs[:, 32:])
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_dictionary_and_the_object_made_of_it_say_the_same(name: str) -> None:
+    facts = PUBLISHED[name]
+    from_dict = Rotary.from_config(facts, layer_type=layer_type_of(facts), angles="float32")
+    from_object = Rotary.from_config(AutoConfig.for_model(**facts), layer_type=layer_type_of(facts), angles="float32")
+    for field in ("head_dim", "base", "scaling", "layout", "rotary_dim", "sections"):
+        assert getattr(from_dict, field) == getattr(from_object, field), field
+
+
+@pytest.mark.parametrize("layer_type", ["full_attention", "sliding_attention"])
+@pytest.mark.parametrize("model_type", ["gemma3_text", "gemma4_text"])
+def test_layer_types_have_their_own_angles(model_type: str, layer_type: str) -> None:
+    sizes = {"hidden_size": 128, "num_attention_heads": 2, "head_dim": 64, "num_hidden_layers": 6}
+    assert_same_bits(AutoConfig.for_model(model_type, **sizes), around(131072), layer_type)
+
+
+def llama(rope: dict[str, Any], **sizes: Any) -> LlamaConfig:
+    sizes = {"hidden_size": 512, "num_attention_heads": 8, "max_position_embeddings": 8192, **sizes}
+    return LlamaConfig(rope_parameters=rope, **sizes)
+
+
+FACTORS = [1 + 0.11 * pair for pair in range(32)]
+ROPE_TYPES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 2.7},
+    "dynamic": {"rope_type": "dynamic", "factor": 3.3},
+    "yarn": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 1024},
+    "yarn, untruncated": {
+        "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 4096, "truncate": False,
+    },
+    "yarn, truncated": {
+        "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 131072, "truncate": True,
+    },
+    "yarn, derived factor": {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 2048},
+    "yarn, weights": {
+        "rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 1.0,
+        "mscale_all_dim": 0.8, "beta_fast": 40, "beta_slow": 2,
+    },
+    "yarn, attention factor": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048, "attention_factor": 1.2345,
+    },
+    "longrope": {
+        "rope_type": "longrope", "short_factor": FACTORS, "long_factor": FACTORS[::-1],
+        "original_max_position_embeddings": 4096,
+    },
+    "llama3": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 2048,
+    },
+    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "factor": 2.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("base", [10_000.0, 500_000.0])
+@pytest.mark.parametrize("name", ROPE_TYPES)
+def test_every_rope_type_turns_as_in_transformers_bit_for_bit(name: str, base: float) -> None:
+    config = llama({**ROPE_TYPES[name], "rope_theta": base})
+    for length in (1024, 2048, 4096, 8192):
+        assert_same_bits(config, around(length))
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
+@pytest.mark.parametrize("name", ["default", "linear", "dynamic", "yarn", "llama3"])
+def test_partial_rotation_scales_as_in_transformers(name: str, share: float) -> None:
+    # Exponents and the ramp count rotated dimensions, not those of the head.
+    config = llama({**ROPE_TYPES[name], "rope_theta": 10_000.0, "partial_rotary_factor": share})
+    if name == "default":  # the Llama module turns the whole head whatever is said; NeoX does as it is told
+        config = AutoConfig.for_model("gpt_neox", hidden_size=512, num_attention_heads=8, rotary_pct=share)
+    assert_same_bits(config, around(2048))
+
+
+@pytest.mark.parametrize("past", [0, 1, 2, 1000])
+def test_dynamic_and_longrope_switch_at_the_original_length_as_in_transformers(past: int) -> None:
+    dynamic = llama({**ROPE_TYPES["dynamic"], "rope_theta": 10_000.0}, max_position_embeddings=2048)
+    assert_same_bits(dynamic, torch.arange(2048 + past))
+    longrope = llama({**ROPE_TYPES["longrope"], "rope_theta": 10_000.0})
+    assert_same_bits(longrope, torch.arange(4096 + past))
+
+
+def test_the_reference_is_what_the_comparison_needs() -> None:
+    # Two modules that differ give different bits, so equality above means something.
+    index = torch.arange(100)
+    plain = LlamaRotaryEmbedding(llama({"rope_type": "default", "rope_theta": 10_000.0}))
+    other = LlamaRotaryEmbedding(llama({"rope_type": "default", "rope_theta": 10_001.0}))
+    like = torch.zeros(1, 1, 1)
+    assert not torch.equal(plain(like, index[None])[0], other(like, index[None])[0])

@@ -1,0 +1,321 @@
+"""Rotary positions: the properties of the paper, and agreement with `transformers`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import GPTJConfig, GPTNeoXConfig, LlamaConfig, PhiConfig
+from transformers.models.gpt_neox import modeling_gpt_neox
+from transformers.models.gptj import modeling_gptj
+from transformers.models.llama import modeling_llama
+from transformers.models.phi import modeling_phi
+
+from locant import LocantError, Positions, RangeError, Rotary, ShapeError
+from tests import oracles
+from tests.refusal import refuses
+from tests.tolerances import assert_close
+
+LAYOUTS = ["half", "interleaved"]
+STATE = 1e-6
+"""How far ``q . k`` may move, in units of ``|q| |k|``, when both move by the same number of positions."""
+
+where = st.integers(-(2**20), 2**20)
+
+
+def at(index: int) -> Positions:
+    return Positions.of([index])
+
+
+# ---------------------------------------------------------------------- properties
+
+
+@given(st.integers(-(2**31) + 1, 2**31 - 1), st.integers(1, 40), st.sampled_from(LAYOUTS))
+def test_the_norm_is_kept_at_any_position(position: int, pairs: int, layout: str) -> None:
+    q, k = torch.randn(1, 3, 1, 2 * pairs), torch.randn(1, 2, 1, 2 * pairs)
+    turned = Rotary(2 * pairs, layout=layout).rotate(q, k, at(position))
+    for before, after in zip((q, k), turned, strict=True):
+        assert_close(after.norm(dim=-1), before.norm(dim=-1))
+
+
+@given(
+    st.integers(-4096, 4096), st.integers(-4096, 4096), st.integers(-(2**20), 2**20), st.integers(1, 64),
+    st.sampled_from([1e4, 5e5, 1e7]), st.sampled_from(LAYOUTS),
+)  # fmt: skip
+def test_a_score_depends_on_the_distance_only(m: int, n: int, shift: int, pairs: int, base: float, layout: str) -> None:
+    rotary = Rotary(2 * pairs, base, layout=layout)
+    q, k = torch.randn(1, 1, 1, 2 * pairs), torch.randn(1, 1, 1, 2 * pairs)
+    score = torch.stack([_score(rotary, q, k, m + by, n + by) for by in (0, shift)])
+    assert float((score[1] - score[0]).abs()) <= STATE * float(q.norm() * k.norm())
+
+
+def _score(rotary: Rotary, q: Tensor, k: Tensor, m: int, n: int) -> Tensor:
+    turned_q, turned_k = rotary.rotate(q, k, at(m), at(n))
+    return (turned_q.double() * turned_k.double()).sum()
+
+
+def test_that_property_rejects_the_usual_angles() -> None:
+    """The twin: angles of float32 at a shift of 2^20 + 1 miss the bound by far."""
+    q, k = torch.randn(2, 1, 1, 1, 64).unbind(0)
+    rotary = Rotary(64, angles="float32")
+    moved = _score(rotary, q, k, 100, 37) - _score(rotary, q, k, 2**20 + 101, 2**20 + 38)
+    assert float(moved.abs()) > 100 * STATE * float(q.norm() * k.norm())
+
+
+@given(st.integers(-(2**31) + 1, 2**31 - 1), st.integers(1, 20), st.sampled_from(LAYOUTS))
+def test_the_opposite_position_turns_back(position: int, pairs: int, layout: str) -> None:
+    rotary = Rotary(2 * pairs, layout=layout)
+    x = torch.randn(1, 2, 1, 2 * pairs, dtype=torch.float64)
+    there, _ = rotary.rotate(x, x, at(position))
+    back, _ = rotary.rotate(there, there, at(-position))
+    assert_close(back, x)
+    assert not position or not torch.equal(there, x)
+
+
+def test_position_zero_changes_no_bit() -> None:
+    x = torch.randn(1, 3, 1, 14)
+    for angles in ("exact", "float32"):
+        turned, _ = Rotary(14, angles=angles).rotate(x, x, at(0))
+        assert torch.equal(turned, x)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rotary_dim", [14, 6])
+def test_rotation_is_the_papers_matrix_at_the_papers_angles(layout: str, rotary_dim: int) -> None:
+    index = [0, 1, 2, 700, 2355, 1_000_003]
+    x = torch.randn(2, 3, len(index), 14, dtype=torch.float64)
+    cos, sin = oracles.true_angles(index, rotary_dim, 5e5)
+    expected = torch.from_numpy(oracles.rotate(x.numpy(), cos, sin, layout))
+    rotary = Rotary(14, 5e5, layout=layout, rotary_dim=rotary_dim)
+    assert_close(rotary.rotate(x, x, Positions.of(index))[0], expected)
+    assert_close(rotary.rotate(x.float(), x.float(), Positions.of(index))[1], expected)
+
+
+def test_queries_and_keys_may_stand_at_different_positions() -> None:
+    rotary = Rotary(14)
+    q, k = torch.randn(2, 6, 3, 14), torch.randn(2, 2, 7, 14)
+    turned_q, turned_k = rotary.rotate(q, k, Positions.after(4, 3), Positions.arange(7))
+    assert torch.equal(turned_q, rotary.rotate(q, q, Positions.after(4, 3))[0])
+    assert torch.equal(turned_k, rotary.rotate(k, k, Positions.arange(7))[0])
+
+
+def test_two_rotaries_share_nothing() -> None:
+    """Objects that differ in one argument only, made and used one after another."""
+    x, positions = torch.randn(1, 2, 5, 12), Positions.after(3, 5)
+    options: list[dict[str, object]] = [
+        {}, {"base": 5e5}, {"layout": "interleaved"}, {"rotary_dim": 6}, {"angles": "float32"},
+    ]  # fmt: skip
+    rotaries = [Rotary(12, **option) for option in options]  # type: ignore[arg-type]
+    outputs = [rotary.rotate(x, x, positions)[0] for rotary in rotaries]
+    for i, output in enumerate(outputs):
+        assert all(not torch.equal(output, other) for other in outputs[:i])
+    for rotary, output in zip(reversed(rotaries), reversed(outputs), strict=True):
+        assert torch.equal(rotary.rotate(x, x, positions)[0], output)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_place_writes_the_same_bits_into_the_memory_of_q_and_k(layout: str, dtype: torch.dtype) -> None:
+    rotary, positions = Rotary(14, layout=layout, rotary_dim=6), Positions.packed([2, 3])
+    q, k = torch.randn(2, 6, 5, 14).to(dtype), torch.randn(2, 3, 5, 14).to(dtype)
+    expected = rotary.rotate(q.clone(), k.clone(), positions)
+    before = q.clone(), k.clone()
+    rotary.rotate(q, k, positions)
+    assert torch.equal(q, before[0])
+    assert torch.equal(k, before[1])
+    turned = rotary.rotate(q, k, positions, inplace=True)
+    for out, given_tensor, wanted in zip(turned, (q, k), expected, strict=True):
+        assert out.data_ptr() == given_tensor.data_ptr()
+        assert torch.equal(given_tensor, wanted)
+
+
+def test_gradients_reach_queries_and_keys() -> None:
+    for options in ({}, {"layout": "interleaved"}, {"rotary_dim": 4}):
+        rotary = Rotary(6, **options)  # type: ignore[arg-type]
+        q = torch.randn(2, 3, 5, 6, dtype=torch.float64, requires_grad=True)
+        k = torch.randn(2, 1, 5, 6, dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradcheck(lambda q, k: rotary.rotate(q, k, Positions.packed([2, 3])), (q, k))
+
+
+def test_sections_turn_each_pair_by_its_own_axis() -> None:
+    rotary, positions = Rotary(14, sections=(2, 4, 1)), Positions.grid(2, 3, 5)
+    cos, sin = rotary.cos_sin(positions, torch.float64)
+    assert cos.shape == sin.shape == (1, 30, 7)
+    for pair, axis in enumerate([0, 0, 1, 1, 1, 1, 2]):
+        alone = oracles.true_angles(positions.index[0, :, axis].tolist(), 14, 1e4)
+        assert_close(cos[0, :, pair], torch.from_numpy(alone[0][:, pair]))
+        assert_close(sin[0, :, pair], torch.from_numpy(alone[1][:, pair]))
+
+
+def test_text_with_one_index_on_every_axis_is_plain_rotary() -> None:
+    index = torch.tensor([[0, 5, 9]])
+    spread_out, plain = Rotary(14, sections=(2, 4, 1)), Rotary(14)
+    for positions in (Positions.of(index), Positions.of(index[..., None].expand(1, 3, 3))):
+        for ours, other in zip(spread_out.cos_sin(positions), plain.cos_sin(Positions.of(index)), strict=True):
+            assert torch.equal(ours, other)
+
+
+# ---------------------------------------------------------------------- transformers
+
+FAR = [8191, 8192, 65_535, 131_071, 1_000_000, 2**24, 2**24 + 1, 2**31 - 1]
+
+
+@pytest.mark.parametrize("base", [1e4, 5e5, 1e6, 1e7])
+@pytest.mark.parametrize("dim", [2, 6, 64, 80, 128, 256])
+def test_float32_angles_are_llamas_bit_for_bit(dim: int, base: float) -> None:
+    config = LlamaConfig(
+        hidden_size=2 * dim, num_attention_heads=2, head_dim=dim,
+        rope_parameters={"rope_type": "default", "rope_theta": base},
+    )  # fmt: skip
+    theirs = modeling_llama.LlamaRotaryEmbedding(config)
+    index = torch.cat([torch.arange(4097), torch.tensor(FAR)])
+    rotary = Rotary(dim, base, angles="float32")
+    for part in (index, index[:1], index[:7], index[4090:], index[-3:]):  # also where vector instructions have a tail
+        wanted = theirs(torch.zeros(1, dtype=torch.float32), part[None])
+        for ours, expected in zip(rotary.cos_sin(Positions.of(part)), wanted, strict=True):
+            assert torch.equal(torch.cat([ours, ours], dim=-1), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(2, 3, 5, 14), (1, 8, 67, 64)])
+def test_queries_and_keys_are_turned_as_in_llama(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    batch, heads, seq_len, dim = shape
+    config = LlamaConfig(hidden_size=heads * dim, num_attention_heads=heads, head_dim=dim)
+    q = torch.randn(shape, dtype=torch.float32).to(dtype).requires_grad_()
+    k = torch.randn(batch, 1, seq_len, dim).to(dtype).requires_grad_()
+    cotangents = torch.randn_like(q), torch.randn_like(k)
+    positions = Positions.after([3, 1000][:batch], seq_len)
+    cos, sin = modeling_llama.LlamaRotaryEmbedding(config)(torch.zeros(1, dtype=torch.float32), positions.index)
+    expected = modeling_llama.apply_rotary_pos_emb(q.float(), k.float(), cos, sin)
+    ours = Rotary(dim, angles="float32").rotate(q, k, positions)
+    for a, b in zip(ours, expected, strict=True):
+        assert torch.equal(a, b.to(dtype))
+    gradients = torch.autograd.grad(ours, (q, k), cotangents)
+    wanted = torch.autograd.grad(expected, (q, k), tuple(c.float() for c in cotangents))
+    for a, b in zip(gradients, wanted, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("rotary_dim", [14, 6])
+def test_interleaved_and_partial_is_gpt_j(rotary_dim: int) -> None:
+    config = GPTJConfig(n_embd=42, n_head=3, n_layer=1, rotary_dim=rotary_dim, n_positions=64, vocab_size=11)
+    attention = modeling_gptj.GPTJAttention(config, layer_idx=0)
+    seen: list[Tensor] = []
+    attention._attn = lambda q, k, v, *rest: (seen.extend([q, k]), (v, None))[1]  # type: ignore[method-assign]
+    x = torch.randn(2, 5, 42)
+    positions = Positions.after([3, 17], 5)
+    attention(x, position_ids=positions.index)
+    plain = [project(x).view(2, 5, 3, 14).transpose(1, 2) for project in (attention.q_proj, attention.k_proj)]
+    rotary = Rotary(14, layout="interleaved", rotary_dim=rotary_dim, angles="float32")
+    for ours, expected, before in zip(rotary.rotate(*plain, positions), seen, plain, strict=True):
+        assert torch.equal(ours, expected)
+        assert not torch.equal(ours, before)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
+def test_partial_is_gpt_neox_and_phi(share: float) -> None:
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": share}
+    families = [
+        (modeling_gpt_neox.GPTNeoXRotaryEmbedding(GPTNeoXConfig(hidden_size=72, num_attention_heads=3, rope_parameters=rope)),
+         modeling_gpt_neox.apply_rotary_pos_emb),
+        (modeling_phi.PhiRotaryEmbedding(PhiConfig(hidden_size=72, num_attention_heads=3, rope_parameters=rope)), None),
+    ]  # fmt: skip
+    q, k = torch.randn(2, 3, 5, 24), torch.randn(2, 1, 5, 24)
+    positions = Positions.after([700, 2355], 5)
+    rotary = Rotary(24, rotary_dim=int(24 * share), angles="float32")
+    for embedding, apply in families:
+        cos, sin = embedding(torch.zeros(1), positions.index)
+        assert cos.shape[-1] == rotary.rotary_dim
+        if apply is None:
+            n = rotary.rotary_dim
+            turned = modeling_phi.apply_rotary_pos_emb(q[..., :n], k[..., :n], cos, sin)
+            expected = [torch.cat([t, x[..., n:]], -1) for t, x in zip(turned, (q, k), strict=True)]
+        else:
+            expected = apply(q, k, cos, sin)
+        for ours, theirs in zip(rotary.rotate(q, k, positions), expected, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize("head_dim", [-2, 0, 1, 7])
+def test_an_odd_or_missing_head_dim_is_refused(head_dim: int) -> None:
+    with refuses(RangeError, f"head_dim={head_dim}", "even"):
+        Rotary(head_dim)
+
+
+@pytest.mark.parametrize("rotary_dim", [-2, 0, 3, 10])
+def test_a_rotary_dim_that_is_odd_or_too_large_is_refused(rotary_dim: int) -> None:
+    with refuses(RangeError, f"rotary_dim={rotary_dim}", "head_dim=8", "even"):
+        Rotary(8, rotary_dim=rotary_dim)
+
+
+def test_an_unknown_layout_is_refused() -> None:
+    with refuses(LocantError, "'neox'", "'half'", "'interleaved'"):
+        Rotary(8, layout="neox")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sections", [(1, 2), (4, 4), ()])
+def test_sections_that_do_not_add_up_are_refused(sections: tuple[int, ...]) -> None:
+    with refuses(RangeError, str(sections), "4 pairs"):
+        Rotary(8, sections=sections)
+
+
+@pytest.mark.parametrize("sections", [(6, -2), (-1, 5), (4, 0, -1, 1)])
+def test_negative_sections_are_refused(sections: tuple[int, ...]) -> None:
+    """They do add up; used, they made torch write outside of its memory."""
+    with refuses(RangeError, str(sections)):
+        Rotary(8, sections=sections)
+
+
+def test_several_axes_without_sections_are_refused() -> None:
+    x = torch.zeros(1, 2, 6, 8)
+    with refuses(ShapeError, "2 axes", "sections"):
+        Rotary(8).rotate(x, x, Positions.grid(2, 3))
+    with refuses(ShapeError, "2 axes", "3 sections"):
+        Rotary(8, sections=(1, 2, 1)).rotate(x, x, Positions.grid(2, 3))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, 6), (2, 3, 5, 10), (2, 5, 8), (2, 3, 5, 8, 1)])
+def test_queries_and_keys_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    good, bad = torch.zeros(2, 3, 5, 8), torch.zeros(shape)
+    with refuses(ShapeError, "q", str(shape), "head_dim=8"):
+        Rotary(8).rotate(bad, good, Positions.arange(5))
+    with refuses(ShapeError):
+        Rotary(8).rotate(good, bad, Positions.arange(5))
+
+
+def test_positions_of_another_length_batch_or_device_are_refused() -> None:
+    x = torch.zeros(2, 3, 5, 8)
+    with refuses(ShapeError, "1 x 4", "2 x 5"):
+        Rotary(8).rotate(x, x, Positions.arange(4))
+    with refuses(ShapeError, "3 x 5", "2 x 5"):
+        Rotary(8).rotate(x, x, Positions.arange(5, batch=3))
+    with refuses(ShapeError, "meta", "cpu"):
+        Rotary(8).rotate(x, x, Positions.arange(5, device="meta"))
+
+
+@pytest.mark.parametrize("k_batch", [1, 3])
+def test_keys_of_another_batch_are_refused(k_batch: int) -> None:
+    q, k = torch.zeros(2, 3, 5, 8), torch.zeros(k_batch, 3, 5, 8)
+    with refuses(ShapeError, "k"):
+        Rotary(8).rotate(q, k, Positions.arange(5, batch=2))
+
+
+def test_keys_of_another_length_or_device_need_positions_of_their_own() -> None:
+    q, k = torch.zeros(2, 3, 5, 8), torch.zeros(2, 3, 7, 8)
+    with refuses(ShapeError, "7 keys", "5 queries", "k_positions"):
+        Rotary(8).rotate(q, k, Positions.arange(5))
+    with refuses(ShapeError, "meta"):
+        Rotary(8).rotate(q, q.to("meta"), Positions.arange(5))
+    with refuses(ShapeError, "k has 2 x 7"):
+        Rotary(8).rotate(q, k, Positions.arange(5), Positions.arange(6))
+
+
+def test_keys_of_a_wider_dtype_keep_what_they_hold() -> None:
+    k = torch.randn(1, 2, 5, 8, dtype=torch.float64)
+    _, turned = Rotary(8).rotate(k.float(), k, Positions.after(3, 5))
+    assert_close(turned, Rotary(8).rotate(k, k, Positions.after(3, 5))[1], torch.float64)

@@ -1,0 +1,140 @@
+"""T5's bias, against T5."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import T5Config
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from locant import Positions, RangeError, ShapeError, T5Bias
+from tests.refusal import refuses
+
+
+def bias(encoding: T5Bias, queries: Positions, keys: Positions | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+    other = queries if keys is None else keys
+    q = torch.zeros(queries.batch, encoding.num_heads, queries.seq_len, 2, dtype=dtype)
+    return encoding.bias(q, torch.zeros(other.batch, 1, other.seq_len, 2, dtype=dtype), queries, keys)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(
+    ("num_buckets", "max_distance"), [(32, 128), (32, 256), (64, 128), (16, 64), (320, 800), (8, 20), (6, 11), (33, 100)]
+)
+def test_buckets_are_t5s_from_minus_4096_to_4096(num_buckets: int, max_distance: int, bidirectional: bool) -> None:
+    steps = torch.arange(-4096, 4097)
+    encoding = T5Bias(1, num_buckets=num_buckets, max_distance=max_distance, bidirectional=bidirectional)
+    theirs = T5Attention._relative_position_bucket(-steps, bidirectional, num_buckets, max_distance)
+    ours = encoding.buckets(steps)
+    different = steps[ours != theirs].tolist()
+    assert not different, f"other buckets at distances {different}"
+
+
+def test_buckets_of_the_default_are_these_integers() -> None:
+    """Frozen by hand from the description: a bucket each up to 15, then logarithmically up to 128."""
+    one_way, both_ways = T5Bias(1), T5Bias(1, bidirectional=True)
+    edges = [0, 1, 15, 16, 18, 19, 31, 32, 63, 64, 112, 113, 127, 128, 4096]
+    expected = [0, 1, 15, 16, 16, 17, 21, 21, 26, 26, 30, 31, 31, 31, 31]
+    assert one_way.buckets(torch.tensor(edges)).tolist() == expected
+    assert one_way.buckets(-torch.tensor(edges)).tolist() == [0] * len(edges)
+    edges = [0, 1, 7, 8, 11, 12, 15, 16, 22, 23, 31, 32, 63, 64, 90, 91, 128, 4096]
+    expected = [0, 1, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 13, 14, 14, 15, 15, 15]
+    assert both_ways.buckets(torch.tensor(edges)).tolist() == expected
+    assert both_ways.buckets(-torch.tensor(edges[1:])).tolist() == [16 + b for b in expected[1:]]
+
+
+@pytest.mark.parametrize("is_decoder", [True, False])
+@pytest.mark.parametrize(("query", "key", "past"), [(7, 7, 0), (150, 150, 0), (1, 11, 10), (3, 13, 10)])
+def test_bias_and_its_gradient_are_t5s(query: int, key: int, past: int, is_decoder: bool) -> None:
+    config = T5Config(d_model=15, num_heads=3, d_kv=5, is_decoder=is_decoder)
+    theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
+    ours = T5Bias(3, bidirectional=not is_decoder)
+    with torch.no_grad():
+        theirs.relative_attention_bias.weight.normal_()
+    ours.load_state_dict(theirs.relative_attention_bias.state_dict(), strict=True)
+    expected = theirs.compute_bias(query, key, past_seen_tokens=past)
+    actual = bias(ours, Positions.after(past, query), Positions.arange(key))
+    assert torch.equal(actual, expected)
+    cotangent = torch.randn_like(expected)
+    actual.backward(cotangent)
+    expected.backward(cotangent)
+    assert ours.weight.grad is not None
+    torch.testing.assert_close(ours.weight.grad, theirs.relative_attention_bias.weight.grad, rtol=1e-5, atol=1e-5)
+
+
+@given(st.integers(-1000, 1000), st.integers(-1000, 1000), st.integers(-(2**20), 2**20), st.booleans())
+def test_the_bias_depends_on_the_distance_only(i: int, j: int, shift: int, bidirectional: bool) -> None:
+    encoding = T5Bias(3, bidirectional=bidirectional)
+    here = bias(encoding, Positions.of([i]), Positions.of([j]))
+    there = bias(encoding, Positions.of([i + shift]), Positions.of([j + shift]))
+    assert torch.equal(here, there)
+
+
+def test_earlier_and_later_keys_differ_only_where_both_are_told_apart() -> None:
+    both, one = T5Bias(3, bidirectional=True), T5Bias(3)
+    assert not torch.equal(*(bias(both, Positions.of([9]), Positions.of([k])) for k in (4, 14)))
+    assert torch.equal(*(bias(one, Positions.of([9]), Positions.of([k])) for k in (9, 14)))
+
+
+def test_the_table_is_learned() -> None:
+    encoding = T5Bias(3, num_buckets=6, max_distance=9).double()
+    q = torch.zeros(2, 3, 5, 2, dtype=torch.float64)
+    positions = Positions.packed([[5], [2, 3]])
+
+    def through(weight: Tensor) -> Tensor:
+        return torch.func.functional_call(_Door(encoding), {"encoding.weight": weight}, (q, positions))
+
+    assert torch.autograd.gradcheck(through, (encoding.weight,))
+    assert sum(p.numel() for p in T5Bias(8).parameters()) == 256
+
+
+class _Door(torch.nn.Module):
+    def __init__(self, encoding: T5Bias) -> None:
+        super().__init__()
+        self.encoding = encoding
+
+    def forward(self, q: Tensor, positions: Positions) -> Tensor:
+        return self.encoding.bias(q, q, positions)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_the_bias_is_float32_at_least(dtype: torch.dtype) -> None:
+    assert bias(T5Bias(3).to(dtype), Positions.arange(4), dtype=dtype).dtype == torch.promote_types(dtype, torch.float32)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_the_score_function_adds_the_bias(bidirectional: bool) -> None:
+    encoding = T5Bias(3, bidirectional=bidirectional)
+    queries, keys = Positions.of([[3, 9], [4, 0]]), Positions.of([[0, 5, 9], [1, 2, 3]])
+    q, k, score = torch.randn(2, 3, 2, 4), torch.randn(2, 3, 3, 4), torch.randn(2, 3, 2, 3)
+    slots = torch.meshgrid(*(torch.arange(n) for n in score.shape), indexing="ij")
+    modified = encoding.score_mod(q, k, queries, keys)(score, *slots)
+    assert torch.equal(modified, score + encoding.bias(q, k, queries, keys))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_heads": 0}, {"num_buckets": 1}, {"num_buckets": 3, "bidirectional": True}, {"max_distance": 16}, {"max_distance": 0}],
+    ids=str,
+)
+def test_sizes_that_leave_no_buckets_are_refused(options: dict[str, int]) -> None:
+    with refuses(RangeError, "num_heads=", "num_buckets=", "max_distance="):
+        T5Bias(**{"num_heads": 3, **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("door", ["bias", "score_mod"])
+def test_queries_and_keys_of_another_shape_are_refused(door: str) -> None:
+    ask, q = getattr(T5Bias(3), door), torch.zeros(2, 3, 5, 4)
+    with refuses(ShapeError, "(2, 4, 5, 4)", "num_heads=3"):
+        ask(torch.zeros(2, 4, 5, 4), q, Positions.arange(5))
+    with refuses(ShapeError, "1 x 4", "2 x 5"):
+        ask(q, q, Positions.arange(4))
+    with refuses(ShapeError, "k has 2 x 5"):
+        ask(q, q, Positions.arange(5), Positions.arange(6))
+    with refuses(ShapeError, "2 axes"):
+        ask(torch.zeros(1, 3, 6, 4), torch.zeros(1, 3, 6, 4), Positions.grid(2, 3))
+    with refuses(ShapeError, "meta"):
+        ask(q, q, Positions.arange(5, device="meta"))

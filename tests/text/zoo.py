@@ -1,0 +1,170 @@
+"""Small tokenizers of every kind, as other programs write them, for tests that must hold for all."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from locant.text import Tokenizer, sample_text
+
+__all__ = ["KINDS", "byte_level", "definition", "library"]
+
+TEXT = sample_text()[:60_000]
+LETTERS = [chr(code) for code in range(0x21, 0x7F)]
+
+
+def byte_level(
+    vocab_size: int = 400, special: tuple[str, ...] = ("<|endoftext|>",), **options: Any
+) -> tokenizers.Tokenizer:
+    """As the library's own users train it: the special tokens known from the start."""
+    made = tokenizers.Tokenizer(models.BPE(**options))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator([TEXT, "the END\nEND\n(END)END\n" * 400], trainer)
+    return made
+
+
+def _merged_special() -> tokenizers.Tokenizer:
+    """A special token that is an ordinary word too: training has merges that make it."""
+    made = byte_level(special=("END", "<|endoftext|>"))
+    assert any("".join(pair) == "END" for pair in json.loads(made.to_str())["model"]["merges"])
+    return made
+
+
+def _whole_words() -> tokenizers.Tokenizer:
+    """A word that is in the vocabulary is taken from there, merges or not; with a word that is special."""
+    made = byte_level()
+    data = json.loads(made.to_str())
+    data["model"]["ignore_merges"] = True
+    made = tokenizers.Tokenizer.from_str(json.dumps(data))
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(tokenizers.Regex(r"\s"), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
+    return made
+
+
+def _flags() -> tokenizers.Tokenizer:
+    """Special tokens of every flag, ordinary added tokens, a text around the text, truncation and padding."""
+    made = byte_level()
+    made.add_special_tokens(
+        [
+            AddedToken("<mask>", lstrip=True),
+            AddedToken("<right>", rstrip=True),
+            AddedToken("<word>", single_word=True),
+            AddedToken("<Normal>", normalized=True),
+            AddedToken("<|im_start|>", normalized=False),
+            AddedToken("é", normalized=False),
+        ]
+    )
+    made.add_tokens([AddedToken("<think>", normalized=False), AddedToken("\n\n\n", normalized=False)])
+    made.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A <|endoftext|>",
+        special_tokens=[(name, made.token_to_id(name)) for name in ("<|im_start|>", "<|endoftext|>")],
+    )
+    made.enable_truncation(5)
+    made.enable_padding(length=20, pad_id=1)
+    return made
+
+
+def _word_piece() -> tokenizers.Tokenizer:
+    """As BERT has it: lower case, [CLS] and [SEP] around, [UNK] for unknown words."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words = ["the", "cat", "cls", "sep", "mask", "##s", "##ing"]
+    pieces = [*special, *LETTERS, *("##" + letter for letter in LETTERS), *words]
+    vocab = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    made = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100))
+    made.normalizer = normalizers.BertNormalizer(lowercase=True)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    made.post_processor = processors.BertProcessing(("[SEP]", vocab["[SEP]"]), ("[CLS]", vocab["[CLS]"]))
+    made.add_special_tokens(special)
+    return made
+
+
+def _unigram() -> tokenizers.Tokenizer:
+    """As T5 has it: the special tokens are pieces like the others, of score 0."""
+    special = ["<pad>", "</s>", "<unk>"]
+    pieces = [(name, 0.0) for name in special] + [("▁", -3.0), *((letter, -5.0) for letter in LETTERS)]
+    made = tokenizers.Tokenizer(models.Unigram([*pieces, ("▁the", -2.0), ("ing", -2.5)], unk_id=2, byte_fallback=False))
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Metaspace()
+    made.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    made.add_special_tokens([*special, "<extra_id_0>"])
+    return made
+
+
+def _word_level() -> tokenizers.Tokenizer:
+    """Whole words between spaces, the special ones among them."""
+    vocab = {"[UNK]": 0, "[CLS]": 1, "the": 2, "cat": 3}
+    made = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(["[UNK]", "[CLS]"])
+    return made
+
+
+def _byte_fallback() -> tokenizers.Tokenizer:
+    """As Llama 2 has it: merges over text in which spaces are ▁, bytes for what is unknown."""
+    special = ["<unk>", "<s>", "</s>"]
+    pieces = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *LETTERS, "▁t", "he", "▁the"]
+    vocab = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    merges = [("▁", "t"), ("h", "e"), ("▁t", "he")]
+    made = tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    made.add_special_tokens([AddedToken(name, normalized=True) for name in special])
+    return made
+
+
+def _normalized() -> tokenizers.Tokenizer:
+    """Byte-level behind a normalizer, and a space put before the text: some texts do not come back."""
+    made = byte_level()
+    made.normalizer = normalizers.NFC()
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    return made
+
+
+def _random() -> tokenizers.Tokenizer:
+    """Merges left out at random, as for training: only the file says so."""
+    return byte_level(dropout=0.9)
+
+
+KINDS = {
+    "bytes": lambda: tokenizers.Tokenizer.from_str(Tokenizer.bytes().to_json()),
+    "trained here": lambda: tokenizers.Tokenizer.from_str(
+        Tokenizer.train(TEXT, 400, ("<|endoftext|>", "<pad>")).to_json()
+    ),
+    "byte level": byte_level,
+    "byte level, a word is special": _merged_special,
+    "byte level, whole words": _whole_words,
+    "byte level, every flag": _flags,
+    "byte level, normalized": _normalized,
+    "byte level, with dropout": _random,
+    "word piece": _word_piece,
+    "unigram": _unigram,
+    "word level": _word_level,
+    "byte fallback": _byte_fallback,
+}
+
+_MADE: dict[str, str] = {}
+
+
+def definition(kind: str) -> str:
+    """The `tokenizer.json` of one kind."""
+    if kind not in _MADE:
+        _MADE[kind] = KINDS[kind]().to_str()
+    return _MADE[kind]
+
+
+def library(kind: str) -> tokenizers.Tokenizer:
+    """The library's tokenizer of one kind: a fresh one, that no setting of ours has touched."""
+    return tokenizers.Tokenizer.from_str(definition(kind))
