@@ -29,7 +29,9 @@ def test_it_leaves_results_pictures_and_a_page_and_says_where(run: Run, folder: 
     assert sorted(path.name for path in (folder / "out").iterdir()) == FILES
     assert result.stdout.splitlines()[-1] == "The report: out/report.html"
     assert "Held-out loss" in result.stdout
-    lines = [line for line in result.stderr.splitlines() if re.match(r"(alibi|nope) +seed [35] +4: \d\.\d{3} +8: ", line)]
+    lines = [
+        line for line in result.stderr.splitlines() if re.match(r"(alibi|nope) +seed [35] +4: \d\.\d{3} +8: ", line)
+    ]
     assert len(lines) == 4
 
 
@@ -37,7 +39,10 @@ def test_the_results_have_the_form_that_others_read(run: Run, folder: Path) -> N
     run("compare", "text.txt", *TINY, "--encodings", "alibi,t5", "--seeds", 3, "-o", "out")
     results = json.loads((folder / "out" / "results.json").read_text())
     assert set(results) == {"settings", "environment", "records"}
-    assert [(record["encoding"], record["seed"], record["train_length"]) for record in results["records"]] == [("alibi", 3, 4), ("t5", 3, 4)]
+    assert [(record["encoding"], record["seed"], record["train_length"]) for record in results["records"]] == [
+        ("alibi", 3, 4),
+        ("t5", 3, 4),
+    ]
     for record in results["records"]:
         assert set(record["loss_by_length"]) == {"4", "8"}
         assert len(record["loss_by_position"]) == 8

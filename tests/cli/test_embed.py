@@ -31,7 +31,22 @@ def test_json_is_all_there_is_on_stdout(run: Run) -> None:
 
 
 def test_the_file_holds_what_was_asked_for(run: Run, folder: Path) -> None:
-    options = ("--tokenizer", "bytes", "--context", 8, "--batch", 3, "--d-model", 12, "--stride", 2, "--encoding", "rotary", "--num-heads", 2)
+    options = (
+        "--tokenizer",
+        "bytes",
+        "--context",
+        8,
+        "--batch",
+        3,
+        "--d-model",
+        12,
+        "--stride",
+        2,
+        "--encoding",
+        "rotary",
+        "--num-heads",
+        2,
+    )
     assert run("embed", "text.txt", *options, "-o", "x.safetensors").exit_code == 0
     tensors = load_file(folder / "x.safetensors")
     assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
@@ -101,7 +116,10 @@ def test_a_folder_is_no_text(complains: Complains, folder: Path) -> None:
         (("--encoding", "rotery"), "'rotary', did you mean that?"),
         (("--context", 0), "0 is not in the range x>=1"),
         (("--batch", "many"), "'many' is not a valid integer"),
-        (("--encoding", "rotary", "--d-model", 10), "got d_model=10 for 4 heads, expected a multiple; try: a d_model of 8"),
+        (
+            ("--encoding", "rotary", "--d-model", 10),
+            "got d_model=10 for 4 heads, expected a multiple; try: a d_model of 8",
+        ),
         (("--encoding", "rotary", "--d-model", 12), "expected an even number"),
         (("--scale", "big"), "'big' is neither a number nor sqrt_d_model"),
         (("--tokenizer", "bytes", "--vocab-size", 300), "try: one of the two"),

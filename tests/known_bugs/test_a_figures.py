@@ -11,7 +11,7 @@ from tests.known_bugs.exhibit import exhibit
 from tests.known_bugs.figures import published
 from tests.known_bugs.oracle import frequencies, phase_error, true_cos_sin
 from tests.known_bugs.subjects import WIDTH
-from tests.known_bugs.turnings import TURNINGS, CosSin
+from tests.known_bugs.turnings import CosSin, turnings
 from tests.known_bugs.twins import BufferRotary
 
 
@@ -55,7 +55,7 @@ def test_11_scores_depend_on_the_distance_alone(dtype: torch.dtype, bound: float
     def from_bfloat16(positions: Positions) -> tuple[Tensor, Tensor]:
         return BufferRotary().bfloat16().cos_sin(positions)
 
-    ours = [subject.cos_sin for subject in TURNINGS.values() if not isinstance(subject.turns, Tensor)]
+    ours = [subject.cos_sin for subject in turnings().values() if not isinstance(subject.turns, Tensor)]
     exhibit(check, *ours, twin=from_bfloat16, because="a common shift changed a score")
     if dtype == torch.float32:
         exhibit(check, *ours, twin=in_bfloat16, because="a common shift changed a score")

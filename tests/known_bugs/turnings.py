@@ -15,7 +15,7 @@ from locant.positions.scaling import Unscaled
 from tests.known_bugs.oracle import frequencies, rounded_frequencies, true_cos_sin
 from tests.known_bugs.subjects import ROTARY_OPTIONS, rotary
 
-__all__ = ["TURNINGS", "CosSin", "Turning", "bound", "turning", "worst_error"]
+__all__ = ["CosSin", "Turning", "bound", "turning", "turnings", "worst_error"]
 
 CosSin = Callable[[Positions], tuple[Tensor, Tensor]]
 
@@ -44,7 +44,9 @@ def turning(**options: Any) -> Turning:
     return Turning(encoding.cos_sin, turns, encoding.scaling.magnitude)
 
 
-TURNINGS = {name: turning(**options) for name, options in ROTARY_OPTIONS.items()}
+def turnings() -> dict[str, Turning]:
+    """All of them, by name."""
+    return {name: turning(**options) for name, options in ROTARY_OPTIONS.items()}
 
 
 def worst_error(subject: Turning, index: list[int]) -> float:

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 from locant import ALiBi, InputEmbedding, Learned, PositionEncoding, Positions, Rotary, Sinusoidal, T5Bias, attend
+from tests.tolerances import ANGLE
 
 HEADS, HEAD_DIM, D_MODEL = 4, 6, 7
 LENGTHS = range(2, 52)
 
 ENCODINGS: dict[str, Callable[[], PositionEncoding]] = {
     "nope": PositionEncoding,
-    "learned": lambda: Learned(64, D_MODEL),
+    "learned": lambda: Learned(256, D_MODEL),
     "sinusoidal": lambda: Sinusoidal(D_MODEL),
     "rotary": lambda: Rotary(HEAD_DIM),
     "rotary interleaved": lambda: Rotary(HEAD_DIM, layout="interleaved"),
@@ -63,7 +64,7 @@ def require_same(actual: tuple[Tensor | None, ...], expected: tuple[Tensor | Non
 PLACES: dict[str, Callable[[int], Positions | None]] = {
     "built in the graph": lambda n: None,
     "arange": lambda n: Positions.arange(n),
-    "behind a cache": lambda n: Positions.after(n // 5, n),
+    "behind a cache": lambda n: Positions.after(3 * n, n),
     "packed": lambda n: Positions.packed([n // 2, n - n // 2]),
     "padded": lambda n: Positions.from_mask(torch.arange(n)[None] >= torch.tensor([[0], [n // 3]])),
 }
@@ -87,26 +88,41 @@ def test_fifty_lengths_take_two_compilations_and_no_graph_break(name: str, place
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's compiler, about itself
-@pytest.mark.parametrize("name", ["rotary", "rotary interleaved", "rotary float32", "sinusoidal"])
+@pytest.mark.parametrize("name", ["rotary", "rotary interleaved", "sinusoidal"])
 def test_the_compiled_code_gives_the_same_bits(name: str) -> None:
-    """Through the real compiler, which fuses: cosines, sines, turned queries in float32 and bfloat16."""
+    """Through the real compiler, which fuses: cosines, sines, turned tokens in float32 and bfloat16."""
     encoding = ENCODINGS[name]()
-    where = Positions.of([0, 1, 127, 2049, 65_535, 1_000_001, 2**24 + 1, 2**31 - 1])
+    x, q, _ = tokens(FAR.seq_len)
+    inputs = x, x.bfloat16(), q, q.bfloat16(), FAR
+    require_same(torch.compile(_use(encoding), fullgraph=True)(*inputs), _use(encoding)(*inputs))
 
-    def use(x: Tensor, q: Tensor, q_low: Tensor, positions: Positions) -> tuple[Tensor, ...]:
+
+FAR = Positions.of([0, 1, 127, 2049, 65_535, 1_000_001, 2**24 + 1, 2**31 - 1])
+
+
+def _use(encoding: PositionEncoding) -> Callable[..., tuple[Tensor, ...]]:
+    def use(x: Tensor, x_low: Tensor, q: Tensor, q_low: Tensor, positions: Positions) -> tuple[Tensor, ...]:
         if isinstance(encoding, Rotary):
-            return *encoding.cos_sin(positions), *encoding.rotate(q, q, positions), *encoding.rotate(q_low, q_low, positions)
+            turned = *encoding.rotate(q, q, positions), *encoding.rotate(q_low, q_low, positions)
+            return *encoding.cos_sin(positions), *turned
         assert isinstance(encoding, Sinusoidal)
-        return encoding.vectors(positions), encoding.embed(x, positions), encoding.embed(x.bfloat16(), positions)
+        return encoding.vectors(positions), encoding.embed(x, positions), encoding.embed(x_low, positions)
 
-    x, q, _ = tokens(8)
-    compiled = torch.compile(use, fullgraph=True)
-    require_same(compiled(x, q, q.bfloat16(), where), use(x, q, q.bfloat16(), where))
+    return use
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's compiler, about itself
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ENCODINGS)
+def test_float32_angles_compiled_differ_in_the_last_bit_only() -> None:
+    """Here the compiler's cosine is asked, not a table: of the same rounded angle, which is what the mode promises."""
+    rotary = Rotary(HEAD_DIM, angles="float32")
+    for ours, expected in zip(torch.compile(rotary.cos_sin, fullgraph=True)(FAR), rotary.cos_sin(FAR), strict=True):
+        assert float((ours - expected).abs().max()) <= 2 * ANGLE
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's compiler, about itself
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in ENCODINGS if name != "rotary float32"])
 def test_every_encoding_compiled_gives_the_same_bits(name: str) -> None:
     doors = Doors(ENCODINGS[name]())
     compiled = torch.compile(doors, fullgraph=True)
@@ -160,6 +176,23 @@ def test_a_model_from_ids_to_attention_is_one_graph(name: str, place: str) -> No
             ids, positions = torch.randint(13, (2, n)), PLACES[place](n)
             assert positions is not None
             assert torch.equal(compiled(ids, positions), model(ids, positions))
+    assert 1 <= counter.frame_count <= 2
+
+
+@pytest.mark.parametrize("name", ["rotary", "alibi"])
+def test_decoding_token_by_token_takes_two_compilations(name: str) -> None:
+    """One query behind a cache that grows."""
+    counter, encoding = CompileCounter(), ENCODINGS[name]()
+
+    def step(q: Tensor, k: Tensor, positions: Positions, k_positions: Positions) -> Tensor:
+        turned, keys = encoding.rotate(q, k, positions, k_positions)
+        return attend(turned, keys, k, encoding=encoding, positions=positions, k_positions=k_positions)
+
+    compiled = torch.compile(step, fullgraph=True, backend=counter)
+    for cached in LENGTHS:
+        q, k = torch.randn(2, HEADS, 1, HEAD_DIM), torch.randn(2, 2, cached + 1, HEAD_DIM)
+        where = Positions.after(cached, 1), Positions.arange(cached + 1)
+        assert torch.equal(compiled(q, k, *where), step(q, k, *where))
     assert 1 <= counter.frame_count <= 2
 
 

@@ -18,7 +18,9 @@ THE_FIELD: Losses = {
 
 
 def results(
-    losses: Losses = THE_FIELD, lengths: Sequence[int] = LENGTHS, by_position: Mapping[str, Sequence[float | None]] | None = None
+    losses: Losses = THE_FIELD,
+    lengths: Sequence[int] = LENGTHS,
+    by_position: Mapping[str, Sequence[float | None]] | None = None,
 ) -> dict[str, Any]:
     """Records as the lab writes them; `by_position` replaces the flat curve that an encoding otherwise has."""
     by_position = by_position or {}
@@ -36,7 +38,11 @@ def results(
         for name, rows in losses.items()
         for seed, row in enumerate(rows)
     ]
-    return {"settings": settings(losses, lengths), "environment": {"locant": "0.0.1", "torch": "9.8.7"}, "records": records}
+    return {
+        "settings": settings(losses, lengths),
+        "environment": {"locant": "0.0.1", "torch": "9.8.7"},
+        "records": records,
+    }
 
 
 def settings(losses: Losses, lengths: Sequence[int]) -> dict[str, Any]:

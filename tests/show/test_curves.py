@@ -51,7 +51,11 @@ def test_a_position_without_a_loss_is_a_gap() -> None:
 def test_an_encoding_looks_the_same_in_both_pictures() -> None:
     summary = summarise(results())
     looks = [
-        {line.get_label(): (line.get_color(), line.get_linestyle()) for line in draw(summary).axes[0].lines if line.get_label() in THE_FIELD}
+        {
+            line.get_label(): (line.get_color(), line.get_linestyle())
+            for line in draw(summary).axes[0].lines
+            if line.get_label() in THE_FIELD
+        }
         for draw in (draw_loss_by_length, draw_loss_by_position)
     ]
     assert looks[0] == looks[1]

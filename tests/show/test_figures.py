@@ -27,12 +27,12 @@ ENCODINGS = {
 }
 
 
-def maps(figure) -> list:  # noqa: ANN001  # matplotlib is not imported for a type
+def maps(figure) -> list:
     """The heat maps, in the order of their axes."""
     return [axes.images[0] for axes in figure.axes if axes.images]
 
 
-def curves(figure) -> dict[str, np.ndarray]:  # noqa: ANN001
+def curves(figure) -> dict[str, np.ndarray]:
     return {line.get_label(): np.asarray(line.get_ydata()) for axes in figure.axes for line in axes.lines}
 
 
@@ -163,8 +163,12 @@ def test_sizes_that_are_not_given_are_those_of_a_small_model_and_wrong_ones_are_
         encoding_to_draw("alibi", d_model=4)
 
 
-@pytest.mark.parametrize(("suffix", "begin"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF"), (".SVG", b"<?xml")])
-def test_a_picture_is_of_the_kind_its_name_says_and_the_same_every_time(tmp_path: Path, suffix: str, begin: bytes) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "begin"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF"), (".SVG", b"<?xml")]
+)
+def test_a_picture_is_of_the_kind_its_name_says_and_the_same_every_time(
+    tmp_path: Path, suffix: str, begin: bytes
+) -> None:
     for name in ("one", "two"):
         save(draw(ALiBi(2), length=8), tmp_path / (name + suffix))
     one, two = ((tmp_path / (name + suffix)).read_bytes() for name in ("one", "two"))
@@ -211,9 +215,12 @@ def test_drawing_leaves_pyplot_out_and_the_random_numbers_alone(tmp_path: Path) 
     code = (
         "import sys, torch; from pathlib import Path; from locant.show.drawing import draw_to_file\n"
         "before = torch.random.get_rng_state(); draw_to_file('learned', Path(sys.argv[1]), length=8)\n"
-        "print(torch.equal(before, torch.random.get_rng_state()), 'matplotlib' in sys.modules, 'matplotlib.pyplot' in sys.modules)\n"
+        "brought = [name in sys.modules for name in ('matplotlib', 'matplotlib.pyplot')]\n"
+        "print(torch.equal(before, torch.random.get_rng_state()), *brought)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "x.png")], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "x.png")], capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["True", "True", "False"]
 
 

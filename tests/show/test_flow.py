@@ -52,7 +52,10 @@ def test_equal_tokens_differ_by_the_positions_of_the_paper(source: Source) -> No
     np.testing.assert_allclose(got, expected[1] - expected[0], atol=1e-6)
 
 
-@pytest.mark.parametrize(("encoding", "cos_sin", "bias"), [("rotary", (12, 4), None), ("alibi", None, (3, 12, 12)), ("t5", None, (3, 12, 12)), ("nope", None, None)])
+@pytest.mark.parametrize(
+    ("encoding", "cos_sin", "bias"),
+    [("rotary", (12, 4), None), ("alibi", None, (3, 12, 12)), ("t5", None, (3, 12, 12)), ("nope", None, None)],
+)
 def test_encodings_of_other_doors_leave_embeddings_alone(
     source: Source, encoding: str, cos_sin: tuple[int, ...] | None, bias: tuple[int, ...] | None
 ) -> None:
@@ -128,7 +131,9 @@ def test_another_suffix_than_safetensors_is_refused(source: Source, tmp_path: Pa
         save_vectors(embed(source, Plan()), tmp_path / name)
 
 
-@pytest.mark.parametrize("options", [{"context": 0}, {"batch": 0}, {"d_model": 0}, {"encoding": "alibi", "d_model": 10}])
+@pytest.mark.parametrize(
+    "options", [{"context": 0}, {"batch": 0}, {"d_model": 0}, {"encoding": "alibi", "d_model": 10}]
+)
 def test_sizes_that_do_not_work_are_errors(options: dict[str, object]) -> None:
     with pytest.raises(RangeError):
         Plan(**options)

@@ -21,8 +21,12 @@ def one_with(words: str, among: list[str]) -> str:
 
 def test_it_names_the_best_at_the_training_length_and_at_the_longest() -> None:
     said = sentences()
-    assert "sinusoidal has the lowest held-out loss: 3.510 nats" in one_with("At 64 tokens, the length it was trained", said)
-    assert "alibi has the lowest held-out loss: 3.520 nats" in one_with("At 512 tokens, 8 times the training length", said)
+    assert "sinusoidal has the lowest held-out loss: 3.510 nats" in one_with(
+        "At 64 tokens, the length it was trained", said
+    )
+    assert "alibi has the lowest held-out loss: 3.520 nats" in one_with(
+        "At 512 tokens, 8 times the training length", said
+    )
     assert "(perplexity 33.8)" in one_with("At 512", said)
 
 
@@ -63,7 +67,9 @@ def test_the_position_from_which_the_loss_stays_up_is_found() -> None:
 
 def test_no_position_is_named_where_the_loss_comes_down_again() -> None:
     back = [2.0] * 128 + [5.0] * 128 + [2.0] * 256
-    assert not any("By position" in sentence for sentence in sentences({"a": [(2.0, 2.0, 2.0, 2.3)]}, by_position={"a": back}))
+    assert not any(
+        "By position" in sentence for sentence in sentences({"a": [(2.0, 2.0, 2.0, 2.3)]}, by_position={"a": back})
+    )
 
 
 def test_a_missing_loss_is_explained() -> None:

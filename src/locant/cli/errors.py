@@ -54,6 +54,16 @@ class VerbGroup(click.Group):
             raise InputError(f"got verb {args[0]!r}, expected one of {', '.join(self.verbs)}", remedy)
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the verb; a reader of stdout that went away is no error, and click would exit with 1."""
+        try:
+            returned = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _close_stdout()
+            ctx.exit(READER_GONE)
+        return returned
+
     def main(
         self,
         args: Sequence[str] | None = None,
@@ -80,10 +90,6 @@ def _guarded(run: Callable[[], object]) -> int:
     _print_anything()
     try:
         code = _code(run())
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _close_stdout()
-        return READER_GONE
     except (KeyboardInterrupt, click.Abort):
         return _say("interrupted", "", INTERRUPTED)
     except click.ClickException as error:

@@ -6,12 +6,14 @@ import math
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from locant.errors import RangeError
 from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
 from locant.positions.constant import Constant
-from locant.positions.distance import distances, require_heads
+from locant.positions.distance import distances
+from locant.positions.heads import Heads
+from locant.positions.pairs import step_mod
 from locant.positions.where import Positions
 
 __all__ = ["ALiBi", "alibi_slopes"]
@@ -36,20 +38,41 @@ def alibi_slopes(num_heads: int) -> list[float]:
 class ALiBi(PositionEncoding):
     """Subtracts slope x distance from every score: nearer tokens count more, and each head has its own reach.
 
-    No parameters and no maximal length. The bias is ``-m_h |i - j|``: symmetric where attention is not causal.
+    No maximal length, and no parameters unless the slopes are learned. The bias is ``-m_h |i - j|``: symmetric where
+    attention is not causal.
 
     Args:
         num_heads: the number of query heads.
+        learned: make the slopes a parameter that begins with the paper's; its sign is left free.
+        head_slice: the heads of this rank under tensor parallelism; default: all.
 
     >>> q = k = torch.zeros(1, 4, 6, 16)
     >>> ALiBi(4).bias(q, k, Positions.arange(6))[0, 0, 0]
     tensor([-0.0000, -0.2500, -0.5000, -0.7500, -1.0000, -1.2500])
+    >>> ALiBi(4, head_slice=slice(2, 4)).bias(q[:, 2:], k[:, 2:], Positions.arange(6))[0, 0, 0, 1]
+    tensor(-0.0156)
     """
 
-    def __init__(self, num_heads: int) -> None:
+    def __init__(self, num_heads: int, *, learned: bool = False, head_slice: slice | None = None) -> None:
         super().__init__()
+        self.heads = Heads.of(num_heads, head_slice)
         self.num_heads = num_heads
-        self.slopes = Constant(torch.tensor(alibi_slopes(num_heads), dtype=torch.float64, device="cpu"))
+        self.learned = learned
+        self.slopes = nn.Parameter(torch.empty(len(self.heads))) if learned else Constant(self._paper_slopes())
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if isinstance(self.slopes, nn.Parameter):
+            with torch.no_grad():
+                self.slopes.copy_(self._paper_slopes())
+
+    def _paper_slopes(self) -> Float[Tensor, " heads"]:
+        slopes = alibi_slopes(self.num_heads)
+        return torch.tensor([slopes[head] for head in self.heads.mine], dtype=torch.float64, device="cpu")
+
+    def _slopes(self, q: Tensor) -> Float[Tensor, " heads"]:
+        slopes = self.slopes.on(q.device) if isinstance(self.slopes, Constant) else self.slopes
+        return slopes.to(bias_dtype(q))
 
     def bias(
         self,
@@ -59,9 +82,9 @@ class ALiBi(PositionEncoding):
         k_positions: Positions | None = None,
     ) -> Float[Tensor, "#batch heads query key"]:
         """``-slope * distance``, float32 at least."""
-        require_heads(self, self.num_heads, q)
+        self.heads.require(self, q)
         steps = distances(q, k, positions, k_positions, "ALiBi")
-        slopes = self.slopes.on(q.device).to(bias_dtype(q))
+        slopes = self._slopes(q)
         return steps.abs().to(slopes.dtype)[:, None] * -slopes[:, None, None]
 
     def score_mod(
@@ -71,15 +94,14 @@ class ALiBi(PositionEncoding):
         positions: Positions,
         k_positions: Positions | None = None,
     ) -> ScoreMod:
-        require_heads(self, self.num_heads, q)
-        keys = positions if k_positions is None else k_positions
-        q_index, k_index = positions.expand(q.shape[0]).index, keys.expand(k.shape[0]).index
-        slopes = self.slopes.on(q.device).to(bias_dtype(q))
+        self.heads.require(self, q)
+        steps = step_mod(q, k, positions, k_positions, "ALiBi")
+        slopes = self._slopes(q)
 
         def subtract(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return score - slopes[head] * (q_index[batch, query] - k_index[batch, key]).abs()
+            return score - slopes[head] * steps(batch, query, key).abs()
 
         return subtract
 
     def extra_repr(self) -> str:
-        return f"num_heads={self.num_heads}"
+        return str(self.heads) + (", learned=True" if self.learned else "")

@@ -46,6 +46,6 @@ def _on_grid(x: Float[Tensor, "*batch n dim"], bits: int) -> Float[Tensor, "*bat
     exact = x.double()
     if not x.shape[-1]:
         return exact
-    exponent = torch.frexp(exact.detach().abs().amax(-1, keepdim=True)).exponent
-    step = torch.ldexp(exact.new_ones(()), exponent - bits)
+    largest = exact.detach().abs().amax(-1, keepdim=True)
+    step = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - bits)
     return exact + ((exact / step).round() * step - exact).detach()  # exactly the rounded value: both share its grid

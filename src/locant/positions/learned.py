@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.errors import RangeError, ShapeError
+from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions.base import PositionEncoding
 from locant.positions.where import Positions
 
-__all__ = ["Learned"]
+__all__ = ["Learned", "ResizeMethod"]
+
+ResizeMethod = Literal["extend", "interpolate"]
 
 INIT_STD = 0.02  # GPT-2 and BERT
 
@@ -71,7 +75,53 @@ class Learned(PositionEncoding):
         )
         return x + F.embedding(positions.index + self.offset, self.weight)
 
+    def resize(self, max_seq_len: int, *, method: ResizeMethod = "extend") -> None:
+        """Grow the table in place to `max_seq_len` positions; it never shrinks, and offset rows are kept as they are.
+
+        The weight is a new parameter afterwards: build the optimizer after resizing.
+
+        Args:
+            max_seq_len: how many positions there shall be.
+            method: ``"extend"`` keeps every old row byte for byte and starts the new ones like fresh ones.
+                ``"interpolate"`` stretches the table: row p becomes the linear interpolation at
+                ``p (old - 1) / (new - 1)``, so the first and the last row stay what they are.
+
+        >>> learned = Learned(2, 1)
+        >>> _ = learned.weight.data.copy_(torch.tensor([[0.0], [1.0]]))
+        >>> learned.resize(5, method="interpolate")
+        >>> learned.weight.flatten().tolist()
+        [0.0, 0.25, 0.5, 0.75, 1.0]
+        """
+        if method not in get_args(ResizeMethod):
+            raise LocantError(f"got method={method!r}, expected 'extend' or 'interpolate'", "method='extend'")
+        if max_seq_len < self.max_seq_len:
+            raise RangeError(
+                f"got max_seq_len={max_seq_len}, the table already has {self.max_seq_len} positions",
+                f"resize({self.max_seq_len}) or more; rows are never dropped",
+            )
+        if max_seq_len == self.max_seq_len:
+            return
+        with torch.no_grad():
+            before, rows = self.weight[: self.offset], self.weight[self.offset :]
+            if method == "interpolate":
+                rows = _stretched(rows, max_seq_len)
+            else:
+                fresh = rows.new_empty(max_seq_len - len(rows), self.d_model).normal_(std=self.init_std)
+                rows = torch.cat([rows, fresh])
+            self.weight = nn.Parameter(torch.cat([before, rows]), requires_grad=self.weight.requires_grad)
+        self.max_seq_len = max_seq_len
+
     def extra_repr(self) -> str:
         return f"max_seq_len={self.max_seq_len}, d_model={self.d_model}" + (
             f", offset={self.offset}" if self.offset else ""
         )
+
+
+def _stretched(rows: Float[Tensor, "old d_model"], new: int) -> Float[Tensor, "new d_model"]:
+    """Linear interpolation with both ends kept; in float64, rounded once. Whole-number places copy their row."""
+    place = torch.arange(new, dtype=torch.float64, device=rows.device) * (len(rows) - 1) / (new - 1)
+    below = place.floor().long()
+    above = (below + 1).clamp(max=len(rows) - 1)
+    share = (place - below)[:, None]
+    exact = rows.double()
+    return (exact[below] * (1 - share) + exact[above] * share).to(rows.dtype)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.kernels.rotary import Layout, rotate
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import PositionEncoding
+from locant.positions.constant import Constant
 from locant.positions.scaling import Scaling, Unscaled
 from locant.positions.where import MAX_INDEX, Positions
 
@@ -38,6 +40,8 @@ class Rotary(PositionEncoding):
         angles: ``"exact"``, or ``"float32"`` for the rounding that a model was trained with.
         sections: pairs per position axis for images and video, as in Qwen2-VL: ``(16, 24, 24)`` gives the first 16
             pairs the first axis, and so on. Text has the same index on every axis, or positions of one axis.
+        axial: whether each section has a ladder of frequencies of its own, from 1 down (vision encoders), or all
+            sections share the one over the whole head (M-RoPE).
 
     >>> rotary = Rotary(64)
     >>> q, k = torch.randn(2, 8, 5, 64), torch.randn(2, 2, 5, 64)
@@ -56,6 +60,7 @@ class Rotary(PositionEncoding):
         rotary_dim: int | None = None,
         angles: AngleMode = "exact",
         sections: Sequence[int] | None = None,
+        axial: bool = False,
     ) -> None:
         super().__init__()
         rotary_dim = head_dim if rotary_dim is None else rotary_dim
@@ -68,7 +73,11 @@ class Rotary(PositionEncoding):
                 f"got rotary_dim={rotary_dim} of head_dim={head_dim}, expected an even number from 2 to head_dim",
                 f"rotary_dim={max(2, min(rotary_dim, head_dim) // 2 * 2)}",
             )
-        if sections is not None and sum(sections) != rotary_dim // 2:
+        if scaling is not None and not isinstance(scaling, Scaling):
+            raise LocantError(f"got scaling={scaling!r}, expected one of locant.scaling", "Linear(factor=4.0)")
+        if axial and sections is None:
+            raise LocantError("got axial=True without sections", "sections=(pairs of the first axis, ...)")
+        if sections is not None and (sum(sections) != rotary_dim // 2 or min(sections) < 0):
             raise RangeError(
                 f"got sections {tuple(sections)}, expected them to add up to {rotary_dim // 2} pairs",
                 "rotary_dim / 2 pairs in all",
@@ -79,6 +88,8 @@ class Rotary(PositionEncoding):
         self.layout: Layout = layout
         self.rotary_dim = rotary_dim
         self.sections = None if sections is None else tuple(sections)
+        self.axial = axial
+        self._axis_of_pair = Constant(_axis_of_pair(self.sections or (rotary_dim // 2,)))
         self.seq_len: int | None = None
         self.angles = self._angles(angles)
 
@@ -138,14 +149,30 @@ class Rotary(PositionEncoding):
         fixed.angles = fixed._angles(self.angles.mode)
         return fixed
 
+    def rerotate(
+        self, k: Float[Tensor, "batch kv_heads key head_dim"], positions: Positions, from_len: int, to_len: int
+    ) -> Float[Tensor, "batch kv_heads key head_dim"]:
+        """Keys turned under ``for_length(from_len)`` as ``for_length(to_len)`` would have turned them.
+
+        One more rotation, by the difference of the two angles: a cache outgrows the length it was made for without
+        the unrotated keys being kept. Values need nothing. Exact but for one more rounding to the dtype of `k`.
+        """
+        before, after = self.for_length(from_len), self.for_length(to_len)
+        before._turn_of(k, positions, "k")
+        cos_before, sin_before = before.cos_sin(positions, torch.float64)
+        cos_after, sin_after = after.cos_sin(positions, torch.float64)
+        size = before.scaling.magnitude**2  # dividing by a rotation of size m is multiplying by its inverse over m^2
+        cos = (cos_after * cos_before + sin_after * sin_before) / size
+        sin = (sin_after * cos_before - cos_after * sin_before) / size
+        dtype = torch.promote_types(k.dtype, torch.float32)
+        return rotate(k, cos.to(dtype), sin.to(dtype), self.layout)
+
     def _angles(self, mode: AngleMode) -> Angles:
-        sizes = (self.rotary_dim, self.base, self.seq_len)
-        return Angles(
-            self.scaling.frequencies(*sizes),
-            mode,
-            rounded=self.scaling.rounded(*sizes),
-            magnitude=self.scaling.magnitude,
-        )
+        ladders = [2 * pairs for pairs in self.sections or ()] if self.axial else [self.rotary_dim]
+        frequencies = [self.scaling.frequencies(dim, self.base, self.seq_len) for dim in ladders if dim]
+        rounded = [self.scaling.rounded(dim, self.base, self.seq_len) for dim in ladders if dim]
+        together = tuple(itertools.chain.from_iterable(frequencies))
+        return Angles(together, mode, rounded=torch.cat(rounded), magnitude=self.scaling.magnitude)
 
     def cos_sin(
         self, positions: Positions, dtype: torch.dtype = torch.float32
@@ -160,8 +187,7 @@ class Rotary(PositionEncoding):
                 f"got positions with {positions.axes} axes for {len(self.sections)} sections", "one section per axis"
             )
         cos, sin = self.angles.cos_sin(positions.index, positions.max_index, positions.min_index, dtype)
-        axis = torch.repeat_interleave(torch.tensor(self.sections, device=cos.device), output_size=cos.shape[-1])
-        choice = axis.expand(*cos.shape[:2], 1, -1)
+        choice = self._axis_of_pair.on(cos.device).expand(*cos.shape[:2], 1, -1)
         return cos.gather(2, choice).squeeze(2), sin.gather(2, choice).squeeze(2)
 
     def rotate(
@@ -178,12 +204,9 @@ class Rotary(PositionEncoding):
         turned_q = rotate(q, *cos_sin, self.layout)
         if k_positions is not None:
             cos_sin = self._turn_of(k, k_positions, "k")
-        elif k.shape[-2] != q.shape[-2] or k.device != q.device:
-            raise ShapeError(
-                f"got {k.shape[-2]} keys on {k.device} for {q.shape[-2]} queries on {q.device}",
-                "k_positions, and both on one device",
-            )
-        self._require_heads(k, "k")
+        else:
+            self._require_heads(k, "k")
+            positions.require_fits(k.shape[0], k.shape[2], k.device, "k")
         turned_k = rotate(k, *cos_sin, self.layout)
         return (q.copy_(turned_q), k.copy_(turned_k)) if inplace else (turned_q, turned_k)
 
@@ -220,3 +243,8 @@ class Rotary(PositionEncoding):
         scaling = "" if isinstance(self.scaling, Unscaled) else f", scaling={self.scaling}"
         shape = f"head_dim={self.head_dim}, base={self.base:g}{partial}{scaling}"
         return f"{shape}, layout={self.layout!r}, angles={self.angles.mode!r}"
+
+
+def _axis_of_pair(sections: Sequence[int]) -> Int[Tensor, " pairs"]:
+    """Which position axis turns each pair."""
+    return torch.repeat_interleave(torch.tensor(sections, dtype=torch.int64, device="cpu"))

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from locant.errors import RangeError
 from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
 from locant.positions.constant import Constant
-from locant.positions.distance import distances, require_heads
+from locant.positions.distance import distances
+from locant.positions.heads import Heads
+from locant.positions.pairs import step_mod
 from locant.positions.where import Positions
 
 __all__ = ["T5Bias"]
@@ -31,6 +33,7 @@ class T5Bias(PositionEncoding):
         max_distance: from here on all distances are one.
         bidirectional: tell earlier keys from later ones, with half the buckets each (encoders). Otherwise
             (decoders) later keys are in the bucket of distance 0, and a causal mask hides them.
+        head_slice: the heads of this rank under tensor parallelism; default: all.
 
     >>> q = k = torch.zeros(1, 8, 5, 64)
     >>> T5Bias(8).bias(q, k, Positions.arange(5)).shape
@@ -38,7 +41,13 @@ class T5Bias(PositionEncoding):
     """
 
     def __init__(
-        self, num_heads: int, *, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False
+        self,
+        num_heads: int,
+        *,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        bidirectional: bool = False,
+        head_slice: slice | None = None,
     ) -> None:
         super().__init__()
         one_sided = num_buckets // 2 if bidirectional else num_buckets
@@ -49,16 +58,18 @@ class T5Bias(PositionEncoding):
                 f"two buckets a side, and a max_distance above {one_sided // 2}",
                 "T5Bias(num_heads, num_buckets=32, max_distance=128)",
             )
+        self.heads = Heads.of(num_heads, head_slice)
         self.num_heads = num_heads
         self.num_buckets = num_buckets
         self.max_distance = max_distance
         self.bidirectional = bidirectional
-        self.weight = nn.Parameter(torch.empty(num_buckets, num_heads))
+        self.weight = nn.Parameter(torch.empty(num_buckets, len(self.heads)))
         self._bucket_of = Constant(_bucket_table(one_sided, max_distance))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=INIT_STD)
+        full = self.weight.new_empty(self.num_buckets, self.num_heads).normal_(std=INIT_STD)
+        self.heads.fill(self.weight, full, dim=1)
 
     def buckets(self, steps: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
         """The bucket of every distance (query index minus key index)."""
@@ -76,7 +87,7 @@ class T5Bias(PositionEncoding):
         k_positions: Positions | None = None,
     ) -> Float[Tensor, "#batch heads query key"]:
         """The table's entry for every head and pair of tokens, float32 at least."""
-        require_heads(self, self.num_heads, q)
+        self.heads.require(self, q)
         steps = distances(q, k, positions, k_positions, "T5Bias")
         return nn.functional.embedding(self.buckets(steps), self.weight).permute(0, 3, 1, 2).to(bias_dtype(q))
 
@@ -87,19 +98,18 @@ class T5Bias(PositionEncoding):
         positions: Positions,
         k_positions: Positions | None = None,
     ) -> ScoreMod:
-        require_heads(self, self.num_heads, q)
-        keys = positions if k_positions is None else k_positions
-        q_index, k_index = positions.expand(q.shape[0]).index, keys.expand(k.shape[0]).index
+        self.heads.require(self, q)
+        steps = step_mod(q, k, positions, k_positions, "T5Bias")
         weight = self.weight.to(bias_dtype(q))
 
         def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return score + weight[self.buckets(q_index[batch, query] - k_index[batch, key]), head]
+            return score + weight[self.buckets(steps(batch, query, key)), head]
 
         return add
 
     def extra_repr(self) -> str:
         return (
-            f"num_heads={self.num_heads}, num_buckets={self.num_buckets}, max_distance={self.max_distance}, "
+            f"{self.heads}, num_buckets={self.num_buckets}, max_distance={self.max_distance}, "
             f"bidirectional={self.bidirectional}"
         )
 

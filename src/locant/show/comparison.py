@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,14 +64,7 @@ def compare_files(
         print_json({**results, "report": str(place.page)})
     else:
         print_losses(summarise(results))
-        print_page(place.page)
-
-
-def print_page(page: Path) -> None:
-    """The last line on stdout."""
-    from locant.show.console import out
-
-    out().print(f"\nThe report: {page}", soft_wrap=True)
+        sys.stdout.write(f"\nThe report: {place.page}\n")
 
 
 def _run(source: Source, settings: Settings, place: ReportFolder) -> dict[str, Any]:

@@ -42,13 +42,13 @@ def table(*, title: str | None = None) -> Table:
     )
 
 
-def show(console: Console, rows: Table) -> None:
-    """Print a table; into a file or pipe without the blanks that pad its lines."""
+def show(console: Console, what: Table | str = "") -> None:
+    """Print a table or a line; into a file or pipe without the blanks that pad the lines of tables."""
     if console.is_terminal:
-        console.print(rows)
+        console.print(what)
         return
     with console.capture() as captured:
-        console.print(rows)
+        console.print(what)
     console.file.write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
 
 

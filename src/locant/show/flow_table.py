@@ -21,7 +21,7 @@ def print_flow(flow: Flow) -> None:
     console = out()
     for part in (_text(flow), _tables(flow), _first(flow)):
         show(console, part)
-        console.print()
+        show(console)
 
 
 def shapes(flow: Flow) -> str:

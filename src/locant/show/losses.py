@@ -46,9 +46,9 @@ def print_losses(summary: Summary) -> None:
         ratio = row.ratio(longest, summary.base_length)
         rows.add_row(row.encoding, *styled, "–" if ratio is None else f"×{ratio:.2f}")
     show(console, rows)
-    console.print()
+    show(console)
     for sentence in read(summary):
-        console.print(f"· {sentence}")
+        show(console, f"· {sentence}")
 
 
 def _loss(row: Row, length: int, between: str, *, marked: bool) -> str:

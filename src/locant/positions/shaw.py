@@ -1,0 +1,133 @@
+"""Relative key embeddings: Shaw, Uszkoreit and Vaswani 2018, https://arxiv.org/abs/1803.02155."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from locant.errors import RangeError, ShapeError
+from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
+from locant.positions.distance import distances
+from locant.positions.exact_dot import exact_dot
+from locant.positions.heads import for_query_heads
+from locant.positions.pairs import step_mod
+from locant.positions.where import Positions
+
+__all__ = ["Shaw"]
+
+INIT_STD = 0.02
+
+
+class Shaw(PositionEncoding):
+    """Adds ``q_i . a_clip(j - i)``: a learned vector for every distance up to `max_distance`, in each direction.
+
+    Keys farther away than that share the vector at the end; all heads share the table, as in the paper. With
+    `key_term` also ``k_j . a_clip(j - i)`` is added (BERT's ``relative_key_query``). The paper's second table, added
+    to the values, is not a bias and not part of this; by its own ablation (table 3) the keys' table is enough.
+
+    Scores are scaled before a bias is added to them, and here the products belong inside: they are multiplied by
+    `scale`, which has to be that of `attend`.
+
+    Costs one row of scores per token over the table (``2 max_distance + 1`` wide, float64 while it is computed) and a
+    look-up per pair of tokens and head.
+
+    Args:
+        head_dim: dimensions per head.
+        max_distance: the farthest key before a query that has a vector of its own.
+        max_later: the same for keys after it; default: `max_distance`.
+        key_term: also add the keys' products.
+        scale: default ``head_dim ** -0.5``, that of `attend`.
+
+    >>> q, k = torch.randn(1, 8, 5, 64), torch.randn(1, 2, 5, 64)
+    >>> shaw = Shaw(64, 16)
+    >>> shaw.bias(q, k, Positions.arange(5)).shape, shaw.weight.shape
+    (torch.Size([1, 8, 5, 5]), torch.Size([33, 64]))
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        max_distance: int = 16,
+        *,
+        max_later: int | None = None,
+        key_term: bool = False,
+        scale: float | None = None,
+    ) -> None:
+        super().__init__()
+        max_later = max_distance if max_later is None else max_later
+        if head_dim < 1 or max_distance < 0 or max_later < 0:
+            raise RangeError(
+                f"got head_dim={head_dim}, max_distance={max_distance}, max_later={max_later}, "
+                "expected a positive width and distances of 0 or more",
+                "Shaw(64, 16)",
+            )
+        self.head_dim = head_dim
+        self.max_distance = max_distance
+        self.max_later = max_later
+        self.key_term = key_term
+        self.scale = head_dim**-0.5 if scale is None else scale
+        self.weight = nn.Parameter(torch.empty(max_distance + 1 + max_later, head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=INIT_STD)
+
+    def rows(self, steps: Int[Tensor, "*pairs"]) -> Int[Tensor, "*pairs"]:
+        """The table's row for every distance (query index minus key index); row 0 is the farthest key before."""
+        return (-steps).clamp(-self.max_distance, self.max_later) + self.max_distance
+
+    def bias(
+        self,
+        q: Float[Tensor, "batch heads query head_dim"],
+        k: Float[Tensor, "batch kv_heads key head_dim"],
+        positions: Positions,
+        k_positions: Positions | None = None,
+    ) -> Float[Tensor, "#batch heads query key"]:
+        """The scaled products for every pair of tokens, float32 at least."""
+        of_query, of_key = self._products(q, k)
+        rows = self.rows(distances(q, k, positions, k_positions, "Shaw"))[:, None]
+        shape = (*q.shape[:3], k.shape[2])
+        bias = of_query.gather(3, rows.expand(shape))
+        if of_key is None:
+            return bias
+        return bias + of_key.gather(3, rows.transpose(2, 3).expand(*q.shape[:2], k.shape[2], -1)).transpose(2, 3)
+
+    def score_mod(
+        self,
+        q: Float[Tensor, "batch heads query head_dim"],
+        k: Float[Tensor, "batch kv_heads key head_dim"],
+        positions: Positions,
+        k_positions: Positions | None = None,
+    ) -> ScoreMod:
+        of_query, of_key = self._products(q, k)
+        steps = step_mod(q, k, positions, k_positions, "Shaw")
+
+        def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            row = self.rows(steps(batch, query, key))
+            bias = of_query[batch, head, query, row]
+            return score + (bias if of_key is None else bias + of_key[batch, head, key, row])
+
+        return add
+
+    def _products(
+        self, q: Tensor, k: Tensor
+    ) -> tuple[Float[Tensor, "batch heads query rows"], Float[Tensor, "batch heads key rows"] | None]:
+        """Every query, and with `key_term` every key, times every row of the table, scaled."""
+        for name, x in (("q", q), ("k", k)):
+            if x.ndim != 4 or x.shape[-1] != self.head_dim:
+                raise ShapeError(
+                    f"got {name} of shape {tuple(x.shape)}, expected (batch, heads, seq, head_dim={self.head_dim})",
+                    f"Shaw({x.shape[-1]}, {self.max_distance})",
+                )
+        dtype = bias_dtype(q)
+        of_query = (exact_dot(q, self.weight, dtype) * self.scale).to(dtype)
+        if not self.key_term:
+            return of_query, None
+        keys = for_query_heads(k, q.shape[1])
+        return of_query, (exact_dot(keys, self.weight, dtype) * self.scale).to(dtype)
+
+    def extra_repr(self) -> str:
+        later = "" if self.max_later == self.max_distance else f", max_later={self.max_later}"
+        term = ", key_term=True" if self.key_term else ""
+        return f"head_dim={self.head_dim}, max_distance={self.max_distance}{later}{term}, scale={self.scale:g}"

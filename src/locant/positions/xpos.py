@@ -1,0 +1,137 @@
+"""xPos: rotation with a decay of length. Sun et al. 2022, https://arxiv.org/abs/2212.10554."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from locant.errors import LocantError, RangeError, ShapeError
+from locant.kernels.rotary import Layout, rotate
+from locant.positions.angles import AngleMode, Angles
+from locant.positions.base import PositionEncoding
+from locant.positions.constant import Constant
+from locant.positions.frequencies import inverse_frequencies
+from locant.positions.where import Positions
+
+__all__ = ["XPos"]
+
+ROOM = {torch.float64: 900, torch.float32: 100, torch.bfloat16: 100, torch.float16: 8}
+"""How many powers of two a query or key may be scaled by in either direction and stay a normal number of its dtype."""
+
+
+class XPos(PositionEncoding):
+    """Turns pairs of q and k as `Rotary` does, and shrinks their product with distance: ``q . k`` gets ``zeta^(n - m)``.
+
+    Pair i of a query at n is scaled by ``zeta_i ** ((n - center) / scale_base)``, that of a key at m by the inverse,
+    with ``zeta_i = (2 i / d + gamma) / (1 + gamma)``: fast pairs fade most. Where q and k meet, `center` cancels and only
+    the distance is left. It is a fixed position, never the middle of what is being computed: keys that were cached
+    stay right whatever comes after them.
+
+    Each of the two factors alone grows with the distance from `center`. `reach` says how far that can go in a
+    dtype (about 28 000 positions either way in float32 and bfloat16, 2 200 in float16, with the defaults);
+    beyond, a `RangeError` is raised. A larger `scale_base` or a `center` in the middle of the context reaches farther.
+
+    Meant for causal attention: a key after its query would be amplified. No parameters. Costs what `Rotary` does, and
+    one factor per token and pair.
+
+    Args:
+        head_dim: dimensions per head, an even number.
+        base: the frequencies fall from 1 towards 1 / base.
+        scale_base: after this many positions the fastest pair has faded to ``gamma / (1 + gamma)``.
+        gamma: how little the fastest pair keeps; larger is gentler.
+        center: the position at which q and k keep their length.
+        layout: ``"half"`` or ``"interleaved"``, see `Rotary`.
+        angles: ``"exact"`` or ``"float32"``, see `Rotary`.
+
+    >>> xpos = XPos(64)
+    >>> q, k = torch.randn(2, 8, 5, 64), torch.randn(2, 2, 5, 64)
+    >>> q_turned, k_turned = xpos.rotate(q, k, Positions.arange(5))
+    >>> q_turned.shape, k_turned.shape, xpos.reach(torch.bfloat16)
+    (torch.Size([2, 8, 5, 64]), torch.Size([2, 2, 5, 64]), 28328)
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        base: float = 10_000.0,
+        *,
+        scale_base: float = 512.0,
+        gamma: float = 0.4,
+        center: int = 0,
+        layout: Layout = "half",
+        angles: AngleMode = "exact",
+    ) -> None:
+        super().__init__()
+        if layout not in ("half", "interleaved"):
+            raise LocantError(
+                f"got layout={layout!r}, expected 'half' or 'interleaved'", "the layout the weights were trained with"
+            )
+        if head_dim < 2 or head_dim % 2 or not scale_base > 0 or not gamma > 0:
+            raise RangeError(
+                f"got head_dim={head_dim}, scale_base={scale_base}, gamma={gamma}, "
+                "expected an even head_dim of 2 or more, and positive numbers",
+                "XPos(64, scale_base=512.0, gamma=0.4)",
+            )
+        self.head_dim = head_dim
+        self.base = base
+        self.scale_base = scale_base
+        self.gamma = gamma
+        self.center = center
+        self.layout: Layout = layout
+        self.angles = Angles(inverse_frequencies(head_dim, base), angles)
+        zeta = (torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim + gamma) / (1 + gamma)
+        self.fading = Constant(zeta.log() / scale_base)
+
+    def reach(self, dtype: torch.dtype) -> int:
+        """How far from `center` a token may stand for its q and k to be normal numbers of this dtype."""
+        fastest = math.log1p(1 / self.gamma) / self.scale_base
+        return int(ROOM.get(dtype, ROOM[torch.float16]) * math.log(2) / fastest)
+
+    def rotate(
+        self,
+        q: Float[Tensor, "batch heads query head_dim"],
+        k: Float[Tensor, "batch kv_heads key head_dim"],
+        positions: Positions,
+        k_positions: Positions | None = None,
+        *,
+        inplace: bool = False,
+    ) -> tuple[Float[Tensor, "batch heads query head_dim"], Float[Tensor, "batch kv_heads key head_dim"]]:
+        """Turned and scaled queries and keys, in the dtype they came in; the arithmetic is float32 at least."""
+        keys = positions if k_positions is None else k_positions
+        turned_q = rotate(q, *self._turn(q, positions, "q", 1), self.layout)
+        turned_k = rotate(k, *self._turn(k, keys, "k", -1), self.layout)
+        return (q.copy_(turned_q), k.copy_(turned_k)) if inplace else (turned_q, turned_k)
+
+    def _turn(
+        self, x: Tensor, positions: Positions, name: str, direction: int
+    ) -> tuple[Float[Tensor, "batch seq pairs"], Float[Tensor, "batch seq pairs"]]:
+        """The cosine and sine for every token and pair, times its scale."""
+        if x.ndim != 4 or x.shape[-1] != self.head_dim:
+            raise ShapeError(
+                f"got {name} of shape {tuple(x.shape)}, expected (batch, heads, seq, head_dim={self.head_dim})",
+                "q.view(batch, seq, heads, head_dim).transpose(1, 2)",
+            )
+        positions.require_single_axis("XPos")
+        positions.require_fits(x.shape[0], x.shape[2], x.device, name)
+        self._require_reach(positions, x.dtype)
+        cos, sin = self.angles.cos_sin(positions.index, positions.max_index, positions.min_index, torch.float64)
+        steps = (positions.index - self.center).double() * direction
+        scale = torch.exp(steps[..., None] * self.fading.on(x.device))
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        return (cos * scale).to(dtype), (sin * scale).to(dtype)
+
+    def _require_reach(self, positions: Positions, dtype: torch.dtype) -> None:
+        reach = self.reach(dtype)
+        positions.require_within(
+            self.center - reach,
+            self.center + reach,
+            f"XPos(scale_base={self.scale_base:g}, center={self.center}) in {dtype}",
+            "a larger scale_base, a center in the middle of the context, or a wider dtype",
+        )
+
+    def extra_repr(self) -> str:
+        shape = f"head_dim={self.head_dim}, base={self.base:g}, scale_base={self.scale_base:g}, gamma={self.gamma:g}"
+        return f"{shape}, center={self.center}, layout={self.layout!r}, angles={self.angles.mode!r}"
