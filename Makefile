@@ -39,7 +39,7 @@ $(VENV)/dev.stamp: $(FRAME) | $(BIN)/python
 demo: $(VENV)/demo.stamp ## embed and compare on the sample text; the report lands in demo/
 	@$(BIN)/locant embed -o demo/embeddings.safetensors
 	@$(BIN)/locant compare -o demo/report
-	@echo "The report: demo/report/index.html"
+	@echo "The report: demo/report/report.html"
 
 test: lint types suite ## lint, types and the fast tests
 

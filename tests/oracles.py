@@ -50,7 +50,9 @@ def angles(positions: Array, dim: int, base: float) -> tuple[Array, Array]:
     """
     p = np.asarray(positions, dtype=np.float64)[..., None]
     with mpmath.workdps(60):
-        turns = [mpmath.power(mpmath.mpf(base), mpmath.mpf(-2 * i) / dim) / (2 * mpmath.pi) for i in range(-(-dim // 2))]
+        turns = [
+            mpmath.power(mpmath.mpf(base), mpmath.mpf(-2 * i) / dim) / (2 * mpmath.pi) for i in range(-(-dim // 2))
+        ]
         bits = [int(mpmath.floor(t * mpmath.mpf(2) ** 88)) for t in turns]
     fraction = np.zeros((*p.shape[:-1], len(bits)))
     for place in range(1, 5):

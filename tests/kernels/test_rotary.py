@@ -125,7 +125,9 @@ def test_the_norm_of_every_pair_is_kept(heads: int, pairs: int, rest: int, layou
 
     def norms(x: Tensor) -> Tensor:
         pair = x[..., : 2 * pairs].double()
-        parted = pair.unflatten(-1, (2, pairs)) if layout == "half" else pair.unflatten(-1, (pairs, 2)).transpose(-1, -2)
+        parted = (
+            pair.unflatten(-1, (2, pairs)) if layout == "half" else pair.unflatten(-1, (pairs, 2)).transpose(-1, -2)
+        )
         return parted.pow(2).sum(-2).sqrt()
 
     rtol, atol = TOLERANCES[dtype]

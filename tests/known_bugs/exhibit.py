@@ -12,7 +12,9 @@ from typing import TypeVar
 
 import pytest
 
-__all__ = ["exhibit"]
+from locant import PositionEncoding
+
+__all__ = ["compiles", "exhibit"]
 
 Subject = TypeVar("Subject")
 
@@ -24,3 +26,10 @@ def exhibit(check: Callable[[Subject], None], *ours: Subject, twin: Subject, bec
         check(subject)
     with pytest.raises(AssertionError, match=because):
         check(twin)
+
+
+compiles = pytest.mark.skipif(
+    hasattr(PositionEncoding.rotate, "__wrapped__"),
+    reason="shapes are checked at run time, by Python that a compiler cannot follow",
+)
+"""For tests that compile: `make test-types` puts checks into every function of the package."""

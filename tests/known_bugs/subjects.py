@@ -41,6 +41,8 @@ ROTARY_OPTIONS: dict[str, dict[str, Any]] = {
     "rotary partial": {"rotary_dim": WIDTH // 2},
     "rotary base 500 000": {"base": 500_000.0},
     "rotary sections": {"sections": (2, 3, 3)},
+    "rotary axial": {"sections": (2, 3, 3), "axial": True},
+    "rotary of a known length": {"seq_len": 4096},
     **{f"rotary {name}": {"scaling": scaling} for name, scaling in SCALINGS.items()},
     **{f"rotary float32 {name}": {"scaling": scaling, "angles": "float32"} for name, scaling in SCALINGS.items()},
 }
@@ -83,8 +85,8 @@ EVERY: dict[str, Build] = {
 
 
 DISTINCT = (
-    "rotary", "rotary float32 interleaved", "rotary partial", "rotary sections", "rotary dynamic ntk", "rotary yarn",
-    "sinusoidal", "alibi", "t5", "t5 bidirectional", "nope", "learned",
+    "rotary", "rotary float32 interleaved", "rotary partial", "rotary axial", "rotary dynamic ntk", "rotary yarn",
+    "sinusoidal", "alibi", "t5 bidirectional", "nope", "learned",
 )  # fmt: skip
 """Those whose code differs, the others differ in their numbers alone: for checks that take long, as compilers do."""
 
@@ -113,5 +115,5 @@ def differences(ours: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, 
         if value.dtype != other[door].dtype or value.shape != other[door].shape:
             moved[door] = float("inf")
         elif not torch.equal(value, other[door]):
-            moved[door] = float((value.double() - other[door].double()).abs().max())
+            moved[door] = float((value.detach().double() - other[door].detach().double()).abs().max())
     return moved

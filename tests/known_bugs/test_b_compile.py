@@ -12,15 +12,11 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from locant import PositionEncoding, Positions, Rotary
+from locant import PositionEncoding, Positions
 from locant.positions import constant
-from tests.known_bugs.exhibit import exhibit
+from tests.known_bugs.exhibit import compiles, exhibit
 from tests.known_bugs.subjects import DISTINCT, EVERY, Build, differences, queries, use
 from tests.known_bugs.twins import BufferRotary
-
-pytestmark = pytest.mark.skipif(
-    hasattr(Rotary.rotate, "__wrapped__"), reason="runtime shape checks are Python that a compiler cannot follow"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +47,7 @@ def whole(run: Callable[..., object], *inputs: object) -> None:
     assert not breaks, f"{breaks} graph breaks"
 
 
+@compiles
 @ALL_OR_DISTINCT
 def test_33_every_encoding_is_one_graph(kinds: tuple[str, ...]) -> None:
     """huggingface/transformers#35716: four graphs in place of one, and a slower model.
@@ -136,6 +133,7 @@ def test_34_every_encoding_can_be_captured(name: str) -> None:
         assert not differences(use(encoding, other, where), out), f"{encoding} replayed something else"
 
 
+@compiles
 def test_36_lengths_are_no_tensors() -> None:
     """lucidrains/rotary-embedding-torch#38: compilation failed on ``.item()``.
 
@@ -225,6 +223,7 @@ def test_37_tables_are_built_once(constants_made: list[object]) -> None:
     assert constants_made, "no table was seen, nor would be"
 
 
+@compiles
 @ALL_OR_DISTINCT
 def test_37_two_compilations_serve_every_length(kinds: tuple[str, ...]) -> None:
     """foundation-model-stack/foundation-model-stack#64, facebookresearch/xformers#728: a graph for every length.
@@ -244,6 +243,7 @@ def test_37_two_compilations_serve_every_length(kinds: tuple[str, ...]) -> None:
     exhibit(check, *[EVERY[name] for name in kinds], twin=RebuiltWhenShorter, because="[0-9]+ compilations for lengths")
 
 
+@compiles
 def test_37_decoding_does_not_compile_anew() -> None:
     """foundation-model-stack/foundation-model-stack#64: one token at a time, from where a cache ends."""
 

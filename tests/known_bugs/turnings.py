@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mpmath
@@ -32,15 +33,18 @@ class Turning:
 def turning(**options: Any) -> Turning:
     """One of our rotaries, seen with one number per token. What its scaling makes of a base is tested elsewhere."""
     encoding = rotary(**options)
-    sizes = (encoding.rotary_dim, encoding.base)
-    scaled = not isinstance(encoding.scaling, Unscaled)
+    dims = [2 * pairs for pairs in encoding.sections or ()] if encoding.axial else [encoding.rotary_dim]
+    scaling = None if isinstance(encoding.scaling, Unscaled) else encoding.scaling
     turns: Sequence[mpmath.mpf] | Tensor
     if encoding.angles.mode == "float32":
-        turns = encoding.scaling.rounded(*sizes, encoding.seq_len) if scaled else rounded_frequencies(*sizes)
+        rounded = rounded_frequencies if scaling is None else partial(scaling.rounded, seq_len=encoding.seq_len)
+        turns = torch.cat([rounded(dim, encoding.base) for dim in dims])
+    elif scaling is None:
+        turns = [turn for dim in dims for turn in frequencies(dim, encoding.base)]
     else:
-        exact = encoding.scaling.frequencies(*sizes, encoding.seq_len)
+        exact = [turn for dim in dims for turn in scaling.frequencies(dim, encoding.base, encoding.seq_len)]
         with mpmath.workdps(50):
-            turns = [mpmath.mpf(str(turn)) for turn in exact] if scaled else frequencies(*sizes)
+            turns = [mpmath.mpf(str(turn)) for turn in exact]
     return Turning(encoding.cos_sin, turns, encoding.scaling.magnitude)
 
 

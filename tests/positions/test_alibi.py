@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 from locant import ALiBi, Positions, RangeError, ShapeError
@@ -15,7 +16,9 @@ from tests.refusal import refuses
 from tests.tolerances import TOLERANCES, assert_close
 
 
-def bias(encoding: ALiBi, queries: Positions, keys: Positions | None = None, dtype: torch.dtype = torch.float32):  # noqa: ANN201
+def bias(
+    encoding: ALiBi, queries: Positions, keys: Positions | None = None, dtype: torch.dtype = torch.float32
+) -> Tensor:
     other = queries if keys is None else keys
     q = torch.zeros(queries.batch, encoding.num_heads, queries.seq_len, 2, dtype=dtype)
     return encoding.bias(q, torch.zeros(other.batch, 1, other.seq_len, 2, dtype=dtype), queries, keys)

@@ -48,7 +48,9 @@ def worst(rotary: Rotary, positions: np.ndarray, dim: int, base: float) -> float
 @pytest.mark.parametrize("dim", [2, 10, 64])
 def test_the_fast_oracle_agrees_with_sixty_digits(dim: int, base: float) -> None:
     sample = np.array([*EDGES[::3], *spread(300)[150:200], 2**31 - 1])
-    for fast, slow in zip(oracles.angles(sample, dim, base), oracles.true_angles(sample.tolist(), dim, base), strict=True):
+    for fast, slow in zip(
+        oracles.angles(sample, dim, base), oracles.true_angles(sample.tolist(), dim, base), strict=True
+    ):
         assert np.abs(fast - slow).max() < 1e-14
 
 
@@ -302,7 +304,7 @@ def test_legacy_frequencies_in_a_checkpoint_are_ignored() -> None:
 
 def test_an_unknown_angle_mode_is_refused() -> None:
     with refuses(LocantError, "'exakt'", "'exact'", "'float32'"):
-        Rotary(8, angles="exakt")  # type: ignore[arg-type]
+        Rotary(8, angles="exakt")
 
 
 @pytest.mark.parametrize("base", [0.0, -1.0, float("inf"), float("nan")])

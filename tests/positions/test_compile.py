@@ -166,7 +166,8 @@ class Model(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("name", "place"), [("nope", "arange"), ("rotary", "arange"), ("rotary", "packed"), ("alibi", "padded"), ("t5", "packed")]
+    ("name", "place"),
+    [("nope", "arange"), ("rotary", "arange"), ("rotary", "packed"), ("alibi", "padded"), ("t5", "packed")],
 )
 def test_a_model_from_ids_to_attention_is_one_graph(name: str, place: str) -> None:
     counter, model = CompileCounter(), Model(ENCODINGS[name]())

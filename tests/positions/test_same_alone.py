@@ -163,7 +163,9 @@ def expected_of(encoding: PositionEncoding, tokens: Tokens) -> dict[str, list[Te
     }
 
 
-def check(encoding: PositionEncoding, queries: Side, keys: Side, tokens: Tokens, expected: dict[str, list[Tensor]]) -> None:
+def check(
+    encoding: PositionEncoding, queries: Side, keys: Side, tokens: Tokens, expected: dict[str, list[Tensor]]
+) -> None:
     x = encoding.embed(laid_out(tokens.x, queries, 1), queries.positions)
     q, k = laid_out(tokens.q, queries, 2), laid_out(tokens.k, keys, 2)
     k_positions = None if keys is queries else keys.positions
@@ -188,6 +190,13 @@ def check(encoding: PositionEncoding, queries: Side, keys: Side, tokens: Tokens,
     assert compared
 
 
+@torch.no_grad()
+def require_same_alone(encoding: PositionEncoding, arrangement: str, tokens: Tokens) -> None:
+    expected = expected_of(encoding, tokens)
+    for queries, keys in ARRANGEMENTS[arrangement]():
+        check(encoding, queries, keys, tokens, expected)
+
+
 def three_rows(dtype: torch.dtype) -> Tokens:
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape).to(dtype)
@@ -203,17 +212,13 @@ def three_rows(dtype: torch.dtype) -> Tokens:
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_every_row_gets_what_it_gets_alone(name: str, arrangement: str, dtype: torch.dtype) -> None:
-    encoding, tokens = ENCODINGS[name]().to(dtype), three_rows(dtype)
-    with torch.no_grad():
-        expected = expected_of(encoding, tokens)
-        for queries, keys in ARRANGEMENTS[arrangement]():
-            check(encoding, queries, keys, tokens, expected)
+    require_same_alone(ENCODINGS[name]().to(dtype), arrangement, three_rows(dtype))
 
 
 class CountsSlots(Rotary):
     """The twin: what most code does, positions from the shape of the tensor."""
 
-    def rotate(self, q, k, positions, k_positions=None, *, inplace=False):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    def rotate(self, q, k, positions, k_positions=None, *, inplace=False):
         keys = positions if k_positions is None else k_positions
         return super().rotate(q, k, Positions.arange(positions.seq_len), Positions.arange(keys.seq_len))
 
@@ -221,7 +226,7 @@ class CountsSlots(Rotary):
 class SlotBias(ALiBi):
     """The twin: distances from the shape of the scores, queries and keys both from slot 0."""
 
-    def bias(self, q, k, positions, k_positions=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    def bias(self, q, k, positions, k_positions=None):
         return super().bias(q, k, Positions.arange(q.shape[2]), Positions.arange(k.shape[2]))
 
 
@@ -230,10 +235,9 @@ WRONG = [(CountsSlots(HEAD_DIM), name) for name in ARRANGEMENTS if name != "padd
 WRONG += [(SlotBias(HEADS), name) for name in ("cached one by one", "chunked", "sharded zigzag over 4")]
 
 
-@pytest.mark.parametrize(("twin", "arrangement"), WRONG, ids=lambda part: part if isinstance(part, str) else type(part).__name__)
+@pytest.mark.parametrize(
+    ("twin", "arrangement"), WRONG, ids=lambda part: part if isinstance(part, str) else type(part).__name__
+)
 def test_code_that_counts_slots_is_rejected(twin: PositionEncoding, arrangement: str) -> None:
-    tokens = three_rows(torch.float32)
-    expected = expected_of(twin, tokens)
     with pytest.raises(AssertionError, match="alone gets"):
-        for queries, keys in ARRANGEMENTS[arrangement]():
-            check(twin, queries, keys, tokens, expected)
+        require_same_alone(twin, arrangement, three_rows(torch.float32))

@@ -34,7 +34,12 @@ def test_far_positions_are_exact() -> None:
 def test_the_first_rows_of_a_wide_table() -> None:
     """First two dimensions, and the two whose frequency is 1/100."""
     rows = Sinusoidal(512).vectors(Positions.arange(4))[0]
-    expected = [(0, 1, 0, 1), (0.841, 0.540, 0.010, 1.000), (0.909, -0.416, 0.020, 1.000), (0.141, -0.990, 0.030, 1.000)]
+    expected = [
+        (0, 1, 0, 1),
+        (0.841, 0.540, 0.010, 1.000),
+        (0.909, -0.416, 0.020, 1.000),
+        (0.141, -0.990, 0.030, 1.000),
+    ]
     for row, wanted in zip(rows[:, [0, 1, 256, 257]].tolist(), expected, strict=True):
         assert row == pytest.approx(wanted, abs=5e-4)
     assert Sinusoidal(4).vectors(Positions.after(1, 1))[0, 0].tolist() == pytest.approx(expected[1], abs=5e-4)

@@ -14,7 +14,9 @@ from locant import Positions, RangeError, ShapeError, T5Bias
 from tests.refusal import refuses
 
 
-def bias(encoding: T5Bias, queries: Positions, keys: Positions | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+def bias(
+    encoding: T5Bias, queries: Positions, keys: Positions | None = None, dtype: torch.dtype = torch.float32
+) -> Tensor:
     other = queries if keys is None else keys
     q = torch.zeros(queries.batch, encoding.num_heads, queries.seq_len, 2, dtype=dtype)
     return encoding.bias(q, torch.zeros(other.batch, 1, other.seq_len, 2, dtype=dtype), queries, keys)
@@ -22,7 +24,8 @@ def bias(encoding: T5Bias, queries: Positions, keys: Positions | None = None, dt
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(
-    ("num_buckets", "max_distance"), [(32, 128), (32, 256), (64, 128), (16, 64), (320, 800), (8, 20), (6, 11), (33, 100)]
+    ("num_buckets", "max_distance"),
+    [(32, 128), (32, 256), (64, 128), (16, 64), (320, 800), (8, 20), (6, 11), (33, 100)],
 )
 def test_buckets_are_t5s_from_minus_4096_to_4096(num_buckets: int, max_distance: int, bidirectional: bool) -> None:
     steps = torch.arange(-4096, 4097)
@@ -102,7 +105,9 @@ class _Door(torch.nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_the_bias_is_float32_at_least(dtype: torch.dtype) -> None:
-    assert bias(T5Bias(3).to(dtype), Positions.arange(4), dtype=dtype).dtype == torch.promote_types(dtype, torch.float32)
+    assert bias(T5Bias(3).to(dtype), Positions.arange(4), dtype=dtype).dtype == torch.promote_types(
+        dtype, torch.float32
+    )
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
@@ -117,12 +122,18 @@ def test_the_score_function_adds_the_bias(bidirectional: bool) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"num_heads": 0}, {"num_buckets": 1}, {"num_buckets": 3, "bidirectional": True}, {"max_distance": 16}, {"max_distance": 0}],
+    [
+        {"num_heads": 0},
+        {"num_buckets": 1},
+        {"num_buckets": 3, "bidirectional": True},
+        {"max_distance": 16},
+        {"max_distance": 0},
+    ],
     ids=str,
 )
 def test_sizes_that_leave_no_buckets_are_refused(options: dict[str, int]) -> None:
     with refuses(RangeError, "num_heads=", "num_buckets=", "max_distance="):
-        T5Bias(**{"num_heads": 3, **options})  # type: ignore[arg-type]
+        T5Bias(**{"num_heads": 3, **options})
 
 
 @pytest.mark.parametrize("door", ["bias", "score_mod"])

@@ -36,16 +36,16 @@ def test_loss_by_position_keeps_the_mean_of_what_it_joins() -> None:
     curve = np.linspace(2, 5, 512) + np.sin(np.arange(512))
     drawn = draw_loss_by_position(summarise(results(by_position={"alibi": curve.tolist()})))
     line = next(line for line in drawn.axes[0].lines if line.get_label() == "alibi")
-    np.testing.assert_allclose(line.get_ydata(), curve.reshape(-1, 8).mean(1))
-    np.testing.assert_allclose(line.get_xdata(), np.arange(512).reshape(-1, 8).mean(1))
+    np.testing.assert_allclose(line.get_ydata(), curve.reshape(-1, 16).mean(1))
+    np.testing.assert_allclose(line.get_xdata(), np.arange(512).reshape(-1, 16).mean(1))
 
 
 def test_a_position_without_a_loss_is_a_gap() -> None:
     holes: list[float | None] = [2.0] * 256 + [None] * 256
     drawn = draw_loss_by_position(summarise(results({"a": [(2.0,) * 4]}, by_position={"a": holes})))
     heights = drawn.axes[0].lines[0].get_ydata()
-    assert np.isfinite(heights[:32]).all()
-    assert np.isnan(heights[32:]).all()
+    assert np.isfinite(heights[:16]).all()
+    assert np.isnan(heights[16:]).all()
 
 
 def test_an_encoding_looks_the_same_in_both_pictures() -> None:

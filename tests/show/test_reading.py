@@ -65,8 +65,8 @@ def test_the_position_from_which_the_loss_stays_up_is_found() -> None:
     assert "a from about position 256" in said
 
 
-def test_no_position_is_named_where_the_loss_comes_down_again() -> None:
-    back = [2.0] * 128 + [5.0] * 128 + [2.0] * 256
+@pytest.mark.parametrize("back", [[2.0] * 128 + [5.0] * 128 + [2.0] * 256, [2.0] * 480 + [5.0] * 32])
+def test_no_position_is_named_where_the_loss_comes_down_again_or_hardly_goes_up(back: list[float]) -> None:
     assert not any(
         "By position" in sentence for sentence in sentences({"a": [(2.0, 2.0, 2.0, 2.3)]}, by_position={"a": back})
     )

@@ -118,7 +118,9 @@ def test_text_of_others_is_never_taken_for_tags() -> None:
 
 
 def test_the_command_holds_every_setting_and_the_text() -> None:
-    words = shlex.split(command(results()["settings"]))
+    line = command(results()["settings"])
+    assert line in "".join(Page(page(results())).text)
+    words = shlex.split(line)
     assert words[:5] == ["locant", "compare", "a.txt", "--vocab-size", "300"]
     given = dict(zip(words[5::2], words[6::2], strict=True))
     assert set(given) == set(OPTIONS.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -60,7 +61,7 @@ def _flags() -> tokenizers.Tokenizer:
             AddedToken("<word>", single_word=True),
             AddedToken("<Normal>", normalized=True),
             AddedToken("<|im_start|>", normalized=False),
-            AddedToken("é", normalized=False),
+            AddedToken("éé", normalized=False),
         ]
     )
     made.add_tokens([AddedToken("<think>", normalized=False), AddedToken("\n\n\n", normalized=False)])
@@ -75,11 +76,12 @@ def _flags() -> tokenizers.Tokenizer:
 
 def _word_piece() -> tokenizers.Tokenizer:
     """As BERT has it: lower case, [CLS] and [SEP] around, [UNK] for unknown words."""
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    unknown = "[UNK]"
+    special = ["[PAD]", unknown, "[CLS]", "[SEP]", "[MASK]"]
     words = ["the", "cat", "cls", "sep", "mask", "##s", "##ing"]
     pieces = [*special, *LETTERS, *("##" + letter for letter in LETTERS), *words]
     vocab = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
-    made = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100))
+    made = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token=unknown, max_input_chars_per_word=100))
     made.normalizer = normalizers.BertNormalizer(lowercase=True)
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
@@ -102,20 +104,22 @@ def _unigram() -> tokenizers.Tokenizer:
 
 def _word_level() -> tokenizers.Tokenizer:
     """Whole words between spaces, the special ones among them."""
-    vocab = {"[UNK]": 0, "[CLS]": 1, "the": 2, "cat": 3}
-    made = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+    unknown = "[UNK]"
+    vocab = {unknown: 0, "[CLS]": 1, "the": 2, "cat": 3}
+    made = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token=unknown))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made.add_special_tokens(["[UNK]", "[CLS]"])
+    made.add_special_tokens([unknown, "[CLS]"])
     return made
 
 
 def _byte_fallback() -> tokenizers.Tokenizer:
     """As Llama 2 has it: merges over text in which spaces are ▁, bytes for what is unknown."""
-    special = ["<unk>", "<s>", "</s>"]
+    unknown = "<unk>"
+    special = [unknown, "<s>", "</s>"]
     pieces = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *LETTERS, "▁t", "he", "▁the"]
     vocab = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
     merges = [("▁", "t"), ("h", "e"), ("▁t", "he")]
-    made = tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    made = tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     made.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -155,14 +159,11 @@ KINDS = {
     "byte fallback": _byte_fallback,
 }
 
-_MADE: dict[str, str] = {}
 
-
+@functools.cache
 def definition(kind: str) -> str:
     """The `tokenizer.json` of one kind."""
-    if kind not in _MADE:
-        _MADE[kind] = KINDS[kind]().to_str()
-    return _MADE[kind]
+    return KINDS[kind]().to_str()
 
 
 def library(kind: str) -> tokenizers.Tokenizer:

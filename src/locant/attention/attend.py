@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, overload
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -75,13 +77,22 @@ def attend(
     positions.require_fits(q.shape[0], q.shape[2], q.device, "q")
     keys.require_fits(k.shape[0], k.shape[2], k.device, "k")
     choice = choose_backend(backend, return_weights=return_weights)
-    bias = None if encoding is None else encoding.bias(q, k, positions, k_positions)
     visible = visibility(positions, k_positions, causal, window)
     factor = float(q.shape[-1]) ** -0.5 if scale is None else scale
-    if choice.name == "eager":
+    with _precision_of(q):
+        bias = None if encoding is None else encoding.bias(q, k, positions, k_positions)
+        if choice.name == "sdpa":
+            return sdpa_attention(q, k, v, bias, visible, factor, dropout_p)
         y, weights = eager_attention(q, k, v, bias, visible, factor, dropout_p)
         return (y, weights) if return_weights else y
-    return sdpa_attention(q, k, v, bias, visible, factor, dropout_p)
+
+
+def _precision_of(q: Tensor) -> AbstractContextManager[object]:
+    """Autocast would round a float32 bias to the dtype it casts the queries to, and with it all far distances."""
+    device = q.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
 
 
 def _require_shapes(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:

@@ -1,13 +1,68 @@
-"""Checks that every table look-up of this room makes before it reads a row."""
+"""Reading the rows of a table, and the checks that every look-up of this room makes before."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from locant.errors import RangeError, ShapeError
 
-__all__ = ["require_ids"]
+__all__ = ["Table", "WholeTable", "require_ids"]
+
+
+class Table(ABC):
+    """How the rows of a weight are read, written and added to. It holds nothing itself, and writes without a gradient."""
+
+    @abstractmethod
+    def rows(
+        self, weight: Float[Tensor, "vocab_size d_model"], ids: Int[Tensor, "*batch"], padding_idx: int | None
+    ) -> Float[Tensor, "*batch d_model"]:
+        """The row of every id; the padding row gets no gradient."""
+
+    @abstractmethod
+    def logits(
+        self, weight: Float[Tensor, "vocab_size d_model"], x: Float[Tensor, "*batch d_model"]
+    ) -> Float[Tensor, "*batch vocab_size"]:
+        """The product of every vector with every row."""
+
+    @abstractmethod
+    def draw(self, weight: Float[Tensor, "vocab_size d_model"], std: float) -> None:
+        """Fill every row from N(0, std**2)."""
+
+    @abstractmethod
+    def clear(self, weight: Float[Tensor, "vocab_size d_model"], row: int) -> None:
+        """Fill one row with zeros."""
+
+    @abstractmethod
+    def longer(self, weight: Float[Tensor, "vocab_size d_model"], num_rows: int) -> Float[Tensor, "num_rows d_model"]:
+        """A copy with more rows, the new ones not written yet."""
+
+
+class WholeTable(Table):
+    """A weight that is all on one device; `locant.parallel` has one for rows split over several."""
+
+    def rows(
+        self, weight: Float[Tensor, "vocab_size d_model"], ids: Int[Tensor, "*batch"], padding_idx: int | None
+    ) -> Float[Tensor, "*batch d_model"]:
+        return F.embedding(ids, weight, padding_idx)
+
+    def logits(
+        self, weight: Float[Tensor, "vocab_size d_model"], x: Float[Tensor, "*batch d_model"]
+    ) -> Float[Tensor, "*batch vocab_size"]:
+        return F.linear(x, weight)
+
+    def draw(self, weight: Float[Tensor, "vocab_size d_model"], std: float) -> None:
+        weight.normal_(std=std)
+
+    def clear(self, weight: Float[Tensor, "vocab_size d_model"], row: int) -> None:
+        weight[row].zero_()
+
+    def longer(self, weight: Float[Tensor, "vocab_size d_model"], num_rows: int) -> Float[Tensor, "num_rows d_model"]:
+        return torch.cat([weight, weight.new_empty(num_rows - weight.shape[0], weight.shape[1])])
 
 
 def require_ids(ids: Tensor, num_rows: int, layer: str, limit: str, device: torch.device) -> None:

@@ -7,9 +7,8 @@ from typing import Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from locant.embedding.lookup import require_ids
+from locant.embedding.lookup import Table, WholeTable, require_ids
 from locant.errors import RangeError, ShapeError
 
 __all__ = ["Scale", "TokenEmbedding"]
@@ -52,14 +51,15 @@ class TokenEmbedding(nn.Module):
             )
         self.scale: Scale | None = scale
         self.padding_idx = padding_idx if padding_idx is None else padding_idx % vocab_size
+        self.table: Table = WholeTable()
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=self.d_model**-0.5)
-        if self.padding_idx is not None:
-            with torch.no_grad():
-                self.weight[self.padding_idx].zero_()
+        with torch.no_grad():
+            self.table.draw(self.weight, self.d_model**-0.5)
+            if self.padding_idx is not None:
+                self.table.clear(self.weight, self.padding_idx)
 
     @property
     def vocab_size(self) -> int:
@@ -72,7 +72,7 @@ class TokenEmbedding(nn.Module):
     def forward(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
         """The (scaled) row of every id; a `RangeError` names the first id that has none."""
         require_ids(ids, self.vocab_size, "TokenEmbedding", "vocab_size", self.weight.device)
-        return self._scaled(F.embedding(ids, self.weight, self.padding_idx))
+        return self._scaled(self.table.rows(self.weight, ids, self.padding_idx))
 
     def _scaled(self, rows: Tensor) -> Tensor:
         if self.scale is None:
@@ -88,7 +88,7 @@ class TokenEmbedding(nn.Module):
             raise ShapeError(
                 f"got x of width {x.shape[-1]}, expected d_model={self.d_model}", "the model's last hidden state"
             )
-        return F.linear(x, self.weight)
+        return self.table.logits(self.weight, x)
 
     def resize(self, vocab_size: int) -> None:
         """Grow the table in place: every old row is kept byte for byte, new rows start like fresh ones.
@@ -104,8 +104,9 @@ class TokenEmbedding(nn.Module):
         if vocab_size == self.vocab_size:
             return
         with torch.no_grad():
-            fresh = self.weight.new_empty(vocab_size - self.vocab_size, self.d_model).normal_(std=self.d_model**-0.5)
-            self.weight = nn.Parameter(torch.cat([self.weight, fresh]), requires_grad=self.weight.requires_grad)
+            grown = self.table.longer(self.weight, vocab_size)
+            grown[self.vocab_size :].normal_(std=self.d_model**-0.5)
+            self.weight = nn.Parameter(grown, requires_grad=self.weight.requires_grad)
 
     def extra_repr(self) -> str:
         scale = "" if self.scale is None else f", scale={self.scale!r}"

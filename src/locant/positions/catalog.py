@@ -9,10 +9,18 @@ from dataclasses import dataclass
 from locant.errors import LocantError
 from locant.positions.alibi import ALiBi
 from locant.positions.base import PositionEncoding
+from locant.positions.cope import Cope
+from locant.positions.deberta import Deberta
+from locant.positions.fire import Fire
+from locant.positions.kerple import Kerple
 from locant.positions.learned import Learned
 from locant.positions.rotary import Rotary
+from locant.positions.sandwich import Sandwich
+from locant.positions.shaw import Shaw
 from locant.positions.sinusoidal import Sinusoidal
 from locant.positions.t5 import T5Bias
+from locant.positions.transformer_xl import TransformerXL
+from locant.positions.xpos import XPos
 
 __all__ = ["CATALOG", "Entry", "ModelShape", "encoding", "find"]
 
@@ -74,6 +82,11 @@ CATALOG: tuple[Entry, ...] = (
         used_by="Llama, Mistral, Qwen, Gemma, DeepSeek, GPT-NeoX, GPT-J, Phi", paper="Su 2021, arXiv 2104.09864",
     ),
     Entry(
+        name="xpos", build=XPos, sizes=("head_dim",), doors=("rotate",), parameters="none",
+        extrapolation="better than rotary: the product of far tokens fades; made for windowed attention there",
+        used_by="LeX, RetNet, TorchScale", paper="Sun 2022, arXiv 2212.10554",
+    ),
+    Entry(
         name="alibi", build=ALiBi, sizes=("num_heads",), doors=("bias",), parameters="none",
         extrapolation="good: loss stays near its short-length value, because far tokens fade",
         used_by="BLOOM, MPT, Falcon-RW, BTLM", paper="Press 2022, arXiv 2108.12409",
@@ -82,6 +95,43 @@ CATALOG: tuple[Entry, ...] = (
         name="t5", build=T5Bias, sizes=("num_heads",), doors=("bias",), parameters="num_buckets x num_heads",
         extrapolation="fair: all distances beyond max_distance share one bucket",
         used_by="T5, mT5, Flan-T5, UL2", paper="Raffel 2020, arXiv 1910.10683",
+    ),
+    Entry(
+        name="kerple", build=Kerple, sizes=("num_heads",), doors=("bias",), parameters="2 x num_heads",
+        extrapolation="good: far tokens fade as fast as each head learned",
+        used_by="its paper's models", paper="Chi 2022, arXiv 2205.09921",
+    ),
+    Entry(
+        name="fire", build=Fire, sizes=("num_heads",), doors=("bias",), parameters="a small MLP, c and L",
+        extrapolation="good: distances are divided by the length, so the function sees nothing new",
+        used_by="its paper's models", paper="Li 2023, arXiv 2310.04418",
+    ),
+    Entry(
+        name="sandwich", build=Sandwich, sizes=("num_heads",), doors=("bias",), parameters="none",
+        extrapolation="good: decays with the logarithm of the distance",
+        used_by="its paper's models", paper="Chi 2023, arXiv 2212.10356",
+    ),
+    Entry(
+        name="cope", build=Cope, sizes=("head_dim",), doors=("bias",), parameters="max_positions x head_dim",
+        extrapolation="good where what is counted is rare; counts beyond max_positions are one",
+        used_by="its paper's models", paper="Golovneva 2024, arXiv 2405.18719",
+    ),
+    Entry(
+        name="shaw", build=Shaw, sizes=("head_dim",), doors=("bias",), parameters="(2 max_distance + 1) x head_dim",
+        extrapolation="fair: all distances beyond max_distance share one vector",
+        used_by="Music Transformer, Wav2Vec2-BERT, SeamlessM4T-v2", paper="Shaw 2018, arXiv 1803.02155",
+    ),
+    Entry(
+        name="transformer_xl", build=TransformerXL, sizes=("num_heads", "d_model"), doors=("bias",),
+        parameters="d_model x d_model, u and v",
+        extrapolation="fair with a memory of earlier segments, which it was made for",
+        used_by="Transformer-XL, XLNet, Conformer", paper="Dai 2019, arXiv 1901.02860",
+    ),
+    Entry(
+        name="deberta", build=Deberta, sizes=("num_heads", "head_dim"), doors=("bias",),
+        parameters="a table and two projections",
+        extrapolation="fair: all distances beyond max_distance share one bucket",
+        used_by="DeBERTa, DeBERTa-v2 and v3", paper="He 2021, arXiv 2006.03654",
     ),
 )  # fmt: skip
 """All encodings, in the order of `locant list`."""
@@ -105,8 +155,8 @@ def encoding(name: str, **options: object) -> PositionEncoding:
     >>> encoding("rotery", head_dim=64)
     Traceback (most recent call last):
     ...
-    locant.errors.LocantError: got encoding 'rotery', expected one of nope, learned, sinusoidal, rotary, alibi, t5;
-    try: 'rotary', did you mean that?
+    locant.errors.LocantError: got encoding 'rotery', expected one of nope, learned, sinusoidal, rotary, xpos, alibi,
+    t5, kerple, fire, sandwich, cope, shaw, transformer_xl, deberta; try: 'rotary', did you mean that?
     """
     return _construct(find(name), options)
 

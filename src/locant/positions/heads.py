@@ -50,10 +50,10 @@ class Heads:
         """The part of a tensor over all heads that belongs to the heads here."""
         return full.index_select(dim, torch.tensor(list(self.mine), device=full.device))
 
-    def fill(self, parameter: nn.Parameter, full: Tensor, dim: int = 0) -> None:
-        """Set a parameter of the heads here from its values for all heads."""
+    def fill(self, parameter: Tensor, full: Tensor, dim: int = 0) -> None:
+        """Set a parameter of the heads here from its values for all heads; the parameter may merge dimensions."""
         with torch.no_grad():
-            parameter.copy_(self.own(full, dim))
+            parameter.copy_(self.own(full, dim).reshape(parameter.shape))
 
     def require(self, owner: nn.Module, q: Tensor) -> None:
         """Raise unless `q` has the heads that are here."""

@@ -115,6 +115,8 @@ def rotary_to_config(
     >>> rotary_to_config(Rotary(64, 500_000.0))["rope_parameters"]
     {'rope_type': 'default', 'rope_theta': 500000.0}
     """
+    if rotary.axial:
+        raise InputError("got axial=True, which no text model's configuration can express", "sections alone")
     scaling, base = _with_base(rotary)
     rope = write_scaling(scaling)
     if rotary.sections is not None:

@@ -97,7 +97,7 @@ def sections_of(config: Config, rope: Config, dialect: Dialect) -> tuple[int, ..
         raise InputError(f"got mrope_section of {config['model_type']}: {dialect.refused_sections}", "another model")
     if not isinstance(sections, Sequence) or isinstance(sections, str):
         raise InputError(f"got mrope_section={sections!r}, expected a list", "pairs per axis, such as [16, 24, 24]")
-    return tuple(integer("mrope_section", section) for section in sections)
+    return tuple(0 if section == 0 else integer("mrope_section", section) for section in sections)
 
 
 def layout_of(config: Config, dialect: Dialect, layout: Layout | None) -> Layout:

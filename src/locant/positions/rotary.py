@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -42,6 +41,7 @@ class Rotary(PositionEncoding):
             pairs the first axis, and so on. Text has the same index on every axis, or positions of one axis.
         axial: whether each section has a ladder of frequencies of its own, from 1 down (vision encoders), or all
             sections share the one over the whole head (M-RoPE).
+        seq_len: the length of the whole sequence, for a scaling that depends on it: see `for_length`.
 
     >>> rotary = Rotary(64)
     >>> q, k = torch.randn(2, 8, 5, 64), torch.randn(2, 2, 5, 64)
@@ -61,6 +61,7 @@ class Rotary(PositionEncoding):
         angles: AngleMode = "exact",
         sections: Sequence[int] | None = None,
         axial: bool = False,
+        seq_len: int | None = None,
     ) -> None:
         super().__init__()
         rotary_dim = head_dim if rotary_dim is None else rotary_dim
@@ -82,6 +83,10 @@ class Rotary(PositionEncoding):
                 f"got sections {tuple(sections)}, expected them to add up to {rotary_dim // 2} pairs",
                 "rotary_dim / 2 pairs in all",
             )
+        if seq_len is not None and seq_len < 1:
+            raise RangeError(
+                f"got seq_len={seq_len}, expected 1 or more", "the length of the whole sequence, cache included"
+            )
         self.head_dim = head_dim
         self.base = base
         self.scaling = Unscaled() if scaling is None else scaling
@@ -90,7 +95,7 @@ class Rotary(PositionEncoding):
         self.sections = None if sections is None else tuple(sections)
         self.axial = axial
         self._axis_of_pair = Constant(_axis_of_pair(self.sections or (rotary_dim // 2,)))
-        self.seq_len: int | None = None
+        self.seq_len = seq_len
         self.angles = self._angles(angles)
 
     @classmethod
@@ -140,14 +145,17 @@ class Rotary(PositionEncoding):
         >>> rotary.cos_sin(Positions.after(8000, 1))[0].shape
         torch.Size([1, 1, 32])
         """
-        if seq_len < 1:
-            raise RangeError(
-                f"got seq_len={seq_len}, expected 1 or more", "the length of the whole sequence, cache included"
-            )
-        fixed = copy.copy(self)
-        fixed.seq_len = seq_len
-        fixed.angles = fixed._angles(self.angles.mode)
-        return fixed
+        return Rotary(
+            self.head_dim,
+            self.base,
+            scaling=self.scaling,
+            layout=self.layout,
+            rotary_dim=self.rotary_dim,
+            angles=self.angles.mode,
+            sections=self.sections,
+            axial=self.axial,
+            seq_len=seq_len,
+        )
 
     def rerotate(
         self, k: Float[Tensor, "batch kv_heads key head_dim"], positions: Positions, from_len: int, to_len: int
@@ -241,7 +249,9 @@ class Rotary(PositionEncoding):
     def extra_repr(self) -> str:
         partial = f", rotary_dim={self.rotary_dim}" if self.rotary_dim != self.head_dim else ""
         scaling = "" if isinstance(self.scaling, Unscaled) else f", scaling={self.scaling}"
-        shape = f"head_dim={self.head_dim}, base={self.base:g}{partial}{scaling}"
+        sections = "" if self.sections is None else f", sections={self.sections}, axial={self.axial}"
+        length = "" if self.seq_len is None else f", seq_len={self.seq_len}"
+        shape = f"head_dim={self.head_dim}, base={self.base:g}{partial}{scaling}{sections}{length}"
         return f"{shape}, layout={self.layout!r}, angles={self.angles.mode!r}"
 
 

@@ -213,7 +213,7 @@ class YaRN(Scaling):
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, dim - 1)
-        return low, high + 0.001 if high == low else high
+        return float(low), float(high + 0.001 if high == low else high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,7 +351,7 @@ class Proportional(Scaling):
     def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
         turning = int(self.rotated_share * dim // 2)
         plain = 1.0 / _powers(dim, base, turning)
-        return torch.cat([plain, torch.zeros(dim // 2 - turning, device="cpu")]) / self.factor
+        return torch.cat([plain, plain.new_zeros(dim // 2 - turning)]) / self.factor
 
 
 def _powers(dim: int, base: float, pairs: int | None = None) -> Float[Tensor, " pairs"]:

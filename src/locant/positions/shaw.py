@@ -11,7 +11,7 @@ from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
 from locant.positions.distance import distances
 from locant.positions.exact_dot import exact_dot
 from locant.positions.heads import for_query_heads
-from locant.positions.pairs import step_mod
+from locant.positions.pairs import pick, step_mod
 from locant.positions.where import Positions
 
 __all__ = ["Shaw"]
@@ -86,12 +86,9 @@ class Shaw(PositionEncoding):
     ) -> Float[Tensor, "#batch heads query key"]:
         """The scaled products for every pair of tokens, float32 at least."""
         of_query, of_key = self._products(q, k)
-        rows = self.rows(distances(q, k, positions, k_positions, "Shaw"))[:, None]
-        shape = (*q.shape[:3], k.shape[2])
-        bias = of_query.gather(3, rows.expand(shape))
-        if of_key is None:
-            return bias
-        return bias + of_key.gather(3, rows.transpose(2, 3).expand(*q.shape[:2], k.shape[2], -1)).transpose(2, 3)
+        rows = self.rows(distances(q, k, positions, k_positions, "Shaw"))
+        bias = pick(of_query, rows)
+        return bias if of_key is None else bias + pick(of_key, rows.transpose(1, 2)).transpose(2, 3)
 
     def score_mod(
         self,

@@ -23,12 +23,12 @@ ROOM = {torch.float64: 900, torch.float32: 100, torch.bfloat16: 100, torch.float
 
 
 class XPos(PositionEncoding):
-    """Turns pairs of q and k as `Rotary` does, and shrinks their product with distance: ``q . k`` gets ``zeta^(n - m)``.
+    """Turns pairs of q and k as `Rotary` does, and shrinks their product by ``zeta^(n - m)``: far tokens fade.
 
     Pair i of a query at n is scaled by ``zeta_i ** ((n - center) / scale_base)``, that of a key at m by the inverse,
-    with ``zeta_i = (2 i / d + gamma) / (1 + gamma)``: fast pairs fade most. Where q and k meet, `center` cancels and only
-    the distance is left. It is a fixed position, never the middle of what is being computed: keys that were cached
-    stay right whatever comes after them.
+    with ``zeta_i = (2 i / d + gamma) / (1 + gamma)``: fast pairs fade most. Where q and k meet, `center` cancels and
+    only the distance is left. It is a fixed position, never the middle of what is being computed: keys that were
+    cached stay right whatever comes after them.
 
     Each of the two factors alone grows with the distance from `center`. `reach` says how far that can go in a
     dtype (about 28 000 positions either way in float32 and bfloat16, 2 200 in float16, with the defaults);

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_loss_by_length", "draw_loss_by_position"]
 
-NUM_BINS = 64
+NUM_BINS = 32
 BAND = 0.18
 
 

@@ -79,7 +79,10 @@ def _turning_points(summary: Summary) -> list[str]:
 
 
 def _turning_point(row: Row, train_length: int) -> int | None:
-    """The first position from which on every stretch of `train_length / 4` tokens is clearly above the level."""
+    """The first position from which on every stretch of `train_length / 4` tokens is clearly above the level.
+
+    What lasts for less than a training length may be a few hard tokens, and is not counted.
+    """
     losses = [cell.mean if cell else math.nan for cell in row.by_position]
     level = _mean(losses[train_length // 2 : train_length])
     step = max(4, train_length // 4)
@@ -88,7 +91,8 @@ def _turning_point(row: Row, train_length: int) -> int | None:
     if not above or not above[-1]:
         return None
     below = [number for number, is_above in enumerate(above) if not is_above]
-    return starts[below[-1] + 1 if below else 0]
+    place = starts[below[-1] + 1 if below else 0]
+    return place if len(losses) - place >= train_length else None
 
 
 def _missing(summary: Summary) -> list[str]:

@@ -123,8 +123,9 @@ def _how(results: Mapping[str, Any]) -> str:
     """The command, every setting, every version, every single run."""
     settings = {name: value for name, value in results["settings"].items() if name != "text"}
     text = {f"text: {name}": value for name, value in results["settings"].get("text", {}).items()}
+    line = escape(command(results["settings"])).replace(" --", "</span> <span>--")  # lines may break there
     return (
-        f"<p>To make it again:</p>\n<pre>{escape(command(results['settings']))}</pre>\n"
+        f"<p>To make it again:</p>\n<pre><span>{line}</span></pre>\n"
         f'<div class="pair">\n{_facts_table({**settings, **text})}\n{_facts_table(results["environment"])}\n</div>\n'
         f"<details><summary>Every run</summary>\n{_runs(results['records'])}\n</details>"
     )

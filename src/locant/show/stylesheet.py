@@ -28,16 +28,18 @@ tr > :first-child { padding-left: 0; }
 .best small { color: var(--ink); }
 .settings th { font-weight: 400; color: var(--muted); white-space: nowrap; padding-right: 2rem; }
 .settings td { overflow-wrap: anywhere; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); gap: 1.5rem 3rem;
+.pair { display: grid; grid-template-columns: minmax(0, 3fr) minmax(0, 2fr); gap: 1.5rem 3rem;
   align-items: start; }
 .pair table { width: 100%; }
 figure { margin: .4rem 0 1.4rem; }
 figure img { width: 100%; height: auto; display: block; }
 pre { background: var(--mark); padding: .9rem 1rem; border-radius: .4rem;
-  white-space: pre-wrap; overflow-wrap: anywhere;
+  white-space: pre-wrap; overflow-x: auto;
   font: .9rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
+pre span { white-space: nowrap; }
 summary { cursor: pointer; color: var(--muted); }
 details table { margin-top: .8rem; }
+@media (max-width: 40rem) { .pair { grid-template-columns: minmax(0, 1fr); } }
 @media print { body { max-width: none; padding: 0; } figure, tr { break-inside: avoid; } }
 """
 

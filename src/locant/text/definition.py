@@ -83,10 +83,14 @@ def parse(text: str, source: str) -> tuple[Definition, tokenizers.Tokenizer]:
     remedy = "a tokenizer.json written by the tokenizers library, by transformers or by Tokenizer.save"
     try:
         definition = json.loads(text)
+        # Written anew, so that the library reads what was read here, where a key stands twice for example.
+        text = json.dumps(definition, ensure_ascii=False).encode().decode()
     except (ValueError, RecursionError) as error:
         raise InputError(f"{source} is not JSON: {error}", remedy) from None
     if not isinstance(definition, dict) or not isinstance(definition.get("model"), dict):
         raise InputError(f"{source} is JSON, but no tokenizer: it has no model", remedy)
+    if _aborts(definition["model"]):
+        raise InputError(f"{source} has merges that do not fit its continuing_subword_prefix", remedy)
     with LibraryErrors(f"{source} is no tokenizer that the tokenizers library can read", remedy):
         library = tokenizers.Tokenizer.from_str(text)
     for token in definition.get("added_tokens") or []:
@@ -99,6 +103,15 @@ def parse(text: str, source: str) -> tuple[Definition, tokenizers.Tokenizer]:
     return definition, library
 
 
+def _aborts(model: Definition) -> bool:
+    """Whether the library would end the whole process: it cuts the prefix off the right part of every merge unseen."""
+    prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
+    if not (isinstance(prefix, str) and prefix and isinstance(merges, list)):
+        return False
+    rights = (merge.split(" ")[-1] if isinstance(merge, str) else merge[-1] for merge in merges if merge)
+    return not all(isinstance(right, str) and right.startswith(prefix) for right in rights)
+
+
 def without(definition: Definition, hidden: Collection[str]) -> Definition:
     """The same ids for every text, but never the id of a hidden token, however the text is spelled.
 
@@ -108,7 +121,16 @@ def without(definition: Definition, hidden: Collection[str]) -> Definition:
     Args:
         definition: as the library itself writes it (`tokenizers.Tokenizer.to_str`).
         hidden: the spellings of the added tokens to hide.
+
+    Raises:
+        InputError: if a byte would be hidden, without which text cannot be spelled.
     """
+    if _steps(definition)[-1:] == ["ByteLevel"] and (letters := _BYTE.keys() & set(hidden)):
+        letter = min(letters)
+        raise InputError(
+            f"got the special token {letter!r}, which also spells the byte 0x{_BYTE[letter]:02x} of ordinary text",
+            f"allowed_special=[{letter!r}]",
+        )
     # Random, so that nobody can write it into a text.
     secret = secrets.token_hex(16)
     names = {name: secret + name for name in hidden}

@@ -1,0 +1,83 @@
+"""The rows of a safetensors file in another order, written while it is read: one head in memory, and never a tensor.
+
+Names, dtypes, shapes, offsets and metadata do not change, so the header is written as it was read, byte for byte. What
+a byte means is not looked at either: a dtype that torch cannot read is moved like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import BinaryIO
+
+from locant.checkpoints.layout import row_order
+from locant.checkpoints.projections import Run
+from locant.checkpoints.safetensors_header import Header, TensorEntry
+from locant.errors import InputError
+from locant.kernels.rotary import Layout
+
+__all__ = ["CHUNK", "write_reordered"]
+
+CHUNK = 2**20
+"""Bytes that are copied at once where nothing changes its place."""
+
+Progress = Callable[[int], None]
+
+
+def write_reordered(
+    source: BinaryIO,
+    target: BinaryIO,
+    header: Header,
+    moves: Mapping[str, Sequence[Run]],
+    to: Layout,
+    progress: Progress,
+) -> None:
+    """Write what `header` was read from to `target`, with the rows of the tensors in `moves` in the order of `to`.
+
+    Args:
+        source: an open file; it is read from the first tensor on.
+        target: an open file, which gets the header and every tensor.
+        header: of `source`.
+        moves: the tensors that change, and how their rows are divided into heads.
+        to: the layout to convert to.
+        progress: is told the number of bytes after each piece.
+    """
+    target.write(header.raw)
+    source.seek(len(header.raw))
+    for tensor in header.tensors:
+        runs = moves.get(tensor.name)
+        for piece in _copied(source, tensor.num_bytes) if runs is None else _moved(source, tensor, runs, to):
+            target.write(piece)
+            progress(len(piece))
+
+
+def _copied(source: BinaryIO, num_bytes: int) -> Iterator[bytes]:
+    while num_bytes:
+        piece = _exactly(source, min(num_bytes, CHUNK))
+        num_bytes -= len(piece)
+        yield piece
+
+
+def _moved(source: BinaryIO, tensor: TensorEntry, runs: Sequence[Run], to: Layout) -> Iterator[bytes]:
+    """One head after the other; what is not turned is copied."""
+    rows = sum(run.rows for run in runs)
+    size, rest = divmod(tensor.num_bytes, rows)
+    if rest:
+        raise InputError(f"got {tensor.name} of {tensor.dtype}, whose rows are no whole bytes", "a wider dtype")
+    for run in runs:
+        if not run.turned:
+            yield from _copied(source, run.rows * size)
+            continue
+        order = row_order(run, to)
+        for _ in range(run.count):
+            head = _exactly(source, run.width * size)
+            yield b"".join(head[row * size : (row + 1) * size] for row in order)
+
+
+def _exactly(source: BinaryIO, num_bytes: int) -> bytes:
+    piece = source.read(num_bytes)
+    if len(piece) != num_bytes:
+        raise InputError(
+            f"{source.name} ended while it was read: {num_bytes - len(piece)} bytes are missing",
+            "a file that nobody writes to",
+        )
+    return piece

@@ -1,0 +1,170 @@
+"""What a rotary encoding does, pair by pair, and what float32 angles lose of it: measured, not estimated."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from locant.positions.rotary import Rotary
+from locant.positions.scaling import Scaling, Unscaled
+
+__all__ = ["PairFacts", "Precision", "RotaryFacts", "rotary_facts"]
+
+VISIBLE = 1e-3
+"""An error of a cosine that is no rounding any more: a bfloat16 of 1 has steps of 8e-3, a float16 of 5e-4."""
+
+CHUNK = 4096
+SEARCHED = 2**20
+
+KEPT = 1e-6
+"""A pair whose frequency changed by less than this share was left alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairFacts:
+    """One pair of dimensions.
+
+    Args:
+        wavelength: positions per turn; ``None`` for a pair that does not turn.
+        stretch: by how much that is longer than without the scaling.
+    """
+
+    wavelength: float | None
+    stretch: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """The largest difference that float32 angles make to a cosine.
+
+    Args:
+        first_visible: the first position where it exceeds 1e-3; ``None``: not below 2**20.
+        at_longest: the largest over the last 4096 positions that the model is made for.
+    """
+
+    first_visible: int | None
+    at_longest: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryFacts:
+    """How a rotary encoding turns sequences of `length` positions."""
+
+    head_dim: int
+    rotary_dim: int
+    layout: str
+    base: float
+    sections: tuple[int, ...] | None
+    scaling: str
+    scaling_options: dict[str, Any]
+    attention_factor: float
+    length: int
+    trained: int
+    pairs: tuple[PairFacts, ...]
+    precision: Precision
+
+    @property
+    def kept(self) -> list[int]:
+        """Pairs that turn as they would without a scaling."""
+        return [i for i, pair in enumerate(self.pairs) if pair.stretch is not None and abs(pair.stretch - 1) <= KEPT]
+
+    @property
+    def stretched(self) -> list[int]:
+        """Pairs stretched as much as any."""
+        most = max((pair.stretch or 0.0 for pair in self.pairs), default=0.0)
+        if most - 1 <= KEPT:
+            return []
+        return [i for i, pair in enumerate(self.pairs) if pair.stretch and abs(pair.stretch / most - 1) <= KEPT]
+
+    @property
+    def between(self) -> list[int]:
+        """All others that turn."""
+        done = {*self.kept, *self.stretched}
+        return [i for i, pair in enumerate(self.pairs) if pair.stretch is not None and i not in done]
+
+    @property
+    def still(self) -> list[int]:
+        """Pairs that do not turn."""
+        return [i for i, pair in enumerate(self.pairs) if pair.wavelength is None]
+
+    @property
+    def never_round(self) -> list[int]:
+        """Pairs that did not turn once in training: what they do later was never seen."""
+        plain = [pair.wavelength / (pair.stretch or 1) if pair.wavelength else math.inf for pair in self.pairs]
+        return [i for i, wavelength in enumerate(plain) if self.trained < wavelength < math.inf]
+
+
+def rotary_facts(rotary: Rotary, length: int, trained: int) -> RotaryFacts:
+    """The facts of an encoding at this length.
+
+    Args:
+        rotary: any.
+        length: the longest sequence that the model is made for.
+        trained: the one that it was trained with, before it was stretched.
+    """
+    rotary = rotary.for_length(length)
+    plain = Unscaled().frequencies(rotary.rotary_dim, rotary.base)
+    pairs = [
+        PairFacts(
+            wavelength=2 * math.pi / float(frequency) if frequency else None,
+            stretch=float(before / frequency) if frequency else None,
+        )
+        for before, frequency in zip(plain, rotary.angles.frequencies, strict=True)
+    ]
+    return RotaryFacts(
+        head_dim=rotary.head_dim,
+        rotary_dim=rotary.rotary_dim,
+        layout=rotary.layout,
+        base=float(rotary.base),
+        sections=rotary.sections,
+        scaling=type(rotary.scaling).__name__,
+        scaling_options=_options(rotary.scaling),
+        attention_factor=rotary.scaling.magnitude,
+        length=length,
+        trained=trained,
+        pairs=tuple(pairs),
+        precision=_precision(rotary, length),
+    )
+
+
+def _options(scaling: Scaling) -> dict[str, Any]:
+    """The fields that say something, as plain values."""
+    options = {field.name: getattr(scaling, field.name) for field in fields(scaling)}  # type: ignore[arg-type]
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in options.items() if value is not None
+    }
+
+
+def _precision(rotary: Rotary, length: int) -> Precision:
+    errors = _Errors(rotary)
+    first = next((place for start in range(0, SEARCHED, CHUNK) if (place := errors.first(start)) is not None), None)
+    return Precision(first_visible=first, at_longest=float(errors.of(max(0, length - CHUNK), length).max()))
+
+
+class _Errors:
+    """The difference between float32 and exact cosines of one encoding, apart from its attention factor."""
+
+    def __init__(self, rotary: Rotary) -> None:
+        self.magnitude = rotary.scaling.magnitude
+        exact, rounded = (
+            Rotary(
+                rotary.head_dim, rotary.base, scaling=rotary.scaling, rotary_dim=rotary.rotary_dim, angles=mode
+            ).for_length(rotary.seq_len or 1)
+            for mode in ("exact", "float32")
+        )
+        self.exact, self.rounded = exact.angles, rounded.angles
+
+    def of(self, start: int, stop: int) -> torch.Tensor:
+        """The largest error over all pairs, for each of these positions."""
+        index = torch.arange(start, max(stop, start + 1))
+        exact, _ = self.exact.cos_sin(index, stop, 0, torch.float64)
+        rounded, _ = self.rounded.cos_sin(index, stop, 0, torch.float64)
+        return ((exact - rounded) / self.magnitude).abs().amax(dim=-1)
+
+    def first(self, start: int) -> int | None:
+        """The first position of a chunk whose error is visible."""
+        seen = (self.of(start, start + CHUNK) > VISIBLE).nonzero()
+        return start + int(seen[0]) if len(seen) else None

@@ -1,0 +1,139 @@
+"""CoPE: contextual position encoding. Golovneva et al. 2024, https://arxiv.org/abs/2405.18719."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from locant.errors import RangeError, ShapeError
+from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
+from locant.positions.exact_dot import exact_dot
+from locant.positions.heads import for_query_heads
+from locant.positions.where import Positions
+
+__all__ = ["Cope"]
+
+GRID = 2.0**-30
+"""Gates are rounded to this: sums of up to eight million then have no rounding, and so no order."""
+
+
+class Cope(PositionEncoding):
+    """Counts tokens that matter instead of all: a key's position is the sum of gates from it to the query.
+
+    ``gate_ij = sigmoid(scale q_i . k_j)``, ``p_ij = gate_ij + ... + gate_ii``, and the bias is ``q_i . e[p_ij]``, with
+    e interpolated between the two nearest of `max_positions` learned vectors, and constant beyond the last. As in the
+    authors' code the gates see the scaled product, the embeddings the plain query, all heads share the embeddings,
+    and these begin as zeros.
+
+    Gates count what a causal mask lets the query see: tokens of its own document up to itself, and no padding. Keys
+    may come in any order and queries may be any part of the sequence, but all keys between a key and the query have
+    to be given (a cache does). A later key is at position 0. A window of `attend` does not shorten the count.
+
+    Costs ``batch x heads x query x key`` numbers in float64 several times over: it is the heaviest bias here.
+
+    Args:
+        head_dim: dimensions per head.
+        max_positions: how many position embeddings there are.
+        scale: of the product in the gates; default ``head_dim ** -0.5``, that of `attend`.
+
+    >>> q, k = torch.randn(1, 8, 5, 64), torch.randn(1, 2, 5, 64)
+    >>> Cope(64).bias(q, k, Positions.arange(5)).shape
+    torch.Size([1, 8, 5, 5])
+    """
+
+    def __init__(self, head_dim: int, max_positions: int = 64, *, scale: float | None = None) -> None:
+        super().__init__()
+        if head_dim < 1 or max_positions < 1:
+            raise RangeError(
+                f"got head_dim={head_dim}, max_positions={max_positions}, expected 1 or more", "Cope(64, 64)"
+            )
+        self.head_dim = head_dim
+        self.max_positions = max_positions
+        self.scale = head_dim**-0.5 if scale is None else scale
+        self.weight = nn.Parameter(torch.empty(max_positions, head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+    def counts(
+        self,
+        q: Float[Tensor, "batch heads query head_dim"],
+        k: Float[Tensor, "batch kv_heads key head_dim"],
+        positions: Positions,
+        k_positions: Positions | None = None,
+    ) -> Float[Tensor, "batch heads query key"]:
+        """The contextual position of every key as seen from every query, in float64."""
+        keys = positions if k_positions is None else k_positions
+        self._require(q, k, positions, keys)
+        dtype = bias_dtype(q)
+        product = exact_dot(q, for_query_heads(k, q.shape[1]), dtype) * self.scale
+        gates = 1 / (1 + torch.exp(-product))  # not torch.sigmoid, which rounds by where an entry stands in memory
+        if dtype != torch.float64:
+            gates = gates + ((gates / GRID).round() * GRID - gates).detach()
+        return _sums_from_key(_only(gates, positions.mask(k_positions, causal=True)), keys)
+
+    def bias(
+        self,
+        q: Float[Tensor, "batch heads query head_dim"],
+        k: Float[Tensor, "batch kv_heads key head_dim"],
+        positions: Positions,
+        k_positions: Positions | None = None,
+    ) -> Float[Tensor, "#batch heads query key"]:
+        """The query's product with the interpolated embedding of every count, float32 at least."""
+        count = self.counts(q, k, positions, k_positions).clamp(max=self.max_positions - 1)
+        products = exact_dot(q, self.weight, bias_dtype(q))
+        below, above = count.detach().floor(), count.detach().ceil()
+        share = count - below
+        bias = products.gather(3, above.long()) * share + products.gather(3, below.long()) * (1 - share)
+        return bias.to(bias_dtype(q))
+
+    def score_mod(
+        self,
+        q: Float[Tensor, "batch heads query head_dim"],
+        k: Float[Tensor, "batch kv_heads key head_dim"],
+        positions: Positions,
+        k_positions: Positions | None = None,
+    ) -> ScoreMod:
+        """Looks up what `bias` holds: a count needs all keys in between, which a score function never sees."""
+        bias = self.bias(q, k, positions, k_positions)
+
+        def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return score + bias[batch, head, query, key]
+
+        return add
+
+    def _require(self, q: Tensor, k: Tensor, positions: Positions, keys: Positions) -> None:
+        for name, x, where in (("q", q, positions), ("k", k, keys)):
+            if x.ndim != 4 or x.shape[-1] != self.head_dim:
+                raise ShapeError(
+                    f"got {name} of shape {tuple(x.shape)}, expected (batch, heads, seq, head_dim={self.head_dim})",
+                    f"Cope({x.shape[-1]})",
+                )
+            where.require_single_axis("Cope")
+            where.require_fits(x.shape[0], x.shape[2], x.device, name)
+
+    def extra_repr(self) -> str:
+        return f"head_dim={self.head_dim}, max_positions={self.max_positions}, scale={self.scale:g}"
+
+
+def _only(
+    gates: Float[Tensor, "batch heads query key"], visible: Bool[Tensor, "#batch 1 query key"]
+) -> Float[Tensor, "batch heads query key"]:
+    return gates.masked_fill(~visible, 0.0)
+
+
+def _sums_from_key(
+    gates: Float[Tensor, "batch heads query key"], keys: Positions
+) -> Float[Tensor, "batch heads query key"]:
+    """For every key, the sum of its gate and those of all keys after it, in the order of tokens, not of slots.
+
+    Keys of other documents fall in between, but their gates are zero.
+    """
+    if keys.start is not None:
+        return gates.flip(-1).cumsum(-1).flip(-1)
+    last_first = keys.order.argsort(dim=-1, descending=True, stable=True)
+    slots = last_first[:, None, None, :].expand(gates.shape)
+    back = last_first.argsort(dim=-1)[:, None, None, :].expand(gates.shape)
+    return gates.gather(3, slots).cumsum(-1).gather(3, back)

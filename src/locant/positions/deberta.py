@@ -1,0 +1,211 @@
+"""Disentangled attention: He et al. 2021, https://arxiv.org/abs/2006.03654, with the log buckets of DeBERTa-v2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from locant.errors import LocantError, RangeError, ShapeError
+from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
+from locant.positions.constant import Constant
+from locant.positions.distance import distances
+from locant.positions.exact_dot import exact_dot
+from locant.positions.heads import Heads, for_query_heads
+from locant.positions.pairs import pick, step_mod
+from locant.positions.where import Positions
+
+__all__ = ["Deberta", "DebertaTerm"]
+
+DebertaTerm = Literal["c2p", "p2c"]
+
+INIT_STD = 0.02
+LAYER_NORM_EPS = 1e-7
+
+
+class Deberta(PositionEncoding):
+    """Adds content-to-position and position-to-content scores: ``q_i . K[b(i - j)] + k_j . Q[b(i - j)]``.
+
+    K and Q are a table of relative embeddings, projected per head like keys and like queries; ``b`` is the bucket of
+    a distance, exact up to half of `num_buckets`, logarithmic to `max_distance`, both ways. Which row a pair takes is
+    that of released checkpoints (the paper writes ``b(j - i)`` in the second term).
+
+    Content and positions share one scale, ``1 / sqrt(3 head_dim)`` with both terms, and attention has to be asked for
+    it: ``attend(q, k, v, encoding=deberta, scale=deberta.scale, causal=False, positions=positions)``. The products
+    here carry it already.
+
+    In DeBERTa-v2 all layers share the table, and the projections are those of each layer's own keys and queries
+    (``share_att_key``): give each layer a `Deberta`, and set its `weight`, `key_projection` and `query_projection`
+    to the modules to be shared.
+
+    Costs two projections of the table, one row of scores per token over it (float64 while it is computed), and
+    two look-ups per pair of tokens and head.
+
+    Args:
+        num_heads: the number of query heads.
+        head_dim: dimensions per head.
+        d_model: the width of the table; default: ``num_heads * head_dim``.
+        num_buckets: half the rows of the table; ``None``: one row per distance up to `max_distance` (DeBERTa v1).
+        max_distance: from here on, about, all distances are one.
+        terms: ``"c2p"``, ``"p2c"`` or both.
+        norm: whether the table goes through a LayerNorm first (``norm_rel_ebd``, DeBERTa-v2 and v3).
+        scale: default ``(head_dim * (1 + number of terms)) ** -0.5``.
+        head_slice: the heads of this rank under tensor parallelism; default: all.
+
+    >>> q = k = torch.randn(1, 4, 5, 16)
+    >>> Deberta(4, 16).bias(q, k, Positions.arange(5)).shape
+    torch.Size([1, 4, 5, 5])
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        *,
+        d_model: int | None = None,
+        num_buckets: int | None = 256,
+        max_distance: int = 512,
+        terms: Sequence[DebertaTerm] = ("c2p", "p2c"),
+        norm: bool = False,
+        scale: float | None = None,
+        head_slice: slice | None = None,
+    ) -> None:
+        super().__init__()
+        _require_sizes(head_dim, num_buckets, max_distance, terms)
+        self.heads = Heads.of(num_heads, head_slice)
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.d_model = num_heads * head_dim if d_model is None else d_model
+        self.num_buckets = num_buckets
+        self.max_distance = max_distance
+        self.terms = tuple(terms)
+        self.scale = (head_dim * (1 + len(self.terms))) ** -0.5 if scale is None else scale
+        self.span = max_distance if num_buckets is None else num_buckets
+        self._bucket_of = Constant(_bucket_table(num_buckets, max_distance))
+        self.weight = nn.Parameter(torch.empty(2 * self.span, self.d_model))
+        self.norm = nn.LayerNorm(self.d_model, eps=LAYER_NORM_EPS) if norm else None
+        width = len(self.heads) * head_dim
+        self.key_projection = nn.Linear(self.d_model, width) if "c2p" in self.terms else None
+        self.query_projection = nn.Linear(self.d_model, width) if "p2c" in self.terms else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=INIT_STD)
+        if self.norm is not None:
+            self.norm.reset_parameters()
+        for projection in (self.key_projection, self.query_projection):
+            if projection is not None:
+                full = projection.weight.new_empty(self.num_heads, self.head_dim, self.d_model).normal_(std=INIT_STD)
+                self.heads.fill(projection.weight, full)
+                nn.init.zeros_(projection.bias)
+
+    def buckets(self, steps: Int[Tensor, "*pairs"]) -> Int[Tensor, "*pairs"]:
+        """The bucket of every distance (query index minus key index), negative for later keys."""
+        table = self._bucket_of.on(steps.device)
+        return table[steps.abs().clamp(max=len(table) - 1)] * steps.sign()
+
+    def rows(self, steps: Int[Tensor, "*pairs"]) -> Int[Tensor, "*pairs"]:
+        """The table's row for every distance."""
+        return (self.buckets(steps) + self.span).clamp(0, 2 * self.span - 1)
+
+    def bias(
+        self,
+        q: Float[Tensor, "batch heads query head_dim"],
+        k: Float[Tensor, "batch kv_heads key head_dim"],
+        positions: Positions,
+        k_positions: Positions | None = None,
+    ) -> Float[Tensor, "#batch heads query key"]:
+        """The scaled sum of the terms for every pair of tokens, float32 at least."""
+        of_query, of_key = self._products(q, k)
+        rows = self.rows(distances(q, k, positions, k_positions, "Deberta"))
+        parts: list[Tensor] = []
+        if of_query is not None:
+            parts.append(pick(of_query, rows))
+        if of_key is not None:
+            parts.append(pick(of_key, rows.transpose(1, 2)).transpose(2, 3))
+        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+    def score_mod(
+        self,
+        q: Float[Tensor, "batch heads query head_dim"],
+        k: Float[Tensor, "batch kv_heads key head_dim"],
+        positions: Positions,
+        k_positions: Positions | None = None,
+    ) -> ScoreMod:
+        of_query, of_key = self._products(q, k)
+        steps = step_mod(q, k, positions, k_positions, "Deberta")
+
+        def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            row = self.rows(steps(batch, query, key))
+            from_query = 0.0 if of_query is None else of_query[batch, head, query, row]
+            from_key = 0.0 if of_key is None else of_key[batch, head, key, row]
+            return score + (from_query + from_key)
+
+        return add
+
+    def _products(
+        self, q: Tensor, k: Tensor
+    ) -> tuple[Float[Tensor, "batch heads query rows"] | None, Float[Tensor, "batch heads key rows"] | None]:
+        """Queries times the table as keys, and keys times the table as queries, scaled."""
+        self.heads.require(self, q)
+        for name, x in (("q", q), ("k", k)):
+            if x.shape[-1] != self.head_dim:
+                raise ShapeError(
+                    f"got {name} of shape {tuple(x.shape)}, expected (batch, heads, seq, head_dim={self.head_dim})",
+                    f"Deberta({self.num_heads}, {x.shape[-1]})",
+                )
+        dtype = bias_dtype(q)
+        of_query, of_key = None, None
+        if self.key_projection is not None:
+            of_query = (exact_dot(q, self._projected(self.key_projection, dtype), dtype) * self.scale).to(dtype)
+        if self.query_projection is not None:
+            keys = for_query_heads(k, q.shape[1])
+            of_key = (exact_dot(keys, self._projected(self.query_projection, dtype), dtype) * self.scale).to(dtype)
+        return of_query, of_key
+
+    def _projected(self, projection: nn.Linear, dtype: torch.dtype) -> Float[Tensor, "heads rows head_dim"]:
+        table = self.weight.to(dtype)
+        if self.norm is not None:
+            table = F.layer_norm(
+                table, (self.d_model,), self.norm.weight.to(dtype), self.norm.bias.to(dtype), self.norm.eps
+            )
+        rows = F.linear(table, projection.weight.to(dtype), projection.bias.to(dtype))
+        return rows.unflatten(1, (len(self.heads), self.head_dim)).transpose(0, 1)
+
+    def extra_repr(self) -> str:
+        sizes = f"head_dim={self.head_dim}, num_buckets={self.num_buckets}, max_distance={self.max_distance}"
+        return f"{self.heads}, {sizes}, terms={self.terms}, scale={self.scale:g}"
+
+
+def _require_sizes(head_dim: int, num_buckets: int | None, max_distance: int, terms: Sequence[str]) -> None:
+    unknown = [term for term in terms if term not in get_args(DebertaTerm)]
+    if unknown or not terms or len(set(terms)) < len(terms):
+        raise LocantError(f"got terms={tuple(terms)}, expected 'c2p', 'p2c' or both", "terms=('c2p', 'p2c')")
+    least = 1 if num_buckets is None else num_buckets // 2 + 2
+    if head_dim < 1 or max_distance < least or (num_buckets is not None and num_buckets < 4):
+        raise RangeError(
+            f"got head_dim={head_dim}, num_buckets={num_buckets}, max_distance={max_distance}, "
+            f"expected a positive width, 4 buckets or more, and a max_distance of {least} or more",
+            "Deberta(num_heads, head_dim, num_buckets=256, max_distance=512)",
+        )
+
+
+def _bucket_table(num_buckets: int | None, max_distance: int) -> Int[Tensor, " distances"]:
+    """The bucket of each distance, as integers, so that no device rounds a logarithm its own way.
+
+    A few distances past the first that is out of the table are listed, all farther ones are clamped to the last. In
+    float32, because that is how the reference decides where a logarithm lands on a whole bucket.
+    """
+    if num_buckets is None:
+        return torch.arange(max_distance + 1, device="cpu")
+    exact = num_buckets // 2
+    growth = (max_distance - 1) / exact
+    out_of_table = exact * growth ** ((num_buckets - exact - 1) / (exact - 1))
+    distance = torch.arange(int(out_of_table * 1.125) + 8, device="cpu")
+    share = torch.log(distance / exact) / torch.log(torch.tensor(growth, device="cpu"))
+    logarithmic = (torch.ceil(share * (exact - 1)) + exact).clamp(0, num_buckets).long()
+    return torch.where(distance <= exact, distance, logarithmic)

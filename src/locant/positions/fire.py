@@ -1,0 +1,159 @@
+"""FIRE: functional interpolation of relative positions. Li et al. 2023, https://arxiv.org/abs/2310.04418."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from locant.errors import RangeError
+from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
+from locant.positions.distance import distances
+from locant.positions.heads import Heads
+from locant.positions.pairs import step_mod
+from locant.positions.where import Positions
+
+__all__ = ["Fire"]
+
+EPS = 1e-6
+"""Added to the denominator, as the authors do."""
+
+
+class Fire(PositionEncoding):
+    """A learned function of relative distance: ``MLP(psi(|i - j|) / psi(max(L, i, j)))``, ``psi(x) = log(1 + c x)``.
+
+    The ratio runs from 0 at the query to 1 at the beginning of its document, so a longer context than any trained on
+    asks the function nothing new. Up to the threshold L the denominator is constant. c and L are learned.
+
+    The paper defines ``max(L, i)`` for keys up to the query, where it is the same as here. With j in it the ratio
+    stays within 0 .. 1 for later keys, too, and the bias is symmetric where attention is not causal.
+
+    An MLP of one ReLU layer over one number is a function of straight pieces: they are worked out once per call
+    (``hidden + 1`` per head), and a pair of tokens costs one search among the ``hidden`` kinks, one look-up and one
+    line per head, instead of the MLP. Its values and gradients are those of the MLP.
+
+    Args:
+        num_heads: the number of query heads.
+        hidden: the width of the MLP.
+        c: what c begins with.
+        threshold: what L begins with; it is learned as a multiple of this.
+        head_slice: the heads of this rank under tensor parallelism; default: all. The hidden layer, c and L are
+            shared by all heads, so ranks have to add up their gradients.
+
+    >>> q = k = torch.zeros(1, 4, 6, 16)
+    >>> Fire(4).bias(q, k, Positions.arange(6)).shape
+    torch.Size([1, 4, 6, 6])
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        hidden: int = 32,
+        c: float = 0.1,
+        threshold: float = 512.0,
+        head_slice: slice | None = None,
+    ) -> None:
+        super().__init__()
+        if hidden < 1 or not c > 0 or not threshold > 0:
+            raise RangeError(
+                f"got hidden={hidden}, c={c}, threshold={threshold}, expected positive numbers", "Fire(num_heads)"
+            )
+        self.heads = Heads.of(num_heads, head_slice)
+        self.num_heads = num_heads
+        self.hidden_width = hidden
+        self.initial_c = c
+        self.initial_threshold = threshold
+        self.c = nn.Parameter(torch.empty(()))
+        self.threshold_multiple = nn.Parameter(torch.empty(()))
+        self.hidden = nn.Linear(1, hidden)
+        self.output = nn.Linear(hidden, len(self.heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.c, self.initial_c)
+        nn.init.ones_(self.threshold_multiple)
+        self.hidden.reset_parameters()
+        bound = self.hidden_width**-0.5
+        for parameter, shape in (
+            (self.output.weight, (self.num_heads, self.hidden_width)),
+            (self.output.bias, (self.num_heads,)),
+        ):
+            self.heads.fill(parameter, parameter.new_empty(shape).uniform_(-bound, bound))
+
+    def bias(
+        self,
+        q: Float[Tensor, "batch heads query head_dim"],
+        k: Float[Tensor, "batch kv_heads key head_dim"],
+        positions: Positions,
+        k_positions: Positions | None = None,
+    ) -> Float[Tensor, "#batch heads query key"]:
+        """The function of every pair, float32 at least."""
+        self.heads.require(self, q)
+        keys = positions if k_positions is None else k_positions
+        steps = distances(q, k, positions, k_positions, "Fire")
+        ratio = self._ratio_of(bias_dtype(q))(steps, torch.maximum(positions.index[:, :, None], keys.index[:, None]))
+        kinks, slopes, offsets = self._pieces(ratio.dtype)
+        piece = torch.bucketize(ratio.detach(), kinks)
+        slope, offset = (F.embedding(piece, table).permute(0, 3, 1, 2) for table in (slopes, offsets))
+        return slope * ratio[:, None] + offset
+
+    def score_mod(
+        self,
+        q: Float[Tensor, "batch heads query head_dim"],
+        k: Float[Tensor, "batch kv_heads key head_dim"],
+        positions: Positions,
+        k_positions: Positions | None = None,
+    ) -> ScoreMod:
+        self.heads.require(self, q)
+        keys = positions if k_positions is None else k_positions
+        steps = step_mod(q, k, positions, k_positions, "Fire")
+        q_index, k_index = positions.expand(q.shape[0]).index, keys.expand(k.shape[0]).index
+        ratio_of = self._ratio_of(bias_dtype(q))
+        kinks, slopes, offsets = self._pieces(bias_dtype(q))
+
+        def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            ratio = ratio_of(steps(batch, query, key), torch.maximum(q_index[batch, query], k_index[batch, key]))
+            piece = torch.zeros_like(ratio, dtype=torch.int64)
+            for unit in range(self.hidden_width):  # one by one: a score function may not reduce over a dimension
+                piece = piece + (ratio > kinks[unit])
+            return score + (slopes[piece, head] * ratio + offsets[piece, head])
+
+        return add
+
+    def _ratio_of(self, dtype: torch.dtype) -> Callable[[Int[Tensor, "*pairs"], Int[Tensor, "*pairs"]], Tensor]:
+        """``psi(distance) / psi(max(L, later of the two))`` as a function of both."""
+        c = self.c.to(dtype).abs()
+        threshold = (self.threshold_multiple.to(dtype) * self.initial_threshold).abs()
+
+        def ratio(steps: Tensor, later: Tensor) -> Tensor:
+            reach = torch.maximum(later.to(dtype), threshold)
+            return torch.log1p(c * steps.abs().to(dtype)) / (torch.log1p(c * reach) + EPS)
+
+        return ratio
+
+    def _pieces(
+        self, dtype: torch.dtype
+    ) -> tuple[Float[Tensor, " hidden"], Float[Tensor, "pieces heads"], Float[Tensor, "pieces heads"]]:
+        """Where the MLP has its kinks, and the line it follows before, between and after them.
+
+        A hidden unit is on above its kink where its weight is positive, below where negative, and always or never
+        where it is zero. In float64, so that adding up a line loses nothing that the MLP would keep.
+        """
+        weight, shift = self.hidden.weight[:, 0].double(), self.hidden.bias.double()
+        fixed = weight == 0
+        kink = torch.where(fixed, torch.inf, -shift / torch.where(fixed, 1.0, weight)).detach().to(dtype)
+        kinks, order = kink.sort()
+        piece = torch.arange(self.hidden_width + 1, device=weight.device)[:, None]
+        above = order.argsort() < piece
+        on = torch.where(fixed, shift > 0, above == (weight > 0))
+        out = self.output.weight.double().T
+        slopes = torch.where(on, weight, 0.0) @ out
+        offsets = torch.where(on, shift, 0.0) @ out + self.output.bias.double()
+        return kinks, slopes.to(dtype), offsets.to(dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.heads}, hidden={self.hidden_width}, threshold={self.initial_threshold:g}"

@@ -1,0 +1,150 @@
+"""Transformer-XL's relative positions: Dai et al. 2019, https://arxiv.org/abs/1901.02860, section 3.3."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from locant.errors import RangeError, ShapeError
+from locant.positions.angles import Angles
+from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
+from locant.positions.exact_dot import exact_dot
+from locant.positions.frequencies import inverse_frequencies
+from locant.positions.heads import Heads, for_query_heads
+from locant.positions.where import Positions
+
+__all__ = ["TransformerXL"]
+
+INIT_STD = 0.02
+
+
+class TransformerXL(PositionEncoding):
+    """Adds ``q_i . W r_(i-j)``, ``u . k_j`` and ``v . W r_(i-j)``: terms (b), (c) and (d) of the paper; (a) is q . k.
+
+    ``r`` is the sinusoidal vector of the distance (sines first, then cosines), W projects it for every head, and u and
+    v are a learned vector per head each. Scores are scaled before a bias is added to them, and these terms belong
+    inside: they are multiplied by `scale`, which has to be that of `attend`. A memory of earlier segments is nothing
+    special: keys with their own positions.
+
+    No vector of a distance is ever made. A sine of ``i - j`` is a sum of products of sines and cosines of i and of j,
+    so ``W^T (q + v)`` is turned by the query's angles and multiplied with the key's: a matrix product over `d_model`,
+    which costs ``d_model / head_dim`` times that of q and k, in float64, and needs no bound on the distance. Two
+    pairs at one distance agree up to the rounding of float32, not bit for bit. Costs
+    ``batch x heads x query x d_model`` of memory besides the result.
+
+    Args:
+        num_heads: the number of query heads.
+        d_model: the width of the sinusoidal vectors, an even number.
+        head_dim: default ``d_model // num_heads``.
+        base: as in `Sinusoidal`.
+        scale: default ``head_dim ** -0.5``, that of `attend`.
+        head_slice: the heads of this rank under tensor parallelism; default: all.
+
+    >>> q, memory_and_k = torch.randn(1, 4, 5, 16), torch.randn(1, 4, 12, 16)
+    >>> xl = TransformerXL(4, 64)
+    >>> xl.bias(q, memory_and_k, Positions.after(7, 5), Positions.arange(12)).shape
+    torch.Size([1, 4, 5, 12])
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        d_model: int,
+        *,
+        head_dim: int | None = None,
+        base: float = 10_000.0,
+        scale: float | None = None,
+        head_slice: slice | None = None,
+    ) -> None:
+        super().__init__()
+        self.heads = Heads.of(num_heads, head_slice)
+        head_dim = d_model // num_heads if head_dim is None else head_dim
+        if d_model < 2 or d_model % 2 or head_dim < 1:
+            raise RangeError(
+                f"got d_model={d_model}, head_dim={head_dim}, expected an even d_model and a positive head_dim",
+                "TransformerXL(num_heads=8, d_model=512)",
+            )
+        self.num_heads = num_heads
+        self.d_model = d_model
+        self.head_dim = head_dim
+        self.base = base
+        self.scale = head_dim**-0.5 if scale is None else scale
+        self.angles = Angles(inverse_frequencies(d_model, base))
+        here = len(self.heads)
+        self.weight = nn.Parameter(torch.empty(here * head_dim, d_model))
+        self.u = nn.Parameter(torch.empty(here, head_dim))
+        self.v = nn.Parameter(torch.empty(here, head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for parameter in (self.u, self.v):
+            self.heads.fill(parameter, parameter.new_empty(self.num_heads, self.head_dim).normal_(std=INIT_STD))
+        full = self.weight.new_empty(self.num_heads, self.head_dim, self.d_model).normal_(std=INIT_STD)
+        self.heads.fill(self.weight, full)
+
+    def bias(
+        self,
+        q: Float[Tensor, "batch heads query head_dim"],
+        k: Float[Tensor, "batch kv_heads key head_dim"],
+        positions: Positions,
+        k_positions: Positions | None = None,
+    ) -> Float[Tensor, "#batch heads query key"]:
+        """The scaled sum of the three terms for every pair of tokens, float32 at least."""
+        keys = positions if k_positions is None else k_positions
+        self._require(q, k, positions, keys)
+        dtype = bias_dtype(q)
+        content = exact_dot(self.u[:, None], for_query_heads(k, q.shape[1]), dtype)
+        where = exact_dot(self._turned(q, positions, dtype), self._waves(keys), dtype)
+        return ((content + where) * self.scale).to(dtype)
+
+    def score_mod(
+        self,
+        q: Float[Tensor, "batch heads query head_dim"],
+        k: Float[Tensor, "batch kv_heads key head_dim"],
+        positions: Positions,
+        k_positions: Positions | None = None,
+    ) -> ScoreMod:
+        """Looks up what `bias` holds: every pair has a product of its own, which a score function cannot compute."""
+        bias = self.bias(q, k, positions, k_positions)
+
+        def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return score + bias[batch, head, query, key]
+
+        return add
+
+    def _turned(
+        self, q: Tensor, positions: Positions, dtype: torch.dtype
+    ) -> Float[Tensor, "batch heads query d_model"]:
+        """``W^T (q + v)`` such that its product with a key's waves is that with the wave of the distance.
+
+        With a and b what meets the sines and cosines of ``i - j``:
+        ``a sin(i - j) + b cos(i - j) = (a sin i + b cos i) cos j + (b sin i - a cos i) sin j``.
+        """
+        columns = self.weight.unflatten(0, (len(self.heads), self.head_dim)).transpose(1, 2)
+        asked = q.to(torch.float64) + self.v.to(torch.float64)[:, None]
+        a, b = exact_dot(asked, columns, dtype).chunk(2, dim=-1)
+        cos, sin = self._cos_sin(positions)
+        return torch.cat([b * sin - a * cos, a * sin + b * cos], dim=-1)
+
+    def _waves(self, positions: Positions) -> Float[Tensor, "batch 1 key d_model"]:
+        cos, sin = self._cos_sin(positions)
+        return torch.cat([sin, cos], dim=-1)
+
+    def _cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
+        cos, sin = self.angles.cos_sin(positions.index, positions.max_index, positions.min_index, torch.float64)
+        return cos[:, None], sin[:, None]
+
+    def _require(self, q: Tensor, k: Tensor, positions: Positions, keys: Positions) -> None:
+        self.heads.require(self, q)
+        for name, x, where in (("q", q, positions), ("k", k, keys)):
+            if x.ndim != 4 or x.shape[-1] != self.head_dim:
+                raise ShapeError(
+                    f"got {name} of shape {tuple(x.shape)}, expected (batch, heads, seq, head_dim={self.head_dim})",
+                    f"TransformerXL(num_heads, d_model, head_dim={x.shape[-1]})",
+                )
+            where.require_single_axis("TransformerXL")
+            where.require_fits(x.shape[0], x.shape[2], x.device, name)
+
+    def extra_repr(self) -> str:
+        return f"{self.heads}, d_model={self.d_model}, head_dim={self.head_dim}, scale={self.scale:g}"

