@@ -66,6 +66,8 @@ CASES: dict[str, Case] = {
     "behind a cache": Case(Positions.after(5, 3), Positions.arange(8)),
     "one query": Case(Positions.after(7, 1), Positions.arange(8)),
     "behind caches of two lengths": Case(Positions.after([2, 5], 3), Positions.arange(8)),
+    "fewer keys than queries": Case(Positions.arange(5), Positions.arange(3)),
+    "more keys than queries": Case(Positions.arange(3), Positions.arange(5)),
     "keys that come later": Case(Positions.arange(3), Positions.after(2, 5)),
     "keys all later": Case(Positions.arange(3), Positions.after(3, 5)),
     "cross attention": Case(Positions.arange(4), Positions.arange(9), causal=False),

@@ -130,10 +130,12 @@ def test_the_next_positions_of_padded_rows_follow_their_last_real_token(mask: li
 
 
 def test_the_next_token_belongs_to_the_last_document() -> None:
-    cache = filled(Positions.packed([[3, 2], [5]]))
+    cache = filled(Positions.packed([[3, 2], [1, 3]], length=7))
     following = cache.next_positions()
-    assert following.index.tolist() == [[2], [5]]
-    assert following.document.tolist() == [[1], [0]]
+    assert following.index.tolist() == [[2], [3]]
+    assert following.document.tolist() == [[1], [1]]
+    cache = filled(Positions.packed([[3, 2], [4]]))
+    assert (cache.next_positions().index.tolist(), cache.next_positions().document.tolist()) == ([[2], [4]], [[1], [0]])
 
 
 def test_a_row_of_nothing_but_padding_starts_at_zero() -> None:

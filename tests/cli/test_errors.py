@@ -32,10 +32,7 @@ def process(*words: object, before: str = "", **options: object) -> subprocess.C
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (
-            ("embd",),
-            "got verb 'embd', expected one of embed, compare, plot, list; try: locant embed, did you mean that?",
-        ),
+        (("embd",), f"expected one of {', '.join(main.verbs)}; try: locant embed, did you mean that?"),
         (("zzz",), "try: locant --help"),
         (("--colour",), "there is no option --colour; try: locant --help"),
         (("list", "more"), "got unexpected extra argument"),

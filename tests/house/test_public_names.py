@@ -17,7 +17,7 @@ NAMES = {
     "attend", "KVCache",
     "LocantError", "ShapeError", "RangeError", "InputError",
 }  # fmt: skip
-VERBS = {"embed", "compare", "plot", "list"}
+VERBS = {"embed", "compare", "explain", "extend", "convert", "plot", "list"}
 
 
 def test_the_public_names_are_these() -> None:

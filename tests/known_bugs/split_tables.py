@@ -42,15 +42,14 @@ def shards(vocab_size: int, world: int) -> list[range]:
 
 
 def _cases() -> Iterator[Case]:
-    for world in range(1, RANKS + 1):
-        for vocab_size in (5, 7, 11):  # of five rows, the fourth rank has none
-            yield world, vocab_size, None
-            for rows in shards(vocab_size, world):
-                yield from ((world, vocab_size, row) for row in sorted({*rows[:1], *rows[-1:]}))
+    for world, vocab_size in ((1, 7), (2, 7), (3, 7), (4, 7), (4, 5)):  # of five rows, the fourth rank has none
+        yield world, vocab_size, None
+        for rows in shards(vocab_size, world):
+            yield from ((world, vocab_size, row) for row in rows[-1:])
 
 
 CASES = list(_cases())
-"""Number of ranks, rows, and the padding row: none, or the first or last one of each rank."""
+"""Number of ranks, rows, and the padding row: none, or the last one of each rank."""
 
 
 class GlobalIndex(SplitTable):
@@ -194,7 +193,7 @@ def _logits_off(model: TwoTables, mesh: DeviceMesh) -> float:
     found = model.large.logits(alone)
     found.backward(cotangent)
     pairs = [(found, expected), (alone.grad, x_alone.grad), (_whole(model.large.weight.grad), whole.grad)]  # type: ignore[arg-type]
-    return max(float((one - other).abs().max()) for one, other in pairs)  # type: ignore[operator]
+    return max(float((one - other).detach().abs().max()) for one, other in pairs)  # type: ignore[operator]
 
 
 def _refusal(model: TwoTables) -> str:
@@ -229,7 +228,7 @@ def find_out(rank: int, folder: str) -> None:
     meshes = {world: DeviceMesh("cpu", torch.arange(world)) for world in range(1, RANKS + 1)}
     found: dict[str, dict[str, Any]] = {kind: {} for kind in TABLES}
     for kind, results in found.items():
-        for case in CASES if kind == "ours" else [case for case in CASES if case[1] == 7]:
+        for case in CASES if kind == "ours" else [case for case in CASES if case[:2] == (RANKS, 7)]:
             if rank < case[0]:
                 results[str(case)] = _one_case(meshes[case[0]], kind, case)
     (Path(folder) / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")

@@ -75,6 +75,14 @@ def test_a_hundred_thousand_positions_of_wide_heads_have_exact_angles(dim: int, 
     assert worst(Rotary(dim, base), spread(400_000, seed=dim), dim, base) <= ANGLE
 
 
+@pytest.mark.parametrize("last", [2**k + step for k in (8, 16, 17, 24, 25) for step in (-1, 0, 1)])
+def test_angles_are_exact_whatever_the_largest_position_is(last: int) -> None:
+    """How much of a position is read depends on the largest of them."""
+    positions = np.array([p for p in EDGES if p < last] + [last])
+    assert Positions.of(torch.from_numpy(positions)).max_index == last
+    assert worst(Rotary(64), positions, 64, 1e4) <= ANGLE
+
+
 def test_the_bound_tells_the_usual_arithmetic_from_the_exact_one() -> None:
     """The twin: float32 position times float32 frequency, already at 4095, and float32 products of exact tables."""
     positions = np.arange(4096)

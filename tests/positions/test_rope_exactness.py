@@ -180,7 +180,7 @@ def test_float32_frequencies_stay_near_the_formulas_on_every_published_shape(nam
 @pytest.mark.parametrize("name", CASES)
 def test_cosines_are_exact_to_the_last_position_for_every_scaling(name: str) -> None:
     scaling_for, formula = CASES[name]
-    positions = edge_positions()[::4] + [2**31 - 1, 1_000_003, TRAINED, TRAINED + 1]
+    positions = [*edge_positions()[::4], 2**31 - 1, 1_000_003, TRAINED, TRAINED + 1]
     for dim, base in [(128, 500_000.0), (64, 10_000.0), (32, 10_000.0)]:
         rotary = Rotary(dim, base, scaling=scaling_for(dim))
         if rotary.scaling.length_that_matters is not None:

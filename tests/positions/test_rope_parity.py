@@ -111,7 +111,7 @@ def test_gpt_j_turns_as_in_transformers_bit_for_bit() -> None:
 
 
 def test_deepseek_v2_turns_as_in_transformers() -> None:
-    # Its cosines come out of `torch.polar`, which rounds the last bit in its own way; its frequencies are the same bits.
+    # Its cosines come out of `torch.polar`, which rounds the last bit in its own way; the frequencies are the same.
     config = AutoConfig.for_model(**PUBLISHED["DeepSeek-V2-Lite"])
     rotary = Rotary.from_config(config, angles="float32")
     assert torch.equal(rotary.scaling.rounded(rotary.rotary_dim, rotary.base), reference(config).inv_freq)

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
@@ -109,7 +109,6 @@ def test_of_takes_any_integers() -> None:
     assert positions.document.tolist() == [[0, 1, -1]]
     assert (positions.min_index, positions.max_index) == (-2, 3)
     assert Positions.of(torch.tensor([1, 2], dtype=torch.int16)).index.dtype == torch.int64
-    assert Positions.of(np.array([1, 2])) == Positions.of([1, 2])
 
 
 def test_of_several_axes_is_ordered_by_slot() -> None:
@@ -200,6 +199,12 @@ def test_without_zigzag_ranks_get_contiguous_parts() -> None:
     ]
 
 
+def test_padding_is_cut_like_a_document() -> None:
+    """So that all ranks have as many slots."""
+    positions = Positions.packed([4, 4], length=12)
+    assert [positions.shard_slots(rank, 2).tolist() for rank in (0, 1)] == [[0, 3, 4, 7, 8, 11], [1, 2, 5, 6, 9, 10]]
+
+
 def test_documents_that_do_not_divide_are_refused() -> None:
     with refuses(ShapeError, "6 tokens", "slot 4", "4 equal parts", "multiple of 4"):
         Positions.packed([4, 6]).shard(0, 2)
@@ -231,6 +236,7 @@ def rows(draw: st.DrawFn, batch: int | None = None) -> Positions:
     )
 
 
+@settings(max_examples=150)
 @given(st.data(), st.booleans(), st.none() | st.integers(1, 5))
 def test_the_mask_is_the_rule_pair_by_pair(data: st.DataObject, causal: bool, window: int | None) -> None:
     queries = data.draw(rows())
@@ -260,6 +266,17 @@ def test_order_decides_where_index_cannot() -> None:
     assert same.mask()[0, 0].tolist() == [[True, True, True], [False, True, False], [False, True, True]]
 
 
+def test_a_window_of_three_sees_three_tokens() -> None:
+    assert Positions.arange(5).mask(window=3)[0, 0].int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [0, 1, 1, 1, 0],
+        [0, 0, 1, 1, 1],
+    ]
+    assert Positions.arange(5).mask(window=1, causal=False)[0, 0].equal(torch.eye(5, dtype=torch.bool))
+
+
 @pytest.mark.parametrize("window", [0, -3])
 def test_a_window_below_one_is_refused(window: int) -> None:
     with refuses(RangeError, f"window={window}"):
@@ -273,6 +290,11 @@ def test_cu_seqlens_are_the_boundaries_of_documents_among_real_tokens() -> None:
     assert cu.tolist() == [0, 5, 6, 7, 9, 12]
     assert Positions.arange(4, batch=2).cu_seqlens().tolist() == [0, 4, 8]
     assert Positions.from_mask(torch.tensor([[0, 0, 1], [1, 1, 0], [0, 0, 0]])).cu_seqlens().tolist() == [0, 1, 3]
+
+
+def test_the_numbers_of_documents_need_not_rise() -> None:
+    positions = Positions.of([0, 1, 0, 1, 0, 0, 1], document=[7, 7, 2, 2, 9, 0, 0])
+    assert positions.cu_seqlens().tolist() == [0, 2, 4, 5, 7]
 
 
 @given(st.lists(st.lists(st.integers(0, 3), max_size=5), min_size=1, max_size=3), st.integers(0, 2))
@@ -290,7 +312,9 @@ def test_a_hole_in_a_document_does_not_end_it() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 70])
-def test_the_block_mask_is_the_mask(window: int | None) -> None:
+def test_the_block_mask_is_the_mask(window: int | None, request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--jaxtyping-packages", default=None):
+        pytest.skip("torch counts the arguments of the rule, which the shape checks wrap")
     queries = Positions.packed([[100, 57], [128, 1, 28]])
     keys = Positions.packed([[100, 57, 40], [128, 1, 28, 40]])
     block_mask = queries.block_mask(keys, window=window)

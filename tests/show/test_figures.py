@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from locant.errors import InputError, LocantError, RangeError
-from locant.positions import ALiBi, Learned, PositionEncoding, Rotary, Sinusoidal, T5Bias
+from locant.positions import ALiBi, Learned, PositionEncoding, Positions, Rotary, Sinusoidal, T5Bias, XPos
 from locant.show import canvas
 from locant.show.canvas import DARK, LIGHT, save, svg
 from locant.show.drawing import draw_to_file
@@ -96,6 +97,38 @@ def test_t5_shows_the_table_entry_of_every_distance() -> None:
 def test_both_directions_are_shown_where_t5_has_both() -> None:
     for image in maps(draw(T5Bias(1, bidirectional=True), length=6)):
         assert not np.ma.getmaskarray(image.get_array()).any()
+
+
+@pytest.mark.parametrize("name", ["kerple", "fire", "sandwich", "shaw", "transformer_xl", "deberta"])
+def test_any_other_bias_is_drawn_as_its_door_gives_it(name: str) -> None:
+    encoding = encoding_to_draw(name, **({"head_dim": 16} if name in ("shaw", "deberta") else {}))
+    figure = draw(encoding, length=9)
+    heads = getattr(encoding, "num_heads", 4)
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 1, heads, 9, getattr(encoding, "head_dim", 1), generator=generator)
+    with torch.no_grad():
+        bias = encoding.bias(q, k, Positions.arange(9)).expand(1, heads, 9, 9)[0].numpy()
+    drawn = {label: values for label, values in curves(figure).items() if label.startswith("head ")}
+    assert len(drawn) == min(heads, 4)
+    for label, values in drawn.items():
+        np.testing.assert_array_equal(values, bias[int(label.split()[1]), -1, ::-1])
+    by_content = name in ("shaw", "transformer_xl", "deberta")
+    assert ("of random queries and keys" in figure.axes[0].get_title(loc="left")) == by_content
+
+
+def test_xpos_shows_what_its_door_leaves_of_a_product() -> None:
+    encoding = XPos(8, base=50.0, scale_base=20.0)
+    (image,) = maps(draw(encoding, length=12))
+    for pair in range(4):
+        one = torch.zeros(1, 1, 12, 8, dtype=torch.float64)
+        one[..., pair] = 1  # the half layout: pair i is dimensions i and i + 4
+        q, k = encoding.rotate(one, one, Positions.arange(12))
+        np.testing.assert_allclose(image.get_array()[pair], (q[0, 0] @ k[0, 0, 0]).numpy(), atol=1e-12)
+
+
+def test_a_bias_that_is_still_zero_is_not_drawn() -> None:
+    with pytest.raises(InputError, match="adds nothing before it is trained"):
+        draw(encoding_to_draw("cope"))
 
 
 def test_t5_reaches_past_the_distance_from_which_all_are_one() -> None:

@@ -54,7 +54,15 @@ def test_equal_tokens_differ_by_the_positions_of_the_paper(source: Source) -> No
 
 @pytest.mark.parametrize(
     ("encoding", "cos_sin", "bias"),
-    [("rotary", (12, 4), None), ("alibi", None, (3, 12, 12)), ("t5", None, (3, 12, 12)), ("nope", None, None)],
+    [
+        ("rotary", (12, 4), None),
+        ("alibi", None, (3, 12, 12)),
+        ("t5", None, (3, 12, 12)),
+        ("nope", None, None),
+        ("xpos", (12, 4), None),
+        ("shaw", None, (3, 12, 12)),
+        ("deberta", None, (3, 12, 12)),
+    ],
 )
 def test_encodings_of_other_doors_leave_embeddings_alone(
     source: Source, encoding: str, cos_sin: tuple[int, ...] | None, bias: tuple[int, ...] | None

@@ -24,6 +24,7 @@ from tokenizers import models
 import locant.files
 from locant.errors import InputError, LocantError, RangeError, ShapeError
 from locant.text import Tokenizer, sample_text
+from tests.refusal import refuses
 from tests.text.zoo import KINDS, definition, library
 
 LOSSLESS = ["bytes", "trained here", "byte level", "byte level, a word is special", "byte level, whole words"]
@@ -113,21 +114,21 @@ class TestTraining:
 
     @pytest.mark.parametrize("size", [256, 0, -1, 300.0, True, "300"])
     def test_needs_room_for_every_byte(self, size: object) -> None:
-        with pytest.raises(RangeError, match=f"got vocab_size={size!r}, expected 257 or more"):
+        with refuses(RangeError, f"got vocab_size={size!r}, expected 257 or more"):
             Tokenizer.train("text", size)  # type: ignore[arg-type]
 
     def test_does_not_take_a_path_for_a_text(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("text")
         with pytest.raises(InputError, match=r"is the name of a file; try: pathlib.Path\("):
             Tokenizer.train(str(tmp_path / "a.txt"))
-        with pytest.raises(InputError, match="got a bytes to train on"):
+        with refuses(InputError, "got a bytes to train on"):
             Tokenizer.train([b"text"])  # type: ignore[list-item]
         with pytest.raises(InputError, match="there is no such file"):
             Tokenizer.train(tmp_path / "b.txt")
 
     @pytest.mark.parametrize("special", [("",), ("<a>", "<a>"), (5,), ("\ud800",)])
     def test_refuses_special_tokens_that_are_none(self, special: tuple[str, ...]) -> None:
-        with pytest.raises(InputError, match="got the special token"):
+        with refuses(InputError, "got the special token"):
             Tokenizer.train("text", special_tokens=special)
 
     def test_refuses_a_special_token_that_the_texts_spell_as_a_token(self) -> None:
@@ -268,7 +269,7 @@ class TestIds:
 
     @pytest.mark.parametrize("text", [5, None, ["text"], bytearray(b"text")])
     def test_are_of_text_only(self, text: object) -> None:
-        with pytest.raises(InputError, match=f"got a {type(text).__name__} to encode, expected str or bytes"):
+        with refuses(InputError, f"got a {type(text).__name__} to encode, expected str or bytes"):
             Tokenizer.bytes().encode(text)  # type: ignore[arg-type]
 
     def test_of_a_batch_need_a_list(self) -> None:
@@ -290,7 +291,7 @@ class TestIds:
         data["added_tokens"].append(data["added_tokens"][0] | {"id": 1000, "content": "<|late|>"})
         tokenizer = Tokenizer.from_json(json.dumps(data))
         assert tokenizer.vocab_size == 1001
-        for use in (tokenizer.token, lambda id: tokenizer.decode([id])):
+        for use in (tokenizer.token, lambda number: tokenizer.decode([number])):
             with pytest.raises(RangeError, match="got token id 999, which is no token's"):
                 use(999)
 
@@ -320,13 +321,13 @@ class TestDecoding:
 
     @pytest.mark.parametrize("ids", [[[1, 2]], 5, [1.0], np.array(3), torch.zeros(2)])
     def test_refuses_what_is_no_axis_of_integers(self, ids: object) -> None:
-        with pytest.raises(ShapeError, match="expected one axis of integers"):
+        with refuses(ShapeError, "expected one axis of integers"):
             Tokenizer.bytes().decode(ids)  # type: ignore[arg-type]
 
     def test_a_token_reads_well_in_a_table(self) -> None:
         tokenizer = Tokenizer.train("the cat the cat the cat", 262)
         assert tokenizer.token(tokenizer.encode(" the")[0]).startswith("␣")
-        assert [Tokenizer.bytes().token(id) for id in (65, 32, 10, 195, 127, 256)] == [
+        assert [Tokenizer.bytes().token(number) for number in (65, 32, 10, 195, 127, 256)] == [
             "A", "␣", "\\n", "\\xc3", "\\x7f", "<|endoftext|>",
         ]  # fmt: skip
         assert loaded("unigram").token(1) == "</s>"
@@ -434,8 +435,11 @@ def places(data: object, way: tuple[str | int, ...] = ()) -> Iterator[tuple[str 
 class TestAFileThatIsNone:
     @pytest.mark.parametrize(
         "text",
-        ["{", "[]", "{}", "null", '"text"', "5", "", "\ufeff{}", '{"model": 5}', '{"model": {}}', "[" * 100_000, "NaN"]
-        + ['{"model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}', '{"model": {"type": "Nope"}}'],
+        [
+            *("", "{", "[]", "{}", "null", "NaN", "5", '"text"', "\ufeff{}", "[" * 100_000),
+            *('{"model": 5}', '{"model": {}}', '{"model": {"type": "Nope"}}'),
+            '{"model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}',
+        ],
     )
     def test_is_refused_by_name(self, text: str, tmp_path: Path) -> None:
         (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
@@ -468,8 +472,9 @@ class TestAFileThatIsNone:
             tokenizer.decode(ids)
         except LocantError:
             return
-        unknown = {id for id in tokenizer.special_tokens.values() if "unk" in tokenizer.token(id).lower()}
-        assert not {*ids.tolist()} & {*tokenizer.special_tokens.values()} - unknown
+        model = document["model"]
+        special = {number for name, number in tokenizer.special_tokens.items() if name != model.get("unk_token")}
+        assert not {*ids.tolist()} & special - {model.get("unk_id")}
 
     def test_or_holds_half_a_character_is_refused(self) -> None:
         text = definition("word level").replace('"cat"', '"\\ud800"')
@@ -492,8 +497,9 @@ class TestAFileThatIsNone:
                 Tokenizer.from_json(json.dumps(data))
 
     def test_or_that_has_a_prefix_that_fits_is_read(self) -> None:
-        vocab = {"a": 0, "##b": 1, "ab": 2, "[CLS]": 3}
-        made = models.BPE(vocab, [("a", "##b")], continuing_subword_prefix="##", unk_token="a")
+        unknown = "a"
+        vocab = {unknown: 0, "##b": 1, "ab": 2, "[CLS]": 3}
+        made = models.BPE(vocab, [("a", "##b")], continuing_subword_prefix="##", unk_token=unknown)
         theirs = tokenizers.Tokenizer(made)
         theirs.add_special_tokens(["[CLS]"])
         ours = Tokenizer.from_json(theirs.to_str())
@@ -520,4 +526,4 @@ class TestAFileThatIsNone:
             with pytest.raises(type(error)), LibraryErrors("cause", "remedy"):
                 raise error
         with pytest.raises(InputError, match="cause: bare; try: remedy"), LibraryErrors("cause", "remedy"):
-            raise Exception("bare")  # noqa: TRY002
+            raise Exception("bare")

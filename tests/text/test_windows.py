@@ -21,6 +21,7 @@ import locant.text.windows
 from locant.errors import InputError, LocantError, RangeError, ShapeError
 from locant.positions import Positions
 from locant.text import IGNORED_TARGET, Batch, Tokenizer, Windows
+from tests.refusal import refuses
 
 PAD = -100
 
@@ -285,7 +286,7 @@ class TestTheSource:
         ],
     )
     def test_that_is_none_is_refused(self, ids: object, error: type[LocantError]) -> None:
-        with pytest.raises(error, match=r"got .*, expected .*; try: "):
+        with refuses(error, "got ", ", expected "):
             Windows(ids, 4)  # type: ignore[arg-type]
 
     def test_shorter_than_one_window_gives_one(self) -> None:
@@ -371,7 +372,7 @@ class TestWhatIsAskedFor:
             Windows(np.arange(9), 4, mode="packed", documents=[0, 9])
 
     def test_an_unknown_mode_is_named(self) -> None:
-        with pytest.raises(InputError, match="got mode='documents', expected 'flat' or 'document'"):
+        with refuses(InputError, "got mode='documents', expected 'flat' or 'document'"):
             Windows(np.arange(9), 4, mode="documents")  # type: ignore[arg-type]
 
     def test_document_mode_needs_documents_and_flat_mode_refuses_them(self) -> None:
@@ -381,10 +382,14 @@ class TestWhatIsAskedFor:
             Windows(np.arange(9), 4, documents=[0, 9])
 
     @pytest.mark.parametrize(
-        "documents", [[], [0], [9], [0, 8], [1, 9], [0, 5, 4, 9], [0, 10], [[0, 9]], [0.0, 9.0], [-1, 9]]
+        ("documents", "kind"),
+        [
+            *((offsets, InputError) for offsets in ([], [0], [9], [0, 8], [1, 9], [0, 5, 4, 9], [0, 10], [-1, 9])),
+            *((offsets, ShapeError) for offsets in ([[0, 9]], [0.0, 9.0])),
+        ],
     )
-    def test_documents_that_do_not_fit_are_refused(self, documents: list[int]) -> None:
-        with pytest.raises(LocantError, match="expected"):
+    def test_documents_that_do_not_fit_are_refused(self, documents: list[int], kind: type[LocantError]) -> None:
+        with refuses(kind, "got ", "expected"):
             Windows(np.arange(9), 4, mode="document", documents=documents)
 
     @pytest.mark.parametrize("kind", [list, np.array, torch.tensor, lambda x: np.array(x, dtype=np.uint32)])
@@ -407,7 +412,7 @@ class TestWhatIsAskedFor:
     )
     def test_a_number_that_is_none_is_named(self, name: str, value: object) -> None:
         options = {"length": 4, name: value}
-        with pytest.raises(RangeError, match=f"got {value!r} for {name}, expected an integer of . or more"):
+        with refuses(RangeError, f"got {value!r} for {name}, expected an integer of "):
             Windows(np.arange(9), **options)  # type: ignore[arg-type]
 
     def test_the_names_show_what_it_is(self) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from locant.checkpoints.architectures import architecture_of, encoding_from_config, layer_types
 from locant.checkpoints.rotary_facts import RotaryFacts, rotary_facts
@@ -18,6 +20,7 @@ from locant.positions.learned import Learned
 from locant.positions.rope_config import config_dict
 from locant.positions.rope_sizes import LENGTHS, TRAINED, WIDTHS, one_of
 from locant.positions.rotary import Rotary
+from locant.positions.scaling import Linear, Proportional
 
 __all__ = ["DOORS", "Explanation", "Layers", "explain", "trained_length"]
 
@@ -79,7 +82,7 @@ def explain(config: Mapping[str, Any] | object) -> Explanation:
     return Explanation(
         model_type=facts["model_type"],
         longest=longest,
-        trained=next((trained_length(facts, rotary) for rotary in rotaries), longest),
+        trained=trained_length(facts, rotaries[0]) if rotaries else longest,
         layers=tuple(_layers(facts, name, encoding, longest) for name, encoding in named.items()),
         tables=_tables(facts, named),
         tied=facts.get("tie_word_embeddings"),
@@ -88,15 +91,15 @@ def explain(config: Mapping[str, Any] | object) -> Explanation:
 
 
 def trained_length(facts: Mapping[str, Any], rotary: Rotary) -> int | None:
-    """The length that a model was trained with, as far as its configuration says it."""
-    stated = getattr(rotary.scaling, "original_max_seq_len", None)
-    return stated or facts.get(TRAINED) or one_of(facts, *LENGTH_KEYS)
+    """The length that a model was trained with, as far as its configuration says it: with linear scaling, not."""
+    stated = getattr(rotary.scaling, "original_max_seq_len", None) or facts.get(TRAINED)
+    return stated or (None if isinstance(rotary.scaling, (Linear, Proportional)) else one_of(facts, *LENGTH_KEYS))
 
 
 def _layers(facts: Mapping[str, Any], name: str | None, encoding: PositionEncoding, longest: int | None) -> Layers:
     measured = None
     if isinstance(encoding, Rotary):
-        trained = trained_length(facts, encoding) or MADE_FOR
+        trained = trained_length(facts, encoding) or longest or MADE_FOR
         measured = rotary_facts(encoding, longest or trained, trained)
     case = Case(facts=facts, longest=longest, encoding=encoding, rotary=measured)
     return Layers(
@@ -116,8 +119,17 @@ MADE_FOR = 2048
 
 def _on_meta(facts: Mapping[str, Any], name: str | None) -> PositionEncoding:
     """Tables are weighed, not made."""
-    with torch.device("meta"):
+    with torch.device("meta"), _Unfilled():
         return encoding_from_config(facts, layer_type=name)
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves fresh tables as they are: drawing numbers that do not exist makes torch load its compiler first."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func in (nn.init.normal_, torch.Tensor.normal_):
+            return {"tensor": args[0] if args else None, **(kwargs or {})}["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def _doors(encoding: PositionEncoding) -> tuple[str, ...]:

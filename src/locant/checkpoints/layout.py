@@ -92,7 +92,7 @@ class LayoutChange:
     def __init__(self, config: Config | object, *, to: Layout, source: Layout | None = None) -> None:
         self.facts = config_dict(config)
         self.architecture: str | None = self.facts.get("model_type")
-        self.own = dialect_of(self.facts).layout
+        self.own: Layout | None = dialect_of(self.facts).layout
         for name, layout in (("to", to), ("source", source)):
             if layout not in (*LAYOUTS, *([None] if name == "source" else [])):
                 raise InputError(f"got {name}={layout!r}, expected 'half' or 'interleaved'", "one of these")

@@ -69,7 +69,7 @@ def _moved(source: BinaryIO, tensor: TensorEntry, runs: Sequence[Run], to: Layou
             continue
         order = row_order(run, to)
         for _ in range(run.count):
-            head = _exactly(source, run.width * size)
+            head = memoryview(_exactly(source, run.width * size))
             yield b"".join(head[row * size : (row + 1) * size] for row in order)
 
 

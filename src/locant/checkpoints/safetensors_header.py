@@ -62,11 +62,11 @@ def read_header(file: BinaryIO, name: str) -> Header:
     """
     try:
         return _read(file)
-    except _Fault as fault:
+    except _FaultError as fault:
         raise InputError(f"{name} is no intact safetensors file: {fault}", "a fresh copy of the file") from None
 
 
-class _Fault(Exception):
+class _FaultError(Exception):
     """What is wrong with a file, without its name."""
 
 
@@ -75,12 +75,12 @@ def _read(file: BinaryIO) -> Header:
     file.seek(0)
     start = file.read(LENGTH.size)
     if len(start) < LENGTH.size:
-        raise _Fault(f"it has {size} bytes, and no header")
+        raise _FaultError(f"it has {size} bytes, and no header")
     (length,) = LENGTH.unpack(start)
     if length > LARGEST:
-        raise _Fault(f"its header is said to have {length} bytes, more than {LARGEST}")
+        raise _FaultError(f"its header is said to have {length} bytes, more than {LARGEST}")
     if length > size - LENGTH.size:
-        raise _Fault(f"its header is said to have {length} bytes, and the file has {size}")
+        raise _FaultError(f"its header is said to have {length} bytes, and the file has {size}")
     text = file.read(length)
     fields = _parse(text)
     metadata = _metadata(fields.pop("__metadata__", {}))
@@ -94,11 +94,11 @@ def _parse(text: bytes) -> dict[str, Any]:
     try:
         fields = json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates, parse_constant=_refuse)
     except UnicodeDecodeError:
-        raise _Fault("its header is not UTF-8") from None
+        raise _FaultError("its header is not UTF-8") from None
     except (ValueError, RecursionError):
-        raise _Fault("its header is not JSON") from None
+        raise _FaultError("its header is not JSON") from None
     if not text.startswith(b"{") or not isinstance(fields, dict):
-        raise _Fault("its header is not a JSON object")
+        raise _FaultError("its header is not a JSON object")
     return fields
 
 
@@ -106,34 +106,34 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
-        raise _Fault(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice in its header")
+        raise _FaultError(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice in its header")
     return fields
 
 
 def _refuse(constant: str) -> None:
-    raise _Fault(f"its header holds {constant}, which is not JSON")
+    raise _FaultError(f"its header holds {constant}, which is not JSON")
 
 
 def _metadata(value: object) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise _Fault("its metadata is not a map of texts")
+        raise _FaultError("its metadata is not a map of texts")
     return value
 
 
 def _entry(name: str, value: object, first: int) -> TensorEntry:
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
-        raise _Fault(f"{name!r} needs a dtype, a shape and data_offsets, and nothing else")
+        raise _FaultError(f"{name!r} needs a dtype, a shape and data_offsets, and nothing else")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
-        raise _Fault(f"{name!r} has dtype {dtype!r}, which is not known")
+        raise _FaultError(f"{name!r} has dtype {dtype!r}, which is not known")
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
-        raise _Fault(f"{name!r} has shape {shape!r} and data_offsets {offsets!r}, expected lists of sizes")
+        raise _FaultError(f"{name!r} has shape {shape!r} and data_offsets {offsets!r}, expected lists of sizes")
     begin, end = offsets
     bits = math.prod(shape) * BITS[dtype]
     if bits > 8 * MAX_SIZE:
-        raise _Fault(f"{name!r} has shape {shape!r}, too large for any file")
+        raise _FaultError(f"{name!r} has shape {shape!r}, too large for any file")
     if bits != 8 * (end - begin):
-        raise _Fault(f"{name!r} has {end - begin} bytes for {dtype} of shape {shape!r}, which is {bits} bits")
+        raise _FaultError(f"{name!r} has {end - begin} bytes for {dtype} of shape {shape!r}, which is {bits} bits")
     return TensorEntry(name=name, dtype=dtype, shape=tuple(shape), begin=first + begin, end=first + end)
 
 
@@ -149,7 +149,7 @@ def _require_no_gap(tensors: list[TensorEntry], first: int, size: int) -> None:
     for tensor in tensors:
         if tensor.begin != reached:
             what = "overlaps the tensor before it" if tensor.begin < reached else "leaves a gap before it"
-            raise _Fault(f"{tensor.name!r} {what}")
+            raise _FaultError(f"{tensor.name!r} {what}")
         reached = tensor.end
     if reached != size:
-        raise _Fault(f"its tensors end at byte {reached}, and the file at byte {size}")
+        raise _FaultError(f"its tensors end at byte {reached}, and the file at byte {size}")

@@ -54,8 +54,17 @@ def _scale_of_latent_attention(case: Case) -> str | None:
     width = case.facts["qk_nope_head_dim"] + case.facts["qk_rope_head_dim"]
     weight = 0.1 * scaling.mscale_all_dim * math.log(scaling.factor) + 1
     return (
-        f"the attention factor is {scaling.magnitude:g}, because mscale_all_dim acts on all scores instead: attend with "
-        f"scale={weight**2 / math.sqrt(width):.6g}, which is {weight**2:.4g} / sqrt({width})"
+        f"the attention factor is {scaling.magnitude:g}, because mscale_all_dim acts on all scores instead: attend "
+        f"with scale={weight**2 / math.sqrt(width):.6g}, which is {weight**2:.4g} / sqrt({width})"
+    )
+
+
+def _latent_attention(case: Case) -> str | None:
+    if case.rotary is None or "qk_nope_head_dim" not in case.facts:
+        return None
+    return (
+        f"each head has {case.facts['qk_nope_head_dim']} more dimensions without positions beside these "
+        f"{case.rotary.head_dim}, and all heads share one rotated key"
     )
 
 
@@ -116,8 +125,8 @@ def _float32_at_the_end(case: Case) -> str | None:
     if facts is None or facts.precision.at_longest <= VISIBLE_IN_BFLOAT16:
         return None
     return (
-        f"float32 angles miss cosines by up to {facts.precision.at_longest:.1g} near position {facts.length:,}, more than "
-        "a rounding of bfloat16; the model learned with these errors, so compare both with your own data"
+        f"float32 angles miss cosines by up to {facts.precision.at_longest:.1g} near position {facts.length:,}, more "
+        "than a rounding of bfloat16; the model learned with these errors, so compare both with your own data"
     )
 
 
@@ -161,6 +170,7 @@ VISIBLE_IN_BFLOAT16 = 2**-8
 RULES: tuple[Callable[[Case], str | None], ...] = (
     _lengths_disagree,
     _linear_says_no_original,
+    _latent_attention,
     _scale_of_latent_attention,
     _switch_with_a_cache,
     _partial,

@@ -13,6 +13,9 @@ __all__ = ["main"]
 VERBS = {
     "embed": "Turn text into ids, windows and embeddings, and show what flowed.",
     "compare": "Train every encoding at a short length, and read at longer ones.",
+    "explain": "Say what a model does about position, in words and numbers.",
+    "extend": "Write the configuration of a model for a longer context.",
+    "convert": "Change which dimensions rotary positions pair, in the weights of a checkpoint.",
     "plot": "Draw a picture of an encoding.",
     "list": "List every encoding: door, parameters, reach, users, paper.",
 }

@@ -30,7 +30,7 @@ __all__ = ["verb"]
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random weights of learned tables.")
 @as_json
 def verb(
-    encoding: str, output: Path | None, length: int | None, seed: int, as_json: bool, **options: float | None
+    encoding: str, output: Path | None, length: int | None, seed: int, as_json: bool, **options: int | float | None
 ) -> None:
     """Draw a picture of an encoding.
 

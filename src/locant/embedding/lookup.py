@@ -15,7 +15,7 @@ __all__ = ["Table", "WholeTable", "require_ids"]
 
 
 class Table(ABC):
-    """How the rows of a weight are read, written and added to. It holds nothing itself, and writes without a gradient."""
+    """How the rows of a weight are read, written and added to. It holds nothing itself; writing has no gradient."""
 
     @abstractmethod
     def rows(

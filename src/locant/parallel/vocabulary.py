@@ -15,8 +15,8 @@ forward and an all-reduce of ``batch x seq x d_model`` backward.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -61,50 +61,23 @@ class VocabularyParallel(ParallelStyle):
         return module
 
 
-@dataclass(frozen=True)
-class Part:
-    """The rows ``first, first + 1, ...`` of a table, which are here. The last ranks may have fewer than others, or none."""
-
-    first: int
-    size: int
-    """Of the parts before the last."""
-    rows: Float[Tensor, "some_rows d_model"]
-
-    @classmethod
-    def of(cls, weight: Tensor) -> Part:
-        if not isinstance(weight, DTensor) or tuple(weight.placements) != (Shard(0),):
-            raise ShapeError(
-                "got a table that is not split by rows over one mesh dimension",
-                "a weight as VocabularyParallel made it; load into it with set_model_state_dict",
-            )
-        mesh = weight.device_mesh
-        size = -(-weight.shape[0] // mesh.size())
-        return cls(min(mesh.get_local_rank() * size, weight.shape[0]), size, weight.to_local())
-
-    def __len__(self) -> int:
-        return self.rows.shape[0]
-
-    def place(self, row: int | None) -> int | None:
-        """Where a row of the whole table is here, if it is."""
-        return row - self.first if row is not None and 0 <= row - self.first < len(self) else None
-
-
 class SplitTable(Table):
-    """Reads a table whose rows are split over a mesh."""
+    """Reads and writes a table whose rows are split over a mesh."""
 
     def rows(
         self, weight: Tensor, ids: Int[Tensor, "*batch"], padding_idx: int | None
     ) -> Float[Tensor, "*batch d_model"]:
-        part = Part.of(weight)
-        assert isinstance(weight, DTensor)
-        mine = _rows_here(part, ids, part.place(padding_idx))
-        return DTensor.from_local(mine, weight.device_mesh, [Partial()]).redistribute(placements=[Replicate()]).to_local()
+        split = _split(weight)
+        mine = _rows_here(Part.of(split), ids, padding_idx)
+        return (
+            DTensor.from_local(mine, split.device_mesh, [Partial()]).redistribute(placements=[Replicate()]).to_local()
+        )
 
     def logits(self, weight: Tensor, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab_size"]:
-        part = Part.of(weight)
-        assert isinstance(weight, DTensor)
-        whole = DTensor.from_local(x, weight.device_mesh, [Replicate()])
-        return F.linear(whole, weight).redistribute(placements=[Replicate()]).to_local()
+        split = _split(weight)
+        everywhere = DTensor.from_local(x, split.device_mesh, [Replicate()])
+        logits = cast(DTensor, F.linear(everywhere, split))
+        return logits.redistribute(placements=[Replicate()]).to_local()
 
     def draw(self, weight: Tensor, std: float) -> None:
         """Draws the parts of all ranks in turn and keeps its own.
@@ -112,14 +85,14 @@ class SplitTable(Table):
         Ranks with one seed end with slices of one table and go on in step; a draw for each part alone would give them
         all the same rows, as torch does for split tensors on CPUs.
         """
-        part = Part.of(weight)
+        part = Part.of(_split(weight))
         for first in range(0, weight.shape[0], part.size):
             drawn = part.rows.new_empty(min(part.size, weight.shape[0] - first), weight.shape[1]).normal_(std=std)
             if first == part.first:
                 part.rows.copy_(drawn)
 
     def clear(self, weight: Tensor, row: int) -> None:
-        part = Part.of(weight)
+        part = Part.of(_split(weight))
         if (place := part.place(row)) is not None:
             part.rows[place].zero_()
 
@@ -130,11 +103,45 @@ class SplitTable(Table):
         )
 
 
-def _rows_here(part: Part, ids: Tensor, padding: int | None) -> Float[Tensor, "*batch d_model"]:
+@dataclass(frozen=True)
+class Part:
+    """The rows of a table that are on this rank; the last ranks may have fewer than others, or none."""
+
+    first: int
+    """The number, in the whole table, of the first row here."""
+    size: int
+    """How many rows every part has, but for the last ones."""
+    rows: Float[Tensor, "some_rows d_model"]
+
+    @classmethod
+    def of(cls, weight: DTensor) -> Part:
+        size = -(-weight.shape[0] // weight.device_mesh.size())
+        first = min(weight.device_mesh.get_local_rank() * size, weight.shape[0])
+        return cls(first, size, weight.to_local())
+
+    def __len__(self) -> int:
+        return self.rows.shape[0]
+
+    def place(self, row: int | None) -> int | None:
+        """Where a row of the whole table is here, if it is."""
+        return row - self.first if row is not None and 0 <= row - self.first < len(self) else None
+
+
+def _split(weight: Tensor) -> DTensor:
+    if not isinstance(weight, DTensor) or tuple(weight.placements) != (Shard(0),):
+        got = f"placed as {weight.placements}" if isinstance(weight, DTensor) else "of a plain tensor"
+        raise ShapeError(
+            f"got a weight {got}, expected rows split over one mesh dimension",
+            "loading with torch.distributed.checkpoint.state_dict.set_model_state_dict",
+        )
+    return weight
+
+
+def _rows_here(part: Part, ids: Int[Tensor, "*batch"], padding_idx: int | None) -> Float[Tensor, "*batch d_model"]:
     """The row of every id that is here, zeros for the others."""
     if not len(part):
         return part.rows.sum(0).expand(*ids.shape, -1)  # zeros which keep a gradient, so that all ranks step alike
     place = ids - part.first
     elsewhere = (place < 0) | (place >= len(part))
-    rows = F.embedding(place.masked_fill(elsewhere, 0), part.rows, padding)
+    rows = F.embedding(place.masked_fill(elsewhere, 0), part.rows, part.place(padding_idx))
     return rows.masked_fill(elsewhere[..., None], 0)

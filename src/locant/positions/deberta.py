@@ -15,7 +15,7 @@ from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
 from locant.positions.constant import Constant
 from locant.positions.distance import distances
 from locant.positions.exact_dot import exact_dot
-from locant.positions.heads import Heads, for_query_heads
+from locant.positions.heads import Heads, blank_linear, for_query_heads
 from locant.positions.pairs import pick, step_mod
 from locant.positions.where import Positions
 
@@ -89,8 +89,8 @@ class Deberta(PositionEncoding):
         self.weight = nn.Parameter(torch.empty(2 * self.span, self.d_model))
         self.norm = nn.LayerNorm(self.d_model, eps=LAYER_NORM_EPS) if norm else None
         width = len(self.heads) * head_dim
-        self.key_projection = nn.Linear(self.d_model, width) if "c2p" in self.terms else None
-        self.query_projection = nn.Linear(self.d_model, width) if "p2c" in self.terms else None
+        self.key_projection = blank_linear(self.d_model, width) if "c2p" in self.terms else None
+        self.query_projection = blank_linear(self.d_model, width) if "p2c" in self.terms else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from locant.errors import RangeError
 from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
 from locant.positions.distance import distances
-from locant.positions.heads import Heads
+from locant.positions.heads import Heads, blank_linear
 from locant.positions.pairs import step_mod
 from locant.positions.where import Positions
 
@@ -69,8 +69,8 @@ class Fire(PositionEncoding):
         self.initial_threshold = threshold
         self.c = nn.Parameter(torch.empty(()))
         self.threshold_multiple = nn.Parameter(torch.empty(()))
-        self.hidden = nn.Linear(1, hidden)
-        self.output = nn.Linear(hidden, len(self.heads))
+        self.hidden = blank_linear(1, hidden)
+        self.output = blank_linear(hidden, len(self.heads))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

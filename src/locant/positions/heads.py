@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from locant.errors import RangeError, ShapeError
 
-__all__ = ["Heads", "for_query_heads"]
+__all__ = ["Heads", "blank_linear", "for_query_heads"]
 
 
 @dataclass(frozen=True)
@@ -82,3 +82,12 @@ def for_query_heads(
             "each key head serving the same number of query heads",
         )
     return k if k.shape[1] == num_heads else k.repeat_interleave(num_heads // k.shape[1], dim=1)
+
+
+def blank_linear(width: int, out: int) -> nn.Linear:
+    """A linear layer that draws no random numbers, for whoever fills it to draw those of all heads.
+
+    The usual constructor draws as many as it has weights, and ranks with shares of different sizes would go on from
+    different states.
+    """
+    return nn.Linear(width, out, device="meta").to_empty(device=torch.get_default_device())

@@ -60,6 +60,10 @@ class Learned(PositionEncoding):
 
     def embed(self, x: Float[Tensor, "batch seq d_model"], positions: Positions) -> Float[Tensor, "batch seq d_model"]:
         """`x` with each token's row added; a `RangeError` names the first position that has no row."""
+        if x.ndim != 3:
+            raise ShapeError(
+                f"got x of shape {tuple(x.shape)}, expected (batch, seq, d_model={self.d_model})", "x.view(1, *x.shape)"
+            )
         if x.shape[-1] != self.d_model:
             raise ShapeError(
                 f"got x of width {x.shape[-1]}, expected d_model={self.d_model}",

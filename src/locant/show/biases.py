@@ -1,4 +1,4 @@
-"""Pictures of the encodings that add to the attention scores: ALiBi and T5's relative bias."""
+"""Pictures of the encodings that add to the attention scores: ALiBi, T5's relative bias, and any other."""
 
 from __future__ import annotations
 
@@ -10,29 +10,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from locant.errors import InputError
 from locant.positions import ALiBi, PositionEncoding, Positions, T5Bias
+from locant.positions.heads import Heads
 from locant.show.canvas import LIGHT, MAGNITUDES, SIGNED, Theme, add_legend, blank, dress, stroke
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = ["draw_alibi", "draw_t5"]
+__all__ = ["draw_alibi", "draw_any_bias", "draw_t5"]
 
 NUM_MAPS = 4
 NUM_CURVES = 8
+FREE_HEADS = 4
 WIDTHS = (1, 1.18)
 
 
 def draw_alibi(encoding: ALiBi, length: int, theme: Theme = LIGHT) -> Figure:
     """The bias of every head by distance, and as query x key maps, each on a scale of its own."""
-    bias = _bias(encoding, encoding.num_heads, length)
+    bias = _bias(encoding, length)
     names = [f"head {head}: slope {slope:.4g}" for head, slope in enumerate((-bias[:, 1, 0]).tolist())]
     figure = blank(11.5, 5.2, theme)
     left, right = _halves(figure)
     axes = left.subplots()
     _curves(axes, bias[:, -1, ::-1], names, theme)
-    title = f"ALiBi: what {encoding.num_heads} heads add to the scores"
+    title = f"ALiBi: what {len(bias)} heads add to the scores"
     dress(axes, theme, title=title, x="distance (tokens)", y="added to the score", grid=True)
     add_legend(axes, theme, loc="lower left")
     _maps(right, bias, theme, MAGNITUDES, None)
@@ -41,13 +44,13 @@ def draw_alibi(encoding: ALiBi, length: int, theme: Theme = LIGHT) -> Figure:
 
 def draw_t5(encoding: T5Bias, length: int, theme: Theme = LIGHT) -> Figure:
     """The bias of every head by distance, with its steps, and as query x key maps on one scale."""
-    bias = _bias(encoding, encoding.num_heads, length)
+    bias = _bias(encoding, length)
     figure = blank(11.5, 5.2, theme)
     left, right = _halves(figure)
     axes = left.subplots()
-    heads = _some(encoding.num_heads, NUM_MAPS)
+    heads = _some(len(bias), NUM_MAPS)
     _curves(axes, bias[heads, -1, ::-1], [f"head {head}" for head in heads], theme, steps=True)
-    title = f"T5 bias: {encoding.num_buckets} buckets, {encoding.num_heads} heads"
+    title = f"T5 bias: {encoding.num_buckets} buckets, {len(bias)} heads"
     dress(axes, theme, title=title, x="distance to an earlier token (tokens)", y="added to the score", grid=True)
     _scale_as_buckets(axes, encoding, length)
     if encoding.max_distance < length:
@@ -67,18 +70,42 @@ def draw_t5(encoding: T5Bias, length: int, theme: Theme = LIGHT) -> Figure:
     return figure
 
 
+def draw_any_bias(encoding: PositionEncoding, length: int, theme: Theme = LIGHT) -> Figure:
+    """What the last query of a window sees, by distance, and query x key maps.
+
+    A bias that depends on what the tokens are is drawn for random queries and keys.
+    """
+    bias, other = (_bias(encoding, length, seed) for seed in (0, 1))
+    name = type(encoding).__name__
+    if not bias.any():
+        raise InputError(f"{name} adds nothing before it is trained: its table begins as zeros", "a trained one")
+    figure = blank(11.5, 5.2, theme)
+    left, right = _halves(figure)
+    axes = left.subplots()
+    heads = _some(len(bias), NUM_MAPS)
+    _curves(axes, bias[heads, -1, ::-1], [f"head {head}" for head in heads], theme)
+    title = f"{name}: what is added to the scores" + ("" if (bias == other).all() else " of random queries and keys")
+    dress(axes, theme, title=title, x="distance (tokens)", y="added to the score", grid=True)
+    add_legend(axes, theme, loc="upper left", bbox_to_anchor=(0, -0.14), ncols=4, columnspacing=1.2)
+    signed = bias.min() < 0 < bias.max()
+    _maps(right, bias, theme, SIGNED if signed else MAGNITUDES, float(np.abs(bias).max()) if signed else None)
+    return figure
+
+
 def _halves(figure: Figure) -> tuple[SubFigure, SubFigure]:
     """Curves stand on the left, maps on the right."""
     left, right = cast("Sequence[SubFigure]", figure.subfigures(1, 2, width_ratios=WIDTHS))
     return left, right
 
 
-def _bias(encoding: PositionEncoding, num_heads: int, length: int) -> np.ndarray:
-    """The bias, heads x query x key; q and k are asked for their shapes only."""
-    q = torch.zeros(1, num_heads, length, 1)
+def _bias(encoding: PositionEncoding, length: int, seed: int = 0) -> np.ndarray:
+    """The bias, heads x query x key, for random queries and keys: most encodings ask them for their shapes only."""
+    heads = getattr(encoding, "heads", None)
+    shape = (1, len(heads) if isinstance(heads, Heads) else FREE_HEADS, length, getattr(encoding, "head_dim", 1))
+    q, k = torch.randn(2, *shape, generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
-        bias = encoding.bias(q, q, Positions.arange(length))
-    return cast("Tensor", bias)[0].numpy()  # what is drawn here has this door
+        bias = encoding.bias(q, k, Positions.arange(length))
+    return cast("Tensor", bias).expand(1, shape[1], length, length)[0].numpy()
 
 
 def _curves(axes: Axes, by_distance: np.ndarray, names: list[str], theme: Theme, *, steps: bool = False) -> None:
@@ -117,7 +144,7 @@ def _maps(
             axes.set_visible(False)
             continue
         head = heads[place]
-        low, high = (float(bias[head].min()), 0.0) if reach is None else (-reach, reach)
+        low, high = (float(bias[head].min()), float(max(bias[head].max(), 0))) if reach is None else (-reach, reach)
         shown = np.ma.masked_array(bias[head], hidden)
         image = axes.imshow(shown, cmap=colors, vmin=low, vmax=high, interpolation="nearest")
         bar = part.colorbar(image, ax=axes, fraction=0.05, pad=0.03)

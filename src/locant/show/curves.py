@@ -27,7 +27,17 @@ def draw_loss_by_length(summary: Summary, theme: Theme = LIGHT) -> Figure:
         measured = {length: cell for length, cell in row.by_length.items() if cell}
         means = [cell.mean for cell in measured.values()]
         low, high = [cell.low for cell in measured.values()], [cell.high for cell in measured.values()]
-        _curve(axes, list(measured), means, low, high, _number(summary, row), theme, row.encoding, marker=True)
+        _curve(
+            axes,
+            [float(length) for length in measured],
+            means,
+            low,
+            high,
+            _number(summary, row),
+            theme,
+            row.encoding,
+            marker=True,
+        )
     axes.set_xscale("log", base=2)
     axes.set_xticks(summary.lengths, [_length_name(length, summary.train_length) for length in summary.lengths])
     axes.minorticks_off()
@@ -39,7 +49,7 @@ def draw_loss_by_length(summary: Summary, theme: Theme = LIGHT) -> Figure:
         y="held-out loss (nats per token)",
         grid=True,
     )
-    _mark_training_length(axes, summary, theme, summary.train_length, words=False)
+    _mark_training_length(axes, summary, theme, words=False)
     add_legend(axes, theme, title=f"at {summary.lengths[-1]:,}, best first")
     return figure
 
@@ -60,7 +70,7 @@ def draw_loss_by_position(summary: Summary, theme: Theme = LIGHT) -> Figure:
         grid=True,
     )
     axes.set_xlim(0, summary.lengths[-1])
-    _mark_training_length(axes, summary, theme, summary.train_length, words=True)
+    _mark_training_length(axes, summary, theme, words=True)
     add_legend(axes, theme, title=f"at {summary.lengths[-1]:,}, best first")
     return figure
 
@@ -99,16 +109,16 @@ def _binned(row: Row) -> tuple[list[float], list[float], list[float], list[float
     return middles, mean.tolist(), low.tolist(), high.tolist()
 
 
-def _mark_training_length(axes: Axes, summary: Summary, theme: Theme, place: float, *, words: bool) -> None:
+def _mark_training_length(axes: Axes, summary: Summary, theme: Theme, *, words: bool) -> None:
     if summary.lengths[-1] <= summary.train_length:
         return
-    axes.axvline(place, color=theme.muted, linewidth=1, linestyle=(0, (2, 3)), zorder=0)
+    axes.axvline(summary.train_length, color=theme.muted, linewidth=1, linestyle=(0, (2, 3)), zorder=0)
     if words:
         low, high = axes.get_ylim()
         axes.set_ylim(low, high + 0.07 * (high - low))  # room for the words above the curves
         axes.annotate(
             " never seen in training →",
-            (place, 0.985),
+            (summary.train_length, 0.985),
             xycoords=("data", "axes fraction"),
             va="top",
             fontsize=8.5,

@@ -13,7 +13,7 @@ __all__ = ["draw_to_file"]
 
 
 def draw_to_file(
-    name: str, path: Path | None = None, *, length: int | None = None, seed: int = 0, **options: float | None
+    name: str, path: Path | None = None, *, length: int | None = None, seed: int = 0, **options: int | float | None
 ) -> dict[str, object]:
     """Draw a fresh encoding of this name; returns what was drawn, and where it lies.
 

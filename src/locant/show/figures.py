@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from locant.errors import InputError, RangeError
-from locant.positions import ALiBi, Learned, PositionEncoding, Rotary, Sinusoidal, T5Bias
+from locant.positions import ALiBi, Learned, PositionEncoding, Rotary, Sinusoidal, T5Bias, XPos
 from locant.positions.catalog import ModelShape, find
-from locant.show.biases import draw_alibi, draw_t5
+from locant.show.biases import draw_alibi, draw_any_bias, draw_t5
 from locant.show.canvas import LIGHT, Theme
-from locant.show.waves import draw_learned, draw_rotary, draw_sinusoidal
+from locant.show.waves import draw_learned, draw_rotary, draw_sinusoidal, draw_xpos
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,6 +28,7 @@ HEAD_DIM = 64
 DRAWINGS: dict[type[PositionEncoding], Callable[[Any, int, Theme], Figure]] = {
     Sinusoidal: draw_sinusoidal,
     Rotary: draw_rotary,
+    XPos: draw_xpos,
     Learned: draw_learned,
     ALiBi: draw_alibi,
     T5Bias: draw_t5,
@@ -54,6 +55,8 @@ def draw(encoding: PositionEncoding, *, length: int | None = None, theme: Theme 
     for kind, function in DRAWINGS.items():
         if isinstance(encoding, kind):
             return function(encoding, length, theme)
+    if type(encoding).bias is not PositionEncoding.bias:
+        return draw_any_bias(encoding, length, theme)
     name = "nope" if type(encoding) is PositionEncoding else type(encoding).__name__
     raise InputError(
         f"got {name}, which has nothing to draw: it embeds, rotates and biases nothing",

@@ -21,7 +21,8 @@ from locant.embedding import InputEmbedding, table_sizes
 from locant.embedding.token import Scale
 from locant.errors import InputError, RangeError
 from locant.files import replacing
-from locant.positions import PositionEncoding, Positions, Rotary
+from locant.positions import PositionEncoding, Positions
+from locant.positions.angles import Angles
 from locant.positions.catalog import ModelShape, find
 from locant.show.source import Source
 from locant.text import Windows
@@ -203,7 +204,7 @@ def _flow(
         position_vectors=adds if "embed" in entry.doors else None,
         embeddings=tuple(x.shape),
         cos_sin=_cos_sin_shape(embedding.encoding, plan.context),
-        bias=_bias_shape(embedding.encoding, plan.num_heads, plan.context),
+        bias=_bias_shape(embedding.encoding, plan.shape),
         tables=tuple(_tables(embedding)),
         first=tuple(_first(source, vectors)),
         seed=plan.seed,
@@ -211,15 +212,17 @@ def _flow(
 
 
 def _cos_sin_shape(encoding: PositionEncoding, context: int) -> tuple[int, ...] | None:
-    """What the rotate door gives a window: positions, pairs."""
-    return tuple(encoding.cos_sin(Positions.arange(context))[0].shape[1:]) if isinstance(encoding, Rotary) else None
+    """What the rotate door turns a window by: positions, pairs."""
+    angles = getattr(encoding, "angles", None)
+    turns = type(encoding).rotate is not PositionEncoding.rotate
+    return (context, len(angles.frequencies)) if turns and isinstance(angles, Angles) else None
 
 
-def _bias_shape(encoding: PositionEncoding, num_heads: int, context: int) -> tuple[int, ...] | None:
+def _bias_shape(encoding: PositionEncoding, shape: ModelShape) -> tuple[int, ...] | None:
     """What the bias door gives a window: heads, queries, keys; one query is asked for, and as many are told."""
-    q = torch.zeros(1, num_heads, context, 1)
-    bias = encoding.bias(q[:, :, :1], q, Positions.arange(1), Positions.arange(context))
-    return None if bias is None else (bias.shape[1], context, bias.shape[3])
+    k = torch.zeros(1, shape.num_heads, shape.max_seq_len, shape.head_dim)
+    bias = encoding.bias(k[:, :, :1], k, Positions.arange(1), Positions.arange(shape.max_seq_len))
+    return None if bias is None else (shape.num_heads, shape.max_seq_len, bias.shape[3])
 
 
 def _tables(embedding: InputEmbedding) -> list[Table]:

@@ -1,4 +1,4 @@
-"""Pictures of the encodings made of waves and tables: sinusoidal, rotary and learned."""
+"""Pictures of the encodings made of waves and tables: sinusoidal, rotary, xPos and learned."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from locant.positions import Learned, Positions, Rotary, Sinusoidal
+from locant.positions import Learned, Positions, Rotary, Sinusoidal, XPos
 from locant.show.canvas import ANGLES, LIGHT, SIGNED, Theme, add_legend, blank, dress, stroke
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-__all__ = ["draw_learned", "draw_rotary", "draw_sinusoidal"]
+__all__ = ["draw_learned", "draw_rotary", "draw_sinusoidal", "draw_xpos"]
 
 NUM_CURVES = 5
 
@@ -27,8 +27,8 @@ def draw_sinusoidal(encoding: Sinusoidal, length: int, theme: Theme = LIGHT) -> 
     """Every dimension of every position as a heat map, and a few dimensions as curves over the same positions."""
     vectors = encoding.vectors(Positions.arange(length))[0].numpy()
     figure = blank(9.5, 6.6, theme)
-    (top, bottom), (side, key) = _rows_with_sides(figure, (3, 2))
-    _bar(_map(top, vectors.T, SIGNED, -1, 1), side, theme, "added to the embedding")
+    (top, bottom), (side, key) = _rows_with_sides(figure, (3.0, 2.0))
+    _bar(_map(top, vectors.T, SIGNED, -1.0, 1.0), side, theme, "added to the embedding")
     title = f"Sinusoidal positions, d_model {encoding.d_model}, base {encoding.base:g}"
     dress(top, theme, title=title, x="", y="dimension")
     for number, pair in enumerate(_spread((encoding.d_model + 1) // 2)):
@@ -43,7 +43,7 @@ def draw_rotary(encoding: Rotary, length: int, theme: Theme = LIGHT) -> Figure:
     """The angle of every pair, its cosine, and the cosine of a few pairs as curves."""
     cos, sin = (part[0].numpy() for part in encoding.cos_sin(Positions.arange(length)))
     figure = blank(9.5, 8.8, theme)
-    (top, middle, bottom), (side, middle_side, key) = _rows_with_sides(figure, (3, 3, 2.4))
+    (top, middle, bottom), (side, middle_side, key) = _rows_with_sides(figure, (3.0, 3.0, 2.4))
     bar = _bar(_map(top, np.arctan2(sin, cos).T, ANGLES, -math.pi, math.pi), side, theme, "angle (radians)")
     bar.set_ticks([-math.pi, -math.pi / 2, 0, math.pi / 2, math.pi], labels=["−π", "−π/2", "0", "π/2", "π"])
     size = (
@@ -53,7 +53,7 @@ def draw_rotary(encoding: Rotary, length: int, theme: Theme = LIGHT) -> Figure:
     )
     title = f"Rotary positions, {size}, base {encoding.base:g}: the angle by which each pair is turned"
     dress(top, theme, title=title, x="", y="pair")
-    _bar(_map(middle, cos.T, SIGNED, -1, 1), middle_side, theme, "cosine")
+    _bar(_map(middle, cos.T, SIGNED, -1.0, 1.0), middle_side, theme, "cosine")
     dress(middle, theme, title="Its cosine", x="", y="pair")
     for number, pair in enumerate(_spread(encoding.rotary_dim // 2)):
         _curve(
@@ -64,11 +64,30 @@ def draw_rotary(encoding: Rotary, length: int, theme: Theme = LIGHT) -> Figure:
     return figure
 
 
+def draw_xpos(encoding: XPos, length: int, theme: Theme = LIGHT) -> Figure:
+    """What is left of each pair's part of q . k at every distance: it turns, and it fades."""
+    frequency = np.array([float(each) for each in encoding.angles.frequencies])[:, None]
+    fading = encoding.fading.on(torch.device("cpu")).numpy()[:, None]
+    distance = np.arange(length)
+    product = np.cos(frequency * distance) * np.exp(fading * distance)
+    figure = blank(9.5, 6.6, theme)
+    (top, bottom), (side, key) = _rows_with_sides(figure, (3.0, 2.0))
+    _bar(_map(top, product, SIGNED, -1.0, 1.0), side, theme, "share of the pair's product")
+    title = f"xPos, head_dim {encoding.head_dim}, base {encoding.base:g}, scale base {encoding.scale_base:g}"
+    dress(top, theme, title=title, x="", y="pair")
+    for number, pair in enumerate(_spread(encoding.head_dim // 2)):
+        keeps = math.exp(float(fading[pair, 0]) * length)
+        _curve(bottom, product[pair], number, theme, f"{pair}: {keeps:.2f}")
+    dress(bottom, theme, title="A few pairs", x="distance (tokens)", y="share", grid=True)
+    _key(bottom, key, theme, f"pair: what is left at {length}")
+    return figure
+
+
 def draw_learned(encoding: Learned, length: int, theme: Theme = LIGHT) -> Figure:
     """The table, and how alike the rows of any two positions are."""
     rows = encoding.weight.detach().float()[encoding.offset :][:length]
     unit = torch.nn.functional.normalize(rows, dim=1)
-    figure = blank(11, 4.7, theme)
+    figure = blank(11.0, 4.7, theme)
     left, right = figure.subplots(1, 2)
     reach = max(float(rows.abs().quantile(0.995)) if rows.numel() < 2**24 else float(rows.abs().max()), 1e-12)
     left.set_box_aspect(1)
@@ -76,7 +95,7 @@ def draw_learned(encoding: Learned, length: int, theme: Theme = LIGHT) -> Figure
     _bar(_map(left, rows.numpy().T, SIGNED, -reach, reach), None, theme, "added to the embedding")
     title = f"Learned positions: {encoding.max_seq_len} rows of d_model {encoding.d_model}"
     dress(left, theme, title=title, x="position (tokens)", y="dimension")
-    _bar(_map(right, (unit @ unit.T).numpy(), SIGNED, -1, 1), None, theme, "cosine")
+    _bar(_map(right, (unit @ unit.T).numpy(), SIGNED, -1.0, 1.0), None, theme, "cosine")
     dress(right, theme, title="How alike two positions are", x="position (tokens)", y="position (tokens)")
     return figure
 

@@ -1,0 +1,277 @@
+"""A longer context for a model with rotary positions: the changed configuration, and what it changes.
+
+Nothing here promises that the model reads the longer context well. A scaling keeps its angles among those it has
+seen; how much is lost, and how much a little training gives back, is for a measurement.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from locant.checkpoints.architectures import architecture_of, layer_types
+from locant.checkpoints.explanation import trained_length
+from locant.checkpoints.readers import read_falcon, read_rotary, read_rotary_in_some_layers, read_rotary_in_windows
+from locant.checkpoints.rotary_facts import RotaryFacts, rotary_facts
+from locant.errors import InputError, RangeError
+from locant.positions.rope_config import config_dict, rotary_from_config
+from locant.positions.rope_dialects import DIALECTS
+from locant.positions.rope_sizes import LENGTHS, TRAINED
+from locant.positions.rope_types import write_scaling
+from locant.positions.rotary import Rotary
+from locant.positions.scaling import DynamicNTK, Linear, Llama3, LongRoPE, Scaling, Unscaled, YaRN
+from locant.positions.where import MAX_INDEX
+
+__all__ = ["METHODS", "Extension", "extend"]
+
+ROTARY_READERS = (read_rotary, read_falcon, read_rotary_in_windows, read_rotary_in_some_layers)
+
+ONLY: Mapping[str, tuple[str, ...]] = {"phi3": ("ntk", "longrope"), "phimoe": ("ntk", "longrope")}
+"""Architectures whose code takes no other methods."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extension:
+    """A configuration for longer sequences.
+
+    Args:
+        config: the whole new configuration; keys that have nothing to do with this are as they were.
+        changed: the keys that differ, with their old and new values.
+        layer_type: the layers that were changed, where they differ.
+        before, after: what the encoding does at the trained length, and at the new one.
+        notes: what was decided, and what to know.
+    """
+
+    method: str
+    trained: int
+    to: int
+    config: dict[str, Any]
+    changed: dict[str, tuple[Any, Any]]
+    layer_type: str | None
+    before: RotaryFacts
+    after: RotaryFacts
+    notes: tuple[str, ...]
+
+    @property
+    def stretches(self) -> list[float | None]:
+        """How much longer each pair's wavelength becomes; ``None`` for a pair that does not turn."""
+        pairs = zip(self.before.pairs, self.after.pairs, strict=True)
+        return [new.wavelength / old.wavelength if new.wavelength and old.wavelength else None for old, new in pairs]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stretch:
+    """What a method gets to know."""
+
+    rotary: Rotary
+    trained: int
+    factor: float
+    latent: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Method:
+    scaling: Callable[[_Stretch], Scaling]
+    base: Callable[[_Stretch], float] = lambda stretch: float(stretch.rotary.base)
+    longest: Callable[[_Stretch], int] = lambda stretch: round(stretch.factor * stretch.trained)
+    note: str
+
+
+def extend(config: Mapping[str, Any] | object, *, to: int, method: str = "yarn") -> Extension:
+    """The configuration of a model for sequences of `to` tokens.
+
+    Args:
+        config: a Hugging Face configuration of a model with rotary positions and no scaling yet; it is not changed.
+        to: the new length; more than the model was trained with.
+        method: one of `METHODS`.
+
+    >>> config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "rope_theta": 10000.0}
+    >>> extend({**config, "max_position_embeddings": 4096}, to=16384, method="linear").config["rope_scaling"]
+    {'rope_type': 'linear', 'factor': 4.0}
+    """
+    facts = config_dict(config)
+    _require_method(facts, method)
+    layer_type = _layers_to_change(facts)
+    rotary = rotary_from_config(facts, layer_type=layer_type)
+    trained = _trained(facts, rotary)
+    if not trained < to <= MAX_INDEX:
+        raise RangeError(f"got {to} tokens for a model of {trained}, expected more", f"--to {4 * trained}")
+    latent = DIALECTS[facts["model_type"]].head_dim_key != "head_dim"
+    stretch = _Stretch(rotary=rotary, trained=trained, factor=to / trained, latent=latent)
+    changed = _changed(facts, stretch, METHODS[method], layer_type)
+    new = {**facts, **changed}
+    after = rotary_from_config(new, layer_type=layer_type)
+    return Extension(
+        method=method,
+        trained=trained,
+        to=to,
+        config=_put_back(config, changed),
+        changed={key: (facts.get(key), value) for key, value in changed.items() if facts.get(key) != value},
+        layer_type=layer_type,
+        before=rotary_facts(rotary, trained, trained),
+        after=rotary_facts(after, to, trained),
+        notes=_notes(METHODS[method], stretch, layer_type, facts.get("sliding_window")),
+    )
+
+
+def _require_method(facts: Mapping[str, Any], method: str) -> None:
+    if method not in METHODS:
+        raise InputError(f"got method {method!r}, expected one of {', '.join(METHODS)}", "yarn")
+    name = facts.get("model_type", "")
+    if architecture_of(facts).read not in ROTARY_READERS or facts.get("alibi"):
+        raise InputError(
+            f"got a {name} without rotary positions, whose context no scaling extends", "a model with them"
+        )
+    if DIALECTS[name].fixed_base is not None:
+        raise InputError(f"got a {name}, whose code knows no scaling and no other base", "another architecture")
+    if method not in ONLY.get(name, METHODS):
+        raise InputError(f"got method {method!r}, but {name} takes {' or '.join(ONLY[name])} only", ONLY[name][-1])
+
+
+def _layers_to_change(facts: Mapping[str, Any]) -> str | None:
+    """Windows of fixed width see no longer distances; only full attention does."""
+    kinds = layer_types(facts)
+    if architecture_of(facts).read is read_rotary_in_windows and kinds:
+        name = facts["model_type"]
+        raise InputError(
+            f"got a {name}, whose rotary layers see a window and no farther", "nothing: full attention has none"
+        )
+    if architecture_of(facts).read is not read_rotary or not kinds:
+        return None
+    if "full_attention" not in kinds:
+        raise InputError(f"got layers of types {', '.join(kinds)}, expected full_attention among them", "another model")
+    return "full_attention"
+
+
+def _trained(facts: Mapping[str, Any], rotary: Rotary) -> int:
+    if not isinstance(rotary.scaling, Unscaled):
+        name = type(rotary.scaling).__name__
+        raise InputError(f"got a configuration that {name} stretches already", "the configuration without its scaling")
+    trained = trained_length(facts, rotary)
+    if trained is None:
+        raise InputError("got a configuration without max_position_embeddings", "the length it was trained with")
+    return trained
+
+
+# ------------------------------------------------------------------ the methods
+
+
+def _yarn(stretch: _Stretch) -> YaRN:
+    weight = 1.0 if stretch.latent else None
+    return YaRN(factor=stretch.factor, original_max_seq_len=stretch.trained, mscale=weight, mscale_all_dim=weight)
+
+
+def _longrope(stretch: _Stretch) -> LongRoPE:
+    dim, base = stretch.rotary.rotary_dim, stretch.rotary.base
+    ramp = YaRN(factor=stretch.factor, original_max_seq_len=stretch.trained).frequencies(dim, base)
+    pairs = zip(Unscaled().frequencies(dim, base), ramp, strict=True)
+    return LongRoPE(
+        short_factor=(1.0,) * (dim // 2),
+        long_factor=tuple(round(float(before / after), 6) for before, after in pairs),
+        original_max_seq_len=stretch.trained,
+        factor=stretch.factor,
+    )
+
+
+def _larger_base(stretch: _Stretch) -> float:
+    dim = stretch.rotary.rotary_dim
+    return stretch.rotary.base * stretch.factor ** (dim / (dim - 2))
+
+
+METHODS: Mapping[str, _Method] = {
+    "yarn": _Method(
+        scaling=_yarn,
+        note="pairs that turn often stay, slow ones are interpolated, with a ramp between (arXiv 2309.00071)",
+    ),
+    "linear": _Method(
+        scaling=lambda stretch: Linear(factor=stretch.factor),
+        note="every pair is interpolated; without training on it, near tokens blur (arXiv 2306.15595)",
+    ),
+    "ntk": _Method(
+        scaling=lambda stretch: Unscaled(),
+        base=_larger_base,
+        note="a larger base, base x factor ** (d / (d - 2)): the slowest pair is stretched by the factor, the fastest "
+        "stays as it is",
+    ),
+    "dynamic": _Method(
+        scaling=lambda stretch: DynamicNTK(factor=stretch.factor, original_max_seq_len=stretch.trained),
+        longest=lambda stretch: stretch.trained,
+        note="the base grows with the sequence, by factor x length / trained - (factor - 1), in the end more than the "
+        "factor; programs take max_position_embeddings for the trained length, so it stays",
+    ),
+    "longrope": _Method(
+        scaling=_longrope,
+        note="the factors are not searched on data, as the paper's are (arXiv 2402.13753): the long ones are those of "
+        "YaRN's ramp, the short ones are 1",
+    ),
+    "llama3": _Method(
+        scaling=lambda stretch: Llama3(
+            factor=stretch.factor, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=stretch.trained
+        ),
+        note="Llama 3.1's blend by wavelength, with its low_freq_factor 1 and high_freq_factor 4",
+    ),
+}
+"""By name, as `locant extend --method` takes them."""
+
+
+# ------------------------------------------------------------------ writing
+
+
+def _changed(facts: Mapping[str, Any], stretch: _Stretch, method: _Method, layer_type: str | None) -> dict[str, Any]:
+    """The new values of the keys that change, in the form that the configuration has."""
+    scaling, base = method.scaling(stretch), method.base(stretch)
+    written = write_scaling(scaling)
+    lengths = {key: method.longest(stretch) for key in LENGTHS if key in facts}
+    if isinstance(scaling, LongRoPE) and (TRAINED in facts or facts["model_type"] in ONLY):
+        lengths[TRAINED] = stretch.trained  # their classes have a default for it, which would win
+    rope = facts.get("rope_parameters")
+    if rope is None:
+        return {**_older_form(facts, written, base, layer_type), **lengths}
+    inner = rope if layer_type is None else rope[layer_type]
+    new = {**{key: value for key, value in inner.items() if key not in ("type", "rope_type")}, **written}
+    new["rope_theta"] = base
+    beside = {key: base for key in DIALECTS[facts["model_type"]].base_keys_of(layer_type) if key in facts}
+    return {"rope_parameters": new if layer_type is None else {**rope, layer_type: new}, **beside, **lengths}
+
+
+def _older_form(
+    facts: Mapping[str, Any], written: Mapping[str, Any], base: float, layer_type: str | None
+) -> dict[str, Any]:
+    """`rope_scaling` beside the base; where there is none, the base alone changes."""
+    kept = {
+        key: value
+        for key, value in facts.get("rope_scaling", {}).items()
+        if key not in ("type", "rope_type", "rope_theta")
+    }
+    dialect = DIALECTS[facts["model_type"]]
+    key = next((key for key in dialect.base_keys_of(layer_type) if key in facts), dialect.base_key)
+    changes: dict[str, Any] = {key: base} if facts.get(key) != base else {}
+    return (
+        changes
+        if written == {"rope_type": "default"} and not kept
+        else {"rope_scaling": {**written, **kept}, **changes}
+    )
+
+
+def _put_back(config: Mapping[str, Any] | object, changed: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole configuration with these keys changed where they stand, in its text part if it has one."""
+    to_dict = getattr(config, "to_dict", None)
+    whole: Any = copy.deepcopy(to_dict() if callable(to_dict) else config)
+    whole = inner = {**whole}
+    while inner.get("text_config") is not None:
+        inner = inner["text_config"]
+    inner.update(changed)
+    return whole
+
+
+def _notes(method: _Method, stretch: _Stretch, layer_type: str | None, window: int | None) -> tuple[str, ...]:
+    notes = [method.note]
+    if layer_type is not None:
+        notes.append(f"only {layer_type} layers change: the others see no farther than their window")
+    elif window is not None:
+        notes.append(f"sliding_window is {window:,}: layers that have it see no farther, whatever the positions")
+    if stretch.latent:
+        notes.append("mscale and mscale_all_dim are set, as DeepSeek does: the temperature acts on all scores")
+    return tuple(notes)

@@ -1,0 +1,42 @@
+"""``locant convert``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from locant.cli.options import as_json
+from locant.kernels.rotary import Layout
+
+__all__ = ["verb"]
+
+LAYOUT = click.Choice(["half", "interleaved"])
+
+
+@click.command("convert")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--to", type=LAYOUT, required=True, help="The layout that the weights shall have.")
+@click.option(
+    "--from", "source", type=LAYOUT, help="The layout that they have. Default: what the configuration says of it."
+)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), required=True, help="A folder that is not there yet, or empty."
+)
+@click.option(
+    "--config", type=click.Path(path_type=Path), help="A config.json elsewhere, for adapters, which have none."
+)
+@as_json
+def verb(folder: Path, to: Layout, source: Layout | None, output: Path, config: Path | None, as_json: bool) -> None:
+    """Change which dimensions rotary positions pair, in the weights of a checkpoint.
+
+    \b
+    half         i with i + d/2, as in Llama, Qwen, Gemma and GPT-NeoX
+    interleaved  2i with 2i + 1, as in the paper, GPT-J and DeepSeek
+
+    FOLDER holds config.json and model.safetensors, or its shards with their index. Rows of queries and keys are moved,
+    everything else is copied byte for byte, and FOLDER stays as it is.
+    """  # noqa: D301
+    from locant.show.converting import convert_checkpoint
+
+    convert_checkpoint(folder, output, to=to, source=source, config=config, as_json=as_json)

@@ -1,0 +1,26 @@
+"""``locant explain``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from locant.cli.options import as_json, output
+
+__all__ = ["verb"]
+
+
+@click.command("explain")
+@click.argument("config")
+@output("Also draw a picture; its suffix (.png, .svg, .pdf) says which kind.")
+@as_json
+def verb(config: str, output: Path | None, as_json: bool) -> None:
+    """Say what a model does about position.
+
+    CONFIG is a config.json, the folder of a model, or the name of a preset such as llama-3.1-8b; a wrong name lists
+    them all.
+    """
+    from locant.show.explain import explain_source
+
+    explain_source(config, output, as_json=as_json)

@@ -1,0 +1,101 @@
+"""`locant explain`, as it is typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from locant.checkpoints.presets import PRESETS
+from tests.cli.conftest import Complains, Run
+
+BEGINNINGS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_explained_in_words_and_in_json(run: Run, name: str) -> None:
+    said = run("explain", name)
+    assert (said.exit_code, said.stderr) == (0, "")
+    words = " ".join(said.stdout.split())
+    assert words.startswith(f"model {name} ")
+    result = run("explain", name, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    facts = json.loads(result.stdout)
+    assert facts["config"] == name
+    for layers in facts["layers"]:
+        assert all(warning in words for warning in layers["warnings"])
+        assert all(f"{door}: " in words for door in layers["doors"])
+
+
+def test_the_words_hold_the_numbers(run: Run) -> None:
+    said = " ".join(run("explain", "llama-3.1-8b").stdout.split())
+    for words in (
+        "131,072 positions", "trained 8,192", "rotate: turns queries and keys", "half: dimension i turns with i + 64",
+        "base 500,000", "Llama3: factor 8", "attention factor 1", "29 (0-28)", "6 (29-34)", "29 (35-63)", "vLLM yes",
+        "tokens 128,256 x 4,096 525,336,576 2.0 GiB 1,002.0 MiB", "63 20,473,564",
+    ):  # fmt: skip
+        assert words in said
+
+
+def test_a_file_and_a_folder_are_read(run: Run, folder: Path) -> None:
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(json.dumps(PRESETS["gpt2"]))
+    for source in ("model", "model/config.json"):
+        facts = json.loads(run("explain", source, "--json").stdout)
+        assert (facts["model_type"], facts["longest"]) == ("gpt2", 1024)
+
+
+@pytest.mark.parametrize("suffix", BEGINNINGS)
+def test_the_suffix_chooses_the_kind_of_picture(run: Run, folder: Path, suffix: str) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
+    result = run("explain", "gpt-oss-20b", "-o", f"x{suffix}")
+    assert result.exit_code == 0
+    assert result.stdout.endswith(f"x{suffix}\n")
+    assert (folder / f"x{suffix}").read_bytes().startswith(BEGINNINGS[suffix])
+
+
+@pytest.mark.parametrize("name", ["gemma-3-4b", "bloom-7b1", "gpt2", "t5-base"])
+def test_every_door_has_a_picture(run: Run, folder: Path, name: str) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
+    assert json.loads(run("explain", name, "-o", "x.png", "--json").stdout)["figure"] == "x.png"
+    assert (folder / "x.png").stat().st_size > 10_000
+
+
+def test_json_is_nothing_but_finite_json(run: Run) -> None:
+    facts = json.loads(run("explain", "phi-3-mini-128k", "--json").stdout, parse_constant=pytest.fail)
+    rotary = facts["layers"][0]["rotary"]
+    assert len(rotary["pairs"]) == 48
+    assert rotary["attention_factor"] == pytest.approx(1.1902380714238083, rel=1e-15)
+    assert rotary["precision"]["first_visible"] > 4096
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("lama-3.1-8b",), "'llama-3.1-8b', did you mean that?"),
+        (("text.txt",), "text.txt, which is not JSON"),
+        ((".",), "which holds no config.json"),
+        (("gpt2", "-o", "x.gif"), "ending in .png, .svg, .pdf; try: x.png"),
+        (("gpt2", "-o", "no/x.png"), "there is no folder no"),
+        ((), "missing argument 'CONFIG'; try: locant explain --help"),
+    ],
+)
+def test_what_cannot_be_explained_is_one_line(complains: Complains, words: tuple[object, ...], said: str) -> None:
+    assert said in complains("explain", *words)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rope_theta": None}, "without rope_theta"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0}}, "original_max_position_embeddings"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "alpha": 3}}, "'alpha'"),
+        ({"model_type": "mamba"}, "mamba"),
+    ],
+)
+def test_a_configuration_that_is_not_understood_is_one_line(
+    complains: Complains, folder: Path, change: dict[str, object], said: str
+) -> None:
+    (folder / "config.json").write_text(json.dumps({**PRESETS["llama-3.1-8b"], **change}))
+    assert said in complains("explain", "config.json")

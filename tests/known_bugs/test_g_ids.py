@@ -1,0 +1,136 @@
+"""Entry 81: ids, segments and positions that have no row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from locant import InputEmbedding, Learned, Positions, Rotary, SegmentEmbedding, Sinusoidal, TokenEmbedding
+from locant.positions.scaling import DynamicNTK, LongRoPE
+from tests.known_bugs.exhibit import exhibit
+
+LIMIT = 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something that has places 0 .. LIMIT - 1, and how it is asked for some of them, which may be others."""
+
+    layer: str
+    ask: Callable[[list[list[int]]], Tensor]
+
+
+def _table(layer: str, module: nn.Module) -> Case:
+    return Case(layer, lambda ids: module(torch.tensor(ids)))
+
+
+def _learned(layer: str, module: Learned) -> Case:
+    def ask(places: list[list[int]]) -> Tensor:
+        positions = Positions.of(places)
+        return module.embed(torch.zeros(positions.batch, positions.seq_len, 4), positions)
+
+    return Case(layer, ask)
+
+
+def _rotary(layer: str, module: Rotary) -> Case:
+    return Case(layer, lambda places: torch.cat(module.cos_sin(Positions.of(places)), dim=-1))
+
+
+NTK = DynamicNTK(factor=2.0, original_max_seq_len=LIMIT)
+LONG = LongRoPE(short_factor=(1.0, 1.0), long_factor=(2.0, 4.0), original_max_seq_len=LIMIT // 2, factor=2.0)
+
+CASES = [
+    _table("TokenEmbedding", TokenEmbedding(LIMIT, 4)),
+    _table("TokenEmbedding", TokenEmbedding(LIMIT, 4, scale=2.0, padding_idx=0)),
+    _table("TokenEmbedding", InputEmbedding(LIMIT, 4, encoding=Sinusoidal(4), num_segments=2)),
+    _table("SegmentEmbedding", SegmentEmbedding(LIMIT, 4)),
+    _learned("Learned", Learned(LIMIT, 4)),
+    _learned("Learned", Learned(LIMIT, 4, offset=2)),  # RoBERTa: 514 rows for 512 positions
+    _rotary("DynamicNTK", Rotary(4, scaling=NTK)),
+    _rotary("DynamicNTK", Rotary(4, scaling=NTK).for_length(LIMIT)),
+    _rotary("LongRoPE", Rotary(4, scaling=LONG).for_length(LIMIT)),
+]
+
+BAD = (LIMIT, LIMIT + 1, 2 * LIMIT, 2**31 - 1)
+
+
+def places(case: Case) -> Iterator[tuple[list[list[int]], int]]:
+    """What is asked for, and the first place in it that there is not."""
+    for bad in BAD if case.layer in ("DynamicNTK", "LongRoPE") else (*BAD, -1):
+        yield [[bad]], bad
+        yield [[0, LIMIT - 1, 3], [2, bad, 4 * LIMIT]], bad
+
+
+def complaint(case: Case, asked: list[list[int]]) -> Exception | None:
+    try:
+        case.ask(asked)
+    except (ValueError, IndexError) as error:
+        return error
+    return None
+
+
+def check(case: Case) -> None:
+    good = [[0, 1, LIMIT - 1]]
+    before = case.ask(good)
+    for asked, bad in places(case):
+        error = complaint(case, asked)
+        assert error is not None, f"{case.layer} has nothing against {bad}"
+        for what in (case.layer, str(bad), str(LIMIT), "try: "):
+            assert what in str(error), f"{case.layer} says {str(error)!r}, without {what!r}"
+        if len(asked) > 1:
+            assert "(1, 1)" in str(error), f"{case.layer} does not say where"
+        assert torch.equal(case.ask(good), before), f"{case.layer} is not the same after an error"
+
+
+class WithOffset(nn.Module):
+    """Positions of OPT and RoBERTa as they are usually written: a table with two more rows, and an addition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(LIMIT + 2, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.table(ids + 2)
+
+
+class OutOfTable(nn.Module):
+    """Cosines from a table, which a position past its end reads from the last row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.arange(LIMIT).float()[:, None].cos()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.table[ids.clamp(0, LIMIT - 1)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"{case.layer}-{i}" for i, case in enumerate(CASES)])
+def test_81_the_first_place_that_is_missing_is_named(case: Case) -> None:
+    """huggingface/transformers#11242, #9116, #10832, #19240, #22359, #24698 and #28104, pytorch/pytorch#72696,
+    EleutherAI/gpt-neox#650, microsoft/onnxruntime#27597 and #28214: ids and positions past the end of a table.
+
+    On a GPU a device-side assert without a cause, after which nothing works; in rotary tables, what lies behind them.
+    Models with an offset have two rows more than positions, and their users counted the rows.
+    """
+    exhibit(check, case, twin=_table("WithOffset", WithOffset()), because="says 'index out of range in self', without")
+    with pytest.raises(AssertionError, match="OutOfTable has nothing against 8"):
+        check(_table("OutOfTable", OutOfTable()))
+
+
+def test_81_segments_are_named_where_all_three_come_together() -> None:
+    """huggingface/transformers#11242: with ids, positions and segments in one layer, whose fault is it?"""
+    model = InputEmbedding(100, 4, encoding=Learned(50, 4), num_segments=LIMIT)
+    ids = torch.zeros(1, 60, dtype=torch.long)
+
+    def segments(some: list[list[int]]) -> Tensor:
+        whole = torch.zeros(len(some), 10, dtype=torch.long)
+        whole[:, : len(some[0])] = torch.tensor(some)
+        return model(ids[:, :10].expand(len(some), -1), segments=whole)
+
+    check(Case("SegmentEmbedding", segments))
+    assert "Learned(max_seq_len=50)" in str(complaint(Case("", lambda _: model(ids)), [[0]]))
+    assert "got position 50 at (0, 50)" in str(complaint(Case("", lambda _: model(ids)), [[0]]))

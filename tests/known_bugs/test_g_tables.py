@@ -1,0 +1,366 @@
+"""Entries about token tables: the padding row, resizing, rows split over ranks, gradients, weights used twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, multiprocessing, nn
+from torch.nn import functional as F
+
+from locant import PositionEncoding, RangeError, TokenEmbedding
+from locant.lab.decoder import Decoder
+from tests.known_bugs.exhibit import exhibit
+from tests.known_bugs.split_tables import CASES, RANKS, TABLES, find_out
+
+Found = list[dict[str, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What each rank found: by table, then by case."""
+    if not torch.distributed.is_gloo_available():
+        pytest.skip("this torch is built without gloo")
+    folder = tmp_path_factory.mktemp("split")
+    multiprocessing.spawn(find_out, args=(str(folder),), nprocs=RANKS)
+    return [json.loads((Path(folder) / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(RANKS)]
+
+
+def results(found: Found, kind: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    for rank, kinds in enumerate(found):
+        for case in CASES:
+            if (result := kinds[kind].get(str(case))) is not None:
+                yield f"rank {rank} of {case[0]}, {case[1]} rows, padding row {case[2]}", case, result
+
+
+def test_82_a_split_table_is_the_table_of_one_rank(found: Found) -> None:
+    """pytorch/pytorch#6411, pytorch/torchtitan#4637, NVIDIA-NeMo/Automodel#1675, pytorch/pytorch#131264: split tables.
+
+    The number of the padding row in the whole table was taken for a row of every rank's part, which starved unrelated
+    tokens; and two tables of different sizes shared the mask of ids that are not here. Shown: outputs, gradients,
+    weights after a step and the saved state, bit for bit, on one to four ranks, where no number of ranks divides the
+    rows and one rank has none.
+    """
+
+    def check(kind: str) -> None:
+        count = 0
+        for what, _, result in results(found, kind):
+            assert not result["unlike"], f"{what}: {result['unlike']} differ from those of one rank"
+            assert result["in parts"], f"{what}: a gradient is larger than the part of the table"
+            assert result["loaded"], f"{what}: the state of one rank does not come back"
+            assert result["logits off"] <= 1e-5, f"{what}: the tied head is off by {result['logits off']:.2g}"
+            count += 1
+        assert count >= (sum(case[0] for case in CASES) if kind == "ours" else RANKS)
+
+    exhibit(check, "ours", twin="twin: global index", because=r"\['gradient of small.weight', .*\] differ from those")
+    exhibit(check, "ours", twin="twin: one mask", because=r"\['large', .*\] differ from those")
+    assert set(TABLES) == set(found[0])
+
+
+def test_82_a_reset_reaches_the_padding_row_of_a_split_table(found: Found) -> None:
+    """pytorch/pytorch#6411, facebookresearch/fairseq#4633: the padding row was drawn again and not cleared again.
+
+    Built on the meta device, split, given memory and reset, as large models are. The padding row has to be zeros on
+    the rank that has it, no other row may be, and no two ranks may have drawn the same rows.
+    """
+
+    def check(kind: str) -> None:
+        for what, (_, vocab_size, padding_idx), result in results(found, kind):
+            zeros, different = result["reset"]
+            expected = [] if padding_idx is None else [padding_idx]
+            assert zeros == expected, f"{what}: rows {zeros} are zeros, not {expected}"
+            assert different == vocab_size, f"{what}: only {different} rows are different"
+
+    exhibit(check, "ours", twin="twin: clears a copy", because=r"rows \[\] are zeros, not \[[0-9]\]")
+    exhibit(check, "ours", twin="twin: draws alike", because="only [0-9] rows are different")
+
+
+def test_82_an_id_without_a_row_is_named_on_every_rank(found: Found) -> None:
+    """pytorch/pytorch#6411: as in entry 81, where an id that is on no rank would come out as a row of zeros."""
+    for what, (_, vocab_size, _), result in results(found, "ours"):
+        assert f"got id {vocab_size} at (0, 1)" in result["refusal"], what
+        assert f"vocab_size={vocab_size}" in result["refusal"], what
+
+
+Tables = Callable[..., TokenEmbedding]
+
+
+class ClearsAll(TokenEmbedding):
+    """No padding row is `None`, and indexing with `None` gives all rows."""
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight)
+        with torch.no_grad():
+            self.weight[self.padding_idx].zero_()
+
+
+class DrawnAgain(TokenEmbedding):
+    """The padding row is cleared by the constructor alone."""
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight)
+
+
+class GetsAGradient(TokenEmbedding):
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight)
+
+
+def test_82_one_row_is_padding_or_none_is() -> None:
+    """pytorch/pytorch#6411 and #6495, facebookresearch/fairseq#4633 and #4076: the padding row.
+
+    It was drawn like all others when weights were initialised; without one, all rows were cleared.
+    """
+
+    def check(build: Tables) -> None:
+        for padding_idx in (None, 0, 3, 6, -1):
+            table = build(7, 4, padding_idx=padding_idx)
+            expected = [] if padding_idx is None else [padding_idx % 7]
+            for when in ("built", "reset"):
+                zeros = (table.weight == 0).all(1).nonzero().flatten().tolist()
+                assert zeros == expected, f"padding_idx={padding_idx}, {when}: rows {zeros} are zeros, not {expected}"
+                table.reset_parameters()
+            out = table(torch.arange(7))
+            out.backward(torch.rand_like(out) + 1)
+            assert table.weight.grad is not None
+            idle = (table.weight.grad == 0).all(1).nonzero().flatten().tolist()
+            assert idle == expected, f"padding_idx={padding_idx}: rows {idle} get no gradient, not {expected}"
+
+    exhibit(
+        check, TokenEmbedding, twin=ClearsAll, because=r"padding_idx=None, built: rows \[0, .*6\] are zeros, not \[\]"
+    )
+    exhibit(check, TokenEmbedding, twin=DrawnAgain, because=r"padding_idx=0, built: rows \[\] are zeros, not \[0\]")
+    exhibit(check, TokenEmbedding, twin=GetsAGradient, because=r"padding_idx=0: rows \[\] get no gradient, not \[0\]")
+
+
+class Initialises(TokenEmbedding):
+    """The larger table is a new one, into which old rows are copied before it is initialised."""
+
+    def resize(self, vocab_size: int) -> None:
+        super().resize(vocab_size)
+        self.reset_parameters()
+
+
+class Shrinks(TokenEmbedding):
+    """The table has as many rows as the tokenizer has tokens, also where it had been padded to more."""
+
+    def resize(self, vocab_size: int) -> None:
+        with torch.no_grad():
+            rows = torch.randn(vocab_size, self.d_model, dtype=self.weight.dtype)
+            kept = min(vocab_size, self.vocab_size)
+            rows[:kept] = self.weight[:kept]
+        self.weight = nn.Parameter(rows)
+
+
+SIZES = [(1, 2), (7, 8), (7, 7), (63, 200), (100, 101)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("padding_idx", [None, 0, -1])
+def test_82_a_resize_keeps_every_byte_of_every_old_row(padding_idx: int | None, dtype: torch.dtype) -> None:
+    """pytorch/pytorch#6411, unslothai/unsloth-zoo#923, huggingface/transformers#35141 and #45079: resized tables.
+
+    Old rows were initialised again, or a table with more rows than the tokenizer has tokens was cut.
+    """
+
+    def check(build: Tables) -> None:
+        for before, after in SIZES:
+            table = build(before, 6, padding_idx=padding_idx).to(dtype)
+            with torch.no_grad():  # bits that arithmetic would not keep: a NaN with a payload, minus zero
+                table.weight.view(torch.int16)[0, :2] = torch.tensor([0x7FC1 - 0x10000, -0x8000]).to(torch.int16)
+            old = table.weight.detach().clone().view(torch.uint8)
+            table.resize(after)
+            assert table.weight.shape == (after, 6) == (table.vocab_size, 6)
+            assert table.weight.dtype == dtype
+            assert table.weight.requires_grad
+            kept = table.weight.detach()[:before].contiguous().view(torch.uint8)
+            assert torch.equal(kept, old), f"{before} to {after} rows: old rows are others"
+            fresh = table.weight[before:]
+            assert (fresh != 0).all(1).all(), f"{before} to {after} rows: a new row is zeros"
+            assert table.logits(torch.ones(2, 6, dtype=dtype)).shape == (2, after)
+            with pytest.raises(RangeError, match=f"already has {after} rows"):
+                table.resize(after - 1)
+
+    exhibit(check, TokenEmbedding, twin=Initialises, because="1 to 2 rows: old rows are others")
+
+
+def test_82_a_table_is_never_cut() -> None:
+    """pytorch/pytorch#6411, unslothai/unsloth-zoo#923, vllm-project/vllm#20843: a padded table lost its padding."""
+
+    def check(build: Tables) -> None:
+        table = build(64, 4)  # padded from 50
+        old = table.weight.detach().clone()
+        with pytest.raises(RangeError, match="already has 64 rows") if build is TokenEmbedding else no_error():
+            table.resize(50)
+        assert table.vocab_size == 64, f"the table has {table.vocab_size} rows left"
+        assert torch.equal(table.weight, old)
+
+    exhibit(check, TokenEmbedding, twin=Shrinks, because="the table has 50 rows left")
+
+
+@contextmanager
+def no_error() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class AsAtomicsDo(torch.autograd.Function):
+    """The gradients of one row are added up in the order in which they happen to arrive."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.shape = weight.shape
+        return weight[ids]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        ids, grad = ctx.saved_tensors[0].flatten(), grads[0].flatten(0, -2)
+        arrival = torch.randperm(len(ids))
+        return None, grad.new_zeros(ctx.shape).index_add_(0, ids[arrival], grad[arrival])
+
+
+class Atomic(TokenEmbedding):
+    def forward(self, ids: Tensor) -> Tensor:
+        return AsAtomicsDo.apply(ids, self.weight)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("scale", [None, "sqrt_d_model"])
+def test_83_the_gradient_is_the_same_bits_every_time(scale: Any) -> None:
+    """PaddlePaddle/Paddle#50245, pytorch/pytorch#102628, #187682 and #172454: gradients that differ from run to run.
+
+    Where many tokens have one id, their gradients are added with atomics, in whatever order they arrive. A hundred
+    backward passes on a few hot ids, on one thread and on two.
+    """
+    ids = torch.randint(3, (8, 512))
+    ids[torch.rand(8, 512) < 0.05] = 49
+    cotangent = torch.randn(8, 512, 16)
+
+    def check(build: Tables) -> None:
+        torch.manual_seed(0)
+        table = build(50, 16, scale=scale)
+        first = None
+        for count in (1, 2):
+            with threads(count):
+                for run in range(50):
+                    (grad,) = torch.autograd.grad(table(ids), table.weight, cotangent)
+                    first = grad if first is None else first
+                    assert torch.equal(grad, first), f"pass {run} on {count} threads has another gradient"
+        assert first is not None
+        truth = torch.zeros(50, 16, dtype=torch.float64).index_add_(0, ids.flatten(), cotangent.flatten(0, 1).double())
+        assert torch.allclose(first.double(), truth * (1 if scale is None else 4), rtol=1e-4, atol=1e-3)
+
+    exhibit(check, TokenEmbedding, twin=Atomic, because="pass 1 on 1 threads has another gradient")
+
+
+class OwnHead(nn.Module):
+    """A head with a parameter of its own, which is tied to the table by whoever remembers to do so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = TokenEmbedding(11, 8)
+        self.head = nn.Linear(8, 11, bias=False)
+
+    def tie(self) -> OwnHead:
+        self.head.weight = self.embedding.weight
+        return self
+
+
+def _round_trip(path: Path, build: Callable[[], nn.Module], saved: nn.Module, **options: Any) -> nn.Module:
+    """Into a file without weights that are there twice, which safetensors refuses, and into a fresh model."""
+    storages: dict[int, str] = {}
+    once = {k: v for k, v in saved.state_dict().items() if storages.setdefault(v.data_ptr(), k) == k}
+    save_file(once, path)
+    model = build()
+    model.load_state_dict(load_file(path), **options)
+    return model
+
+
+@torch.no_grad()
+def test_83_a_weight_that_is_used_twice_comes_back_as_one(tmp_path: Path) -> None:
+    """PaddlePaddle/Paddle#50245, huggingface/transformers#38870 and #43159, huggingface/safetensors#265 and #520,
+    huggingface/accelerate#2875: of two tied weights one was missing from the file, and random after loading it.
+
+    Here the head has no parameter of its own, so that there is nothing to tie, to miss or to tie again.
+    """
+    path = tmp_path / "model.safetensors"
+    x = torch.randn(3, 8)
+
+    def check(load: Callable[[], tuple[TokenEmbedding, Callable[[Tensor], Tensor], Tensor]]) -> None:
+        table, head, expected = load()
+        assert torch.equal(table.weight, expected), "the table is not the one that was saved"
+        assert torch.equal(head(x), F.linear(x, expected)), "the head is not the table"
+        table.weight.add_(1)
+        assert torch.equal(head(x), F.linear(x, table.weight)), "the head has a storage of its own"
+
+    def ours() -> tuple[TokenEmbedding, Callable[[Tensor], Tensor], Tensor]:
+        saved, model = TokenEmbedding(11, 8), None
+        assert list(saved.state_dict()) == ["weight"]
+        model = _round_trip(path, lambda: TokenEmbedding(11, 8), saved)
+        assert isinstance(model, TokenEmbedding)
+        return model, model.logits, saved.weight
+
+    def forgets_to_tie() -> tuple[TokenEmbedding, Callable[[Tensor], Tensor], Tensor]:
+        saved = OwnHead().tie()
+        model = _round_trip(path, OwnHead, saved, strict=False)
+        assert isinstance(model, OwnHead)
+        return model.embedding, model.head, saved.embedding.weight
+
+    exhibit(check, ours, twin=forgets_to_tie, because="the head is not the table")
+
+
+def _decoder() -> Decoder:
+    return Decoder(11, PositionEncoding(), d_model=8, num_layers=1, num_heads=2)
+
+
+@torch.no_grad()
+def test_83_a_model_with_a_tied_head_is_saved_whole_and_loaded_strictly(tmp_path: Path) -> None:
+    """PaddlePaddle/Paddle#50245, huggingface/safetensors#265: the same for a whole model.
+
+    safetensors takes its state as it is, since no two names share memory; the same bytes come back; and a name that is
+    missing or unknown is an error that says which.
+    """
+    path = tmp_path / "model.safetensors"
+    torch.manual_seed(1)
+    saved = _decoder()
+    state = saved.state_dict()
+    assert len({value.untyped_storage().data_ptr() for value in state.values()}) == len(state)
+    save_file(state, path)
+    torch.manual_seed(2)
+    model = _decoder()
+    assert not model.load_state_dict(load_file(path)).missing_keys
+    ids = torch.randint(11, (2, 5))
+    assert torch.equal(model(ids), saved(ids))
+
+    def complaint(change: dict[str, Tensor], strict: bool) -> str:
+        try:
+            _decoder().load_state_dict(change, strict=strict)
+        except RuntimeError as error:
+            return str(error)
+        return "nothing"
+
+    def check(strict: bool) -> None:
+        for name in state:
+            rest = {key: value for key, value in load_file(path).items() if key != name}
+            for wrong, change in {name: rest, f"{name}.old": {**state, f"{name}.old": state[name]}}.items():
+                said = complaint(change, strict)
+                assert f'"{wrong}"' in said, f"{wrong} is missing or unknown, and what is said is {said}"
+
+    exhibit(
+        check, True, twin=False, because="embedding.token.weight is missing or unknown, and what is said is nothing"
+    )

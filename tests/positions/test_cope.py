@@ -1,0 +1,142 @@
+"""CoPE against the paper's formula, and what its published code does not do: padding, packing, caches, any order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from locant import Cope, Positions, RangeError, ShapeError, attend
+from tests.positions import claims
+from tests.positions.oracles_of_biases import cope
+from tests.refusal import refuses
+from tests.tolerances import assert_close
+
+
+def drawn(head_dim: int, max_positions: int = 4) -> Cope:
+    encoding = claims.shaken(Cope(head_dim, max_positions), 1.0)
+    assert isinstance(encoding, Cope)
+    return encoding
+
+
+@pytest.mark.parametrize("max_positions", [1, 2, 4, 64])
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_values_and_gradients_are_those_of_the_paper(max_positions: int, kv_heads: int) -> None:
+    encoding = drawn(3, max_positions)
+    queries, keys = [2, 5, 6], [0, 1, 2, 3, 4, 5, 6]
+    claims.agrees_with_oracle(
+        encoding, lambda q, k, weight: cope(q, k, queries, keys, weight, encoding.scale), {"weight": encoding.weight},
+        torch.randn(2, 2, 3, 3), torch.randn(2, kv_heads, 7, 3), queries, keys, contextual=True,
+    )  # fmt: skip
+
+
+def test_it_is_the_published_computation_in_one_shot() -> None:
+    """Gates, a sum from the right, a clamp, and two look-ups, as the paper's appendix writes them for one sequence."""
+    encoding = drawn(6, 3)
+    q, k = torch.randn(2, 4, 9, 6), torch.randn(2, 4, 9, 6)
+    logits = (q @ k.transpose(-1, -2) / 6**0.5).masked_fill(torch.ones(9, 9).triu(1).bool(), float("-inf"))
+    places = logits.sigmoid().flip(-1).cumsum(-1).flip(-1).clamp(max=2)
+    scores = q @ encoding.weight.detach().T
+    above, below = scores.gather(-1, places.ceil().long()), scores.gather(-1, places.floor().long())
+    share = places - places.floor()
+    expected = above * share + below * (1 - share)
+    torch.testing.assert_close(encoding.bias(q, k, Positions.arange(9)).detach(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_gates_that_are_open_count_tokens() -> None:
+    """Where every gate is one, the contextual position is the distance plus one, up to the last embedding."""
+    encoding = Cope(2, 5)
+    q = k = torch.full((1, 1, 8, 2), 100.0)
+    steps = torch.arange(8)[:, None] - torch.arange(8)
+    counts = encoding.counts(q, k, Positions.arange(8))[0, 0]
+    assert torch.equal(counts, (steps + 1).clamp(min=0).double())
+    with torch.no_grad():
+        encoding.weight.copy_(torch.arange(5.0)[:, None].expand(5, 2) / 200)
+    assert_close(encoding.bias(q, k, Positions.arange(8))[0, 0].detach(), (steps + 1).clamp(0, 4).float())
+
+
+def test_padding_and_other_documents_open_no_gate() -> None:
+    """The counts of a packed, padded row, slot by slot, are those of each document alone; zero across documents."""
+    encoding = Cope(6)
+    positions = Positions.packed([[3, 0, 1, 4]], length=11)
+    q, k = torch.randn(1, 2, 11, 6), torch.randn(1, 2, 11, 6)
+    counts = encoding.counts(q, k, positions)
+    covered = torch.zeros(11, 11, dtype=torch.bool)
+    for first, n in ((0, 3), (3, 1), (4, 4)):
+        part = slice(first, first + n)
+        covered[part, part] = True
+        alone = encoding.counts(q[:, :, part], k[:, :, part], Positions.arange(n))
+        assert torch.equal(counts[:, :, part, part].tril(), alone.tril())
+    earlier_documents = counts[:, :, 4:8, :4]
+    assert torch.equal(earlier_documents.amin(), earlier_documents.amin().clamp(min=0))
+    assert not counts[:, :, 8:].any(), "a padding query counts nothing"
+
+
+def test_keys_in_any_order_give_the_same_bits() -> None:
+    encoding = drawn(6)
+    q, k = torch.randn(2, 4, 12, 6), torch.randn(2, 2, 12, 6)
+    whole = encoding.bias(q, k, Positions.arange(12))
+    for _ in range(3):
+        order = torch.randperm(12)
+        bias = encoding.bias(q, k[:, :, order], Positions.arange(12), Positions.arange(12).select(order))
+        assert torch.equal(bias, whole[..., order])
+
+
+def test_decoding_with_a_cache_is_one_shot() -> None:
+    encoding = drawn(6)
+    q, k, v = (torch.randn(2, 4, 20, 6) for _ in range(3))
+    whole = encoding.bias(q, k, Positions.arange(20))
+    y = attend(q, k, v, encoding=encoding, positions=Positions.arange(20)).detach()
+    for p in range(20):
+        places = Positions.after(p, 1), Positions.arange(p + 1)
+        bias = encoding.bias(q[:, :, [p]], k[:, :, : p + 1], *places)
+        assert torch.equal(bias, whole[:, :, [p], : p + 1])
+        step = attend(
+            q[:, :, [p]], k[:, :, : p + 1], v[:, :, : p + 1], encoding=encoding, positions=places[0],
+            k_positions=places[1],
+        )  # fmt: skip
+        assert_close(step.detach(), y[:, :, [p]])
+
+
+@pytest.mark.parametrize("dtype", claims.DTYPES, ids=str)
+def test_every_row_gets_what_it_gets_alone(dtype: torch.dtype) -> None:
+    claims.agrees_with_itself_alone(lambda heads, width: Cope(width, 6), dtype, all_keys_needed=True)
+
+
+def test_the_score_function_adds_the_bias() -> None:
+    claims.score_mod_is_bias(lambda heads, width: Cope(width, 4))
+
+
+def test_gradcheck() -> None:
+    claims.passes_gradcheck(Cope(3, 3), 2, 3)
+
+
+def test_compiles_at_most_twice() -> None:
+    claims.compiles_at_most_twice(lambda heads, width: Cope(width, 6))
+
+
+def test_sizes_and_state() -> None:
+    claims.handles_every_size(lambda heads, width: Cope(width, 4))
+    claims.has_no_state_but_parameters(lambda heads, width: Cope(width, 4))
+
+
+def test_embeddings_begin_as_zeros_and_learn() -> None:
+    encoding = Cope(4)
+    q, k = torch.randn(1, 1, 5, 4), torch.randn(1, 1, 5, 4)
+    bias = encoding.bias(q, k, Positions.arange(5))
+    assert not bias.any()
+    bias.backward(torch.randn_like(bias))
+    assert encoding.weight.grad is not None
+    assert bool(encoding.weight.grad[:2].any())
+
+
+def test_mistakes_are_named() -> None:
+    for wrong in ({"head_dim": 0}, {"head_dim": 4, "max_positions": 0}):
+        with refuses(RangeError, "head_dim=", "max_positions="):
+            Cope(**wrong)
+    q = torch.zeros(1, 2, 3, 4)
+    with refuses(ShapeError, "head_dim=5", "q of shape"):
+        Cope(5).bias(q, q, Positions.arange(3))
+    with refuses(ShapeError, "2 query heads"):
+        Cope(4).bias(q, torch.zeros(1, 3, 3, 4), Positions.arange(3))
+    with refuses(ShapeError, "Cope needs one index"):
+        Cope(4).bias(q, q, Positions.grid(1, 3))

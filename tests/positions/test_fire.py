@@ -1,0 +1,139 @@
+"""FIRE against the paper's MLP, evaluated pair by pair."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from locant import Fire, Positions, RangeError, ShapeError
+from tests.positions import claims
+from tests.positions.oracles_of_biases import fire
+from tests.refusal import refuses
+
+HEADS = 3
+
+
+def zeros(heads: int, queries: int, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros(1, heads, queries, 4), torch.zeros(1, heads, keys, 4)
+
+
+def parameters(encoding: Fire) -> dict[str, torch.Tensor]:
+    return {
+        "c": encoding.c, "multiple": encoding.threshold_multiple, "w1": encoding.hidden.weight,
+        "b1": encoding.hidden.bias, "w2": encoding.output.weight, "b2": encoding.output.bias,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("hidden", [1, 5, 32])
+def test_values_and_gradients_are_those_of_the_mlp(hidden: int) -> None:
+    """Below the threshold, beyond it, and keys after the query."""
+    encoding = claims.shaken(Fire(HEADS, hidden=hidden, threshold=9.0))
+    assert isinstance(encoding, Fire)
+    with torch.no_grad():
+        encoding.c.fill_(0.35)
+    queries, keys = [0, 1, 4, 11, 30], [0, 3, 10, 29, 50]
+
+    def oracle(c, multiple, w1, b1, w2, b2):  # type: ignore[no-untyped-def]
+        return fire(queries, keys, c, multiple * 9.0, w1, b1, w2, b2)
+
+    claims.agrees_with_oracle(
+        encoding, oracle, parameters(encoding), *zeros(HEADS, 5, 5), queries, keys, contextual=False
+    )
+
+
+def test_hidden_units_that_never_or_always_fire_are_right() -> None:
+    """Weights of zero have no kink; a dead MLP is its output bias."""
+    encoding = claims.shaken(Fire(2, hidden=4, threshold=3.0))
+    assert isinstance(encoding, Fire)
+    with torch.no_grad():
+        encoding.hidden.weight[:, 0] = torch.tensor([0.0, 0.0, -1.0, 2.0])
+        encoding.hidden.bias[:] = torch.tensor([0.7, -0.7, 0.4, -0.6])
+    values = {name: p.detach().double().numpy() for name, p in parameters(encoding).items()}
+    truth = fire(range(12), range(12), values["c"], values.pop("multiple") * 3.0,
+                 *(values[name] for name in ("w1", "b1", "w2", "b2")))  # fmt: skip
+    bias = encoding.bias(*zeros(2, 12, 12), Positions.arange(12)).detach()
+    torch.testing.assert_close(bias[0].double(), torch.from_numpy(truth), rtol=1e-5, atol=1e-6)
+    with torch.no_grad():
+        encoding.hidden.weight.zero_()
+        encoding.hidden.bias.fill_(-1.0)
+    dead = encoding.bias(*zeros(2, 12, 12), Positions.arange(12))[0]
+    assert torch.equal(dead, encoding.output.bias[:, None, None].expand_as(dead))
+
+
+def test_a_causal_pair_is_that_of_the_paper_whatever_else_is_asked() -> None:
+    """Up to the query, i is the later place: the entry is that of a lone query behind a cache of just these keys."""
+    encoding = claims.shaken(Fire(2, threshold=4.0))
+    whole = encoding.bias(*zeros(2, 20, 20), Positions.arange(20))
+    for i in (0, 3, 4, 5, 19):
+        alone = encoding.bias(*zeros(2, 1, i + 1), Positions.after(i, 1), Positions.arange(i + 1))
+        assert torch.equal(alone[0, :, 0], whole[0, :, i, : i + 1])
+
+
+def test_it_is_symmetric_and_its_ratio_ends_at_one() -> None:
+    """From the last token of any length to the first the function sees one, up to the authors' 1e-6: no new input."""
+    encoding = claims.shaken(Fire(2, threshold=4.0))
+    bias = encoding.bias(*zeros(2, 50, 50), Positions.arange(50))
+    assert torch.equal(bias, bias.transpose(2, 3))
+    beginnings = bias[0, :, 5:, 0]
+    torch.testing.assert_close(beginnings, beginnings[:, :1].expand_as(beginnings), rtol=0, atol=1e-5)
+    distant = encoding.bias(*zeros(2, 1, 1), Positions.of([2**31 - 1]), Positions.arange(1))
+    torch.testing.assert_close(distant[0, :, :, 0], beginnings[:, :1], rtol=0, atol=1e-5)
+
+
+def test_below_the_threshold_a_pair_depends_on_its_distance_alone() -> None:
+    encoding = claims.shaken(Fire(2, threshold=512.0), 0.1)
+    with torch.no_grad():
+        encoding.threshold_multiple.fill_(1.0)  # type: ignore[union-attr]
+    near = encoding.bias(*zeros(2, 9, 9), Positions.arange(9))
+    assert torch.equal(near, encoding.bias(*zeros(2, 9, 9), Positions.after(503, 9)))
+    assert not torch.equal(near, encoding.bias(*zeros(2, 9, 9), Positions.after(505, 9)))
+
+
+def build(heads: int, width: int) -> Fire:
+    return Fire(heads, hidden=7, threshold=8.0)
+
+
+@pytest.mark.parametrize("dtype", claims.DTYPES, ids=str)
+def test_every_row_gets_what_it_gets_alone(dtype: torch.dtype) -> None:
+    claims.agrees_with_itself_alone(build, dtype)
+
+
+def test_the_score_function_adds_the_bias() -> None:
+    claims.score_mod_is_bias(build)
+
+
+def test_gradcheck() -> None:
+    claims.passes_gradcheck(Fire(2, hidden=5, threshold=3.0), 2, 3)
+
+
+def test_compiles_at_most_twice() -> None:
+    claims.compiles_at_most_twice(build)
+
+
+def test_sizes_and_state() -> None:
+    claims.handles_every_size(build)
+    claims.has_no_state_but_parameters(build)
+
+
+def test_ranks_hold_slices_of_one_model() -> None:
+    """Up to rounding: each rank adds up its lines with fewer columns."""
+    claims.ranks_make_the_whole(
+        lambda heads, width, part: Fire(heads, hidden=7, threshold=8.0, head_slice=part), same_bits=False
+    )
+
+
+def test_it_starts_as_the_authors_start_it() -> None:
+    encoding = Fire(4)
+    assert encoding.c.item() == pytest.approx(0.1)
+    assert encoding.threshold_multiple.item() == 1
+    assert encoding.hidden.weight.shape == (32, 1)
+    assert encoding.output.weight.shape == (4, 32)
+    assert float(encoding.output.weight.detach().abs().max()) <= 32**-0.5
+
+
+def test_mistakes_are_named() -> None:
+    for wrong in ({"hidden": 0}, {"c": 0.0}, {"threshold": -1.0}, {"c": float("nan")}):
+        with refuses(RangeError, "hidden=", "c=", "threshold="):
+            Fire(2, **wrong)  # type: ignore[arg-type]
+    with refuses(ShapeError, "Fire(num_heads=3)"):
+        Fire(3).bias(*zeros(2, 4, 4), Positions.arange(4))

@@ -1,0 +1,132 @@
+"""KERPLE against the paper's formulas, in both forms."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from locant import Kerple, LocantError, Positions, RangeError, ShapeError, attend
+from tests.positions import claims
+from tests.positions.oracles_of_biases import kerple
+from tests.refusal import refuses
+
+KINDS = ["log", "power"]
+QUERIES, KEYS = [0, 3, 4, 511, 70_000], [0, 1, 4, 9, 300, 69_999]
+
+
+def set_to(encoding: Kerple, r1: list[float], r2: list[float]) -> Kerple:
+    with torch.no_grad():
+        encoding.r1.copy_(torch.tensor(r1))
+        encoding.r2.copy_(torch.tensor(r2))
+    return encoding
+
+
+def zeros(heads: int, queries: int, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros(1, heads, queries, 4), torch.zeros(1, heads, keys, 4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_and_gradients_are_those_of_the_paper(kind: str) -> None:
+    encoding = set_to(Kerple(3, kind), [0.3, 1.5, 0.02], [0.7, 0.05, 0.9])  # type: ignore[arg-type]
+    claims.agrees_with_oracle(
+        encoding, partial(kerple, [0, 3, 4, 40], [0, 1, 4, 9, 30], kind=kind), {"r1": encoding.r1, "r2": encoding.r2},
+        *zeros(3, 4, 5), [0, 3, 4, 40], [0, 1, 4, 9, 30], contextual=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_far_distances_are_as_good_as_near_ones(kind: str) -> None:
+    encoding = set_to(Kerple(2, kind), [0.4, 0.01], [1.0, 0.5])  # type: ignore[arg-type]
+    bias = encoding.bias(*zeros(2, 5, 6), Positions.of(QUERIES), Positions.of(KEYS)).detach().double()
+    parameters = [p.detach().double().numpy() for p in (encoding.r1, encoding.r2)]
+    truth = torch.from_numpy(kerple(QUERIES, KEYS, *parameters, kind))
+    assert float(((bias[0] - truth) / truth.clamp(max=-1e-9)).abs().max()) < 4e-7
+
+
+def test_the_power_form_with_exponent_one_tells_all_distances_apart() -> None:
+    encoding = set_to(Kerple(1, "power"), [0.5], [1.0])
+    bias = encoding.bias(*zeros(1, 1, 131_072), Positions.after(131_071, 1), Positions.arange(131_072))
+    assert len(bias.unique()) == 131_072
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pair_depends_on_its_distance_alone(kind: str) -> None:
+    encoding = Kerple(3, kind)  # type: ignore[arg-type]
+    here = encoding.bias(*zeros(3, 9, 9), Positions.arange(9))
+    assert torch.equal(here, here.transpose(2, 3))
+    assert torch.equal(here, encoding.bias(*zeros(3, 9, 9), Positions.after(1_000_003, 9)))
+    assert not here.diagonal(dim1=2, dim2=3).any()
+
+
+def test_parameters_act_within_their_bounds_and_can_come_back() -> None:
+    """Three around each bound: below, at, above. The value is held, the gradient is that of the bound."""
+    encoding = set_to(Kerple(3, "power"), [0.009, 0.01, 0.011], [1.999, 2.0, 2.001])
+    q, k = zeros(3, 1, 2)
+    bias = encoding.bias(q, k, Positions.after(3, 1), Positions.arange(2))
+    torch.testing.assert_close(bias[0, :, 0, 0], torch.tensor([-0.01 * 3**1.999, -0.01 * 9, -0.011 * 9]))
+    bias.sum().backward()
+    assert encoding.r1.grad is not None
+    assert bool((encoding.r1.grad < 0).all())
+    assert encoding.r2.grad is not None
+    assert bool((encoding.r2.grad < 0).all())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", claims.DTYPES, ids=str)
+def test_every_row_gets_what_it_gets_alone(kind: str, dtype: torch.dtype) -> None:
+    claims.agrees_with_itself_alone(lambda heads, width: Kerple(heads, kind), dtype)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_score_function_adds_the_bias(kind: str) -> None:
+    claims.score_mod_is_bias(lambda heads, width: Kerple(heads, kind))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradcheck(kind: str) -> None:
+    claims.passes_gradcheck(set_to(Kerple(2, kind), [0.5, 1.1], [0.3, 0.8]), 2, 3, shake=0.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiles_at_most_twice(kind: str) -> None:
+    claims.compiles_at_most_twice(lambda heads, width: Kerple(heads, kind))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sizes_and_state(kind: str) -> None:
+    claims.handles_every_size(lambda heads, width: Kerple(heads, kind))  # type: ignore[arg-type]
+    claims.has_no_state_but_parameters(lambda heads, width: Kerple(heads, kind))  # type: ignore[arg-type]
+
+
+def test_ranks_hold_slices_of_one_model() -> None:
+    claims.ranks_make_the_whole(lambda heads, width, part: Kerple(heads, head_slice=part))
+
+
+def test_parameters_start_where_the_authors_draw_them() -> None:
+    r1, r2 = Kerple(4_000).r1.detach(), Kerple(4_000).r2.detach()
+    assert 0.01 <= float(r1.min()) < 0.05
+    assert 1.95 < float(r1.max()) <= 2
+    assert 0.01 <= float(r2.min()) < 0.05
+    assert 0.97 < float(r2.max()) <= 1
+    assert 1.9 < float(Kerple(4_000, "power").r2.detach().max()) <= 2
+
+
+def test_attention_uses_it() -> None:
+    q = torch.randn(1, 2, 6, 8)
+    positions = Positions.arange(6)
+    encoding = set_to(Kerple(2), [5.0, 5.0], [50.0, 50.0])
+    _, weights = attend(q, q, q, encoding=encoding, positions=positions, return_weights=True)
+    assert float(weights.diagonal(dim1=2, dim2=3).min()) > 0.99
+
+
+def test_mistakes_are_named() -> None:
+    with refuses(LocantError, "'lag'", "'log'"):
+        Kerple(2, "lag")  # type: ignore[arg-type]
+    with refuses(RangeError, "num_heads=0"):
+        Kerple(0)
+    with refuses(ShapeError, "Kerple(num_heads=3)", "(1, 2, 4, 4)"):
+        Kerple(3).bias(*zeros(2, 4, 4), Positions.arange(4))
+    with refuses(ShapeError, "Kerple needs one index"):
+        Kerple(2).score_mod(*zeros(2, 4, 4), Positions.grid(2, 2))

@@ -1,0 +1,96 @@
+"""Sandwich against inner products of sinusoidal vectors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from locant import Positions, RangeError, Sandwich, ShapeError
+from tests.positions import claims
+from tests.positions.oracles_of_biases import sandwich
+from tests.refusal import refuses
+from tests.tolerances import assert_close
+
+
+def zeros(heads: int, queries: int, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros(1, heads, queries, 4), torch.zeros(1, heads, keys, 4)
+
+
+@pytest.mark.parametrize("dim", [2, 12, 128])
+@pytest.mark.parametrize("heads", [1, 3, 8])
+def test_the_bias_is_the_inner_product(dim: int, heads: int) -> None:
+    queries, keys = [0, 1, 7, 40], [0, 1, 2, 30, 41, 99]
+    bias = Sandwich(heads, dim=dim).bias(*zeros(heads, 4, 6), Positions.of(queries), Positions.of(keys))
+    assert_close(bias[0], torch.from_numpy(sandwich(queries, keys, heads, dim)))
+
+
+def test_it_is_exact_where_float32_angles_are_noise() -> None:
+    """Two pairs at one distance, one of them a billion tokens in; and distances beyond 2^24."""
+    encoding = Sandwich(2, dim=64)
+    near = encoding.bias(*zeros(2, 5, 5), Positions.arange(5))
+    assert torch.equal(near, encoding.bias(*zeros(2, 5, 5), Positions.after(10**9, 5)))
+    far = encoding.bias(*zeros(2, 1, 2), Positions.of([2**24 + 1]), Positions.of([0, 1]))
+    truth = sandwich([2**24 + 1], [0, 1], 2, 64)
+    assert np.abs(far[0].numpy() - truth).max() < 2e-5  # what float64 sines of 1e7 radians are good for
+
+
+def test_it_decays_and_is_symmetric() -> None:
+    """It swings on its way down, so means over octaves of distance are compared."""
+    bias = Sandwich(8).bias(*zeros(8, 64, 64), Positions.arange(64))
+    assert torch.equal(bias, bias.transpose(2, 3))
+    assert not bias.diagonal(dim1=2, dim2=3).any()
+    octaves = torch.stack([bias[0, :, 2**n : 2 ** (n + 1), 0].mean(1) for n in range(6)])
+    assert bool((octaves.diff(dim=0) < 0).all())
+
+
+def test_unknown_bounds_change_no_bit() -> None:
+    """Where a table of distances cannot be sized, or would be larger than the pairs, each pair is computed."""
+    encoding, index = Sandwich(2, dim=16), torch.tensor([[0, 3, 4, 9]])
+    known, unknown = Positions.of(index), Positions(index)
+    q, k = zeros(2, 4, 4)
+    assert encoding.bias(q, k, unknown).equal(encoding.bias(q, k, known))
+    wide = Positions.of([0, 3, 4, 2**31 - 1])
+    bias = encoding.bias(q, k, wide)
+    assert torch.equal(bias[:, :, :3, :3], encoding.bias(q, k, known)[:, :, :3, :3])
+    shape = torch.meshgrid(*(torch.arange(n) for n in (1, 2, 4, 4)), indexing="ij")
+    for positions in (unknown, wide):
+        mod = encoding.score_mod(q, k, positions)
+        assert torch.equal(mod(torch.zeros(1, 2, 4, 4), *shape), encoding.bias(q, k, positions))
+
+
+@pytest.mark.parametrize("dtype", claims.DTYPES, ids=str)
+def test_every_row_gets_what_it_gets_alone(dtype: torch.dtype) -> None:
+    claims.agrees_with_itself_alone(lambda heads, width: Sandwich(heads, dim=16), dtype)
+
+
+def test_the_score_function_adds_the_bias() -> None:
+    claims.score_mod_is_bias(lambda heads, width: Sandwich(heads, dim=16))
+
+
+def test_compiles_at_most_twice() -> None:
+    claims.compiles_at_most_twice(lambda heads, width: Sandwich(heads, dim=16))
+
+
+def test_sizes_and_state() -> None:
+    claims.handles_every_size(lambda heads, width: Sandwich(heads, dim=16))
+    claims.has_no_state_but_parameters(lambda heads, width: Sandwich(heads, dim=16))
+    assert not list(Sandwich(4).parameters())
+
+
+def test_float64_is_float64() -> None:
+    q, k = (x.double() for x in zeros(3, 4, 4))
+    truth = torch.from_numpy(sandwich(range(4), range(4), 3, 16))[None]
+    assert_close(Sandwich(3, dim=16).bias(q, k, Positions.arange(4)), truth)
+
+
+def test_ranks_hold_slices_of_one_model() -> None:
+    claims.ranks_make_the_whole(lambda heads, width, part: Sandwich(heads, dim=16, head_slice=part))
+
+
+def test_mistakes_are_named() -> None:
+    for dim in (0, 1, 127):
+        with refuses(RangeError, f"dim={dim}"):
+            Sandwich(2, dim=dim)
+    with refuses(ShapeError, "Sandwich(num_heads=3)"):
+        Sandwich(3).bias(*zeros(2, 4, 4), Positions.arange(4))

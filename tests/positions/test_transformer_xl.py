@@ -1,0 +1,148 @@
+"""Transformer-XL's terms against the paper in NumPy, and against the Conformer attention of transformers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from transformers import Wav2Vec2BertConfig
+from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert as reference
+
+from locant import Positions, RangeError, ShapeError, TransformerXL, attend
+from tests.positions import claims
+from tests.positions.oracles_of_biases import transformer_xl
+from tests.refusal import refuses
+from tests.tolerances import assert_close
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_values_and_gradients_are_those_of_the_paper(kv_heads: int) -> None:
+    """Queries behind a memory, and one far away."""
+    encoding = claims.shaken(TransformerXL(2, 8, head_dim=3))
+    assert isinstance(encoding, TransformerXL)
+    queries, keys = [4, 5, 60], [0, 1, 2, 5, 40]
+
+    def oracle(q, k, weight, u, v):  # type: ignore[no-untyped-def]
+        W = weight.reshape(2, 3, 8)
+        return transformer_xl(q, k, queries, keys, W, u, v, encoding.scale)
+
+    claims.agrees_with_oracle(
+        encoding, oracle, {"weight": encoding.weight, "u": encoding.u, "v": encoding.v},
+        torch.randn(2, 2, 3, 3), torch.randn(2, kv_heads, 5, 3), queries, keys, contextual=True,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def module() -> reference.Wav2Vec2BertSelfAttention:
+    config = Wav2Vec2BertConfig(
+        hidden_size=24, num_attention_heads=4, position_embeddings_type="relative", attention_dropout=0.0,
+        max_source_positions=64,
+    )  # fmt: skip
+    module = reference.Wav2Vec2BertSelfAttention(config).eval()
+    with torch.no_grad():
+        module.pos_bias_u.normal_()
+        module.pos_bias_v.normal_()
+    return module
+
+
+def test_attention_is_that_of_a_conformer(module: reference.Wav2Vec2BertSelfAttention) -> None:
+    """Both directions; it interleaves sines and cosines, so columns of W trade places."""
+    encoding = TransformerXL(4, 24)
+    with torch.no_grad():
+        encoding.weight.copy_(torch.cat([module.linear_pos.weight[:, 0::2], module.linear_pos.weight[:, 1::2]], dim=1))
+        encoding.u.copy_(module.pos_bias_u)
+        encoding.v.copy_(module.pos_bias_v)
+        x = torch.randn(2, 19, 24)
+        module.config._attn_implementation = "eager"
+        waves = reference.Wav2Vec2BertRelPositionalEmbedding(module.config)(x)
+        expected, _ = module(x, relative_position_embeddings=waves)
+        q, k, v = (
+            linear(x).view(2, 19, 4, 6).transpose(1, 2)
+            for linear in (module.linear_q, module.linear_k, module.linear_v)
+        )
+        y = attend(q, k, v, encoding=encoding, positions=Positions.arange(19), causal=False)
+        assert_close(module.linear_out(y.transpose(1, 2).flatten(-2)), expected)
+
+
+def test_a_memory_is_keys_with_positions() -> None:
+    encoding = claims.shaken(TransformerXL(4, 24))
+    q, k = torch.randn(2, 4, 12, 6), torch.randn(2, 4, 12, 6)
+    whole = encoding.bias(q, k, Positions.arange(12))
+    segment = encoding.bias(q[:, :, 8:], k, Positions.after(8, 4), Positions.arange(12))
+    assert torch.equal(segment, whole[:, :, 8:])
+    # The original counts a memory from 0 whatever came before; only distances matter.
+    shifted = encoding.bias(q[:, :, 8:], k, Positions.after(10**9, 4), Positions.of(torch.arange(12) + 10**9 - 8))
+    assert_close(shifted, segment)
+
+
+def test_each_term_is_where_it_belongs() -> None:
+    """With W, u or v alone nonzero: rows, columns or diagonals of equal numbers."""
+    q, k = torch.randn(1, 2, 7, 4), torch.randn(1, 2, 7, 4)
+    encoding = TransformerXL(2, 8)
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.zero_()
+        encoding.u.normal_()
+        content = encoding.bias(q, k, Positions.arange(7))
+        assert torch.equal(content, content[:, :, :1].expand_as(content))
+        assert_close(content[:, :, 0], torch.einsum("hd,bhkd->bhk", encoding.u, k) / 2)
+        encoding.u.zero_()
+        encoding.v.normal_()
+        encoding.weight.normal_()
+        where = encoding.bias(torch.zeros_like(q), k, Positions.arange(7))
+        for offset in range(-6, 7):
+            diagonal = where.diagonal(offset, 2, 3)
+            assert_close(diagonal, diagonal[..., :1].expand_as(diagonal))
+
+
+def build(heads: int, width: int) -> TransformerXL:
+    return TransformerXL(heads, 12, head_dim=width)
+
+
+@pytest.mark.parametrize("dtype", claims.DTYPES, ids=str)
+def test_every_row_gets_what_it_gets_alone(dtype: torch.dtype) -> None:
+    claims.agrees_with_itself_alone(build, dtype)
+
+
+def test_the_score_function_adds_the_bias() -> None:
+    claims.score_mod_is_bias(build)
+
+
+def test_gradcheck() -> None:
+    claims.passes_gradcheck(TransformerXL(2, 4, head_dim=3), 2, 3)
+
+
+def test_compiles_at_most_twice() -> None:
+    claims.compiles_at_most_twice(build)
+
+
+def test_sizes_and_state() -> None:
+    claims.handles_every_size(build)
+    claims.has_no_state_but_parameters(build)
+
+
+def test_ranks_hold_slices_of_one_model() -> None:
+    claims.ranks_make_the_whole(lambda heads, width, part: TransformerXL(heads, 12, head_dim=width, head_slice=part))
+
+
+def test_the_scale_is_that_of_attend_unless_told() -> None:
+    q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4)
+    told = partial(TransformerXL, 2, 8)
+    one, two = told(scale=1.0), told()
+    two.load_state_dict(one.state_dict())
+    assert two.scale == 0.5
+    assert_close(two.bias(q, k, Positions.arange(3)).detach() * 2, one.bias(q, k, Positions.arange(3)).detach())
+
+
+def test_mistakes_are_named() -> None:
+    for wrong in ({"d_model": 7}, {"d_model": 0}, {"d_model": 8, "head_dim": 0}):
+        with refuses(RangeError, "d_model=", "head_dim="):
+            TransformerXL(2, **wrong)
+    q = torch.zeros(1, 2, 3, 4)
+    with refuses(ShapeError, "TransformerXL(num_heads=4)"):
+        TransformerXL(4, 16).bias(q, q, Positions.arange(3))
+    with refuses(ShapeError, "head_dim=8"):
+        TransformerXL(2, 16).bias(q, q, Positions.arange(3))
+    with refuses(ShapeError, "k has 1 x 2"):
+        TransformerXL(2, 8).bias(q, q[:, :, :2], Positions.arange(3))

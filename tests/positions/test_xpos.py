@@ -1,0 +1,172 @@
+"""xPos against rotary-embedding-torch, and what that one does not hold: cached decoding equals one shot."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from rotary_embedding_torch import RotaryEmbedding
+
+from locant import LocantError, Positions, RangeError, Rotary, ShapeError, XPos
+from tests.positions import claims
+from tests.refusal import refuses
+from tests.tolerances import assert_close
+
+DIM = 8
+
+
+def tokens(n: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(2, 3, n, DIM).to(dtype), torch.randn(2, 3, n, DIM).to(dtype)
+
+
+def scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return q.double() @ k.double().transpose(-1, -2)
+
+
+@pytest.mark.filterwarnings("ignore:.*autocast")  # the peer, about a device that is not here
+@pytest.mark.parametrize("length", [1, 2, 7, 64])
+@pytest.mark.parametrize("scale_base", [512, 20])
+def test_q_k_and_gradients_are_those_of_rotary_embedding_torch(length: int, scale_base: int) -> None:
+    """Its center is the middle of the sequence at hand."""
+    peer = RotaryEmbedding(DIM, use_xpos=True, xpos_scale_base=scale_base)
+    xpos = XPos(DIM, scale_base=scale_base, center=length // 2, layout="interleaved")
+    q, k = (t.requires_grad_() for t in tokens(length))
+    expected = peer.rotate_queries_and_keys(q, k)
+    ours = xpos.rotate(q, k, Positions.arange(length))
+    cotangents = [torch.randn_like(q), torch.randn_like(k)]
+    pairs = [*zip(ours, expected, strict=True)]
+    gradients = (torch.autograd.grad(turned, [q, k], cotangents) for turned in (ours, expected))
+    for actual, wanted in [*pairs, *zip(*gradients, strict=True)]:
+        torch.testing.assert_close(actual, wanted, rtol=2e-5, atol=2e-5)  # its angles are float32
+
+
+def test_scores_are_a_rotation_times_a_decay_of_distance() -> None:
+    """The paper's formula, pair by pair: ``sum_i zeta_i^((n - m) / 512) Re(q_i conj(k_i) e^(i (n - m) theta_i))``."""
+    q, k = tokens(6, torch.float64)
+    n = torch.tensor([0.0, 1, 5, 300, 1000, 1007], dtype=torch.float64)
+    distance = (n[:, None] - n[None, :])[..., None]
+    pair = torch.arange(DIM // 2, dtype=torch.float64)
+    decay = ((2 * pair / DIM + 0.4) / 1.4) ** (distance / 512)
+    turn = torch.polar(decay, distance * 10_000 ** (-2 * pair / DIM))
+    q_pairs, k_pairs = (torch.complex(x[..., : DIM // 2], x[..., DIM // 2 :]) for x in (q, k))
+    expected = torch.einsum("bhnp,bhmp,nmp->bhnm", q_pairs, k_pairs.conj(), turn).real
+    turned = XPos(DIM).rotate(q, k, Positions.of(n.long()))
+    torch.testing.assert_close(scores(*turned), expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("center", [-50, 0, 40, 10_000])
+def test_the_center_cancels(center: int) -> None:
+    q, k = tokens(20, torch.float64)
+    plain = scores(*XPos(DIM).rotate(q, k, Positions.arange(20)))
+    moved = scores(*XPos(DIM, center=center).rotate(q, k, Positions.arange(20)))
+    torch.testing.assert_close(moved, plain, rtol=1e-12, atol=1e-12)
+
+
+def test_scores_depend_on_distance_alone() -> None:
+    q, k = tokens(9, torch.float64)
+    xpos = XPos(DIM)
+    near, far = (scores(*xpos.rotate(q, k, Positions.after(start, 9))) for start in (0, 5_000))
+    torch.testing.assert_close(near, far, rtol=1e-11, atol=1e-11)
+
+
+def test_without_decay_it_is_rotary() -> None:
+    q, k = tokens(9)
+    slow = XPos(DIM, scale_base=1e30).rotate(q, k, Positions.arange(9))
+    for ours, rotary in zip(slow, Rotary(DIM).rotate(q, k, Positions.arange(9)), strict=True):
+        assert_close(ours, rotary)
+
+
+def test_keys_cached_while_decoding_are_those_of_one_shot() -> None:
+    q, k = tokens(30)
+    xpos = XPos(DIM)
+    one_shot = xpos.rotate(q, k, Positions.arange(30))
+    steps = [xpos.rotate(q[:, :, [p]], k[:, :, [p]], Positions.after(p, 1)) for p in range(30)]
+    for whole, pieces in zip(one_shot, zip(*steps, strict=True), strict=True):
+        assert torch.equal(torch.cat(pieces, dim=2), whole)
+
+
+@pytest.mark.parametrize("dtype", claims.DTYPES, ids=str)
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_every_row_gets_what_it_gets_alone(layout: str, dtype: torch.dtype) -> None:
+    claims.agrees_with_itself_alone(lambda heads, width: XPos(width, layout=layout), dtype)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_within_reach_every_number_is_normal(dtype: torch.dtype) -> None:
+    """At the limit on both sides, and one past it, which is refused."""
+    xpos = XPos(DIM, center=7)
+    reach = xpos.reach(dtype)
+    ones = torch.ones(1, 1, 1, DIM, dtype=dtype)
+    for place in (7 - reach, 7 + reach - 1, 7 + reach):
+        for turned in xpos.rotate(ones, ones, Positions.of([place])):
+            pairs = torch.hypot(*turned.double().chunk(2, dim=-1))
+            assert torch.finfo(dtype).tiny < float(pairs.min())
+            assert float(pairs.max()) < torch.finfo(dtype).max
+    for place in (8 + reach, 6 - reach):
+        with refuses(RangeError, f"position {place}", str(dtype), "scale_base"):
+            xpos.rotate(ones, ones, Positions.of([place]))
+
+
+def test_a_larger_scale_base_reaches_farther() -> None:
+    assert XPos(DIM, scale_base=5120).reach(torch.bfloat16) == pytest.approx(10 * XPos(DIM).reach(torch.bfloat16), 1e-3)
+
+
+def test_far_positions_are_exact() -> None:
+    """Angles of float64 truth at positions where float32 angles are noise."""
+    xpos = XPos(DIM, scale_base=1e9)
+    place = 123_456_789
+    q = torch.randn(1, 1, 1, DIM)
+    turned, _ = xpos.rotate(q, q, Positions.of([place]))
+    double, _ = xpos.rotate(q.double(), q.double(), Positions.of([place]))
+    assert_close(turned, double)
+    angle = torch.tensor([place * 10_000 ** (-2 * i / DIM) for i in range(DIM // 2)], dtype=torch.float64)
+    scale = ((torch.arange(0, DIM, 2) / DIM + 0.4) / 1.4).double() ** (place / 1e9)
+    a, b = q[0, 0, 0].double().chunk(2)
+    expected = torch.cat([(a * angle.cos() - b * angle.sin()) * scale, (b * angle.cos() + a * angle.sin()) * scale])
+    torch.testing.assert_close(turned[0, 0, 0].double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_other_doors_are_untouched() -> None:
+    q, k = tokens(3)
+    x = torch.randn(2, 3, 5)
+    assert XPos(DIM).embed(x, Positions.arange(3)) is x
+    assert XPos(DIM).bias(q, k, Positions.arange(3)) is None
+    assert XPos(DIM).score_mod(q, k, Positions.arange(3)) is None
+
+
+def test_inplace_writes_into_q_and_k() -> None:
+    q, k = tokens(4)
+    expected = XPos(DIM).rotate(q, k, Positions.arange(4))
+    turned = XPos(DIM).rotate(q, k, Positions.arange(4), inplace=True)
+    assert turned[0] is q
+    assert turned[1] is k
+    assert torch.equal(q, expected[0])
+    assert torch.equal(k, expected[1])
+
+
+def test_gradcheck() -> None:
+    claims.passes_gradcheck(XPos(4, scale_base=8), 2, 4)
+
+
+def test_compiles_at_most_twice() -> None:
+    claims.compiles_at_most_twice(lambda heads, width: XPos(width))
+
+
+def test_sizes_and_state() -> None:
+    claims.handles_every_size(lambda heads, width: XPos(width))
+    claims.has_no_state_but_parameters(lambda heads, width: XPos(width))
+    assert not XPos(4).state_dict()
+
+
+def test_mistakes_are_named() -> None:
+    for wrong in ({"head_dim": 5}, {"head_dim": 0}, {"head_dim": 4, "scale_base": 0.0}, {"head_dim": 4, "gamma": -1.0}):
+        with refuses(RangeError, "head_dim=", "scale_base=", "gamma="):
+            XPos(**wrong)  # type: ignore[arg-type]
+    with refuses(LocantError, "'whole'"):
+        XPos(4, layout="whole")  # type: ignore[arg-type]
+    q, k = tokens(3)
+    with refuses(ShapeError, "head_dim=6"):
+        XPos(6).rotate(q, k, Positions.arange(3))
+    with refuses(ShapeError, "k has 2 x 2"):
+        XPos(DIM).rotate(q, k[:, :, :2], Positions.arange(3))
+    with refuses(ShapeError, "2 axes"):
+        XPos(DIM).rotate(q, k, Positions.grid(1, 3))

@@ -1,0 +1,360 @@
+"""Tokenizers by name: from the caches that other libraries keep, and never from the network unasked."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import tiktoken
+import tiktoken_ext.openai_public
+from huggingface_hub.utils import EntryNotFoundError
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
+
+from locant.errors import InputError
+from locant.text import Tokenizer, ranks, sample_text
+from locant.text.ranks import ENCODINGS, cached_encoding
+
+REMEDIES = (r"the path of a tokenizer\.json", "download=True", r"Tokenizer\.train")
+VARIABLES = (
+    "HF_HUB_CACHE",
+    "HUGGINGFACE_HUB_CACHE",
+    "HF_HOME",
+    "XDG_CACHE_HOME",
+    "TIKTOKEN_CACHE_DIR",
+    "DATA_GYM_CACHE_DIR",
+)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home that holds nothing, so that no test sees the caches of the person who runs it."""
+    folder = tmp_path_factory.mktemp("home")
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "tmp"))
+    return folder
+
+
+def a_tokenizer(seed: int = 0) -> Tokenizer:
+    return Tokenizer.train(sample_text()[seed * 1000 :][:3000], 300)
+
+
+def in_hub_cache(
+    cache: Path, name: str, tokenizer: Tokenizer, commit: str = "c0ffee", main: str | None = "c0ffee"
+) -> Path:
+    """As the Hugging Face libraries lay it out: a link in a snapshot to a blob, and what `main` stands for."""
+    folder = cache / ("models--" + name.replace("/", "--"))
+    blob = folder / "blobs" / tokenizer.fingerprint
+    snapshot = folder / "snapshots" / commit
+    for place in (blob.parent, snapshot, folder / "refs"):
+        place.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(blob)
+    (snapshot / "tokenizer.json").symlink_to(Path("../../blobs") / blob.name)
+    if main is not None:
+        (folder / "refs" / "main").write_text(main)
+    return folder
+
+
+class TestAPath:
+    def test_may_be_a_file_or_a_folder_as_str_or_path(self, tmp_path: Path) -> None:
+        tokenizer = a_tokenizer()
+        tokenizer.save(tmp_path / "tokenizer.json")
+        tokenizer.save(tmp_path / "other name")
+        for path in (tmp_path, tmp_path / "tokenizer.json", tmp_path / "other name"):
+            assert Tokenizer.load(path).fingerprint == Tokenizer.load(str(path)).fingerprint == tokenizer.fingerprint
+
+    def test_comes_before_a_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+        in_hub_cache(home / ".cache/huggingface/hub", "gpt2", a_tokenizer(1))
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "gpt2").mkdir()
+        a_tokenizer(2).save(tmp_path / "gpt2")
+        assert Tokenizer.load("gpt2").fingerprint == a_tokenizer(2).fingerprint
+
+    def test_that_is_not_there_is_not_looked_up_as_a_name(self, home: Path) -> None:
+        in_hub_cache(home / ".cache/huggingface/hub", "gpt2", a_tokenizer())
+        assert Tokenizer.load("gpt2").vocab_size == 300
+        with pytest.raises(InputError, match="found no tokenizer 'gpt2'"):
+            Tokenizer.load(Path("gpt2"), download=True)
+
+    def test_of_a_folder_without_one_says_so(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=r"which holds no tokenizer\.json; try: "):
+            Tokenizer.load(tmp_path)
+
+    def test_of_an_empty_or_binary_file_says_so(self, tmp_path: Path) -> None:
+        for data, message in ((b"", "is empty"), (b"\0\1", "is binary"), (b"\xff", "is not UTF-8")):
+            (tmp_path / "tokenizer.json").write_bytes(data)
+            with pytest.raises(InputError, match=message):
+                Tokenizer.load(tmp_path)
+
+
+class TestANameThatIsNowhere:
+    @pytest.mark.parametrize("name", ["gpt2", "someone/something", "cl100k_base", "a\0b", "x" * 5000, "../up"])
+    def test_names_the_three_remedies(self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(InputError) as caught:
+            Tokenizer.load(name)
+        assert all(re.search(remedy, caught.value.remedy) for remedy in REMEDIES)
+
+    def test_says_where_it_was_looked_for(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "tk"))
+        with pytest.raises(InputError) as caught:
+            Tokenizer.load("gpt2")
+        assert str(tmp_path / "hf" / "hub") in caught.value.cause
+        assert str(tmp_path / "tk") in caught.value.cause
+
+    def test_is_not_fetched(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The suite lets nobody onto the network; and the door that would be used is not even touched."""
+
+        def fetch(*arguments: object, **options: object) -> str:
+            raise AssertionError("fetched")
+
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
+        with pytest.raises(InputError):
+            Tokenizer.load("gpt2")
+        with pytest.raises(AssertionError, match="fetched"):
+            Tokenizer.load("gpt2", download=True)
+
+
+class TestTheHubCache:
+    @pytest.mark.parametrize(
+        ("variable", "value", "cache"),
+        [
+            (None, "", "{home}/.cache/huggingface/hub"),
+            ("HF_HOME", "{tmp}/hf", "{tmp}/hf/hub"),
+            ("HF_HOME", "~/hf", "{home}/hf/hub"),
+            ("HF_HUB_CACHE", "{tmp}/cache", "{tmp}/cache"),
+            ("HF_HUB_CACHE", "$HOME/cache", "{home}/cache"),
+            ("HUGGINGFACE_HUB_CACHE", "{tmp}/cache", "{tmp}/cache"),
+            ("XDG_CACHE_HOME", "{tmp}/xdg", "{tmp}/xdg/huggingface/hub"),
+        ],
+    )
+    def test_is_where_its_own_library_looks(
+        self, variable: str | None, value: str, cache: str, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tokenizer = a_tokenizer()
+        in_hub_cache(Path(cache.format(home=home, tmp=tmp_path)), "someone/something", tokenizer)
+        if variable:
+            with pytest.raises(InputError):
+                Tokenizer.load("someone/something")
+            monkeypatch.setenv(variable, value.format(home=home, tmp=tmp_path))
+        assert Tokenizer.load("someone/something").fingerprint == tokenizer.fingerprint
+
+    def test_agrees_with_its_own_library(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        in_hub_cache(tmp_path, "someone/something", a_tokenizer())
+        theirs = huggingface_hub.try_to_load_from_cache("someone/something", "tokenizer.json", cache_dir=tmp_path)
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+        assert Tokenizer.load("someone/something").fingerprint == Tokenizer.load(theirs).fingerprint
+
+    def test_is_read_at_the_revision_that_main_stands_for(self, home: Path) -> None:
+        cache = home / ".cache/huggingface/hub"
+        in_hub_cache(cache, "gpt2", a_tokenizer(1), "old", main=None)
+        in_hub_cache(cache, "gpt2", a_tokenizer(2), "new", main="new\n")
+        assert Tokenizer.load("gpt2").fingerprint == a_tokenizer(2).fingerprint
+        (cache / "models--gpt2" / "refs" / "main").write_text("old")
+        assert Tokenizer.load("gpt2").fingerprint == a_tokenizer(1).fingerprint
+        (cache / "models--gpt2" / "refs" / "main").write_text("neither")
+        with pytest.raises(InputError, match="found no tokenizer 'gpt2'"):
+            Tokenizer.load("gpt2")
+
+    def test_without_main_has_its_only_revision(self, home: Path) -> None:
+        folder = in_hub_cache(home / ".cache/huggingface/hub", "gpt2", a_tokenizer(1), "one", main=None)
+        assert Tokenizer.load("gpt2").fingerprint == a_tokenizer(1).fingerprint
+        in_hub_cache(folder.parent, "gpt2", a_tokenizer(2), "two", main=None)
+        with pytest.raises(InputError, match=r"got 2 revisions in .*; try: the path of one"):
+            Tokenizer.load("gpt2")
+
+    def test_holds_the_first_models_under_their_new_owners(self, home: Path) -> None:
+        in_hub_cache(home / ".cache/huggingface/hub", "openai-community/gpt2", a_tokenizer(1))
+        in_hub_cache(home / ".cache/huggingface/hub", "someone/gpt3", a_tokenizer(2))
+        assert Tokenizer.load("gpt2").fingerprint == a_tokenizer(1).fingerprint
+        with pytest.raises(InputError):
+            Tokenizer.load("gpt3")
+
+    def test_with_a_damaged_file_says_which(self, home: Path) -> None:
+        folder = in_hub_cache(home / ".cache/huggingface/hub", "gpt2", a_tokenizer())
+        next((folder / "blobs").iterdir()).write_text("{")
+        with pytest.raises(InputError, match=r"models--gpt2.*tokenizer\.json is not JSON"):
+            Tokenizer.load("gpt2")
+
+
+class TestDownloading:
+    def test_is_done_when_asked_for_and_only_for_what_is_not_there(
+        self, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = []
+
+        def fetch(name: str, file: str) -> str:
+            asked.append((name, file))
+            a_tokenizer(3).save(tmp_path / "fetched.json")
+            return str(tmp_path / "fetched.json")
+
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
+        assert Tokenizer.load("someone/something", download=True).fingerprint == a_tokenizer(3).fingerprint
+        assert asked == [("someone/something", "tokenizer.json")]
+        in_hub_cache(home / ".cache/huggingface/hub", "someone/something", a_tokenizer(1))
+        assert Tokenizer.load("someone/something", download=True).fingerprint == a_tokenizer(1).fingerprint
+        assert len(asked) == 1
+
+    @pytest.mark.parametrize(
+        "error", [OSError("no route\nto host"), ValueError("bad name"), EntryNotFoundError("404"), OSError()]
+    )
+    def test_that_fails_says_why(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(name: str, file: str) -> str:
+            raise error
+
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
+        why = str(error).splitlines()[0] if str(error) else "OSError"
+        with pytest.raises(
+            InputError, match=f"cannot download tokenizer.json of 'gpt2': {why}; try: a name as on the hub"
+        ):
+            Tokenizer.load("gpt2", download=True)
+
+    def test_is_refused_by_the_library_itself_where_the_machine_is_offline(self) -> None:
+        assert os.environ["HF_HUB_OFFLINE"] == "1"
+        with pytest.raises(InputError, match=r"cannot download tokenizer\.json of 'someone/something'"):
+            Tokenizer.load("someone/something", download=True)
+
+
+def small_ranks() -> dict[bytes, int]:
+    """Ranks as `tiktoken` has them, learned here: bytes first, in GPT-2's order, then what they merge to."""
+    definition = Tokenizer.train(sample_text()[:60_000], 600, special_tokens=())
+    by_id = [definition.decode_bytes([number]) for number in range(definition.vocab_size)]
+    return {token: rank for rank, token in enumerate(by_id)}
+
+
+RANKS = small_ranks()
+
+
+def as_tiktoken_file(table: dict[bytes, int]) -> bytes:
+    return b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in table.items())
+
+
+def published(monkeypatch: pytest.MonkeyPatch, cache: Path, name: str, data: bytes, file: int = 0) -> Path:
+    """Lay a file into the cache as `tiktoken` would, and take it for the published one."""
+    wanted = ENCODINGS[name].files[file]
+    files = list(ENCODINGS[name].files)
+    files[file] = dataclasses.replace(wanted, sha256=hashlib.sha256(data).hexdigest())
+    special = {spelling: number - 40_000 for spelling, number in ENCODINGS[name].special_tokens.items()}
+    small = dataclasses.replace(ENCODINGS[name], files=tuple(files), special_tokens=special)
+    monkeypatch.setitem(ranks.ENCODINGS, name, small)
+    cache.mkdir(parents=True, exist_ok=True)
+    (cache / wanted.name).write_bytes(data)
+    return cache / wanted.name
+
+
+def theirs_of(name: str, monkeypatch: pytest.MonkeyPatch) -> tiktoken.Encoding:
+    """`tiktoken`'s own encoding of this name: its pattern and special tokens, over our few ranks."""
+    monkeypatch.setattr(tiktoken_ext.openai_public, "load_tiktoken_bpe", lambda *_, **__: RANKS)
+    monkeypatch.setattr(tiktoken_ext.openai_public, "data_gym_to_mergeable_bpe_ranks", lambda **_: RANKS)
+    made = tiktoken_ext.openai_public.ENCODING_CONSTRUCTORS[name]()
+    special = {spelling: number - 40_000 for spelling, number in made["special_tokens"].items()}
+    return tiktoken.Encoding(name, pat_str=made["pat_str"], mergeable_ranks=RANKS, special_tokens=special)
+
+
+NAMES = ["gpt2", "r50k_base", "cl100k_base", "o200k_base"]
+LETTERS = "the cat isn't HERE, we'll DON'T'S 0123456789 \n\r\t\u3000éÉßǅʰ日本語🙂́<|>/x-"
+
+
+class TestTheTiktokenCache:
+    @pytest.mark.parametrize("name", NAMES)
+    def test_gives_the_ids_of_tiktoken(self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+        published(monkeypatch, tmp_path, name, as_tiktoken_file(RANKS))
+        ours, theirs = Tokenizer.load(name), theirs_of(name, monkeypatch)
+        assert ours.special_tokens == theirs._special_tokens
+        assert ours.vocab_size == theirs.n_vocab
+        assert ours.end_of_text == theirs.eot_token
+        assert ours.lossless
+
+        @given(text=st.text(st.sampled_from(LETTERS), max_size=80))
+        def same(text: str) -> None:
+            assert ours.encode(text).tolist() == theirs.encode(text, disallowed_special=())
+
+        same()
+        text = sample_text()[200_000:260_000]
+        assert ours.encode(text).tolist() == theirs.encode(text, disallowed_special=())
+        text = "a<|endoftext|>b"
+        assert ours.encode(text).tolist() == theirs.encode(text, disallowed_special=())
+        allowed = ours.encode(text, allowed_special=ours.special_tokens).tolist()
+        assert allowed == theirs.encode(text, allowed_special="all")
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_files_have_the_name_and_the_hash_that_tiktoken_expects(
+        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = {}
+
+        def ask(path: str, expected_hash: str | None = None, **options: str) -> dict[bytes, int]:
+            asked[hashlib.sha1(path.encode(), usedforsecurity=False).hexdigest()] = expected_hash
+            return {}
+
+        monkeypatch.setattr(tiktoken_ext.openai_public, "load_tiktoken_bpe", ask)
+        monkeypatch.setattr(
+            tiktoken_ext.openai_public,
+            "data_gym_to_mergeable_bpe_ranks",
+            lambda **options: ask(options["vocab_bpe_file"], options["vocab_bpe_hash"]),
+        )
+        tiktoken_ext.openai_public.ENCODING_CONSTRUCTORS[name]()
+        assert asked.items() <= {file.name: file.sha256 for file in ENCODINGS[name].files}.items()
+
+    def test_may_hold_gpt_2_as_it_was_first_published(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Merges in the letters of byte-level vocabularies, from which the ranks follow."""
+        made = Tokenizer.train(sample_text()[:60_000], 600, special_tokens=())
+        model = json.loads(made.to_json())["model"]
+        data = "#version: 0.2\n" + "".join(" ".join(pair) + "\n" for pair in model["merges"])
+        published(monkeypatch, home / "tmp" / "data-gym-cache", "gpt2", data.encode(), file=1)
+        assert model["vocab"].items() <= cached_encoding("gpt2")["model"]["vocab"].items()
+        text = sample_text()[100_000:110_000]
+        assert Tokenizer.load("gpt2").encode(text).tolist() == made.encode(text).tolist()
+
+    @pytest.mark.parametrize("variable", ["TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR", None])
+    def test_is_where_tiktoken_keeps_it(
+        self, variable: str | None, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = tmp_path if variable else home / "tmp" / "data-gym-cache"
+        if variable:
+            monkeypatch.setenv(variable, str(tmp_path))
+        published(monkeypatch, folder, "cl100k_base", as_tiktoken_file(RANKS))
+        assert Tokenizer.load("cl100k_base").special_tokens["<|endoftext|>"] == 60257
+
+    def test_may_be_switched_off(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        published(monkeypatch, home / "tmp" / "data-gym-cache", "gpt2", as_tiktoken_file(RANKS))
+        monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
+        with pytest.raises(InputError, match="found no tokenizer 'gpt2'"):
+            Tokenizer.load("gpt2")
+
+    def test_comes_after_the_hub_cache(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        published(monkeypatch, home / "tmp" / "data-gym-cache", "gpt2", as_tiktoken_file(RANKS))
+        assert Tokenizer.load("gpt2").vocab_size == 10257
+        in_hub_cache(home / ".cache/huggingface/hub", "gpt2", a_tokenizer())
+        assert Tokenizer.load("gpt2").vocab_size == 300
+
+    def test_with_another_file_under_that_name_is_refused(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = published(monkeypatch, home / "tmp" / "data-gym-cache", "gpt2", as_tiktoken_file(RANKS))
+        path.write_bytes(path.read_bytes()[:-1])
+        with pytest.raises(
+            InputError, match=r"is not encodings/r50k_base.tiktoken as it was published; try: deleting it"
+        ):
+            Tokenizer.load("gpt2")
+
+    def test_spells_bytes_as_the_library_does(self) -> None:
+        from locant.text.definition import BYTE_SPELLING
+
+        spelled = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
+        assert sorted(BYTE_SPELLING) == sorted(pre_tokenizers.ByteLevel.alphabet())
+        for number in range(0x110000):
+            if number % 97 == 0 and not 0xD800 <= number < 0xE000:
+                letter = chr(number)
+                assert spelled(letter)[0][0] == "".join(BYTE_SPELLING[byte] for byte in letter.encode())

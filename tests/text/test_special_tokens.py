@@ -1,0 +1,200 @@
+"""Text is only text: no spelling of a special token becomes one, unless it is allowed by name."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, models, pre_tokenizers
+
+from locant.errors import InputError
+from locant.text import Tokenizer
+from locant.text.definition import without
+from tests.text.zoo import KINDS, definition, library
+
+
+@functools.cache
+def loaded(kind: str) -> Tokenizer:
+    return Tokenizer.from_json(definition(kind))
+
+
+def forbidden(tokenizer: Tokenizer) -> set[int]:
+    """Every special id but the one for unknown words: that is what a word of an unknown spelling gets."""
+    return {number for name, number in tokenizer.special_tokens.items() if "unk" not in name.lower()}
+
+
+def spellings(name: str) -> list[str]:
+    """A special token's spelling, in every company that could make it be recognised."""
+    around = [
+        "{}",
+        " {}",
+        "{} ",
+        " {} ",
+        "a{}",
+        "{}b",
+        "the {} cat",
+        "\n{}\n",
+        "{0}{0}",
+        "{0} {0}",
+        "\t{}",
+        ".{}.",
+        "\u2581{}",
+    ]
+    changed = {name, name.lower(), name.upper(), name.replace("<", "< "), name[:-1] + "\u200b" + name[-1:]}
+    return [place.format(each) for place in around for each in sorted(changed)]
+
+
+def texts_with(tokenizer: Tokenizer) -> st.SearchStrategy[str]:
+    """Texts thrown together from special tokens, pieces of them, and others."""
+    names = list(tokenizer.special_tokens)
+    pieces = [
+        *names,
+        *(name[:i] for name in names for i in range(1, len(name))),
+        " ",
+        "\n",
+        "a",
+        "the",
+        "END",
+        "é",
+        "▁",
+    ]
+    return st.lists(st.sampled_from(pieces), max_size=12).map("".join)
+
+
+class TestPlainText:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_is_never_a_special_token_however_it_is_spelled(self, kind: str) -> None:
+        tokenizer = loaded(kind)
+        assert forbidden(tokenizer)
+        for name in tokenizer.special_tokens:
+            for text in spellings(name):
+                for given_as in (text, text.encode(), b"\xff" + text.encode() + b"\xff"):
+                    assert not forbidden(tokenizer) & {*tokenizer.encode(given_as).tolist()}, (name, given_as)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @given(data=st.data())
+    def test_is_never_a_special_token_in_any_mixture(self, kind: str, data: st.DataObject) -> None:
+        tokenizer = loaded(kind)
+        text = data.draw(texts_with(tokenizer))
+        assert not forbidden(tokenizer) & {*tokenizer.encode(text).tolist()}
+        assert not forbidden(tokenizer) & {*tokenizer.encode_batch(["", text])[1].tolist()}
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_would_be_one_to_the_library_by_default(self, kind: str) -> None:
+        """The check above must reject the usual way, for every tokenizer it is made with."""
+        theirs = library(kind)
+        found = {
+            id_ for name in loaded(kind).special_tokens for id_ in theirs.encode(name, add_special_tokens=False).ids
+        }
+        assert found & forbidden(loaded(kind))
+
+    @pytest.mark.parametrize("kind", ["byte level, a word is special", "unigram", "word level"])
+    def test_would_be_one_to_the_librarys_own_switch(self, kind: str) -> None:
+        """`encode_special_tokens` is not enough: a vocabulary or a merge can make one all the same."""
+        theirs = library(kind)
+        theirs.encode_special_tokens = True
+        found = {
+            id_ for name in loaded(kind).special_tokens for id_ in theirs.encode(name, add_special_tokens=False).ids
+        }
+        assert found & forbidden(loaded(kind))
+
+    def test_comes_back_with_its_special_tokens_as_text(self) -> None:
+        for kind in KINDS:
+            tokenizer = loaded(kind)
+            if tokenizer.lossless:
+                text = " and ".join(spelling for name in tokenizer.special_tokens for spelling in spellings(name))
+                assert tokenizer.decode(tokenizer.encode(text)) == text
+
+    def test_keeps_its_ordinary_added_tokens(self) -> None:
+        tokenizer = loaded("byte level, every flag")
+        number = library("byte level, every flag").token_to_id("<think>")
+        assert "<think>" not in tokenizer.special_tokens
+        assert tokenizer.encode("a<think>").tolist()[-1] == number
+
+    def test_gets_nothing_put_around_it(self) -> None:
+        cls, sep = 2, 3
+        assert library("word piece").encode("the cat").ids[0] == cls
+        assert not {cls, sep} & {*loaded("word piece").encode("the cat").tolist()}
+
+    def test_of_unknown_words_still_is_unknown(self) -> None:
+        tokenizer = loaded("word level")
+        assert tokenizer.encode("the [CLS] dog [UNK]").tolist() == [2, 0, 0, 0]
+        assert loaded("unigram").encode("日").tolist()[-1] == loaded("unigram").special_tokens["<unk>"]
+
+    def test_cannot_spell_the_hidden_name(self) -> None:
+        """Special tokens are renamed to something random, so nothing that is written in the code makes one."""
+        names = [
+            {token["content"] for token in without(json.loads(definition("word level")), {"[CLS]"})["added_tokens"]}
+            for _ in range(2)
+        ]
+        assert names[0] & names[1] == {"[UNK]"}
+        (hidden,) = names[0] - {"[UNK]"}
+        assert len(hidden) >= 32
+
+
+class TestAllowed:
+    def test_one_is_recognised_and_the_others_are_text(self) -> None:
+        tokenizer = Tokenizer.train("some text", special_tokens=("<|endoftext|>", "<pad>"))
+        end, pad = tokenizer.special_tokens["<|endoftext|>"], tokenizer.special_tokens["<pad>"]
+        text = "a<|endoftext|><pad>b"
+        for allowed in (["<|endoftext|>"], {"<|endoftext|>"}, "<|endoftext|>", {"<|endoftext|>": end}):
+            ids = tokenizer.encode(text, allowed_special=allowed).tolist()
+            assert end in ids
+            assert pad not in ids
+        assert tokenizer.encode(text, allowed_special=tokenizer.special_tokens).tolist() == [
+            *tokenizer.encode("a"), end, pad, *tokenizer.encode("b"),
+        ]  # fmt: skip
+        assert {end, pad} & {*tokenizer.encode(text)} == set()
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_ones_are_those_named_for_every_choice(self, kind: str) -> None:
+        tokenizer = loaded(kind)
+        names = [name for name in tokenizer.special_tokens if "unk" not in name.lower()][:3]
+        text = " the ".join(names)
+        for size in range(len(names) + 1):
+            for allowed in itertools.combinations(names, size):
+                ids = {*tokenizer.encode(text, allowed_special=allowed).tolist()} & forbidden(tokenizer)
+                assert ids == {tokenizer.special_tokens[name] for name in allowed}
+
+    def test_once_is_not_allowed_for_ever(self) -> None:
+        tokenizer = Tokenizer.bytes()
+        before = tokenizer.encode("<|endoftext|>").tolist()
+        assert tokenizer.encode("<|endoftext|>", allowed_special=["<|endoftext|>"]).tolist() == [256]
+        assert tokenizer.encode("<|endoftext|>").tolist() == before == list(b"<|endoftext|>")
+
+    def test_in_bytes_and_batches_too(self) -> None:
+        tokenizer = Tokenizer.bytes()
+        texts = ["<|endoftext|>a", b"\xff<|endoftext|>\xfe", ""]
+        ids = tokenizer.encode_batch(texts, allowed_special=["<|endoftext|>"])
+        assert [row.tolist() for row in ids] == [[256, 97], [255, 256, 254], []]
+
+    @pytest.mark.parametrize("name", ["<|end|>", "a", ""])
+    def test_names_must_be_special_tokens(self, name: str) -> None:
+        with pytest.raises(InputError, match=r"in allowed_special, which is no special token; try: some of: '<\|endof"):
+            Tokenizer.bytes().encode("text", allowed_special=[name])
+        with pytest.raises(InputError, match="some of: none"):
+            Tokenizer.train("text", special_tokens=()).encode("text", allowed_special=["<|endoftext|>"])
+
+
+class TestABytesSpelling:
+    def test_as_a_special_token_is_refused_unless_it_is_allowed(self) -> None:
+        """Hidden, it would take a byte with it, and text would lose that byte without a word."""
+        theirs = library("byte level")
+        theirs.add_special_tokens([AddedToken("é", normalized=False)])
+        tokenizer = Tokenizer.from_json(theirs.to_str())
+        assert not tokenizer.lossless
+        with pytest.raises(InputError, match=r"got the special token 'é', which also spells the byte 0xe9"):
+            tokenizer.encode("text")
+        assert tokenizer.encode("te", allowed_special=["é"]).size
+
+    def test_elsewhere_is_only_a_letter(self) -> None:
+        vocab = {letter: number for number, letter in enumerate(["[UNK]", "a", "é"])}
+        theirs = tokenizers.Tokenizer(models.WordPiece(vocab))
+        theirs.pre_tokenizer = pre_tokenizers.Whitespace()
+        theirs.add_special_tokens(["é"])
+        assert Tokenizer.from_json(theirs.to_str()).encode("a é a").tolist() == [1, 0, 1]
