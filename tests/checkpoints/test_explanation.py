@@ -200,6 +200,7 @@ def test_a_configuration_is_found_under_its_path_its_folder_and_its_name(tmp_pat
 
 def test_a_preset_can_be_changed_without_harm() -> None:
     read_source("phi-3-mini-128k")["rope_scaling"]["long_factor"].clear()
+    PRESETS["phi-3-mini-128k"]["rope_scaling"]["long_factor"].clear()
     assert len(PRESETS["phi-3-mini-128k"]["rope_scaling"]["long_factor"]) == 48
 
 

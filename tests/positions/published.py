@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
+
+from transformers import AutoConfig
 
 from locant.checkpoints.presets import PRESETS
 
-__all__ = ["PUBLISHED", "layer_type_of"]
+__all__ = ["PUBLISHED", "as_object", "layer_type_of"]
 
 
 def _llama(width: int, heads: int, base: float, longest: int, **rest: Any) -> dict[str, Any]:
@@ -73,3 +76,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 def layer_type_of(config: dict[str, Any]) -> str | None:
     """The layers to ask for, where they differ."""
     return "full_attention" if config["model_type"] == "gemma3_text" else None
+
+
+def as_object(config: dict[str, Any]) -> Any:
+    """The configuration as an object of `transformers`, which would write into the dictionary it is made of."""
+    return AutoConfig.for_model(**copy.deepcopy(config))

@@ -13,7 +13,7 @@ from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from locant import Positions, Rotary
-from tests.positions.published import PUBLISHED, layer_type_of
+from tests.positions.published import PUBLISHED, as_object, layer_type_of
 
 MODULES = {
     "cohere": "CohereRotaryEmbedding",
@@ -97,13 +97,13 @@ ELSEWHERE = ("gptj", "deepseek_v2")
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if PUBLISHED[name]["model_type"] not in ELSEWHERE])
 def test_published_configurations_turn_as_in_transformers_bit_for_bit(name: str) -> None:
     facts = PUBLISHED[name]
-    config = AutoConfig.for_model(**facts)
+    config = as_object(facts)
     for length in lengths_of(name):
         assert_same_bits(config, around(length), layer_type_of(facts))
 
 
 def test_gpt_j_turns_as_in_transformers_bit_for_bit() -> None:
-    rotary = Rotary.from_config(AutoConfig.for_model(**PUBLISHED["gpt-j-6b"]), angles="float32")
+    rotary = Rotary.from_config(as_object(PUBLISHED["gpt-j-6b"]), angles="float32")
     cos, sin = rotary.cos_sin(Positions.arange(2048))
     theirs = create_sinusoidal_positions(2048, 64)
     assert torch.equal(sin[0], theirs[:, :32])
@@ -112,7 +112,7 @@ def test_gpt_j_turns_as_in_transformers_bit_for_bit() -> None:
 
 def test_deepseek_v2_turns_as_in_transformers() -> None:
     # Its cosines come out of `torch.polar`, which rounds the last bit in its own way; the frequencies are the same.
-    config = AutoConfig.for_model(**PUBLISHED["DeepSeek-V2-Lite"])
+    config = as_object(PUBLISHED["DeepSeek-V2-Lite"])
     rotary = Rotary.from_config(config, angles="float32")
     assert torch.equal(rotary.scaling.rounded(rotary.rotary_dim, rotary.base), reference(config).inv_freq)
     index = around(163840)
@@ -126,7 +126,7 @@ def test_deepseek_v2_turns_as_in_transformers() -> None:
 def test_a_dictionary_and_the_object_made_of_it_say_the_same(name: str) -> None:
     facts = PUBLISHED[name]
     from_dict = Rotary.from_config(facts, layer_type=layer_type_of(facts), angles="float32")
-    from_object = Rotary.from_config(AutoConfig.for_model(**facts), layer_type=layer_type_of(facts), angles="float32")
+    from_object = Rotary.from_config(as_object(facts), layer_type=layer_type_of(facts), angles="float32")
     for field in ("head_dim", "base", "scaling", "layout", "rotary_dim", "sections"):
         assert getattr(from_dict, field) == getattr(from_object, field), field
 

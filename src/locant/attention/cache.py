@@ -75,12 +75,17 @@ class KVCache:
         if cached.start is not None:
             return Positions.after(cached.start + cached.seq_len, n, device=cached.device)
         cached.require_single_axis("KVCache.next_positions")
+        if not cached.seq_len:
+            return Positions.arange(n, batch=cached.batch, device=cached.device)
+        real = cached.document >= 0
         slots = torch.arange(cached.seq_len, device=cached.device)
-        last = torch.where(cached.document >= 0, slots, 0).amax(1, keepdim=True)
+        last = torch.where(real, slots, 0).amax(1, keepdim=True)
         steps = torch.arange(1, n + 1, device=cached.device)
-        high = None if cached.max_index is None else cached.max_index + n
+        index = torch.where(real.any(1, keepdim=True), cached.index.gather(1, last), -1) + steps
         document = cached.document.gather(1, last).clamp(min=0).expand(-1, n)
-        return Positions.of(cached.index.gather(1, last) + steps, document, max_index=high)
+        order = None if cached.order_or_none is None else cached.order.amax(1, keepdim=True) + steps
+        high = None if cached.max_index is None else cached.max_index + n
+        return Positions.of(index, document, order=order, max_index=high)
 
     def clear(self) -> None:
         """Forget everything, memory included."""

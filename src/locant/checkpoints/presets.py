@@ -5,7 +5,8 @@ Facts, copied from the configurations as published; nothing is computed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 __all__ = ["PRESETS"]
@@ -29,7 +30,7 @@ _PHI_3_LONG = [
     64.57435607910156, 64.69000244140625, 64.76000213623047,
 ]  # fmt: skip
 
-PRESETS: Mapping[str, Mapping[str, Any]] = {
+_FACTS: Mapping[str, Mapping[str, Any]] = {
     "llama-3.1-8b": {
         "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "num_attention_heads": 32,
         "num_hidden_layers": 32, "max_position_embeddings": 131072, "tie_word_embeddings": False,
@@ -136,4 +137,20 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "n_positions": 512, "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128,
     },
 }  # fmt: skip
+
+
+class _Presets(Mapping[str, dict[str, Any]]):
+    """Hands out copies: configuration classes write into the dictionaries that they are made of."""
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        return copy.deepcopy(dict(_FACTS[name]))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_FACTS)
+
+    def __len__(self) -> int:
+        return len(_FACTS)
+
+
+PRESETS: Mapping[str, dict[str, Any]] = _Presets()
 """By name. Qwen 2.5 is the instruction-tuned one; its base model says 131 072 positions."""

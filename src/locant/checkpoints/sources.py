@@ -47,7 +47,7 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 def _preset(name: str) -> dict[str, Any]:
     if name in PRESETS:
-        return json.loads(json.dumps(PRESETS[name]))  # a copy that may be changed
+        return PRESETS[name]
     close = difflib.get_close_matches(name.lower(), PRESETS, n=1, cutoff=0.5)
     raise InputError(
         f"got {name!r}, which is no file, no folder, and none of the presets {', '.join(PRESETS)}",

@@ -88,6 +88,8 @@ class InputEmbedding(nn.Module):
         segments: Int[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
         """The same for vectors that are embedded already, such as image patches: they are not scaled."""
+        if x.ndim != 3:
+            raise ShapeError(f"got x of shape {tuple(x.shape)}, expected (batch, seq, d_model)", "x.view(1, *x.shape)")
         batch, seq_len, _ = x.shape
         positions = Positions.arange(seq_len, device=x.device) if positions is None else positions
         positions.require_fits(batch, seq_len, x.device, "the input")

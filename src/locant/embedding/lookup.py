@@ -65,8 +65,10 @@ class WholeTable(Table):
         return torch.cat([weight, weight.new_empty(num_rows - weight.shape[0], weight.shape[1])])
 
 
-def require_ids(ids: Tensor, num_rows: int, layer: str, limit: str, device: torch.device) -> None:
-    """Raise unless `ids` are integers in ``0 .. num_rows - 1`` on `device`.
+def require_ids(
+    ids: Int[Tensor, "*batch"], num_rows: int, layer: str, limit: str, device: torch.device
+) -> Int[Tensor, "*batch"]:
+    """`ids` as int64; raises unless they are integers in ``0 .. num_rows - 1`` on `device`.
 
     Reads the smallest and largest id, which on an accelerator waits for it; without that a wrong id would end in a
     device-side assert that poisons the process. Not while compiling or capturing a graph: nothing may be read there.
@@ -76,9 +78,10 @@ def require_ids(ids: Tensor, num_rows: int, layer: str, limit: str, device: torc
     if ids.device != device:
         raise ShapeError(f"got ids on {ids.device}, {layer} is on {device}", f"ids.to({str(device)!r})")
     if torch.compiler.is_compiling() or ids.device.type == "meta" or not ids.numel():
-        return
+        return ids.long()
     if ids.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return
+        return ids.long()
+    ids = ids.long()
     low, high = torch.aminmax(ids)
     if int(low) < 0 or int(high) >= num_rows:
         place = tuple(((ids < 0) | (ids >= num_rows)).nonzero()[0].tolist())
@@ -86,3 +89,4 @@ def require_ids(ids: Tensor, num_rows: int, layer: str, limit: str, device: torc
             f"got id {int(ids[place])} at {place}, {layer} has {limit}={num_rows}",
             f"ids from 0 to {num_rows - 1}, from the tokenizer the table was made for",
         )
+    return ids

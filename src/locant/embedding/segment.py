@@ -36,8 +36,9 @@ class SegmentEmbedding(nn.Module):
 
     def forward(self, segments: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
         """The row of every segment id; a `RangeError` names the first that has none."""
-        require_ids(segments, self.weight.shape[0], "SegmentEmbedding", "num_segments", self.weight.device)
-        return F.embedding(segments, self.weight)
+        num_segments = self.weight.shape[0]
+        ids = require_ids(segments, num_segments, "SegmentEmbedding", "num_segments", self.weight.device)
+        return F.embedding(ids, self.weight)
 
     def extra_repr(self) -> str:
         return f"num_segments={self.weight.shape[0]}, d_model={self.weight.shape[1]}"

@@ -71,7 +71,7 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
         """The (scaled) row of every id; a `RangeError` names the first id that has none."""
-        require_ids(ids, self.vocab_size, "TokenEmbedding", "vocab_size", self.weight.device)
+        ids = require_ids(ids, self.vocab_size, "TokenEmbedding", "vocab_size", self.weight.device)
         return self._scaled(self.table.rows(self.weight, ids, self.padding_idx))
 
     def _scaled(self, rows: Tensor) -> Tensor:

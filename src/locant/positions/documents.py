@@ -11,7 +11,7 @@ from torch import Tensor
 
 from locant.errors import RangeError, ShapeError
 
-__all__ = ["PADDING", "boundaries", "pack", "shard_slots"]
+__all__ = ["PADDING", "pack", "shard_slots"]
 
 PADDING = -1
 """The document of tokens that are not there."""
@@ -37,7 +37,7 @@ def pack(
     return index, document
 
 
-def boundaries(document: Int[Tensor, "batch seq"]) -> Bool[Tensor, "batch seq"]:
+def _boundaries(document: Int[Tensor, "batch seq"]) -> Bool[Tensor, "batch seq"]:
     """Where a document, or a run of padding, begins. One-token documents count like any other."""
     first = torch.ones_like(document, dtype=torch.bool)
     first[:, 1:] = document[:, 1:] != document[:, :-1]
@@ -64,7 +64,9 @@ def shard_slots(document: Int[Tensor, "batch seq"], rank: int, world: int, zigza
 
 def _runs(document: Int[Tensor, "batch seq"]) -> list[tuple[int, int]]:
     """First slot and length of each document, which must be the same in all rows."""
-    first = boundaries(document)
+    first = _boundaries(document)
+    if not document.shape[1]:
+        return []
     if not bool((first == first[:1]).all()):
         raise ShapeError(
             "got rows whose documents begin at different slots, which no single cut fits", "sharding row by row"

@@ -36,7 +36,8 @@ class Rotary(PositionEncoding):
         layout: which dimensions form a pair: ``"half"`` (Llama, NeoX: i with i + d/2) or ``"interleaved"``
             (the paper, GPT-J: 2i with 2i + 1). Weights trained with one are wrong with the other.
         rotary_dim: turn only the first dimensions of a head, and leave the rest as it is (GPT-J, NeoX, Phi).
-        angles: ``"exact"``, or ``"float32"`` for the rounding that a model was trained with.
+        angles: ``"exact"``, or ``"float32"`` for the rounding that a model was trained with (eager code; what
+            `torch.compile` makes of a cosine may differ from that in the last bit).
         sections: pairs per position axis for images and video, as in Qwen2-VL: ``(16, 24, 24)`` gives the first 16
             pairs the first axis, and so on. Text has the same index on every axis, or positions of one axis.
         axial: whether each section has a ladder of frequencies of its own, from 1 down (vision encoders), or all
@@ -72,7 +73,7 @@ class Rotary(PositionEncoding):
         if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
             raise RangeError(
                 f"got rotary_dim={rotary_dim} of head_dim={head_dim}, expected an even number from 2 to head_dim",
-                f"rotary_dim={max(2, min(rotary_dim, head_dim) // 2 * 2)}",
+                f"an even head_dim, or rotary_dim={max(2, min(rotary_dim, head_dim) // 2 * 2)}",
             )
         if scaling is not None and not isinstance(scaling, Scaling):
             raise LocantError(f"got scaling={scaling!r}, expected one of locant.scaling", "Linear(factor=4.0)")
@@ -210,11 +211,10 @@ class Rotary(PositionEncoding):
         """Turned queries and keys, in the dtype they came in; the arithmetic is float32 at least."""
         cos_sin = self._turn_of(q, positions, "q")
         turned_q = rotate(q, *cos_sin, self.layout)
-        if k_positions is not None:
-            cos_sin = self._turn_of(k, k_positions, "k")
+        if k_positions is None and k.dtype == q.dtype:
+            self._require_fits(k, positions, "k")
         else:
-            self._require_heads(k, "k")
-            positions.require_fits(k.shape[0], k.shape[2], k.device, "k")
+            cos_sin = self._turn_of(k, positions if k_positions is None else k_positions, "k")
         turned_k = rotate(k, *cos_sin, self.layout)
         return (q.copy_(turned_q), k.copy_(turned_k)) if inplace else (turned_q, turned_k)
 
@@ -230,16 +230,16 @@ class Rotary(PositionEncoding):
         )
 
     def _turn_of(self, x: Tensor, positions: Positions, name: str) -> tuple[Tensor, Tensor]:
-        self._require_heads(x, name)
-        positions.require_fits(x.shape[0], x.shape[2], x.device, name)
+        self._require_fits(x, positions, name)
         return self.cos_sin(positions, torch.promote_types(x.dtype, torch.float32))
 
-    def _require_heads(self, x: Tensor, name: str) -> None:
+    def _require_fits(self, x: Tensor, positions: Positions, name: str) -> None:
         if x.ndim != 4 or x.shape[-1] != self.head_dim:
             raise ShapeError(
                 f"got {name} of shape {tuple(x.shape)}, expected (batch, heads, seq, head_dim={self.head_dim})",
                 "q.view(batch, seq, heads, head_dim).transpose(1, 2)",
             )
+        positions.require_fits(x.shape[0], x.shape[2], x.device, name)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         for key in LEGACY_KEYS:

@@ -45,6 +45,10 @@ class Sinusoidal(PositionEncoding):
 
     def embed(self, x: Float[Tensor, "batch seq d_model"], positions: Positions) -> Float[Tensor, "batch seq d_model"]:
         """Adds in float32 and rounds once to the dtype of `x`."""
+        if x.ndim != 3:
+            raise ShapeError(
+                f"got x of shape {tuple(x.shape)}, expected (batch, seq, d_model={self.d_model})", "x.view(1, *x.shape)"
+            )
         if x.shape[-1] != self.d_model:
             raise ShapeError(
                 f"got x of width {x.shape[-1]}, expected d_model={self.d_model}", f"Sinusoidal({x.shape[-1]})"

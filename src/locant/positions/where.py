@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from locant.errors import RangeError, ShapeError
 from locant.positions.checks import bounds, integers, padding_mask, require_count, rows_of
-from locant.positions.documents import PADDING, boundaries, pack, shard_slots
+from locant.positions.documents import PADDING, pack, shard_slots
 from locant.positions.masks import MaskMod, same_document
 
 __all__ = ["MAX_INDEX", "Positions"]
@@ -390,8 +390,11 @@ class Positions:
         """
         document = self.document
         real = document != PADDING
-        starts = boundaries(document)[real].nonzero().flatten()
-        return torch.cat([starts, real.sum()[None]]).to(torch.int32)
+        row = torch.arange(self.batch, device=self.device)[:, None].expand_as(document)
+        tokens = torch.stack([row[real], document[real]])  # without padding, whose holes end no document
+        first = torch.ones_like(tokens[0], dtype=torch.bool)
+        first[1:] = (tokens[:, 1:] != tokens[:, :-1]).any(0)
+        return torch.cat([first.nonzero().flatten(), real.sum()[None]]).to(torch.int32)
 
     def require_within(self, low: int, high: int, owner: str, remedy: str) -> None:
         """Raise unless every index lies in ``low .. high``; asks the device only where the bounds leave a doubt.

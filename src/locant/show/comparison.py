@@ -108,8 +108,17 @@ def _announce(source: Source, settings: Settings, place: ReportFolder) -> None:
     talk(f"{source.name}: {source.characters:,} characters, {len(source.ids):,} tokens of {vocabulary}")
     steps = f"{settings.num_steps:,} steps each" if settings.minutes is None else f"{settings.minutes:g} minutes in all"
     lengths = ", ".join(f"{length:,}" for length in settings.lengths)
-    runs = f"{len(settings.encodings)} encodings with {len(settings.seeds)} seeds"
+    runs = f"{_count(len(settings.encodings), 'encoding')} with {_count(len(settings.seeds), 'seed')}"
     talk(f"training {runs} at {settings.train_length:,} tokens ({steps}), measuring at {lengths}")
+
+
+def _count(number: int, what: str) -> str:
+    """A number of things.
+
+    >>> _count(1, "seed"), _count(2, "seed")
+    ('1 seed', '2 seeds')
+    """
+    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 def _bar() -> tqdm[Any]:

@@ -1,0 +1,360 @@
+"""Entries about what a configuration says of a scaling: keys dropped, taken for others, defaulted or applied twice."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from locant import LocantError, Positions, Rotary, attend
+from locant.checkpoints.explanation import explain
+from locant.positions.scaling import Llama3, YaRN
+from tests.known_bugs.exhibit import exhibit
+from tests.known_bugs.stretched import by_wavelength, on_a_ramp, plain, temperature
+from tests.positions.published import PUBLISHED
+
+Config = Mapping[str, Any]
+Turns = Callable[[Config], tuple[Tensor, float]]
+"""What a reader makes of a configuration: radians per position of each pair, and the factor on cosines and sines."""
+
+
+def ours(config: Config) -> tuple[Tensor, float]:
+    rotary = Rotary.from_config(config)
+    scaling = rotary.scaling
+    turns = torch.tensor([float(f) for f in rotary.angles.frequencies], dtype=torch.float64)
+    return turns, scaling.magnitude
+
+
+def with_rope(name: str, **changes: Any) -> dict[str, Any]:
+    """A published configuration with some rope parameters changed; ``None`` takes one away."""
+    config = dict(PUBLISHED[name])
+    rope = {**config["rope_scaling"], **changes}
+    return {**config, "rope_scaling": {key: value for key, value in rope.items() if value is not None}}
+
+
+LN_32, LN_4 = 3.4657359027997265, 1.3862943611198906
+
+FACTORS = {
+    "Llama-2-7b": 1.0,
+    "Llama-3.1-8B": 1.0,
+    "vicuna-7b-v1.5-16k": 1.0,
+    "Qwen2.5-7B-Instruct, 128k": 1 + LN_4 / 10,
+    "Yarn-Llama-2-7b-128k": 1 + LN_32 / 10,
+    "gpt-oss-20b": 1 + LN_32 / 10,
+    "DeepSeek-V3": 1.0,  # the temperature is in the scale of its scores: see entry 44
+    "DeepSeek-V2-Lite": 1.0,
+    "Phi-3-mini-128k": 1.1902380714238083,
+}
+"""By which cosines and sines of published models are multiplied."""
+
+
+def test_41_every_published_configuration_has_its_attention_factor() -> None:
+    """turboderp-org/exllamav3#259: fluent text that ignored the prompt, since YaRN's factor had collapsed to 1.
+
+    Two weights were put in relation to each other, which is right where the model takes the temperature into the scale
+    of its scores. Where they are not said at all, nothing else takes it over.
+    """
+
+    def check(factor_of: Callable[[Config], float]) -> None:
+        for name, golden in FACTORS.items():
+            factor = factor_of(PUBLISHED[name])
+            assert factor == pytest.approx(golden, abs=1e-12), f"{name}: factor {factor:.6f}, not {golden:.6f}"
+
+    def related_to_each_other(config: Config) -> float:
+        scaling = Rotary.from_config(config).scaling
+        if not isinstance(scaling, YaRN):
+            return scaling.magnitude
+        weights = (1.0 if weight is None else weight for weight in (scaling.mscale, scaling.mscale_all_dim))
+        above, below = (temperature(scaling.factor, weight) for weight in weights)
+        return above / below
+
+    def without_weights(config: Config) -> float:
+        scaling = Rotary.from_config(config).scaling
+        return temperature(scaling.factor) if isinstance(scaling, YaRN) else scaling.magnitude
+
+    because = re.escape("Qwen2.5-7B-Instruct, 128k: factor 1.000000, not 1.138629")
+    exhibit(check, lambda config: ours(config)[1], twin=related_to_each_other, because=because)
+    because = "DeepSeek-V3: factor 1.368888, not 1.000000"
+    exhibit(check, lambda config: ours(config)[1], twin=without_weights, because=because)
+
+
+CHANGES: dict[str, list[dict[str, Any]]] = {
+    "Yarn-Llama-2-7b-128k": [
+        {"attention_factor": 1.4159}, {"attention_factor": 1.0}, {"factor": 16.0}, {"beta_fast": 20}, {"beta_slow": 2},
+        {"original_max_position_embeddings": 2048}, {"truncate": False}, {"mscale": 1.2, "mscale_all_dim": 0.7},
+        {"mscale": 0.5}, {"rope_theta": 77_777.0}, {"type": "linear"}, {"partial_rotary_factor": 0.5},
+        {"mrope_section": [24, 20, 20]}, {"atention_factor": 1.4159}, {"low_freq_factor": 2.0}, {"finetuned": True},
+    ],
+    "Phi-3-mini-128k": [
+        {"short_factor": [1.5] * 48}, {"long_factor": [3.5] * 48}, {"attention_factor": 1.4159}, {"factor": 16.0},
+        {"original_max_position_embeddings": 2048}, {"long_mscale": 1.2}, {"beta_fast": 20},
+    ],
+    "Llama-3.1-8B": [
+        {"factor": 32.0}, {"low_freq_factor": 2.0}, {"high_freq_factor": 5.0}, {"attention_factor": 1.4159},
+        {"original_max_position_embeddings": 4096},
+    ],
+    "vicuna-7b-v1.5-16k": [{"factor": 8.0}, {"attention_factor": 1.4159}, {"original_max_position_embeddings": 2048}],
+    "DeepSeek-V3": [{"mscale": 0.707}, {"mscale_all_dim": 0.707}, {"attention_factor": 1.0}, {"truncate": False}],
+}  # fmt: skip
+"""Rope parameters of published models, with one key changed or added: known ones, of other types, and a misspelt one."""
+
+
+def test_42_every_key_has_an_effect_or_is_refused() -> None:
+    """vllm-project/vllm#46280 and #48351, ml-explore/mlx-lm#1507: 1.4159 was used where a configuration said 1.0.
+
+    A list of the keys that are passed on had been written before ``attention_factor`` came up, and dropped it.
+    """
+
+    def effects(config: Config) -> tuple[Any, ...]:
+        rotary = Rotary.from_config(config)
+        tables = [rotary.for_length(length).angles.frequencies for length in (1, 10**6)]
+        return *tables, rotary.scaling.magnitude, rotary.rotary_dim, rotary.sections
+
+    def with_a_list_of_keys(config: Config) -> tuple[Any, ...]:
+        listed = {
+            "type", "rope_type", "factor", "original_max_position_embeddings", "beta_fast", "beta_slow",
+            "short_factor", "long_factor", "low_freq_factor", "high_freq_factor", "mscale", "mscale_all_dim",
+        }  # fmt: skip
+        rope = {key: value for key, value in config["rope_scaling"].items() if key in listed}
+        return effects({**config, "rope_scaling": rope})
+
+    def check(read: Callable[[Config], tuple[Any, ...]]) -> None:
+        for name, changes in CHANGES.items():
+            before = read(PUBLISHED[name])
+            for change in changes:
+                try:
+                    after = read(with_rope(name, **change))
+                except LocantError as error:
+                    assert error.remedy, f"{name}: {change} is refused without a way out"
+                    continue
+                assert after != before, f"{name}: {change} was dropped in silence"
+
+    because = re.escape("Yarn-Llama-2-7b-128k: {'attention_factor': 1.4159} was dropped in silence")
+    exhibit(check, effects, twin=with_a_list_of_keys, because=because)
+
+
+def test_43_the_factor_is_applied_once_to_each_side() -> None:
+    """sgl-project/sglang#33558: twenty points on GSM8K were lost to a factor that was applied twice.
+
+    1.4852 is for cosines and sines, so that scores are multiplied by its square, 2.2058. A backend multiplied its scale
+    by the square once more.
+    """
+    q, k = torch.randn(2, 1, 4, 1, 64, dtype=torch.float64).unbind()
+    v = torch.eye(2, dtype=torch.float64).expand(1, 4, 2, 2)
+    here = Positions.after(777, 1)
+
+    def scores(rotary: Rotary, scale: float | None = None) -> Tensor:
+        """The score of a key at the same place, from its weight against a key of zeros."""
+        turned_q, turned_k = rotary.rotate(q, k, here)
+        keys = torch.cat([turned_k, torch.zeros_like(turned_k)], dim=2)
+        both = Positions.of([777, 777])
+        weights = attend(
+            turned_q, keys, v, encoding=rotary, positions=here, k_positions=both, scale=scale, backend="eager"
+        )
+        return (weights[..., 0] / weights[..., 1]).log()
+
+    def twice(rotary: Rotary) -> Tensor:
+        return scores(rotary, rotary.scaling.magnitude**2 / 8)
+
+    def check(score: Callable[[Rotary], Tensor]) -> None:
+        for factor in (1.4852, 1.0, 0.5):
+            scaling = YaRN(factor=32.0, original_max_seq_len=4096, attention_factor=factor)
+            ratio = score(Rotary(64, scaling=scaling)) / ((q * k).sum(-1) / 8)
+            found, expected = float(ratio.mean()), factor**2
+            assert torch.allclose(ratio, torch.full_like(ratio, expected)), f"scores x {found:.4f}, not {expected:.4f}"
+
+    exhibit(check, scores, twin=twice, because=re.escape("scores x 4.8656, not 2.2058"))
+
+
+def test_44_scores_of_latent_attention_take_the_weight_of_all_dimensions() -> None:
+    """NVIDIA/Megatron-LM#1429: the scale of DeepSeek's scores was computed with ``mscale`` for ``mscale_all_dim``.
+
+    Both are 1 in DeepSeek V3, so that nobody saw it. We do not build its attention; what `explain` says to attend with
+    is held against the attention of transformers, built on the meta device.
+    """
+    modeling = pytest.importorskip("transformers.models.deepseek_v3.modeling_deepseek_v3")
+    shape = {"model_type": "deepseek_v3", "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rope_theta": 10_000.0}
+    weights = [(1.0, 1.0), (1.0, 0.707), (0.707, 1.0)]
+
+    def of_weights(mscale: float, all_dim: float) -> dict[str, Any]:
+        rope = {
+            "rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "mscale": mscale,
+            "mscale_all_dim": all_dim,
+        }  # fmt: skip
+        return {**shape, "max_position_embeddings": 163_840, "rope_scaling": rope, "vocab_size": 8, "hidden_size": 8}
+
+    def theirs(config: Config) -> float:
+        built = modeling.DeepseekV3Config(
+            **{key: value for key, value in config.items() if key not in ("model_type", "rope_theta", "rope_scaling")},
+            rope_parameters={**config["rope_scaling"], "rope_theta": config["rope_theta"]},
+        )
+        with torch.device("meta"):
+            return modeling.DeepseekV3Attention(built, 0).scaling
+
+    def said(config: Config) -> float:
+        warnings = " ".join(explain(config).layers[0].warnings)
+        return float(re.findall(r"scale=([\d.]+)", warnings)[0])
+
+    def with_mscale(config: Config) -> float:
+        return temperature(40.0, config["rope_scaling"]["mscale"]) ** 2 / math.sqrt(192)
+
+    def check(scale: Callable[[Config], float]) -> None:
+        for pair in weights:
+            found, truth = scale(of_weights(*pair)), theirs(of_weights(*pair))
+            assert found == pytest.approx(truth, rel=1e-5), f"weights {pair}: scale {found:.4f}, not {truth:.4f}"
+
+    because = re.escape("weights (1.0, 0.707): scale 0.1352, not 0.1148")
+    exhibit(check, said, twin=with_mscale, because=because)
+
+
+RAMPS: dict[tuple[float, int, bool | None], tuple[float, float]] = {
+    (150_000.0, 4096, None): (8, 18),
+    (150_000.0, 4096, True): (8, 18),
+    (150_000.0, 4096, False): (8.0927807, 17.3980219),
+    (150_000.0, 131_072, None): (17, 27),
+    (150_000.0, 131_072, True): (17, 27),
+    (150_000.0, 131_072, False): (17.3980219, 26.7032631),
+    (10_000.0, 131_072, None): (22, 35),
+    (10_000.0, 131_072, False): (22.5133, 34.5543),
+}
+"""Where YaRN's ramp over the 32 pairs of gpt-oss begins and ends: by base, trained length and what ``truncate`` says."""
+
+
+def test_45_the_ramp_ends_where_truncate_says() -> None:
+    """vllm-project/vllm#28244, keras-team/keras-hub#2981: gpt-oss was off by up to 0.27.
+
+    Its ramp is not rounded to whole pairs, which is the default; and its end was held at the last pair, where it may lie
+    beyond: with base 10 000 and 131 072 tokens it is at 35 of 32 pairs.
+    """
+    for (base, original, truncate), golden in RAMPS.items():  # the table itself, from the paper's equation
+        ends = [64 * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (32, 1)]
+        rounded = ends if truncate is False else [math.floor(ends[0]), math.ceil(ends[1])]
+        assert rounded == pytest.approx(golden, abs=1e-4)
+
+    def read(config: Config) -> Tensor:
+        return ours(config)[0]
+
+    def never_truncates(config: Config) -> Tensor:
+        rope = {**config["rope_scaling"]}
+        rope["truncate"] = rope.get("truncate", False)
+        return read({**config, "rope_scaling": rope})
+
+    def ends_at_the_last_pair(config: Config) -> Tensor:
+        said = config["rope_scaling"]
+        key = (config["rope_theta"], said["original_max_position_embeddings"], said.get("truncate"))
+        low, high = RAMPS[key]
+        return on_a_ramp(64, config["rope_theta"], 32.0, low, min(high, 31))
+
+    def check(frequencies: Callable[[Config], Tensor]) -> None:
+        for (base, original, truncate), ends in RAMPS.items():
+            changes = {"truncate": truncate, "original_max_position_embeddings": original}
+            config = {
+                **with_rope("gpt-oss-20b", **changes),
+                "rope_theta": base,
+                "max_position_embeddings": 32 * original,
+            }
+            truth = on_a_ramp(64, base, 32.0, *ends)
+            off = float((frequencies(config) / truth - 1).abs().max())
+            assert off <= 1e-4, f"base {base:g}, {original} tokens, truncate {truncate}: off by {off:.2g}"
+
+    because = re.escape("base 150000, 4096 tokens, truncate None: off by 0.")
+    exhibit(check, read, twin=never_truncates, because=because)
+    exhibit(
+        check, read, twin=ends_at_the_last_pair, because=re.escape("base 10000, 131072 tokens, truncate None: off by")
+    )
+
+
+LLAMA_3 = {"Llama-3.1-8B": (128, 8.0), "Llama-3.3-70B": (128, 8.0), "Llama-3.2-1B": (64, 32.0)}
+
+
+def llama_3(name: str, factor: float | None = None) -> Tensor:
+    dim, own = LLAMA_3[name]
+    return by_wavelength(dim, 500_000.0, factor or own, 1.0, 4.0, 8192)
+
+
+def test_49_scaled_frequencies_are_what_comes_out() -> None:
+    """huggingface/transformers#32330: Llama 3.1's scaling was computed, and the unscaled frequencies returned."""
+    scaling = Llama3(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=8192)
+
+    def exact(dim: int, base: float) -> Tensor:
+        return torch.tensor([float(f) for f in scaling.frequencies(dim, base)], dtype=torch.float64)
+
+    def check(frequencies: Callable[[int, float], Tensor]) -> None:
+        found, unscaled = frequencies(128, 500_000.0), plain(128, 500_000.0)
+        moved = int((found / unscaled - 1).abs().gt(1e-3).sum())
+        assert moved == 35, f"{moved} of 64 frequencies are scaled, not 35"
+        truth = llama_3("Llama-3.1-8B")
+        assert float((found / truth - 1).abs().max()) <= 1e-6, "the frequencies are scaled otherwise"
+
+    exhibit(
+        check, exact, lambda dim, base: scaling.rounded(dim, base).double(),
+        twin=plain, because="0 of 64 frequencies are scaled, not 35",
+    )  # fmt: skip
+
+
+def test_50_the_scaling_of_every_llama_3_is_its_own() -> None:
+    """TransformerLensOrg/TransformerLens#764 and #910, unslothai/unsloth#6197, felafax/felafax#59: its scaling left out.
+
+    Or taken over with the factor of another size: 8 in Llama 3.1, and 32 in the small models of 3.2. The text turned
+    into gibberish past some 29 000 tokens.
+    """
+
+    def read(config: Config) -> Tensor:
+        return ours(config)[0]
+
+    def without(config: Config) -> Tensor:
+        return read({key: value for key, value in config.items() if key != "rope_scaling"})
+
+    def factor_of_another(config: Config) -> Tensor:
+        return read({**config, "rope_scaling": {**config["rope_scaling"], "factor": 8.0}})
+
+    def check(frequencies: Callable[[Config], Tensor]) -> None:
+        for name in LLAMA_3:
+            truth = llama_3(name)
+            off = float((frequencies(PUBLISHED[name]) * 29_000 - truth * 29_000).abs().max())
+            assert off <= 1e-9 * 29_000, f"{name}: {off:.2g} radians off at position 29 000"
+
+    exhibit(check, read, twin=without, because="Llama-3.1-8B: [0-9.e+]+ radians off at position 29 000")
+    exhibit(check, read, twin=factor_of_another, because="Llama-3.2-1B: [0-9.]+ radians off at position 29 000")
+
+
+def test_51_a_base_that_is_not_there_is_missed() -> None:
+    """deepspeedai/DeepSpeed#8345, THUDM/slime#1720, lyogavin/airllm#369, vllm-project/vllm#9503: 10 000 was the base.
+
+    ``rope_theta`` had moved into the rope parameters, and a lookup with a default hid that it was not found.
+    """
+    sizes = {"model_type": "llama", "hidden_size": 512, "num_attention_heads": 8}
+    there = [
+        {"rope_theta": 5e5}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        {"rope_parameters": {"rope_theta": 5e5}, "rope_theta": 5e5},
+    ]  # fmt: skip
+    missing = [
+        {}, {"rope_parameters": {"rope_type": "default"}}, {"rope_theta": None}, {"rope_scaling": {"type": "default"}},
+        {"theta": 5e5}, {"model_type": "gpt_neox", "rotary_pct": 0.25},
+    ]  # fmt: skip
+    contradictory = {"rope_theta": 10_000.0, "rope_parameters": {"rope_theta": 5e5}}
+
+    def base_of(config: Config) -> float | None:
+        try:
+            return Rotary.from_config(config).base
+        except LocantError as error:
+            assert "rope_theta" in str(error) or "rotary_emb_base" in str(error)
+            return None
+
+    def with_a_default(config: Config) -> float | None:
+        return config.get("rope_theta", 10_000.0)
+
+    def check(base: Callable[[Config], float | None]) -> None:
+        for config in there:
+            assert base({**sizes, **config}) == 5e5, f"{config}: base {base({**sizes, **config})}, not 500 000"
+        for config in (*missing, contradictory):
+            assert base({**sizes, **config}) is None, f"{config}: base {base({**sizes, **config})} was made up"
+
+    because = re.escape("'rope_theta': 500000.0}}: base 10000.0, not 500 000")
+    exhibit(check, base_of, twin=with_a_default, because=because)
+    exhibit(check, base_of, twin=lambda config: base_of(config) or 10_000.0, because="base 10000.0 was made up")

@@ -1,0 +1,271 @@
+"""Entries about scalings that depend on how long a sequence is: which length that is, and what a cache remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from locant import KVCache, Positions, RangeError, Rotary
+from locant.positions.scaling import DynamicNTK, LongRoPE, Scaling
+from tests.known_bugs.exhibit import exhibit
+from tests.known_bugs.stretched import dynamic, plain, turned
+from tests.known_bugs.subjects import ROTARY_OPTIONS, WIDTH
+
+ORIGINAL, TOTAL = 8, 21
+PAIRS = WIDTH // 2
+SHORT, LONG = tuple(1 + 0.01 * i for i in range(PAIRS)), tuple(1 + 0.5 * i for i in range(PAIRS))
+DYNAMIC = DynamicNTK(factor=3.0, original_max_seq_len=ORIGINAL)
+LONGROPE = LongRoPE(
+    short_factor=SHORT, long_factor=LONG, original_max_seq_len=ORIGINAL, factor=4.0, attention_factor=1.0
+)
+KEYS = torch.randn(1, 2, TOTAL, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(38))
+
+
+def frequencies(scaling: Scaling, seq_len: int) -> Tensor:
+    """The ones that hold for a sequence of this length in all."""
+    if isinstance(scaling, DynamicNTK):
+        return dynamic(WIDTH, 10_000.0, scaling.factor, ORIGINAL, seq_len)
+    return plain(WIDTH, 10_000.0) / torch.tensor(LONG if seq_len > ORIGINAL else SHORT, dtype=torch.float64)
+
+
+def off(keys: Tensor, scaling: Scaling, seq_len: int) -> float:
+    truth = turned(KEYS[:, :, :seq_len], range(seq_len), frequencies(scaling, seq_len))
+    assert keys.shape == truth.shape
+    return float((keys - truth).abs().max())
+
+
+def turn(rotary: Rotary, x: Tensor, positions: Positions) -> Tensor:
+    return rotary.rotate(x, x, positions)[1]
+
+
+Decode = Callable[[Scaling], list[Tensor]]
+
+
+def with_the_last_length(scaling: Scaling) -> list[Tensor]:
+    """The length of all is known before the first token."""
+    rotary, cache = Rotary(WIDTH, scaling=scaling).for_length(TOTAL), KVCache()
+    for step in range(TOTAL):
+        positions = Positions.after(step, 1)
+        keys, _, _ = cache.append(turn(rotary, KEYS[:, :, step : step + 1], positions), KEYS[:, :, :1], positions)
+    return [keys]
+
+
+def moving_what_is_cached(scaling: Scaling) -> list[Tensor]:
+    """The length is not known: at every step all keys are moved to the new one."""
+    rotary = Rotary(WIDTH, scaling=scaling)
+    keys, found = KEYS[:, :, :0], []
+    for step in range(TOTAL):
+        keys = rotary.rerotate(keys, Positions.arange(step), max(step, 1), step + 1)
+        last = turn(rotary.for_length(step + 1), KEYS[:, :, step : step + 1], Positions.after(step, 1))
+        keys = torch.cat([keys, last], dim=2)
+        found.append(keys)
+    return found
+
+
+def keeping_what_is_cached(scaling: Scaling) -> list[Tensor]:
+    """The twin: every key stays as it was turned at its own step."""
+    rotary = Rotary(WIDTH, scaling=scaling)
+    steps = [
+        turn(rotary.for_length(step + 1), KEYS[:, :, step : step + 1], Positions.after(step, 1))
+        for step in range(TOTAL)
+    ]
+    return [torch.cat(steps[: step + 1], dim=2) for step in range(TOTAL)]
+
+
+def cached_keys_are_those_of_one_call(scaling: Scaling) -> Callable[[Decode], None]:
+    def check(decode: Decode) -> None:
+        for keys in decode(scaling):
+            error = off(keys, scaling, keys.shape[2])
+            assert error <= 1e-12, f"after {keys.shape[2]} tokens, cached keys are off by {error:.2g}"
+
+    return check
+
+
+def refuses_to_grow_unsaid(scaling: Scaling) -> None:
+    """A rotary that was told no length, or a smaller one, says so instead of guessing."""
+    for rotary in (Rotary(WIDTH, scaling=scaling), Rotary(WIDTH, scaling=scaling).for_length(ORIGINAL)):
+        turn(rotary, KEYS[:, :, :1], Positions.after(ORIGINAL - 1, 1))
+        with pytest.raises(RangeError, match=r"for_length"):
+            turn(rotary, KEYS[:, :, :1], Positions.after(ORIGINAL, 1))
+
+
+def test_38_keys_in_a_cache_follow_a_base_that_changes() -> None:
+    """huggingface/transformers#25104, QwenLM/Qwen#401: with dynamic NTK scaling, cached keys had old bases.
+
+    The base follows from the length of the sequence, which grows with every token; the keys in the cache had been
+    turned with the bases of earlier steps, and no query meets them at the distance it should.
+    """
+    exhibit(
+        cached_keys_are_those_of_one_call(DYNAMIC),
+        with_the_last_length, moving_what_is_cached,
+        twin=keeping_what_is_cached, because="after 9 tokens, cached keys are off by",
+    )  # fmt: skip
+    refuses_to_grow_unsaid(DYNAMIC)
+
+
+LENGTHS = [5, 30, 5, ORIGINAL, 9, ORIGINAL, 2000, 9, 1, 5]
+
+Table = Callable[[int], Tensor]
+
+
+class Remembers:
+    """The twin: frequencies are kept in the object, and computed anew where a sequence is longer than any before."""
+
+    def __init__(self, scaling: Scaling) -> None:
+        self.scaling, self.longest = scaling, 0
+
+    def __call__(self, seq_len: int) -> Tensor:
+        self.longest = max(self.longest, seq_len)
+        return table(self.scaling, self.longest, seq_len)
+
+
+def table(scaling: Scaling, told: int, seq_len: int) -> Tensor:
+    rotary = Rotary(WIDTH, scaling=scaling).for_length(told)
+    return torch.cat(rotary.cos_sin(Positions.arange(seq_len)))
+
+
+@pytest.mark.parametrize("scaling", [DYNAMIC, LONGROPE], ids=["dynamic", "longrope"])
+def test_39_a_long_prompt_changes_nothing_later(scaling: Scaling) -> None:
+    """huggingface/transformers#25306 and #27227: one long prompt changed the answers to all short ones after it.
+
+    The base was scaled for it, and never set back.
+    """
+    rotary = Rotary(WIDTH, scaling=scaling)
+
+    def ours(seq_len: int) -> Tensor:
+        return torch.cat(rotary.for_length(seq_len).cos_sin(Positions.arange(seq_len)))
+
+    def check(call: Table) -> None:
+        first: dict[int, Tensor] = {}
+        for seq_len in LENGTHS:
+            found = call(seq_len)
+            same = torch.equal(first.setdefault(seq_len, found), found)
+            assert same, f"{seq_len} tokens: not what they were before longer ones came"
+        assert len(first) == 6, "no length came twice"
+
+    exhibit(check, ours, twin=Remembers(scaling), because="5 tokens: not what they were before longer ones came")
+
+
+class Keeps(Rotary):
+    """The twin: what it was told of one sequence stays in it."""
+
+    def for_length(self, seq_len: int) -> Rotary:
+        self.angles = super().for_length(2 * seq_len).angles
+        return self
+
+
+@pytest.mark.parametrize("name", ROTARY_OPTIONS)
+def test_39_no_kind_of_rotary_remembers_a_call(name: str) -> None:
+    """huggingface/transformers#25306: the same for every kind of rotary, of which one object serves all lengths."""
+
+    def check(rotary: Rotary) -> None:
+        before = torch.cat(rotary.cos_sin(Positions.arange(5)))
+        rotary.for_length(100_000).cos_sin(Positions.arange(5000))
+        after = torch.cat(rotary.cos_sin(Positions.arange(5)))
+        assert torch.equal(after, before), "5 tokens: not what they were before 5000 came"
+
+    twin = Keeps(WIDTH, scaling=DYNAMIC)
+    exhibit(check, Rotary(WIDTH, **ROTARY_OPTIONS[name]), twin=twin, because="5 tokens: not what they were")
+
+
+@pytest.mark.parametrize("angles", ["exact", "float32"])
+def test_40_dynamic_scaling_leaves_short_sequences_alone(angles: str) -> None:
+    """vllm-project/vllm#3488 and #5093: "dynamic" scaling was static, and hurt inside the trained length.
+
+    The longest length that the model may ever see was taken for the length of the sequence.
+    """
+    scaling = DynamicNTK(factor=4.0, original_max_seq_len=64)
+    usual = Rotary(WIDTH, angles=angles)  # type: ignore[arg-type]
+    scaled = Rotary(WIDTH, scaling=scaling, angles=angles)  # type: ignore[arg-type]
+
+    def check(told: Callable[[int], Rotary]) -> None:
+        for seq_len in (1, 2, 63, 64):
+            positions = Positions.arange(seq_len)
+            for ours, plain_ in zip(told(seq_len).cos_sin(positions), usual.cos_sin(positions), strict=True):
+                assert torch.equal(ours, plain_), f"{seq_len} tokens of 64: not plain rotary positions"
+        positions = Positions.arange(65)
+        assert not torch.equal(told(65).cos_sin(positions)[0], usual.cos_sin(positions)[0]), "nothing is ever scaled"
+
+    exhibit(
+        check,
+        scaled.for_length, lambda seq_len: scaled if seq_len <= 64 else scaled.for_length(seq_len),
+        twin=lambda seq_len: scaled.for_length(4 * 64), because="2 tokens of 64: not plain rotary positions",
+    )  # fmt: skip
+
+
+def test_46_a_cache_crosses_the_switch_of_longrope() -> None:
+    """huggingface/transformers#33129: Phi-3 wrote garbage from token 4097 on.
+
+    There the factors of its frequencies change from short to long, and the keys in the cache had the short ones.
+    """
+    exhibit(
+        cached_keys_are_those_of_one_call(LONGROPE),
+        with_the_last_length, moving_what_is_cached,
+        twin=keeping_what_is_cached, because=f"after {ORIGINAL + 1} tokens, cached keys are off by",
+    )  # fmt: skip
+    refuses_to_grow_unsaid(LONGROPE)
+
+
+Chosen = Callable[[int, int], Tensor]
+
+
+def test_47_the_length_of_the_sequence_decides_and_not_the_room_for_it() -> None:
+    """vllm-project/vllm#27431, ggml-org/llama.cpp#24823, #24875 and #8995: long factors for short texts, or garbage.
+
+    LongRoPE's factors were chosen by how many tokens the engine had made room for. Here the length is an argument, and
+    the switch is between the trained length and one token more, whatever the model could reach.
+    """
+
+    def ours(seq_len: int, room: int) -> Tensor:
+        scaling = LongRoPE(
+            short_factor=SHORT, long_factor=LONG, original_max_seq_len=ORIGINAL, factor=room / ORIGINAL,
+            attention_factor=1.0,
+        )  # fmt: skip
+        cos, _ = Rotary(WIDTH, scaling=scaling).for_length(seq_len).cos_sin(Positions.arange(seq_len), torch.float64)
+        return cos
+
+    def by_room(seq_len: int, room: int) -> Tensor:
+        cos, _ = Rotary(WIDTH, scaling=LONGROPE).for_length(room).cos_sin(Positions.arange(seq_len), torch.float64)
+        return cos
+
+    def check(chosen: Chosen) -> None:
+        for room in (4 * ORIGINAL, 1000 * ORIGINAL):
+            for seq_len, factors in ((2, SHORT), (ORIGINAL, SHORT), (ORIGINAL + 1, LONG), (ORIGINAL * 3, LONG)):
+                turns = plain(WIDTH, 10_000.0) / torch.tensor(factors, dtype=torch.float64)
+                truth = (torch.arange(seq_len, dtype=torch.float64)[:, None] * turns).cos()
+                same = (chosen(seq_len, room) - truth).abs().max() <= 1e-13
+                assert same, f"{seq_len} tokens of {ORIGINAL}, with room for {room}: the other factors"
+
+    exhibit(check, ours, twin=by_room, because="2 tokens of 8, with room for 32: the other factors")
+
+
+def test_48_the_length_counts_from_the_first_position() -> None:
+    """EricLBuehler/mistral.rs#251: short factors on a long prompt.
+
+    The length was taken from where a chunk begins, and the first chunk of any prompt begins at 0.
+    """
+
+    def ours(positions: Positions) -> Tensor:
+        seq_len = int(positions.index.max()) + 1
+        return Rotary(WIDTH, scaling=LONGROPE).for_length(seq_len).cos_sin(positions, torch.float64)[0][0]
+
+    def by_offset(positions: Positions) -> Tensor:
+        offset = int(positions.index[0, 0])
+        factors = LONG if offset > ORIGINAL else SHORT
+        turns = plain(WIDTH, 10_000.0) / torch.tensor(factors, dtype=torch.float64)
+        return (positions.index[0].double()[:, None] * turns).cos()
+
+    def check(chosen: Callable[[Positions], Tensor]) -> None:
+        for begin, count in ((0, TOTAL), (0, ORIGINAL), (0, ORIGINAL + 1), (3, 9), (ORIGINAL, 1), (100, 2)):
+            factors = LONG if begin + count > ORIGINAL else SHORT
+            turns = plain(WIDTH, 10_000.0) / torch.tensor(factors, dtype=torch.float64)
+            truth = (torch.arange(begin, begin + count, dtype=torch.float64)[:, None] * turns).cos()
+            same = (chosen(Positions.after(begin, count)) - truth).abs().max() <= 1e-12
+            assert same, f"{count} tokens from position {begin} on: the other factors"
+
+    exhibit(check, ours, twin=by_offset, because="21 tokens from position 0 on: the other factors")
+    with pytest.raises(RangeError, match="for_length"):
+        Rotary(WIDTH, scaling=LONGROPE).cos_sin(Positions.arange(TOTAL))

@@ -1,0 +1,291 @@
+"""What an encoding returns depends on what it is asked, and not on what it was asked before.
+
+The usual ways to get this wrong are a table that grows, a base that follows the longest sequence seen so far, and a
+cache whose key lacks one of the arguments. All are right the first time. So one object is asked in a thousand random
+orders, and every answer is held against that of an object which was never asked anything.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from locant import LocantError, PositionEncoding, Positions, Rotary
+from locant.kernels.rotary import rotate
+from locant.positions.catalog import CATALOG, ModelShape
+from locant.positions.scaling import DynamicNTK, Llama3, LongRoPE, YaRN
+
+MAX = 12
+HEADS, HEAD_DIM = 4, 8
+SHAPE = ModelShape(d_model=HEADS * HEAD_DIM, num_heads=HEADS, max_seq_len=MAX)
+PAIRS = HEAD_DIM // 2
+
+SCALINGS = {
+    "dynamic ntk": DynamicNTK(factor=4.0, original_max_seq_len=MAX),
+    "longrope": LongRoPE(
+        short_factor=(1.0,) * PAIRS, long_factor=(1.0, 2.0, 4.0, 8.0), original_max_seq_len=MAX, factor=4.0
+    ),
+    "yarn": YaRN(factor=4.0, original_max_seq_len=MAX),
+    "llama3": Llama3(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=MAX),
+}
+
+
+def _seeded(build: Callable[[], PositionEncoding]) -> Callable[[], PositionEncoding]:
+    """Parameters that differ from zero, the same for every object."""
+
+    def seeded() -> PositionEncoding:
+        encoding = build()
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in encoding.parameters():
+                parameter.copy_(torch.rand(parameter.shape, generator=generator) + 0.5)
+        return encoding
+
+    return seeded
+
+
+def _rotary(**options: Any) -> Callable[[], PositionEncoding]:
+    return lambda: Rotary(HEAD_DIM, **options)
+
+
+BUILDS: dict[str, Callable[[], PositionEncoding]] = {
+    **{entry.name: _seeded(lambda entry=entry: entry.for_model(SHAPE)) for entry in CATALOG},
+    "rotary float32 interleaved": _rotary(angles="float32", layout="interleaved"),
+    **{f"rotary {name}": _rotary(scaling=scaling) for name, scaling in SCALINGS.items()},
+    **{f"rotary float32 {name}": _rotary(scaling=scaling, angles="float32") for name, scaling in SCALINGS.items()},
+}
+
+Door = Literal["embed", "rotate", "bias", "score_mod"]
+Answer = tuple[Tensor, ...] | str
+
+
+@dataclass(frozen=True)
+class Call:
+    """One question: a door, how many tokens, where they stand, and the length that a rotary is made for."""
+
+    door: Door
+    length: int
+    where: Literal["from 0", "behind a cache", "padded"]
+    dtype: torch.dtype
+    for_length: int | None = None
+
+    def __call__(self, encoding: PositionEncoding) -> Answer:
+        """What comes out, or the message of the error."""
+        if self.for_length is not None and isinstance(encoding, Rotary):
+            encoding = encoding.for_length(self.for_length)
+        try:
+            return self._through(encoding)
+        except LocantError as error:
+            return str(error)
+
+    def _through(self, encoding: PositionEncoding) -> Answer:
+        positions, keys = self._positions()
+        q, k = (_tokens(where, self.dtype) for where in (positions, keys))
+        if self.door == "embed":
+            return (encoding.embed(q.transpose(1, 2).flatten(2), positions),)
+        if self.door == "rotate":
+            return encoding.rotate(q, k, positions, keys)
+        if self.door == "bias":
+            bias = encoding.bias(q, k, positions, keys)
+            return () if bias is None else (bias,)
+        return _spelt_out(encoding, q, k, positions, keys)
+
+    def _positions(self) -> tuple[Positions, Positions]:
+        if self.where == "behind a cache":
+            return Positions.after(max(self.length - 1, 0), min(self.length, 1)), Positions.arange(self.length)
+        if self.where == "padded":
+            mask = torch.ones(1, self.length, dtype=torch.long)
+            mask[:, : self.length // 3] = 0
+            return Positions.from_mask(mask), Positions.from_mask(mask)
+        return Positions.arange(self.length), Positions.arange(self.length)
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+TOKENS = torch.randn(1, HEADS, 2 * MAX, HEAD_DIM, generator=torch.Generator().manual_seed(1))
+OF_DTYPE = {dtype: TOKENS.to(dtype, copy=True) for dtype in DTYPES}
+
+
+def _tokens(positions: Positions, dtype: torch.dtype) -> Tensor:
+    """The same tokens for the same slots, whatever the length."""
+    return OF_DTYPE[dtype][:, :, : positions.seq_len]
+
+
+def _spelt_out(encoding: PositionEncoding, q: Tensor, k: Tensor, positions: Positions, keys: Positions) -> Answer:
+    score_mod = encoding.score_mod(q, k, positions, keys)
+    if score_mod is None:
+        return ()
+    head = torch.arange(HEADS)[:, None, None]
+    query, key = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])[None, :]
+    scores = torch.zeros(HEADS, q.shape[2], k.shape[2])
+    return (score_mod(scores, torch.zeros((), dtype=torch.long), head, query, key),)
+
+
+def _drawn(rng: random.Random, encoding: PositionEncoding) -> Call:
+    doors = [door for door in ("embed", "rotate") if _overrides(encoding, door)]
+    doors += ["bias", "score_mod"] if _overrides(encoding, "bias") else []
+    return Call(
+        door=rng.choice(doors or ["embed", "rotate", "bias", "score_mod"]),  # type: ignore[arg-type]
+        length=rng.choice([0, 1, MAX - 1, MAX, MAX + 1, 2 * MAX, rng.randint(0, 2 * MAX)]),
+        where=rng.choice(["from 0", "behind a cache", "padded"]),  # type: ignore[arg-type]
+        dtype=rng.choice(DTYPES),
+        for_length=rng.choice([None, None, None, 1, MAX + 1, 2 * MAX]) if isinstance(encoding, Rotary) else None,
+    )
+
+
+def _overrides(encoding: PositionEncoding, door: str) -> bool:
+    return getattr(type(encoding), door) is not getattr(PositionEncoding, door)
+
+
+def same(one: Answer, other: Answer) -> bool:
+    if isinstance(one, str) or isinstance(other, str):
+        return one == other
+    return len(one) == len(other) and all(
+        a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b) for a, b in zip(one, other, strict=True)
+    )
+
+
+ORDERS, CALLS = 1000, 3
+
+
+@torch.no_grad()
+def answers_depend_on_arguments_only(build: Callable[[], PositionEncoding], pool: int = 60) -> dict[str, int]:
+    """Raises where they do not; returns how many different calls there were, how many of them refused."""
+    rng = random.Random(0)
+    shared = build()
+    calls = [_drawn(rng, shared) for _ in range(pool)]
+    fresh: dict[Call, Answer] = {}
+    for call in calls:
+        answer = fresh.setdefault(call, call(build()))
+        assert not isinstance(answer, str) or "; try: " in answer
+    before: list[Call] = []
+    for _ in range(ORDERS):
+        order = rng.sample(calls, CALLS)
+        for call in order:
+            assert same(call(shared), fresh[call]), f"another answer to {call} after {before[-3:]}"
+            before.append(call)
+    return {"calls": len(fresh), "refused": sum(isinstance(answer, str) for answer in fresh.values())}
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_a_thousand_orders_of_calls_give_the_answers_of_fresh_objects(name: str) -> None:
+    done = answers_depend_on_arguments_only(BUILDS[name])
+    assert done["calls"] >= 40
+    limited = name == "learned" or name.endswith(("dynamic ntk", "longrope"))
+    assert bool(done["refused"]) == limited, "past the end, and only there, the answer is an error"
+
+
+class FollowsTheLongest(Rotary):
+    """Dynamic NTK as it is usually written: the base follows the longest sequence seen, and never returns."""
+
+    longest = 1
+
+    def rotate(
+        self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        if positions.seq_len:
+            self.longest = max(self.longest, int(positions.index.max()) + 1)
+        return Rotary.rotate(self.for_length(self.longest), q, k, positions, k_positions)
+
+    def for_length(self, seq_len: int) -> Rotary:
+        plain = Rotary(self.head_dim, scaling=self.scaling)
+        return plain.for_length(seq_len)
+
+
+class KeepsATable(Rotary):
+    """Cosines of the longest sequence seen, in the dtype in which they were first asked for."""
+
+    table: tuple[Tensor, Tensor] | None = None
+
+    def cos_sin(self, positions: Positions, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        if self.table is None or positions.max_index is None or self.table[0].shape[1] <= positions.max_index:
+            self.table = super().cos_sin(Positions.arange(2 * MAX), torch.bfloat16)
+            return super().cos_sin(positions, dtype)
+        cos, sin = (table[:, positions.index[0]].to(dtype) for table in self.table)
+        return cos, sin
+
+
+TWINS: dict[str, Callable[[], PositionEncoding]] = {
+    "follows the longest": lambda: FollowsTheLongest(HEAD_DIM, scaling=SCALINGS["dynamic ntk"]),
+    "keeps a table": lambda: KeepsATable(HEAD_DIM),
+}
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_an_object_that_remembers_is_noticed(name: str) -> None:
+    with pytest.raises(AssertionError, match="another answer to Call"):
+        answers_depend_on_arguments_only(TWINS[name])
+
+
+@torch.no_grad()
+def answers_stay(build: Callable[[], PositionEncoding]) -> None:
+    """Raises where a call writes into what an earlier one returned, or into the tokens that all calls share."""
+    rng = random.Random(1)
+    shared = build()
+    given: list[tuple[Answer, Answer]] = []
+    for _ in range(40):
+        answer = _drawn(rng, shared)(shared)
+        given.append((answer, answer if isinstance(answer, str) else tuple(value.clone() for value in answer)))
+    changed = [i for i, (answer, copy) in enumerate(given) if not same(answer, copy)]
+    assert not changed, f"answers {changed} were overwritten"
+    for dtype, tokens in OF_DTYPE.items():
+        assert torch.equal(tokens, TOKENS.to(dtype)), f"the tokens in {dtype} were overwritten"
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_answers_already_given_stay_as_they_are(name: str) -> None:
+    answers_stay(BUILDS[name])
+
+
+class ReusesItsMemory(Rotary):
+    """Returns a view of memory that the next call writes into: right when it is returned."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__(head_dim)
+        self.memory = {dtype: torch.zeros(1, HEADS, 2 * MAX, HEAD_DIM, dtype=dtype) for dtype in DTYPES}
+
+    def for_length(self, seq_len: int) -> Rotary:
+        return self
+
+    def rotate(
+        self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        turned = super().rotate(q, k, positions, k_positions)
+        kept = self.memory[q.dtype][:, :, : q.shape[2]]
+        return kept.copy_(turned[0]), turned[1]
+
+
+def test_memory_that_is_used_twice_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="were overwritten"):
+        answers_stay(lambda: ReusesItsMemory(HEAD_DIM))
+    answers_depend_on_arguments_only(lambda: ReusesItsMemory(HEAD_DIM))  # which looks at each answer at once
+
+
+def test_rotating_leaves_its_inputs_alone_unless_asked() -> None:
+    q = torch.randn(1, HEADS, 5, HEAD_DIM)
+    kept = q.clone()
+    rotary = Rotary(HEAD_DIM)
+    turned, _ = rotary.rotate(q, q.clone(), Positions.arange(5))
+    assert torch.equal(q, kept)
+    assert torch.equal(turned, rotate(q, *rotary.cos_sin(Positions.arange(5)), "half"))
+    rotary.rotate(q, q.clone(), Positions.arange(5), inplace=True)
+    assert torch.equal(q, turned)
+
+
+@pytest.mark.parametrize("name", ["dynamic ntk", "longrope"])
+def test_a_copy_for_a_length_leaves_the_original_alone(name: str) -> None:
+    """And two copies for one length are one another, however they were come by."""
+    rotary = Rotary(HEAD_DIM, scaling=SCALINGS[name])
+    where = Positions.arange(MAX)
+    before = rotary.cos_sin(where)
+    far, near = rotary.for_length(2 * MAX), rotary.for_length(4 * MAX).for_length(MAX)
+    assert not torch.equal(far.cos_sin(where)[0], before[0])
+    assert same(near.cos_sin(where), before)
+    assert same(rotary.cos_sin(where), before)
+    assert same(near.for_length(2 * MAX).cos_sin(where), far.cos_sin(where))
+    assert rotary.seq_len is None
