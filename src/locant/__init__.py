@@ -2,6 +2,7 @@
 
 from locant._version import __version__ as __version__
 from locant.attention import KVCache, attend
+from locant.checkpoints import encoding_from_config
 from locant.embedding import InputEmbedding, SegmentEmbedding, TokenEmbedding
 from locant.errors import InputError, LocantError, RangeError, ShapeError
 from locant.positions import (
@@ -21,6 +22,7 @@ from locant.positions import (
     TransformerXL,
     XPos,
     encoding,
+    scaling,
 )
 from locant.text import Tokenizer, Windows
 
@@ -52,4 +54,6 @@ __all__ = [
     "XPos",
     "attend",
     "encoding",
+    "encoding_from_config",
+    "scaling",
 ]

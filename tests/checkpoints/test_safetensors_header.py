@@ -26,8 +26,14 @@ FILE = save(TENSORS, metadata={"format": "pt"})
 ONE = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
 
+class File(BytesIO):
+    """Bytes in memory with what else a file has."""
+
+    name, mode = "some.safetensors", "rb"
+
+
 def read(content: bytes) -> Header:
-    return read_header(BytesIO(content), "some.safetensors")
+    return read_header(File(content), "some.safetensors")
 
 
 def packed(header: object, data: bytes = b"", *, raw: bytes | None = None) -> bytes:

@@ -153,7 +153,8 @@ class Keeps(Rotary):
     """The twin: what it was told of one sequence stays in it."""
 
     def for_length(self, seq_len: int) -> Rotary:
-        self.angles = super().for_length(2 * seq_len).angles
+        told = super().for_length(seq_len)
+        self.seq_len, self.angles = told.seq_len, told.angles
         return self
 
 

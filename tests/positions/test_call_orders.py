@@ -58,7 +58,8 @@ BUILDS: dict[str, Callable[[], PositionEncoding]] = {
     **{entry.name: _seeded(lambda entry=entry: entry.for_model(SHAPE)) for entry in CATALOG},
     "rotary float32 interleaved": _rotary(angles="float32", layout="interleaved"),
     **{f"rotary {name}": _rotary(scaling=scaling) for name, scaling in SCALINGS.items()},
-    **{f"rotary float32 {name}": _rotary(scaling=scaling, angles="float32") for name, scaling in SCALINGS.items()},
+    "rotary float32 dynamic ntk": _rotary(scaling=SCALINGS["dynamic ntk"], angles="float32"),
+    "rotary float32 longrope": _rotary(scaling=SCALINGS["longrope"], angles="float32"),
 }
 
 Door = Literal["embed", "rotate", "bias", "score_mod"]

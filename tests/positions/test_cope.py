@@ -74,11 +74,21 @@ def test_padding_and_other_documents_open_no_gate() -> None:
 def test_keys_in_any_order_give_the_same_bits() -> None:
     encoding = drawn(6)
     q, k = torch.randn(2, 4, 12, 6), torch.randn(2, 2, 12, 6)
-    whole = encoding.bias(q, k, Positions.arange(12))
+    places = Positions.arange(12)
+    whole, counts = encoding.bias(q, k, places), encoding.counts(q, k, places)
     for _ in range(3):
         order = torch.randperm(12)
-        bias = encoding.bias(q, k[:, :, order], Positions.arange(12), Positions.arange(12).select(order))
-        assert torch.equal(bias, whole[..., order])
+        assert torch.equal(encoding.bias(q, k[:, :, order], places, places.select(order)), whole[..., order])
+        assert torch.equal(encoding.counts(q, k[:, :, order], places, places.select(order)), counts[..., order])
+        # In slots that mean nothing, among keys of other documents, sums have other partial sums: the same bits.
+        apart = torch.randn(2, 2, 30, 6)
+        apart[:, :, 3:27:2] = k
+        document = torch.ones(30, dtype=torch.long)
+        document[3:27:2] = 0
+        index = torch.randint(0, 12, (30,))
+        index[3:27:2] = torch.arange(12)
+        among = encoding.counts(q, apart, places, Positions.of(index, document))
+        assert torch.equal(among[..., 3:27:2], counts)
 
 
 def test_decoding_with_a_cache_is_one_shot() -> None:

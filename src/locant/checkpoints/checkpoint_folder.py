@@ -9,7 +9,7 @@ import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from locant.checkpoints.safetensors_header import Header, read_header
 from locant.errors import InputError
@@ -38,7 +38,7 @@ def headers_of(folder: Path) -> dict[str, Header]:
 
 
 @contextmanager
-def opened(path: Path) -> Generator[BinaryIO]:
+def opened(path: Path) -> Generator[IO[bytes]]:
     """A file, open for reading."""
     if not path.is_file():
         raise InputError(f"got no file {path}", "the checkpoint with all of its files")

@@ -42,12 +42,12 @@ SHOWN = 8
 
 
 def convert_layout(
-    state_dict: Mapping[str, Shaped[Tensor, "*shape"]],
+    state_dict: Mapping[str, Shaped[Tensor, "*_"]],
     config: Config | object,
     *,
     to: Layout,
     source: Layout | None = None,
-) -> dict[str, Shaped[Tensor, "*shape"]]:
+) -> dict[str, Shaped[Tensor, "*_"]]:
     """The same weights for a rotation in the other layout.
 
     Moves the rows of query and key projections, fused ones included, of their biases and LoRA's B, and the weights of

@@ -7,7 +7,7 @@ a byte means is not looked at either: a dtype that torch cannot read is moved li
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import BinaryIO
+from typing import IO
 
 from locant.checkpoints.layout import row_order
 from locant.checkpoints.projections import Run
@@ -24,8 +24,8 @@ Progress = Callable[[int], None]
 
 
 def write_reordered(
-    source: BinaryIO,
-    target: BinaryIO,
+    source: IO[bytes],
+    target: IO[bytes],
     header: Header,
     moves: Mapping[str, Sequence[Run]],
     to: Layout,
@@ -50,14 +50,14 @@ def write_reordered(
             progress(len(piece))
 
 
-def _copied(source: BinaryIO, num_bytes: int) -> Iterator[bytes]:
+def _copied(source: IO[bytes], num_bytes: int) -> Iterator[bytes]:
     while num_bytes:
         piece = _exactly(source, min(num_bytes, CHUNK))
         num_bytes -= len(piece)
         yield piece
 
 
-def _moved(source: BinaryIO, tensor: TensorEntry, runs: Sequence[Run], to: Layout) -> Iterator[bytes]:
+def _moved(source: IO[bytes], tensor: TensorEntry, runs: Sequence[Run], to: Layout) -> Iterator[bytes]:
     """One head after the other; what is not turned is copied."""
     rows = sum(run.rows for run in runs)
     size, rest = divmod(tensor.num_bytes, rows)
@@ -73,7 +73,7 @@ def _moved(source: BinaryIO, tensor: TensorEntry, runs: Sequence[Run], to: Layou
             yield b"".join(head[row * size : (row + 1) * size] for row in order)
 
 
-def _exactly(source: BinaryIO, num_bytes: int) -> bytes:
+def _exactly(source: IO[bytes], num_bytes: int) -> bytes:
     piece = source.read(num_bytes)
     if len(piece) != num_bytes:
         raise InputError(

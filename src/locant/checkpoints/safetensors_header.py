@@ -11,7 +11,7 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from locant.errors import InputError
 
@@ -54,7 +54,7 @@ class Header:
     metadata: Mapping[str, str]
 
 
-def read_header(file: BinaryIO, name: str) -> Header:
+def read_header(file: IO[bytes], name: str) -> Header:
     """Read and check the header of a file that is open at its start; errors are `InputError`s that name the file.
 
     Refused are: names that occur twice, dtypes that are not known, sizes that do not agree with shape and dtype,
@@ -70,7 +70,7 @@ class _FaultError(Exception):
     """What is wrong with a file, without its name."""
 
 
-def _read(file: BinaryIO) -> Header:
+def _read(file: IO[bytes]) -> Header:
     size = file.seek(0, 2)
     file.seek(0)
     start = file.read(LENGTH.size)

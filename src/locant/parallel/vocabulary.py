@@ -38,9 +38,18 @@ class VocabularyParallel(ParallelStyle):
     number of rows. Its weight becomes a `DTensor`, so optimizers, gradient clipping and distributed checkpoints work
     as for any other; it is drawn or loaded before or after (on the meta device, and ``reset_parameters``).
 
-    Resize a table before it is split.
+    Resize a table before it is split, and reset it before anything else (such as FSDP) splits it further.
 
-        parallelize_module(model, mesh, {"embedding.token": VocabularyParallel()})
+    >>> import torch
+    >>> from torch import distributed as dist
+    >>> from torch.distributed.tensor.parallel import parallelize_module
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+    >>> model = nn.Sequential(TokenEmbedding(50_257, 8))
+    >>> _ = parallelize_module(model, mesh, {"0": VocabularyParallel()})
+    >>> model(torch.tensor([[1, 50_256]])).shape, model[0].weight.placements
+    (torch.Size([1, 2, 8]), (Shard(dim=0),))
+    >>> dist.destroy_process_group()
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -132,7 +141,7 @@ def _split(weight: Tensor) -> DTensor:
         got = f"placed as {weight.placements}" if isinstance(weight, DTensor) else "of a plain tensor"
         raise ShapeError(
             f"got a weight {got}, expected rows split over one mesh dimension",
-            "loading with torch.distributed.checkpoint.state_dict.set_model_state_dict",
+            "VocabularyParallel() before other wrappers, and reset_parameters() or logits() where they have it whole",
         )
     return weight
 

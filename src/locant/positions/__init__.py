@@ -1,9 +1,10 @@
 """Where tokens stand, and every way to tell a model so.
 
-`where` holds `Positions`, `base` the three doors, `angles` the exact cosines; each encoding has a file of its own, and
-`catalog` lists them by name.
+`where` holds `Positions`, `base` the three doors, `angles` the exact cosines, `scaling` the stretched frequencies; each
+encoding has a file of its own, and `catalog` lists them by name.
 """
 
+from locant.positions import scaling as scaling
 from locant.positions.alibi import ALiBi as ALiBi
 from locant.positions.base import PositionEncoding as PositionEncoding
 from locant.positions.catalog import encoding as encoding

@@ -1,0 +1,171 @@
+"""Entries about which dimensions form a pair: two conventions, and weights that know only one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from locant import InputError, Positions, Rotary, attend
+from locant.checkpoints import convert_layout
+from tests.known_bugs.exhibit import exhibit
+from tests.positions.published import PUBLISHED
+
+HEADS, KEY_HEADS, HEAD_DIM, WIDTH, TOKENS = 4, 2, 6, 5, 7
+HERE = Positions.after(700, TOKENS)
+Weights = Mapping[str, Tensor]
+Convert = Callable[..., Weights]
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": WIDTH, "num_attention_heads": HEADS, "num_key_value_heads": KEY_HEADS,
+    "head_dim": HEAD_DIM, "rope_theta": 10_000.0,
+}  # fmt: skip
+FUSED = {
+    "model_type": "falcon", "hidden_size": HEADS * HEAD_DIM, "num_attention_heads": HEADS, "num_kv_heads": KEY_HEADS,
+    "new_decoder_architecture": True, "rope_theta": 10_000.0,
+}  # fmt: skip
+Q, K, V = (f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv")
+QKV = "transformer.h.0.self_attention.query_key_value.weight"
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def split_weights() -> Weights:
+    return {Q: random(HEADS * HEAD_DIM, WIDTH), K: random(KEY_HEADS * HEAD_DIM, WIDTH), V: random(12, WIDTH)}
+
+
+def fused_weights() -> Weights:
+    return {QKV: random((HEADS + 2 * KEY_HEADS) * HEAD_DIM, WIDTH)}
+
+
+def parts(weights: Weights, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values as ``1 heads seq head_dim``."""
+    if QKV in weights:  # as Falcon has them: two queries, their key and its value
+        groups = (x @ weights[QKV].T).view(1, TOKENS, KEY_HEADS, 4, HEAD_DIM)
+        found = groups[:, :, :, :2].flatten(2, 3), groups[:, :, :, 2], groups[:, :, :, 3]
+    else:
+        found = tuple((x @ weights[name].T).view(1, TOKENS, -1, HEAD_DIM) for name in (Q, K, V))
+    q, k, v = (part.transpose(1, 2) for part in found)
+    return q, k, v
+
+
+def attended(weights: Weights, x: Tensor, layout: str) -> Tensor:
+    q, k, v = parts(weights, x)
+    q, k = Rotary(HEAD_DIM, layout=layout).rotate(q, k, HERE)  # type: ignore[arg-type]
+    return attend(q, k, v, positions=HERE, backend="eager")
+
+
+def passes_weights_on(weights: Weights, config: Any, *, to: str, source: str) -> Weights:
+    """The twin: a conversion that renames and copies, and never hears of layouts."""
+    return {name: tensor.clone() for name, tensor in weights.items()}
+
+
+def test_52_the_two_layouts_are_one_rotation_of_reordered_dimensions() -> None:
+    """karpathy/nanochat#264, warpfront/hipfire#241, dan-v/shainet#111: the first tokens were right, then garbage.
+
+    Pairs of neighbours were turned in weights made for halves. At position 0 nothing turns, so nothing is wrong there.
+    """
+    x = torch.randn(1, HEADS, TOKENS, HEAD_DIM)
+    order = torch.tensor([0, 3, 1, 4, 2, 5])  # what stands where once pairs are neighbours
+
+    def ours(x: Tensor, positions: Positions) -> Tensor:
+        """Turned as neighbours, after the dimensions took their places, and put back."""
+        turned = Rotary(HEAD_DIM, layout="interleaved").rotate(x[..., order], x[..., order], positions)[0]
+        return turned[..., order.argsort()]
+
+    def without_reordering(x: Tensor, positions: Positions) -> Tensor:
+        return Rotary(HEAD_DIM, layout="interleaved").rotate(x, x, positions)[0]
+
+    def check(interleaved: Callable[[Tensor, Positions], Tensor]) -> None:
+        for begin in (0, 1, 100, 2**31 - TOKENS):
+            positions = Positions.after(begin, TOKENS)
+            half = Rotary(HEAD_DIM, layout="half").rotate(x, x, positions)[0]
+            same = (interleaved(x, positions) == half).all(-1).all(1).all(0)
+            first = begin + int((~same).nonzero()[0]) if not same.all() else None
+            assert same.all(), f"from position {first} on, the two layouts are two rotations"
+
+    exhibit(check, ours, twin=without_reordering, because="from position 1 on, the two layouts are two rotations")
+
+
+def test_52_a_conversion_asks_for_the_layout() -> None:
+    """karpathy/nanochat#264: nothing in the weights says which layout they have, so nothing may be assumed.
+
+    The layout to convert to has no default, and weights that have it already are not converted a second time.
+    """
+
+    def check(convert: Convert) -> None:
+        weights = split_weights()
+        with pytest.raises(TypeError):
+            convert(weights, LLAMA)
+        refused = 0
+        for config, to in ((LLAMA, "half"), ({**LLAMA, "rope_interleave": True}, "interleaved")):
+            try:
+                convert(weights, config, to=to)
+            except InputError:
+                refused += 1
+        assert refused == 2, "weights are converted from a layout that they do not have"
+
+    def turns_them_round(weights: Weights, config: Any, *, to: str) -> Weights:
+        """Whatever they are said to be, they are taken for the other."""
+        return convert_layout(weights, config, to=to, source="half" if to == "interleaved" else "interleaved")  # type: ignore[arg-type]
+
+    exhibit(check, convert_layout, twin=turns_them_round, because="from a layout that they do not have")
+
+
+@pytest.mark.parametrize(("config", "make"), [(LLAMA, split_weights), (FUSED, fused_weights)], ids=["split", "fused"])
+def test_53_converted_weights_attend_as_before(config: Any, make: Callable[[], Weights]) -> None:
+    """huggingface/nanotron#427 and #241: attention was corrupt after a conversion.
+
+    It has an argument that interleaves the rows of fused projections, and the script that calls it never passed it.
+    """
+    weights = make()
+    before = {name: tensor.clone() for name, tensor in weights.items()}
+    x = random(TOKENS, WIDTH)
+
+    def check(convert: Convert) -> None:
+        there = convert(weights, config, to="interleaved", source="half")
+        off = float((attended(there, x, "interleaved") - attended(weights, x, "half")).abs().max())
+        assert off <= 1e-12, f"attention is off by {off:.2g} after the conversion"
+        back = convert(there, config, to="half", source="interleaved")
+        for name, tensor in before.items():
+            assert back[name].numpy().tobytes() == tensor.numpy().tobytes(), f"{name} did not come back"
+            assert torch.equal(weights[name], tensor), f"{name} was written to"
+
+    def forgets_the_keys(weights: Weights, config: Any, *, to: Any, source: Any) -> Weights:
+        queries = {name: tensor for name, tensor in weights.items() if name == Q}
+        return {**weights, **(convert_layout(queries, config, to=to, source=source) if queries else {})}
+
+    exhibit(check, convert_layout, twin=passes_weights_on, because="attention is off by [0-9.]+ after the conversion")
+    exhibit(check, convert_layout, twin=forgets_the_keys, because="attention is off by [0-9.]+ after the conversion")
+
+
+TAUGHT = {
+    "Llama-3.2-1B": "half", "Qwen3-8B": "half", "gemma-2-9b": "half", "gpt-neox-20b": "half", "phi-2": "half",
+    "gpt-j-6b": "interleaved", "DeepSeek-V3": "interleaved",
+}  # fmt: skip
+
+
+def test_54_an_architecture_brings_its_layout_along() -> None:
+    """rasbt/LLMs-from-scratch#750: the same in teaching code, which turned what others trained.
+
+    A configuration does not say the layout, its architecture does; one that is not known has to be told.
+    """
+
+    def check(layout_of: Callable[[Mapping[str, Any]], str]) -> None:
+        for name, layout in TAUGHT.items():
+            found = layout_of(PUBLISHED[name])
+            assert found == layout, f"{name}: turned as {found}, and trained as {layout}"
+        unknown = {**PUBLISHED["Llama-3.2-1B"], "model_type": "my-own"}
+        with pytest.raises(InputError, match="layout='half' or 'interleaved'"):
+            layout_of(unknown)
+
+    def ours(config: Mapping[str, Any]) -> str:
+        return Rotary.from_config(config).layout
+
+    because = "gpt-j-6b: turned as half, and trained as interleaved"
+    exhibit(check, ours, twin=lambda config: Rotary(64).layout, because=because)

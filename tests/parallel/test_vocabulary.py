@@ -1,0 +1,130 @@
+"""`VocabularyParallel` on one process: what it refuses, and what it goes together with.
+
+That one to four processes get the numbers of one is shown in tests/known_bugs, entry 82.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+
+from locant import InputEmbedding, LocantError, RangeError, ShapeError, Sinusoidal, TokenEmbedding
+from locant.lab.decoder import Decoder
+from locant.parallel import VocabularyParallel
+from tests.refusal import refuses
+
+pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch is built without gloo")
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """A mesh of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def split(table: TokenEmbedding, mesh: DeviceMesh) -> TokenEmbedding:
+    model = parallelize_module(nn.Sequential(table), mesh, {"0": VocabularyParallel()})
+    return model[0]  # type: ignore[index,return-value]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [None, 2.5, "sqrt_d_model", "sqrt_d_model_rounded"])
+def test_scale_and_dtype_are_those_of_a_whole_table(
+    mesh: DeviceMesh, scale: float | str | None, dtype: torch.dtype
+) -> None:
+    whole = TokenEmbedding(11, 8, scale=scale, padding_idx=3).to(dtype)  # type: ignore[arg-type]
+    ids = torch.randint(11, (2, 3, 5))
+    expected, weight = whole(ids), whole.weight.detach().clone()
+    cotangent = torch.randn_like(expected)
+    expected.backward(cotangent)
+    part = split(whole, mesh)
+    found = part(ids)
+    found.backward(cotangent)
+    assert isinstance(part.weight, DTensor)
+    assert part.weight.placements == (Shard(0),)
+    assert torch.equal(found, expected)
+    fresh = TokenEmbedding(11, 8, scale=scale, padding_idx=3).to(dtype)  # type: ignore[arg-type]
+    fresh.load_state_dict({"weight": weight})
+    fresh(ids).backward(cotangent)
+    assert isinstance(part.weight.grad, DTensor)
+    assert fresh.weight.grad is not None
+    assert torch.equal(part.weight.grad.full_tensor(), fresh.weight.grad)
+
+
+def test_a_frozen_table_stays_frozen(mesh: DeviceMesh) -> None:
+    table = TokenEmbedding(7, 4)
+    table.weight.requires_grad_(False)
+    assert not split(table, mesh).weight.requires_grad
+
+
+def test_a_whole_decoder_runs_on_a_split_table_with_its_tied_head(mesh: DeviceMesh) -> None:
+    torch.manual_seed(0)
+    model = Decoder(11, Sinusoidal(8), d_model=8, num_layers=1, num_heads=2)
+    ids = torch.randint(11, (2, 5))
+    expected = model(ids)
+    parallelize_module(model, mesh, {"embedding": VocabularyParallel()})
+    assert isinstance(model.embedding.token.weight, DTensor)
+    torch.testing.assert_close(model(ids), expected)
+    model(ids).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_it_compiles_without_a_break(mesh: DeviceMesh) -> None:
+    table = split(TokenEmbedding(11, 4), mesh)
+    ids = torch.arange(11)[None]
+    with torch.no_grad():
+        assert torch.equal(torch.compile(table, fullgraph=True, backend="aot_eager")(ids), table(ids))
+
+
+def test_the_parts_are_drawn_as_a_whole_table_is(mesh: DeviceMesh) -> None:
+    torch.manual_seed(3)
+    expected = TokenEmbedding(11, 4, padding_idx=2).weight
+    table = split(TokenEmbedding(11, 4, padding_idx=2), mesh)
+    torch.manual_seed(3)
+    table.reset_parameters()
+    assert isinstance(table.weight, DTensor)
+    assert torch.equal(table.weight.full_tensor(), expected)
+
+
+def test_torchs_own_style_takes_no_other_module_than_its_own(mesh: DeviceMesh) -> None:
+    """Why there is a style of ours; should torch open its own, this test says so."""
+    with pytest.raises(NotImplementedError, match=r"only support nn\.Linear and nn\.Embedding"):
+        parallelize_module(nn.Sequential(TokenEmbedding(7, 4)), mesh, {"0": RowwiseParallel()})
+
+
+def test_mistakes_are_named(mesh: DeviceMesh) -> None:
+    with refuses(LocantError, "got a Linear to split by rows", "TokenEmbedding"):
+        parallelize_module(nn.Sequential(nn.Linear(2, 2)), mesh, {"0": VocabularyParallel()})
+    table = split(TokenEmbedding(7, 4), mesh)
+    with refuses(LocantError, "got 9 rows for a table that is split", "resize() before"):
+        table.resize(9)
+    with refuses(RangeError, "got id 7 at (0, 1)", "vocab_size=7"):
+        table(torch.tensor([[0, 7]]))
+    with refuses(ShapeError, "got x of width 3", "d_model=4"):
+        table.logits(torch.zeros(1, 3))
+    assert table(torch.tensor([[0, 6]])).shape == (1, 2, 4)
+
+
+def test_a_weight_that_is_no_longer_split_is_named(mesh: DeviceMesh) -> None:
+    table = split(TokenEmbedding(7, 4), mesh)
+    table.weight = nn.Parameter(torch.zeros(7, 4))
+    with refuses(ShapeError, "got a weight of a plain tensor", "expected rows split over one mesh dimension"):
+        table(torch.tensor([[0]]))
+
+
+def test_a_mesh_of_two_dimensions_is_refused(mesh: DeviceMesh) -> None:
+    square = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+    with pytest.raises((LocantError, ValueError), match="mesh"):
+        parallelize_module(nn.Sequential(TokenEmbedding(7, 4)), square, {"0": VocabularyParallel()})
+    embedding = InputEmbedding(7, 4)
+    parallelize_module(embedding, square["tp"], {"token": VocabularyParallel()})
+    assert embedding(torch.tensor([[6]])).shape == (1, 1, 4)
