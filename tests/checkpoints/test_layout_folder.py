@@ -24,6 +24,7 @@ from locant.checkpoints import convert_layout, layout_stream
 from locant.checkpoints.layout import LayoutChange
 from locant.checkpoints.layout_folder import convert_folder
 from locant.checkpoints.safetensors_header import Header, read_header
+from tests.checkpoints.turned_otherwise import MODELS, build
 from tests.refusal import refuses
 
 CONFIG = {
@@ -103,6 +104,19 @@ def test_the_files_hold_what_the_function_returns(request: pytest.FixtureRequest
             assert new.metadata() == old.metadata()
             assert list(new.keys()) == list(old.keys())
     assert (tmp_path / "out" / INDEX).exists() == (kind == "sharded")
+
+
+@pytest.mark.parametrize("name", ["phi", "phi3", "falcon", "codegen", "cohere", "deepseek_v3", "gemma4"])
+def test_every_order_of_rows_is_streamed_as_it_is_converted(tmp_path: Path, name: str) -> None:
+    small = MODELS[name]
+    model = build(small)
+    weights = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file(weights, folder / "model.safetensors")
+    model.config.to_json_file(folder / "config.json", use_diff=False)
+    convert_folder(folder, tmp_path / "out", to=small.other)  # type: ignore[arg-type]
+    require_equal(tensors(tmp_path / "out"), convert_layout(weights, model.config, to=small.other))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["whole", "sharded"])

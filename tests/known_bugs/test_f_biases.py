@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -13,49 +12,11 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from locant import ALiBi, KVCache, PositionEncoding, Positions, T5Bias, attend
 from locant.positions.base import ScoreMod
-from locant.positions.cope import Cope
-from locant.positions.deberta import Deberta
-from locant.positions.fire import Fire
-from locant.positions.kerple import Kerple
-from locant.positions.sandwich import Sandwich
-from locant.positions.shaw import Shaw
-from locant.positions.transformer_xl import TransformerXL
+from tests.known_bugs.biased import BIASES, OF_DISTANCE, PER_HEAD, built
 from tests.known_bugs.exhibit import exhibit
 from tests.known_bugs.subjects import HEADS, WIDTH, queries
 
 LENGTH = 40
-
-Build = Callable[..., PositionEncoding]
-
-BIASES: dict[str, Build] = {
-    "alibi": ALiBi,
-    "alibi learned": lambda heads, **options: ALiBi(heads, learned=True, **options),
-    "t5": T5Bias,
-    "t5 bidirectional": lambda heads, **options: T5Bias(heads, bidirectional=True, **options),
-    "kerple": Kerple,
-    "kerple power": lambda heads, **options: Kerple(heads, "power", **options),
-    "sandwich": Sandwich,
-    "fire": Fire,
-    "transformer_xl": lambda heads, **options: TransformerXL(heads, heads * WIDTH, **options),
-    "deberta": lambda heads, **options: Deberta(heads, WIDTH, **options),
-    "shaw": lambda heads, **options: Shaw(WIDTH, **options),
-    "cope": lambda heads, **options: Cope(WIDTH, **options),
-}
-OF_DISTANCE = [name for name in BIASES if name not in ("fire", "transformer_xl", "deberta", "shaw", "cope")]
-"""Those that depend on the distance alone; FIRE's depends on how far the query is into its document as well."""
-
-PER_HEAD = [name for name in BIASES if name not in ("shaw", "cope")]
-"""Those with something per head; the tables of the others are shared by all heads."""
-
-
-def built(name: str, heads: int = HEADS, **options: Any) -> PositionEncoding:
-    torch.manual_seed(0)
-    encoding = BIASES[name](heads, **options)
-    with torch.no_grad():
-        for parameter in encoding.parameters():  # some begin as zeros
-            if not parameter.any():
-                parameter.add_(torch.arange(parameter.numel()).view_as(parameter) % 5)
-    return encoding
 
 
 def cached(

@@ -24,8 +24,8 @@ def scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.filterwarnings("ignore:.*autocast")  # the peer, about a device that is not here
 @pytest.mark.parametrize("length", [1, 2, 7, 64])
-@pytest.mark.parametrize("scale_base", [512, 20])
-def test_q_k_and_gradients_are_those_of_rotary_embedding_torch(length: int, scale_base: int) -> None:
+@pytest.mark.parametrize("scale_base", [512.0, 20.0])
+def test_q_k_and_gradients_are_those_of_rotary_embedding_torch(length: int, scale_base: float) -> None:
     """Its center is the middle of the sequence at hand."""
     peer = RotaryEmbedding(DIM, use_xpos=True, xpos_scale_base=scale_base)
     xpos = XPos(DIM, scale_base=scale_base, center=length // 2, layout="interleaved")
@@ -107,7 +107,8 @@ def test_within_reach_every_number_is_normal(dtype: torch.dtype) -> None:
 
 
 def test_a_larger_scale_base_reaches_farther() -> None:
-    assert XPos(DIM, scale_base=5120).reach(torch.bfloat16) == pytest.approx(10 * XPos(DIM).reach(torch.bfloat16), 1e-3)
+    near, far = (XPos(DIM, scale_base=base).reach(torch.bfloat16) for base in (512.0, 5120.0))
+    assert far == pytest.approx(10 * near, 1e-3)
 
 
 def test_far_positions_are_exact() -> None:
@@ -144,7 +145,7 @@ def test_inplace_writes_into_q_and_k() -> None:
 
 
 def test_gradcheck() -> None:
-    claims.passes_gradcheck(XPos(4, scale_base=8), 2, 4)
+    claims.passes_gradcheck(XPos(4, scale_base=8.0), 2, 4)
 
 
 def test_compiles_at_most_twice() -> None:

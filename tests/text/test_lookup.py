@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import pytest
 import tiktoken
 import tiktoken_ext.openai_public
 from huggingface_hub.utils import EntryNotFoundError
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
@@ -227,11 +228,19 @@ class TestDownloading:
             Tokenizer.load("someone/something", download=True)
 
 
+TELLING = " \n\r\t/'!x1Sd"
+
+
 def small_ranks() -> dict[bytes, int]:
-    """Ranks as `tiktoken` has them, learned here: bytes first, in GPT-2's order, then what they merge to."""
-    definition = Tokenizer.train(sample_text()[:60_000], 600, special_tokens=())
-    by_id = [definition.decode_bytes([number]) for number in range(definition.vocab_size)]
-    return {token: rank for rank, token in enumerate(by_id)}
+    """Ranks as `tiktoken` has them, learned here: bytes first, in GPT-2's order, then what they merge to.
+
+    After them come tokens that tell where words begin and end, by merging across, and one that nothing merges to.
+    """
+    learned = Tokenizer.train(sample_text()[:60_000], 600, special_tokens=())
+    tokens = [learned.decode_bytes([number]) for number in range(learned.vocab_size)]
+    letters = [letter.encode() for letter in TELLING]
+    telling = [b"".join(pair) for size in (2, 3) for pair in itertools.product(letters, repeat=size)]
+    return {token: rank for rank, token in enumerate(dict.fromkeys([*tokens, *telling, b"zqxjk"]))}
 
 
 RANKS = small_ranks()
@@ -278,7 +287,13 @@ class TestTheTiktokenCache:
         assert ours.end_of_text == theirs.eot_token
         assert ours.lossless
 
-        @given(text=st.text(st.sampled_from(LETTERS), max_size=80))
+        @given(
+            text=st.text(st.sampled_from(LETTERS), max_size=80) | st.text(st.sampled_from(" \n\r\tx1'S/!"), max_size=12)
+        )
+        @example("a  \nb  ")
+        @example("a\n  ")
+        @example("zqxjk")
+        @example("x!/\n1")
         def same(text: str) -> None:
             assert ours.encode(text).tolist() == theirs.encode(text, disallowed_special=())
 
@@ -332,6 +347,7 @@ class TestTheTiktokenCache:
     def test_may_be_switched_off(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         published(monkeypatch, home / "tmp" / "data-gym-cache", "gpt2", as_tiktoken_file(RANKS))
         monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
+        monkeypatch.chdir(home / "tmp" / "data-gym-cache")
         with pytest.raises(InputError, match="found no tokenizer 'gpt2'"):
             Tokenizer.load("gpt2")
 

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, models, pre_tokenizers
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 
 from locant.errors import InputError
 from locant.text import Tokenizer
@@ -121,6 +121,14 @@ class TestPlainText:
         assert library("word piece").encode("the cat").ids[0] == cls
         assert not {cls, sep} & {*loaded("word piece").encode("the cat").tolist()}
 
+    def test_is_not_repeated(self) -> None:
+        """A post-processor may put the text twice, and the library does even where no special tokens are added."""
+        theirs = library("byte level")
+        theirs.post_processor = processors.TemplateProcessing(single="$A $A", special_tokens=[])
+        once = library("byte level").encode("the cat").ids
+        assert Tokenizer.from_json(theirs.to_str()).encode("the cat").tolist() == once
+        assert theirs.encode("the cat", add_special_tokens=False).ids == once * 2
+
     def test_of_unknown_words_still_is_unknown(self) -> None:
         tokenizer = loaded("word level")
         assert tokenizer.encode("the [CLS] dog [UNK]").tolist() == [2, 0, 0, 0]
@@ -135,6 +143,15 @@ class TestPlainText:
         assert names[0] & names[1] == {"[UNK]"}
         (hidden,) = names[0] - {"[UNK]"}
         assert len(hidden) >= 32
+
+    def test_cannot_be_normalized_into_the_hidden_name(self) -> None:
+        """A normalizer that takes away what is random in it would leave the name itself."""
+        unknown = "?"
+        theirs = tokenizers.Tokenizer(models.WordLevel({"CLS": 0, "the": 1, unknown: 2}, unk_token=unknown))
+        theirs.normalizer = normalizers.Replace(tokenizers.Regex("[0-9a-f]"), "")
+        theirs.add_special_tokens([AddedToken("CLS", normalized=True)])
+        assert 0 in theirs.encode("aCLSb").ids
+        assert 0 not in Tokenizer.from_json(theirs.to_str()).encode("aCLSb")
 
 
 class TestAllowed:

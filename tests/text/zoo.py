@@ -130,11 +130,41 @@ def _byte_fallback() -> tokenizers.Tokenizer:
 
 
 def _normalized() -> tokenizers.Tokenizer:
-    """Byte-level behind a normalizer, and a space put before the text: some texts do not come back."""
+    """Behind a normalizer: letters and their accents come back as one."""
     made = byte_level()
     made.normalizer = normalizers.NFC()
+    return made
+
+
+def _space_before() -> tokenizers.Tokenizer:
+    """With a space put before the text."""
+    made = byte_level()
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     return made
+
+
+def _spaces_dropped() -> tokenizers.Tokenizer:
+    """What stands between words is thrown away."""
+    made = byte_level()
+    split = pre_tokenizers.Split(tokenizers.Regex(r"\s"), "removed")
+    made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    return made
+
+
+def _strips() -> tokenizers.Tokenizer:
+    """An ordinary added token that takes the spaces around it along."""
+    made = byte_level()
+    made.add_tokens([AddedToken("<think>", normalized=False, lstrip=True, rstrip=True)])
+    return made
+
+
+def _words_end() -> tokenizers.Tokenizer:
+    """As CLIP has it: the last piece of a word is another than the same piece elsewhere."""
+    data = json.loads(byte_level().to_str())
+    vocab = data["model"]["vocab"]
+    data["model"]["vocab"] = {**vocab, **{f"{piece}</w>": 1000 + number for piece, number in vocab.items()}}
+    data["model"]["end_of_word_suffix"] = "</w>"
+    return tokenizers.Tokenizer.from_str(json.dumps(data))
 
 
 def _random() -> tokenizers.Tokenizer:
@@ -152,6 +182,10 @@ KINDS = {
     "byte level, whole words": _whole_words,
     "byte level, every flag": _flags,
     "byte level, normalized": _normalized,
+    "byte level, a space before": _space_before,
+    "byte level, spaces dropped": _spaces_dropped,
+    "byte level, a token strips": _strips,
+    "byte level, words end": _words_end,
     "byte level, with dropout": _random,
     "word piece": _word_piece,
     "unigram": _unigram,

@@ -99,7 +99,7 @@ class Kerple(PositionEncoding):
         largest = LARGEST_POWER if self.kind == "power" else None
         return _held(self.r1, None).to(dtype), _held(self.r2, largest).to(dtype)
 
-    def _kernel(self, steps: Int[Tensor, "*pairs"], r1: Tensor, r2: Tensor) -> Float[Tensor, "*pairs"]:
+    def _kernel(self, steps: Int[Tensor, "*#pairs"], r1: Tensor, r2: Tensor) -> Float[Tensor, "*pairs"]:
         distance = steps.abs().to(r1.dtype)
         if self.kind == "log":
             return -r1 * torch.log1p(r2 * distance)

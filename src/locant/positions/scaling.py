@@ -135,11 +135,13 @@ class DynamicNTK(Scaling):
     def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
         length = max(seq_len or 0, self.original_max_seq_len)
         factor = Decimal(self.factor)
-        stretch = PRECISION.divide(factor * length, Decimal(self.original_max_seq_len)) - (factor - 1)
+        longer = PRECISION.divide(Decimal(length), Decimal(self.original_max_seq_len))
+        stretch = PRECISION.fma(factor, longer, PRECISION.subtract(1, factor))
         return inverse_frequencies(dim, _stretched_base(dim, base, stretch, "aware"))
 
     def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
-        length = max(seq_len or 0, self.original_max_seq_len)
+        # The reference takes the length off the position ids, so its arithmetic on it is that of a float32 tensor.
+        length = torch.tensor(float(max(seq_len or 0, self.original_max_seq_len)), dtype=torch.float32, device="cpu")
         stretch = (self.factor * length / self.original_max_seq_len) - (self.factor - 1)
         return 1.0 / _powers(dim, base * stretch ** _ntk_exponent(dim))
 
@@ -193,9 +195,10 @@ class YaRN(Scaling):
         factor = Decimal(self.factor)
         scaled: list[Decimal] = []
         for pair, frequency in enumerate(inverse_frequencies(dim, base)):
-            share = min(max(PRECISION.divide(pair - low, high - low), Decimal(0)), Decimal(1))
-            scaled.append(PRECISION.divide(frequency, factor) * share + frequency * (1 - share))
-        return tuple(PRECISION.plus(frequency) for frequency in scaled)
+            ramp = PRECISION.divide(PRECISION.subtract(pair, low), PRECISION.subtract(high, low))
+            share = min(max(ramp, Decimal(0)), Decimal(1))
+            scaled.append(_blend(PRECISION.divide(frequency, factor), frequency, PRECISION.subtract(1, share)))
+        return tuple(scaled)
 
     def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
         low, high = self._ramp_ends(dim, base)
@@ -304,9 +307,10 @@ class Llama3(Scaling):
         factor, low, high = Decimal(self.factor), Decimal(self.low_freq_factor), Decimal(self.high_freq_factor)
         scaled: list[Decimal] = []
         for frequency in inverse_frequencies(dim, base):
-            turns = PRECISION.divide(frequency * self.original_max_seq_len, TWO_PI)
-            kept = min(max(PRECISION.divide(turns - low, high - low), Decimal(0)), Decimal(1))
-            scaled.append(PRECISION.plus((1 - kept) * PRECISION.divide(frequency, factor) + kept * frequency))
+            turns = PRECISION.divide(PRECISION.multiply(frequency, self.original_max_seq_len), TWO_PI)
+            share = PRECISION.divide(PRECISION.subtract(turns, low), PRECISION.subtract(high, low))
+            kept = min(max(share, Decimal(0)), Decimal(1))
+            scaled.append(_blend(PRECISION.divide(frequency, factor), frequency, kept))
         return tuple(scaled)
 
     def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
@@ -354,7 +358,7 @@ class Proportional(Scaling):
         return torch.cat([plain, plain.new_zeros(dim // 2 - turning)]) / self.factor
 
 
-def _powers(dim: int, base: float, pairs: int | None = None) -> Float[Tensor, " pairs"]:
+def _powers(dim: int, base: float | Float[Tensor, ""], pairs: int | None = None) -> Float[Tensor, " pairs"]:
     """``base ** (2 i / dim)`` with the float32 roundings of `transformers`.
 
     Takes as many pairs as are needed and no more: torch's power rounds a number differently at the end of a tensor.
@@ -375,6 +379,11 @@ def _stretched_base(dim: int, base: float, stretch: Decimal, form: str) -> Decim
     _ntk_exponent(dim)
     exponent = PRECISION.divide(Decimal(dim), Decimal(dim - 2)) if form == "aware" else Decimal(1)
     return PRECISION.multiply(Decimal(base), PRECISION.power(stretch, exponent))
+
+
+def _blend(stretched: Decimal, plain: Decimal, kept: Decimal) -> Decimal:
+    """`kept` of one and the rest of the other; Python's operators would round as the process set decimals to."""
+    return PRECISION.fma(kept, PRECISION.subtract(plain, stretched), stretched)
 
 
 def _temperature(factor: float, weight: float) -> float:

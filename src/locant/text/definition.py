@@ -134,9 +134,8 @@ def without(definition: Definition, hidden: Collection[str]) -> Definition:
     # Random, so that nobody can write it into a text.
     secret = secrets.token_hex(16)
     names = {name: secret + name for name in hidden}
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     added = [
-        {**token, **plain, "content": names[token["content"]]} if token["content"] in names else token
+        {**token, "content": names[token["content"]], "normalized": False} if token["content"] in names else token
         for token in definition["added_tokens"]
     ]
     off = {"truncation": None, "padding": None, "post_processor": None}
@@ -187,9 +186,8 @@ def byte_table(definition: Definition) -> list[bytes | None] | None:
 
 def is_lossless(definition: Definition) -> bool:
     """Whether the bytes of every text come back, for a definition that has a `byte_table`."""
-    if definition["normalizer"] is not None or any(
-        token["lstrip"] or token["rstrip"] for token in definition["added_tokens"]
-    ):
+    ordinary = [token for token in definition["added_tokens"] if not token["special"]]
+    if definition["normalizer"] is not None or any(token["lstrip"] or token["rstrip"] for token in ordinary):
         return False
     *before, last = _pre_tokenizers(definition)
     keeps = all(
@@ -199,13 +197,11 @@ def is_lossless(definition: Definition) -> bool:
 
 
 def is_bytes(definition: Definition) -> bool:
-    """Whether every id is the byte of that value, or a special token's."""
+    """Whether every id is the byte of that value or a special token's, for a lossless definition."""
     model, added = definition["model"], definition["added_tokens"]
     learned = model["vocab"].keys() - {token["content"] for token in added}
-    return (
-        {spelling: model["vocab"][spelling] for spelling in learned} == _BYTE
-        and not model["merges"]
-        and all(token["special"] for token in added)
+    return {spelling: model["vocab"][spelling] for spelling in learned} == _BYTE and all(
+        token["special"] for token in added
     )
 
 

@@ -81,8 +81,8 @@ _GPT2 = Encoding(
     special_tokens={END_OF_TEXT: 50256},
 )
 
-# The words of cl100k_base and o200k_base, as OpenAI published them, without the possessive quantifiers that the
-# library's regular expressions (Oniguruma) would read otherwise.
+# The words of cl100k_base and o200k_base, as OpenAI published them, for the library's regular expressions
+# (Oniguruma): possessive quantifiers mean something else there, and the end of the text is \z, not $.
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
@@ -99,7 +99,7 @@ ENCODINGS: dict[str, Encoding] = {
         ),
         pattern=_CONTRACTION
         + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-        + r"|\s+$|\s*[\r\n]|\s+(?!\S)|\s",
+        + r"|\s+\z|\s*[\r\n]|\s+(?!\S)|\s",
         special_tokens={
             END_OF_TEXT: 100257,
             "<|fim_prefix|>": 100258,

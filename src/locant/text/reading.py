@@ -13,7 +13,7 @@ from pathlib import Path
 
 from locant.errors import InputError
 
-__all__ = ["STDIN", "read_texts", "sample_text"]
+__all__ = ["STDIN", "read_texts", "sample_text", "well_formed"]
 
 STDIN = "-"
 
@@ -57,6 +57,15 @@ def read_texts(paths: str | Path | Iterable[str | Path]) -> list[str]:
     if isinstance(paths, (str, Path)):
         paths = [paths]
     return [_read_text(path) for path in paths]
+
+
+def well_formed(text: str) -> str:
+    """Text that UTF-8 can hold: surrogates that make a pair are joined, lone ones replaced by U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def _read_text(path: str | Path) -> str:

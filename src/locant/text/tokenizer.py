@@ -32,16 +32,16 @@ from locant.files import write_whole
 from locant.text import definition as definitions
 from locant.text.definition import BYTE_SPELLING, END_OF_TEXT, LibraryErrors
 from locant.text.lookup import find
-from locant.text.reading import read_texts
+from locant.text.reading import well_formed
+from locant.text.training import learn
 
 __all__ = ["Tokenizer"]
 
 # How the end of a text is spelled, by the models that people load most.
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<｜end▁of▁sentence｜>")
 
-_ESCAPED = re.compile(
-    "([\udc80-\udcff]+)"
-)  # what the error handler "surrogateescape" makes of bytes that are not UTF-8
+# What the error handler "surrogateescape" makes of bytes that are not UTF-8.
+_ESCAPED = re.compile("([\udc80-\udcff]+)")
 
 
 class Tokenizer:
@@ -104,19 +104,7 @@ class Tokenizer:
             InputError: no text, a file that is none, or a special token that is spelled like a learned one.
             RangeError: a vocabulary too small for 256 bytes and the special tokens.
         """
-        names = _special_names(special_tokens)
-        least = 256 + len(names)
-        if isinstance(vocab_size, bool) or not isinstance(vocab_size, (int, np.integer)) or vocab_size < least:
-            raise RangeError(
-                f"got vocab_size={vocab_size!r}, expected {least} or more", "256 bytes and the special tokens at least"
-            )
-        library = _learn(_texts(texts_or_paths), int(vocab_size) - len(names))
-        for name in names:
-            if library.token_to_id(name) is not None:
-                raise InputError(
-                    f"got the special token {name!r}, which is also a token of the texts", f"{f'<|{name}|>'!r}"
-                )
-        library.add_special_tokens([tokenizers.AddedToken(name, special=True, normalized=False) for name in names])
+        library = learn(texts_or_paths, vocab_size, special_tokens)
         return cls(json.loads(library.to_str()), library)
 
     @classmethod
@@ -179,7 +167,7 @@ class Tokenizer:
     def _pieces(self, text: str | bytes) -> list[str | bytes]:
         """Well-formed text, and between it the bytes that are none."""
         if isinstance(text, str):
-            return [_well_formed(text)]
+            return [well_formed(text)]
         if not isinstance(text, bytes):
             raise InputError(f"got a {type(text).__name__} to encode, expected str or bytes", "one text")
         try:
@@ -196,7 +184,7 @@ class Tokenizer:
         with LibraryErrors(
             "cannot encode the text", "a tokenizer that knows its characters, such as Tokenizer.bytes()"
         ):
-            encodings = self._encoder(allowed_special).encode_batch_fast(texts, add_special_tokens=False)
+            encodings = self._encoder(allowed_special).encode_batch_fast(texts)
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
     def _encoder(self, allowed_special: Collection[str]) -> tokenizers.Tokenizer:
@@ -271,60 +259,6 @@ class Tokenizer:
         if spelling is None:
             raise RangeError(f"got token id {number}, which is no token's", f"ids within 0..{self.vocab_size - 1}")
         return spelling
-
-
-def _learn(texts: list[str], vocab_size: int) -> tokenizers.Tokenizer:
-    """A byte-level BPE without special tokens, which training could otherwise merge out of plain text."""
-    library = tokenizers.Tokenizer(tokenizers.models.BPE())
-    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=2,  # a pair seen once is a quotation, not a pattern
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    library.train_from_iterator(texts, trainer=trainer, length=len(texts))
-    return library
-
-
-def _texts(texts_or_paths: str | Path | Iterable[str | Path]) -> list[str]:
-    several = [texts_or_paths] if isinstance(texts_or_paths, (str, Path)) else texts_or_paths
-    texts = [_text(one) for one in several]
-    if not any(texts):
-        raise InputError("got no text to train on", "a text, or the pathlib.Path of a file with one")
-    return texts
-
-
-def _text(text_or_path: str | Path) -> str:
-    if isinstance(text_or_path, Path):
-        return read_texts(text_or_path)[0]
-    if not isinstance(text_or_path, str):
-        kind = type(text_or_path).__name__
-        raise InputError(f"got a {kind} to train on, expected a text or a pathlib.Path", "data.decode(), for bytes")
-    text = _well_formed(text_or_path)
-    if 0 < len(text.encode()) < 256 and Path(text).is_file():
-        raise InputError(
-            f"got the text {text!r}, which is the name of a file", f"pathlib.Path({text!r}), for the text in it"
-        )
-    return text
-
-
-def _special_names(special_tokens: Sequence[str]) -> list[str]:
-    names = [special_tokens] if isinstance(special_tokens, str) else [*special_tokens]
-    for name in names:
-        if not isinstance(name, str) or not name or name != _well_formed(name) or names.count(name) > 1:
-            raise InputError(f"got the special token {name!r}, expected different spellings", f"{END_OF_TEXT!r}")
-    return names
-
-
-def _well_formed(text: str) -> str:
-    """Text that UTF-8 can hold: surrogates that make a pair joined, lone ones replaced by U+FFFD."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
 
 
 def _numbers(ids: Sequence[int] | np.ndarray | Tensor) -> list[int]:
