@@ -14,7 +14,7 @@ from pathlib import Path
 
 from locant.errors import InputError
 
-__all__ = ["replacing", "write_whole"]
+__all__ = ["flush", "replacing", "write_whole"]
 
 
 @contextmanager
@@ -42,9 +42,9 @@ def replacing(path: Path | str) -> Generator[Path]:
     try:
         yield temporary
         temporary.chmod(0o666 & ~_umask())
-        _flush(temporary)
+        flush(temporary)
         temporary.replace(path)
-        _flush(path.parent)
+        flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -55,7 +55,8 @@ def write_whole(path: Path | str, content: str | bytes) -> None:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Wait until a file, or what a folder lists, is on the disk: a rename lasts once its folder was flushed."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

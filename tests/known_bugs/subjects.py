@@ -11,7 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from locant import ALiBi, Learned, PositionEncoding, Positions, Rotary, Sinusoidal, T5Bias
+from locant import (
+    ALiBi,
+    Cope,
+    Deberta,
+    Fire,
+    Kerple,
+    Learned,
+    PositionEncoding,
+    Positions,
+    Rotary,
+    Sandwich,
+    Shaw,
+    Sinusoidal,
+    T5Bias,
+    TransformerXL,
+    XPos,
+)
 from locant.positions.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Scaling, YaRN
 
 __all__ = ["CONSTANT", "EVERY", "HEADS", "ROTARY_OPTIONS", "WIDTH", "Build", "differences", "queries", "rotary", "use"]
@@ -59,7 +75,7 @@ def _settled(encoding: PositionEncoding) -> PositionEncoding:
     with torch.no_grad():
         for parameter in encoding.parameters():
             if not parameter.is_meta:
-                parameter.copy_(torch.arange(parameter.numel()).view_as(parameter) % 251)
+                parameter.copy_(torch.arange(1, parameter.numel() + 1).view_as(parameter) % 251)
     return encoding
 
 
@@ -74,6 +90,8 @@ CONSTANT: dict[str, Build] = {
     "alibi of 12 heads": _building(ALiBi, 12),
     "t5": _building(T5Bias, HEADS),
     "t5 bidirectional": _building(T5Bias, HEADS, bidirectional=True),
+    "xpos": _building(XPos, WIDTH, scale_base=2.0**31),
+    "sandwich": _building(Sandwich, HEADS),
 }
 """Everything that has numbers of its own, which follow from its configuration."""
 
@@ -81,6 +99,12 @@ EVERY: dict[str, Build] = {
     **CONSTANT,
     "nope": PositionEncoding,
     "learned": _building(Learned, 4096, WIDTH),
+    "kerple": _building(Kerple, HEADS),
+    "fire": _building(Fire, HEADS),
+    "cope": _building(Cope, WIDTH),
+    "shaw": _building(Shaw, WIDTH),
+    "transformer_xl": _building(TransformerXL, HEADS, HEADS * WIDTH),
+    "deberta": _building(Deberta, HEADS, WIDTH),
 }
 
 
@@ -88,7 +112,7 @@ DISTINCT = (
     "rotary", "rotary float32 interleaved", "rotary partial", "rotary axial", "rotary dynamic ntk", "rotary yarn",
     "sinusoidal", "alibi", "t5 bidirectional", "nope", "learned",
 )  # fmt: skip
-"""Those whose code differs, the others differ in their numbers alone: for checks that take long, as compilers do."""
+"""Some whose code differs, for checks that take long, as compilers do; `tests/positions` compiles the others."""
 
 
 def queries(encoding: nn.Module, seq_len: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from locant import KVCache, PositionEncoding, Positions, Rotary, attend
 from locant.lab.decoder import Decoder
-from locant.positions.xpos import XPos
 from tests.known_bugs.biased import BIASES, built
 from tests.known_bugs.exhibit import exhibit
 from tests.known_bugs.subjects import DISTINCT, EVERY, HEADS, WIDTH, Build, differences, queries, use
@@ -23,8 +22,7 @@ REAL = 5
 
 ALL: dict[str, Build] = {
     **EVERY,
-    **{name: partial(built, name) for name in BIASES if name not in EVERY},
-    "xpos": partial(XPos, WIDTH),
+    **{name: partial(built, name) for name in BIASES},
 }
 ENCODINGS = {name: ALL[name] for name in (*DISTINCT, *(name for name in ALL if name not in EVERY))}
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from locant import PositionEncoding, Positions
 from locant.positions.catalog import CATALOG
 from tests.known_bugs.exhibit import exhibit
 from tests.known_bugs.subjects import CONSTANT, DISTINCT, EVERY, differences, queries, use
+
+POSITIONS = Path(__file__).parents[1] / "positions"
 
 
 def test_every_encoding_of_the_catalog_is_shown() -> None:
@@ -19,12 +23,20 @@ def test_every_encoding_of_the_catalog_is_shown() -> None:
 
     kinds = {type(build()) for build in EVERY.values()}
     exhibit(check, kinds, twin={kind for kind in kinds if kind.__name__ != "Rotary"}, because="never shown: {'Rotary'}")
+    compiled = {type(EVERY[name]()) for name in DISTINCT} | {
+        kind for kind in kinds if compiled_where_it_is_tested(kind)
+    }
     exhibit(
         check,
-        {type(EVERY[name]()) for name in DISTINCT},
+        compiled,
         twin={type(build()) for build in CONSTANT.values()},
         because="never shown: {.*'Learned'",
     )
+
+
+def compiled_where_it_is_tested(kind: type[PositionEncoding]) -> bool:
+    path = POSITIONS / f"test_{kind.__module__.rsplit('.', 1)[-1]}.py"
+    return path.exists() and "compiles_at_most_twice" in path.read_text()
 
 
 def test_every_subject_does_something_with_positions() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 from collections.abc import Generator
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from locant.errors import InputError
+from locant.files import flush
 
 __all__ = ["new_folder", "require_new"]
 
@@ -37,7 +37,7 @@ def new_folder(path: Path) -> Generator[Path]:
     try:
         yield made
         made.replace(place)
-        _flush(place.parent)
+        flush(place.parent)
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
@@ -50,12 +50,3 @@ def require_new(path: Path) -> None:
         raise InputError(f"got {path}, which is not empty", "another -o: what is there stays as it is")
     if not path.resolve().parent.is_dir():
         raise InputError(f"got {path}, but there is no folder {path.parent}", f"mkdir -p {path.parent}")
-
-
-def _flush(folder: Path) -> None:
-    """A rename lasts once the folder that it happened in is on the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

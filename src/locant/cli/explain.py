@@ -16,7 +16,7 @@ __all__ = ["verb"]
 @output("Also draw a picture; its suffix (.png, .svg, .pdf) says which kind.")
 @as_json
 def verb(config: str, output: Path | None, as_json: bool) -> None:
-    """Say what a model does about position.
+    """Say what a model does about position, in words and numbers.
 
     CONFIG is a config.json, the folder of a model, or the name of a preset such as llama-3.1-8b; a wrong name lists
     them all.

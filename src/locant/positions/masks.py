@@ -28,10 +28,13 @@ def same_document(
     if window is not None and window < 1:
         raise RangeError(f"got window={window}, expected 1 or more", "window=None for no limit")
 
+    one_row = q_document.shape[0] == 1
+
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        document = q_document[batch, query]
-        allowed = (document == k_document[batch, key]) & (document != PADDING)
-        steps = q_order[batch, query] - k_order[batch, key]
+        row = batch * 0 if one_row else batch  # FlexAttention asks about every row of its batch
+        document = q_document[row, query]
+        allowed = (document == k_document[row, key]) & (document != PADDING)
+        steps = q_order[row, query] - k_order[row, key]
         if causal:
             allowed = allowed & (steps >= 0)
         if window is not None:
