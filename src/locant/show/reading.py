@@ -9,7 +9,7 @@ from locant.show.summary import Cell, Row, Summary
 __all__ = ["read"]
 
 LEVEL = 0.02
-CLEAR = 0.10
+CLEAR = 0.06
 """Shares of the loss at the training length: within the first it stays level, above the second it is clearly worse."""
 
 
