@@ -39,6 +39,7 @@ def results(found: Found, kind: str) -> Iterator[tuple[str, Any, dict[str, Any]]
                 yield f"rank {rank} of {case[0]}, {case[1]} rows, padding row {case[2]}", case, result
 
 
+@pytest.mark.slow  # four processes
 def test_82_a_split_table_is_the_table_of_one_rank(found: Found) -> None:
     """pytorch/pytorch#6411, pytorch/torchtitan#4637, NVIDIA-NeMo/Automodel#1675, pytorch/pytorch#131264: split tables.
 
@@ -63,6 +64,7 @@ def test_82_a_split_table_is_the_table_of_one_rank(found: Found) -> None:
     assert set(TABLES) == set(found[0])
 
 
+@pytest.mark.slow  # four processes
 def test_82_a_reset_reaches_the_padding_row_of_a_split_table(found: Found) -> None:
     """pytorch/pytorch#6411, facebookresearch/fairseq#4633: the padding row was drawn again and not cleared again.
 
@@ -81,6 +83,7 @@ def test_82_a_reset_reaches_the_padding_row_of_a_split_table(found: Found) -> No
     exhibit(check, "ours", twin="twin: draws alike", because="only [0-9] rows are different")
 
 
+@pytest.mark.slow  # four processes
 def test_82_an_id_without_a_row_is_named_on_every_rank(found: Found) -> None:
     """pytorch/pytorch#6411: as in entry 81, where an id that is on no rank would come out as a row of zeros."""
     for what, (_, vocab_size, _), result in results(found, "ours"):
