@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_modul
 from locant import InputEmbedding, LocantError, RangeError, ShapeError, Sinusoidal, TokenEmbedding
 from locant.lab.decoder import Decoder
 from locant.parallel import VocabularyParallel
+from tests.known_bugs.exhibit import compiles
 from tests.refusal import refuses
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch is built without gloo")
@@ -78,6 +79,7 @@ def test_a_whole_decoder_runs_on_a_split_table_with_its_tied_head(mesh: DeviceMe
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+@compiles
 def test_it_compiles_without_a_break(mesh: DeviceMesh) -> None:
     table = split(TokenEmbedding(11, 4), mesh)
     ids = torch.arange(11)[None]

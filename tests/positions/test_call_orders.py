@@ -267,7 +267,7 @@ class ReusesItsMemory(Rotary):
 def test_memory_that_is_used_twice_is_noticed() -> None:
     with pytest.raises(AssertionError, match="were overwritten"):
         answers_stay(lambda: ReusesItsMemory(HEAD_DIM))
-    answers_depend_on_arguments_only(lambda: ReusesItsMemory(HEAD_DIM))  # which looks at each answer at once
+    answers_depend_on_arguments_only(lambda: ReusesItsMemory(HEAD_DIM), 100)  # which looks at each answer at once
 
 
 def test_rotating_leaves_its_inputs_alone_unless_asked() -> None:

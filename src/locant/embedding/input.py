@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from locant.embedding.segment import SegmentEmbedding
@@ -70,9 +70,9 @@ class InputEmbedding(nn.Module):
 
     def forward(
         self,
-        ids: Int[Tensor, "batch seq"],
+        ids: Integer[Tensor, "batch seq"],
         positions: Positions | None = None,
-        segments: Int[Tensor, "batch seq"] | None = None,
+        segments: Integer[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
         """Without `positions` every row counts from 0; without `segments` all tokens are in segment 0."""
         if ids.ndim != 2:
@@ -85,7 +85,7 @@ class InputEmbedding(nn.Module):
         self,
         x: Float[Tensor, "batch seq d_model"],
         positions: Positions | None = None,
-        segments: Int[Tensor, "batch seq"] | None = None,
+        segments: Integer[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
         """The same for vectors that are embedded already, such as image patches: they are not scaled."""
         if x.ndim != 3:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -19,7 +19,7 @@ class Table(ABC):
 
     @abstractmethod
     def rows(
-        self, weight: Float[Tensor, "vocab_size d_model"], ids: Int[Tensor, "*batch"], padding_idx: int | None
+        self, weight: Float[Tensor, "vocab_size d_model"], ids: Integer[Tensor, "*batch"], padding_idx: int | None
     ) -> Float[Tensor, "*batch d_model"]:
         """The row of every id; the padding row gets no gradient."""
 
@@ -46,7 +46,7 @@ class WholeTable(Table):
     """A weight that is all on one device; `locant.parallel` has one for rows split over several."""
 
     def rows(
-        self, weight: Float[Tensor, "vocab_size d_model"], ids: Int[Tensor, "*batch"], padding_idx: int | None
+        self, weight: Float[Tensor, "vocab_size d_model"], ids: Integer[Tensor, "*batch"], padding_idx: int | None
     ) -> Float[Tensor, "*batch d_model"]:
         return F.embedding(ids, weight, padding_idx)
 
@@ -66,7 +66,7 @@ class WholeTable(Table):
 
 
 def require_ids(
-    ids: Int[Tensor, "*batch"], num_rows: int, layer: str, limit: str, device: torch.device
+    ids: Integer[Tensor, "*batch"], num_rows: int, layer: str, limit: str, device: torch.device
 ) -> Int[Tensor, "*batch"]:
     """`ids` as int64; raises unless they are integers in ``0 .. num_rows - 1`` on `device`.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -34,7 +34,7 @@ class SegmentEmbedding(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=INIT_STD)
 
-    def forward(self, segments: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
+    def forward(self, segments: Integer[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
         """The row of every segment id; a `RangeError` names the first that has none."""
         num_segments = self.weight.shape[0]
         ids = require_ids(segments, num_segments, "SegmentEmbedding", "num_segments", self.weight.device)

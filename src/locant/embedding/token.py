@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from locant.embedding.lookup import Table, WholeTable, require_ids
@@ -69,7 +69,7 @@ class TokenEmbedding(nn.Module):
     def d_model(self) -> int:
         return self.weight.shape[1]
 
-    def forward(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
+    def forward(self, ids: Integer[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
         """The (scaled) row of every id; a `RangeError` names the first id that has none."""
         ids = require_ids(ids, self.vocab_size, "TokenEmbedding", "vocab_size", self.weight.device)
         return self._scaled(self.table.rows(self.weight, ids, self.padding_idx))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal
 
@@ -227,14 +228,14 @@ class LongRoPE(Scaling):
     `long_factor`. The length is that of the whole sequence, and must be said: see `Rotary.for_length`.
 
     Args:
-        short_factor, long_factor: one divisor per pair.
+        short_factor, long_factor: one divisor per pair; kept as tuples.
         original_max_seq_len: the trained length.
         factor: the new length over the trained one; decides the attention factor.
         attention_factor: overrides ``sqrt(1 + ln(factor) / ln(original_max_seq_len))``.
     """
 
-    short_factor: tuple[float, ...]
-    long_factor: tuple[float, ...]
+    short_factor: Sequence[float]
+    long_factor: Sequence[float]
     original_max_seq_len: int
     factor: float
     attention_factor: float | None = None
@@ -262,7 +263,7 @@ class LongRoPE(Scaling):
             return 1.0
         return math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_seq_len))
 
-    def factors(self, dim: int, seq_len: int | None) -> tuple[float, ...]:
+    def factors(self, dim: int, seq_len: int | None) -> Sequence[float]:
         """The divisors for a sequence of this length."""
         chosen = self.long_factor if (seq_len or 0) > self.original_max_seq_len else self.short_factor
         if len(chosen) != dim // 2:
