@@ -37,6 +37,7 @@ $(VENV)/dev.stamp: $(FRAME) | $(BIN)/python
 	@touch $(VENV)/demo.stamp $@
 
 demo: $(VENV)/demo.stamp ## embed and compare on the sample text; the report lands in demo/
+	@mkdir -p demo
 	@$(BIN)/locant embed -o demo/embeddings.safetensors
 	@$(BIN)/locant compare -o demo/report
 	@echo "The report: demo/report/report.html"
