@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, overload
 
@@ -15,6 +16,7 @@ from locant.attention.sdpa import sdpa_attention
 from locant.attention.visibility import visibility
 from locant.errors import RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
+from locant.positions.where import require_positions
 
 __all__ = ["attend"]
 
@@ -73,6 +75,10 @@ def attend(
     torch.Size([2, 8, 5, 16])
     """
     _require_shapes(q, k, v, dropout_p)
+    if scale is not None and not math.isfinite(scale):
+        raise RangeError(f"got scale={scale}, expected a finite number", "scale=None for head_dim ** -0.5")
+    for where in (positions, *([] if k_positions is None else [k_positions])):
+        require_positions(where)
     keys = positions if k_positions is None else k_positions
     positions.require_fits(q.shape[0], q.shape[2], q.device, "q")
     keys.require_fits(k.shape[0], k.shape[2], k.device, "k")
@@ -112,10 +118,10 @@ def _require_shapes(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:
             f"got {q.shape[1]} query heads for {k.shape[1]} key heads, expected a multiple",
             "each key head serving the same number of query heads",
         )
-    if len({q.dtype, k.dtype, v.dtype}) > 1 or len({q.device, k.device, v.device}) > 1:
+    if not q.is_floating_point() or len({q.dtype, k.dtype, v.dtype}) > 1 or len({q.device, k.device, v.device}) > 1:
         raise ShapeError(
             f"got q, k, v of {q.dtype}, {k.dtype}, {v.dtype} on {q.device}, {k.device}, {v.device}, "
-            "expected one dtype and device",
+            "expected one floating-point dtype and one device",
             "k.to(q), v.to(q)",
         )
     if not 0 <= dropout_p < 1:

@@ -18,8 +18,12 @@ __all__ = ["verb"]
 @click.option("--encoding", help="A name from `locant list`. Default: learned.")
 @click.option("--d-model", type=click.IntRange(min=1), help="Width of the embeddings. Default: 256.")
 @click.option("--num-heads", type=click.IntRange(min=1), help="Heads, for encodings that act on them. Default: 4.")
-@click.option("--context", type=click.IntRange(min=1), help="Tokens per window. Default: 4.")
-@click.option("--stride", type=click.IntRange(min=1), help="From one window's start to the next. Default: the context.")
+@click.option("--context", type=click.IntRange(min=1, max=2**31 - 1), help="Tokens per window. Default: 4.")
+@click.option(
+    "--stride",
+    type=click.IntRange(min=1, max=2**31 - 1),
+    help="From one window's start to the next. Default: the context.",
+)
 @click.option(
     "--batch",
     type=click.IntRange(min=1),
@@ -28,7 +32,7 @@ __all__ = ["verb"]
 @click.option(
     "--all", "everything", is_flag=True, help="Embed and write all windows instead: 4 bytes times tokens times d_model."
 )
-@click.option("--seed", type=int, help="Of the random tables. Default: 0.")
+@click.option("--seed", type=click.IntRange(min=0, max=2**63 - 1), help="Of the random tables. Default: 0.")
 @click.option(
     "--scale", type=Factor(), help="Factor on the token rows: a number, sqrt_d_model or sqrt_d_model_rounded."
 )

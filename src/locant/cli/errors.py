@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -88,6 +90,7 @@ def _guarded(run: Callable[[], object]) -> int:
     if os.environ.get(TRACEBACK):
         return _code(run())
     _print_anything()
+    _clean_up_when_told_to_stop()
     try:
         code = _code(run())
     except (KeyboardInterrupt, click.Abort):
@@ -109,6 +112,14 @@ def _guarded(run: Callable[[], object]) -> int:
         sys.excepthook = _report_bug
         raise
     return code
+
+
+def _clean_up_when_told_to_stop() -> None:
+    """What a scheduler sends ends a run as Ctrl-C does: nothing half-written stays behind."""
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGTERM", "SIGHUP"):
+            if hasattr(signal, name):  # not every system has both
+                signal.signal(getattr(signal, name), signal.default_int_handler)
 
 
 def _code(returned: object) -> int:

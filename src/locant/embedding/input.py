@@ -11,6 +11,7 @@ from locant.embedding.segment import SegmentEmbedding
 from locant.embedding.token import Scale, TokenEmbedding
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
+from locant.positions.where import require_positions
 
 __all__ = ["InputEmbedding"]
 
@@ -92,6 +93,7 @@ class InputEmbedding(nn.Module):
             raise ShapeError(f"got x of shape {tuple(x.shape)}, expected (batch, seq, d_model)", "x.view(1, *x.shape)")
         batch, seq_len, _ = x.shape
         positions = Positions.arange(seq_len, device=x.device) if positions is None else positions
+        require_positions(positions)
         positions.require_fits(batch, seq_len, x.device, "the input")
         x = self.encoding.embed(x, positions)
         x = self._with_segments(x, segments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -49,6 +50,8 @@ class TokenEmbedding(nn.Module):
                 f"got scale={scale!r}, expected a number, 'sqrt_d_model' or 'sqrt_d_model_rounded'",
                 "scale='sqrt_d_model'",
             )
+        if isinstance(scale, (int, float)) and not math.isfinite(scale):
+            raise RangeError(f"got scale={scale}, expected a finite number", "scale=None")
         self.scale: Scale | None = scale
         self.padding_idx = padding_idx if padding_idx is None else padding_idx % vocab_size
         self.table: Table = WholeTable()

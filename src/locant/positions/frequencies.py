@@ -8,6 +8,7 @@ built; `locant.positions.angles` turns the result into tables. Costs about 20 mi
 from __future__ import annotations
 
 import decimal
+import operator
 from decimal import Decimal
 
 from locant.errors import RangeError
@@ -30,6 +31,8 @@ def inverse_frequencies(dim: int, base: float | Decimal) -> tuple[Decimal, ...]:
     >>> [round(float(frequency), 4) for frequency in inverse_frequencies(64, 10_000.0)[:4]]
     [1.0, 0.7499, 0.5623, 0.4217]
     """
+    base = base if isinstance(base, Decimal) else float(base)  # numbers of NumPy are no numbers to decimals
+    dim = operator.index(dim)
     if not 0 < base < float("inf"):
         raise RangeError(f"got base={base}, expected a positive number", "base=10_000.0, the usual one")
     exact_base = Decimal(base)

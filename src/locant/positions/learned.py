@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions.base import PositionEncoding
-from locant.positions.where import Positions
+from locant.positions.where import Positions, require_positions
 
 __all__ = ["Learned", "ResizeMethod"]
 
@@ -60,6 +60,9 @@ class Learned(PositionEncoding):
 
     def embed(self, x: Float[Tensor, "batch seq d_model"], positions: Positions) -> Float[Tensor, "batch seq d_model"]:
         """`x` with each token's row added; a `RangeError` names the first position that has no row."""
+        require_positions(positions)
+        if not x.is_floating_point():
+            raise ShapeError(f"got x of dtype {x.dtype}, expected floating-point numbers", "x.float()")
         if x.ndim != 3:
             raise ShapeError(
                 f"got x of shape {tuple(x.shape)}, expected (batch, seq, d_model={self.d_model})", "x.view(1, *x.shape)"

@@ -25,8 +25,8 @@ def same_document(
     window: int | None,
 ) -> MaskMod:
     """Same document and not padding; if `causal`, not later in order; if `window`, fewer steps away than that."""
-    if window is not None and window < 1:
-        raise RangeError(f"got window={window}, expected 1 or more", "window=None for no limit")
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+        raise RangeError(f"got window={window}, expected an integer of 1 or more", "window=None for no limit")
 
     one_row = q_document.shape[0] == 1
 

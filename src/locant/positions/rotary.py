@@ -16,7 +16,7 @@ from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import PositionEncoding
 from locant.positions.constant import Constant
 from locant.positions.scaling import Scaling, Unscaled
-from locant.positions.where import MAX_INDEX, Positions
+from locant.positions.where import MAX_INDEX, Positions, require_positions
 
 __all__ = ["Rotary"]
 
@@ -239,6 +239,9 @@ class Rotary(PositionEncoding):
                 f"got {name} of shape {tuple(x.shape)}, expected (batch, heads, seq, head_dim={self.head_dim})",
                 "q.view(batch, seq, heads, head_dim).transpose(1, 2)",
             )
+        if not x.is_floating_point():
+            raise ShapeError(f"got {name} of dtype {x.dtype}, expected floating-point numbers", f"{name}.float()")
+        require_positions(positions)
         positions.require_fits(x.shape[0], x.shape[2], x.device, name)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:

@@ -10,7 +10,7 @@ from locant.errors import RangeError, ShapeError
 from locant.positions.angles import Angles
 from locant.positions.base import PositionEncoding
 from locant.positions.frequencies import inverse_frequencies
-from locant.positions.where import Positions
+from locant.positions.where import Positions, require_positions
 
 __all__ = ["Sinusoidal"]
 
@@ -45,6 +45,9 @@ class Sinusoidal(PositionEncoding):
 
     def embed(self, x: Float[Tensor, "batch seq d_model"], positions: Positions) -> Float[Tensor, "batch seq d_model"]:
         """Adds in float32 and rounds once to the dtype of `x`."""
+        require_positions(positions)
+        if not x.is_floating_point():
+            raise ShapeError(f"got x of dtype {x.dtype}, expected floating-point numbers", "x.float()")
         if x.ndim != 3:
             raise ShapeError(
                 f"got x of shape {tuple(x.shape)}, expected (batch, seq, d_model={self.d_model})", "x.view(1, *x.shape)"

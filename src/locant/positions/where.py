@@ -20,17 +20,18 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from locant.errors import RangeError, ShapeError
+from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions.checks import bounds, integers, padding_mask, require_count, rows_of
 from locant.positions.documents import PADDING, pack, shard_slots
 from locant.positions.masks import MaskMod, same_document
 
-__all__ = ["MAX_INDEX", "Positions"]
+__all__ = ["MAX_INDEX", "Positions", "require_positions"]
 
 MAX_INDEX = 2**31 - 1
 """The largest index that has a place: angles are exact up to here, and every index fits 32 bits."""
@@ -88,7 +89,8 @@ class Positions:
         tensor([[3, 4],
                 [5, 6]])
         """
-        if isinstance(cache_len, int):
+        if isinstance(cache_len, (int, np.integer)):
+            cache_len = int(cache_len)
             if cache_len < 0:
                 raise RangeError(
                     f"got cache_len={cache_len}, expected 0 or more", "the number of tokens already cached"
@@ -186,7 +188,7 @@ class Positions:
             order: ``seq`` or ``batch seq``; default: the index, or the slot in the row where there are several axes.
             max_index: saves the sync that reading the bound from an accelerator would cost.
         """
-        where = integers("index", index)
+        where = integers("index", index).clone()  # or what the caller writes into its tensor would move the tokens
         where = where[None] if where.ndim == 1 else where
         if where.ndim not in (2, 3):
             raise ShapeError(
@@ -196,7 +198,7 @@ class Positions:
         rows = {"document": document, "order": order}
         tensors: dict[str, Tensor | None] = {}
         for name, value in rows.items():
-            tensors[name] = None if value is None else torch.atleast_2d(integers(name, value, where.device))
+            tensors[name] = None if value is None else torch.atleast_2d(integers(name, value, where.device)).clone()
             if (tensor := tensors[name]) is not None and tensor.shape != where.shape[:2]:
                 raise ShapeError(
                     f"got {name} of shape {tuple(tensor.shape)} for an index of shape {tuple(where.shape)}",
@@ -209,7 +211,11 @@ class Positions:
 
     @classmethod
     def cat(cls, parts: Sequence[Positions]) -> Positions:
-        """Join along the sequence: an image between two texts, a cache and the tokens after it."""
+        """Join along the sequence: an image between two texts, a cache and the tokens after it.
+
+        The same document number is the same document, before and after. An order that begins at 0, as that of a grid
+        does, goes on where the part before it ended.
+        """
         if not parts:
             raise ShapeError(
                 "got no positions to join, expected at least one", "Positions.arange(0) for an empty sequence"
@@ -232,7 +238,7 @@ class Positions:
         return cls(
             torch.cat([part.index for part in wide], dim=1),
             None if plain else torch.cat([part.document for part in wide], dim=1),
-            None if ordered else torch.cat([part.order for part in wide], dim=1),
+            None if ordered else _joined_orders(wide),
             min((low for low in lows if low is not None), default=0) if None not in lows else None,
             max((high for high in highs if high is not None), default=0) if None not in highs else None,
             wide[0].start if chain else None,
@@ -458,6 +464,26 @@ class Positions:
             return f"Positions({shape}, {self.start}..{self.start + self.seq_len - 1})"
         documents = "" if self.document_or_none is None else ", with documents"
         return f"Positions({shape}, index {self.min_index}..{self.max_index}{documents})"
+
+
+def _joined_orders(parts: Sequence[Positions]) -> Int[Tensor, "batch seq"]:
+    joined: list[Tensor] = []
+    for part in parts:
+        order = part.order
+        if joined and joined[-1].shape[1] and order.shape[1]:
+            reached = torch.stack([before.amax(1) for before in joined if before.shape[1]]).amax(0)
+            order = order + torch.where(order.amin(1) == 0, reached + 1, 0)[:, None]
+        joined.append(order)
+    return torch.cat(joined, dim=1)
+
+
+def require_positions(positions: object) -> None:
+    """Raise unless these are `Positions`: position ids and masks alone say too little."""
+    if not isinstance(positions, Positions):
+        raise LocantError(
+            f"got positions of type {type(positions).__name__}, expected Positions",
+            "Positions.of(position_ids), or Positions.from_mask(attention_mask)",
+        )
 
 
 def _flatten(positions: Positions) -> tuple[list[Tensor | None], tuple[int | None, ...]]:
