@@ -114,7 +114,7 @@ def test_a_folder_is_no_text(complains: Complains, folder: Path) -> None:
     ("words", "said"),
     [
         (("--encoding", "rotery"), "'rotary', did you mean that?"),
-        (("--context", 0), "0 is not in the range x>=1"),
+        (("--context", 0), "0 is not in the range 1<=x<="),
         (("--batch", "many"), "'many' is not a valid integer"),
         (
             ("--encoding", "rotary", "--d-model", 10),

@@ -121,7 +121,7 @@ def _require_shapes(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:
     if not q.is_floating_point() or len({q.dtype, k.dtype, v.dtype}) > 1 or len({q.device, k.device, v.device}) > 1:
         raise ShapeError(
             f"got q, k, v of {q.dtype}, {k.dtype}, {v.dtype} on {q.device}, {k.device}, {v.device}, "
-            "expected one floating-point dtype and one device",
+            "expected one dtype, floating-point, and one device",
             "k.to(q), v.to(q)",
         )
     if not 0 <= dropout_p < 1:

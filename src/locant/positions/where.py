@@ -174,10 +174,10 @@ class Positions:
     @classmethod
     def of(
         cls,
-        index: Tensor | Sequence[object],
-        document: Tensor | Sequence[object] | None = None,
+        index: Tensor | np.ndarray | Sequence[object],
+        document: Tensor | np.ndarray | Sequence[object] | None = None,
         *,
-        order: Tensor | Sequence[object] | None = None,
+        order: Tensor | np.ndarray | Sequence[object] | None = None,
         max_index: int | None = None,
     ) -> Positions:
         """Anything else: any integer index per token, negative ones included.
