@@ -32,6 +32,7 @@ def main(names: list[str]) -> None:
         return  # a part is not the whole picture: only full runs are kept
     device = torch.cuda.get_device_name().replace(" ", "-").lower() if torch.cuda.is_available() else "cpu"
     path = Path(__file__).parent / "results" / f"{device}.json"
+    path.parent.mkdir(exist_ok=True)
     content = {"environment": environment(), "rows": [dataclasses.asdict(row) for row in rows]}
     write_whole(path, json.dumps(content, indent=1) + "\n")
     print(f"\n{path}")
