@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -101,6 +102,37 @@ def test_the_held_out_part_is_never_trained_on():
     assert len(training) == 900
     assert len(held_out) == 100
     assert not set(training.tolist()) & set(held_out.tolist())
+
+
+def test_models_train_on_the_first_part_and_are_measured_on_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every token is a different one, so each window tells where in the text it is from."""
+    seen: dict[str, set[int]] = {"train": set(), "evaluate": set()}
+
+    def note(what: str, windows: Windows) -> None:
+        batch = windows.__getitems__(range(len(windows)))
+        seen[what] |= {*batch["ids"].flatten().tolist(), *batch["targets"].flatten().tolist()} - {-100, 0}
+
+    def training(model: object, windows: Windows, **_: object) -> float:
+        note("train", windows)
+        return 0.0
+
+    def measuring(model: object, windows: Windows, length: int) -> tuple[float, list[float]]:
+        note("evaluate", windows)
+        return 0.0, [0.0] * length
+
+    room = sys.modules["locant.lab.compare"]  # the package has a function of that name
+    monkeypatch.setattr(room, "train", training)
+    monkeypatch.setattr(room, "evaluate", measuring)
+    compare(np.arange(1_000), 1_000, small(encodings=("nope",), seeds=(0,)))
+    assert seen == {"train": set(range(1, 900)), "evaluate": set(range(900, 1_000))}
+
+
+def test_nothing_is_dropped_while_measuring() -> None:
+    model, windows = _model("nope", 0, VOCAB, small()), Windows(ids(43), 8)
+    expected = evaluate(model, windows, 8)
+    model.embedding.dropout.p = 0.5
+    model.train()
+    assert evaluate(model, windows, 8) == expected
 
 
 def test_evaluation_is_the_mean_over_all_targets_and_ignores_filling():
