@@ -13,8 +13,8 @@ import numpy as np
 import tokenizers
 
 from locant.errors import InputError, RangeError
-from locant.text.definition import END_OF_TEXT
 from locant.text.reading import read_texts, well_formed
+from locant.text.tokenizer.definition import END_OF_TEXT
 
 __all__ = ["learn"]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from locant.errors import InputError
-from locant.text.definition import BYTE_SPELLING, END_OF_TEXT, added_token
+from locant.text.tokenizer.definition import BYTE_SPELLING, END_OF_TEXT, added_token
 
 __all__ = ["ENCODINGS", "cached_encoding", "tiktoken_cache"]
 

@@ -14,8 +14,8 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processo
 
 from locant.errors import InputError
 from locant.text import Tokenizer
-from locant.text.definition import without
-from tests.text.zoo import KINDS, definition, library
+from locant.text.tokenizer.definition import without
+from tests.text.tokenizer.zoo import KINDS, definition, library
 
 
 @functools.cache

@@ -29,11 +29,11 @@ from torch import Tensor
 
 from locant.errors import InputError, RangeError, ShapeError
 from locant.files import write_whole
-from locant.text import definition as definitions
-from locant.text.definition import BYTE_SPELLING, END_OF_TEXT, LibraryErrors
-from locant.text.lookup import find
 from locant.text.reading import well_formed
-from locant.text.training import learn
+from locant.text.tokenizer import definition as definitions
+from locant.text.tokenizer.definition import BYTE_SPELLING, END_OF_TEXT, LibraryErrors
+from locant.text.tokenizer.lookup import find
+from locant.text.tokenizer.training import learn
 
 __all__ = ["Tokenizer"]
 

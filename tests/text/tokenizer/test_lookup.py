@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from locant.errors import InputError
-from locant.text import Tokenizer, ranks, sample_text
-from locant.text.ranks import ENCODINGS, cached_encoding
+from locant.text import Tokenizer, sample_text
+from locant.text.tokenizer import ranks
+from locant.text.tokenizer.ranks import ENCODINGS, cached_encoding
 
 REMEDIES = (r"the path of a tokenizer\.json", "download=True", r"Tokenizer\.train")
 VARIABLES = (
@@ -366,7 +367,7 @@ class TestTheTiktokenCache:
             Tokenizer.load("gpt2")
 
     def test_spells_bytes_as_the_library_does(self) -> None:
-        from locant.text.definition import BYTE_SPELLING
+        from locant.text.tokenizer.definition import BYTE_SPELLING
 
         spelled = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
         assert sorted(BYTE_SPELLING) == sorted(pre_tokenizers.ByteLevel.alphabet())

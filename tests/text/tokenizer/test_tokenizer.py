@@ -24,7 +24,7 @@ from tokenizers import AddedToken, models
 from locant.errors import InputError, LocantError, RangeError, ShapeError
 from locant.text import Tokenizer, sample_text
 from tests.refusal import refuses
-from tests.text.zoo import KINDS, definition, library
+from tests.text.tokenizer.zoo import KINDS, definition, library
 
 LOSSLESS = ["bytes", "trained here", "byte level"]
 LOSSLESS += [f"byte level, {what}" for what in ("a word is special", "whole words", "every flag", "with dropout")]
@@ -527,7 +527,7 @@ class TestAFileThatIsNone:
             Tokenizer.from_json(json.dumps(data)).encode("the unknown")
 
     def test_errors_that_are_not_the_librarys_pass_through(self) -> None:
-        from locant.text.definition import LibraryErrors
+        from locant.text.tokenizer.definition import LibraryErrors
 
         for error in (KeyError("a"), TypeError("b"), KeyboardInterrupt()):
             with pytest.raises(type(error)), LibraryErrors("cause", "remedy"):

@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 
 from locant.errors import InputError
-from locant.text.ranks import cached_encoding, tiktoken_cache
 from locant.text.reading import read_texts
+from locant.text.tokenizer.ranks import cached_encoding, tiktoken_cache
 
 __all__ = ["find"]
 

@@ -1,0 +1,5 @@
+"""Tokenizers: text to token ids and back."""
+
+from locant.text.tokenizer.tokenizer import Tokenizer as Tokenizer
+
+__all__ = ["Tokenizer"]
