@@ -61,6 +61,7 @@ test-slow: $(VENV)/dev.stamp ## the tests marked slow, with many more hypothesis
 	@$(BIN)/python -m pytest -n $(WORKERS) -q -m slow --hypothesis-profile=thorough
 
 bench: $(VENV)/dev.stamp ## the benchmarks, each against its peers
+	@$(PIP) -e '.[bench]'
 	@$(BIN)/python -m benchmarks
 
 clean: ## remove the environment, the caches and the demo
