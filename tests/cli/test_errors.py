@@ -174,3 +174,15 @@ def test_the_version_is_that_of_the_package(run: Run) -> None:
     from locant import __version__
 
     assert run("--version").stdout == f"locant {__version__}\n"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_stream_that_is_closed_from_the_start_is_no_fault(closed: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -m locant list --json {closed}', sys.executable],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.stdout == "") == closed.startswith(">")

@@ -87,6 +87,7 @@ class VerbGroup(click.Group):
 
 def _guarded(run: Callable[[], object]) -> int:
     """The exit code of a run; with `TRACEBACK` set, errors are raised as they are."""
+    _open_closed_streams()
     if os.environ.get(TRACEBACK):
         return _code(run())
     _print_anything()
@@ -148,6 +149,13 @@ def _usage(error: click.ClickException) -> tuple[str, str]:
 def _system(error: OSError) -> str:
     where = f": {error.filename}" if error.filename else ""
     return f"the system says {(error.strerror or str(error)).lower()!r}{where}"
+
+
+def _open_closed_streams() -> None:
+    """A shell can start a program with a stream closed (``>&-``): what is printed there goes nowhere, quietly."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # open until the end
 
 
 def _print_anything() -> None:
