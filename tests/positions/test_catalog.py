@@ -68,6 +68,12 @@ def test_a_misspelt_name_gets_a_did_you_mean(wrong: str, meant: str) -> None:
         encoding(wrong)
 
 
+@pytest.mark.parametrize("name", [None, 3, b"rotary"])
+def test_what_is_no_name_is_refused_as_an_unknown_one(name: object) -> None:
+    with refuses(LocantError, f"got encoding {name!r}", "nope, learned"):
+        encoding(name)
+
+
 def test_an_unknown_name_gets_the_list() -> None:
     with refuses(LocantError, "'zzzz'", *KINDS):
         encoding("zzzz")

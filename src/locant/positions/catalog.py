@@ -142,7 +142,7 @@ def find(name: str) -> Entry:
     entries = {entry.name: entry for entry in CATALOG}
     if name in entries:
         return entries[name]
-    close = difflib.get_close_matches(name.lower(), entries, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name).lower(), entries, n=1, cutoff=0.5)
     hint = f"{close[0]!r}, did you mean that?" if close else "one of these names"
     raise LocantError(f"got encoding {name!r}, expected one of {', '.join(entries)}", hint)
 
