@@ -1,4 +1,4 @@
-"""``python -m benchmarks [NAME...]``: every table, ratios first; a full run writes ``results/<device>.json``."""
+"""``python -m benchmarks [NAME...]``: every table, ratios first, kept in ``results/<device>.json``."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.timing import table
 from locant.files import write_whole
 from locant.lab import environment
+from locant.show.benchmarks import table
 
-NAMES = ("rotary", "windows")
+NAMES = ("rotary", "input_embedding", "attention", "windows", "store", "engine", "prepare")
+RESULTS = Path(__file__).parent / "results"
 
 
 def main(names: list[str]) -> None:
-    """Run these benchmarks, or all of them."""
+    """Run these benchmarks, or all of them; a result replaces the one recorded before for this device."""
     unknown = [name for name in names if name not in NAMES]
     if unknown:
         sys.exit(f"got {', '.join(unknown)}, expected one or more of {', '.join(NAMES)}")
-    torch.manual_seed(0)
-    rows = []
     for name in names or NAMES:
-        found = importlib.import_module(f"benchmarks.{name}").rows()
-        print(table(found), flush=True)
-        rows.extend(found)
-    if names:
-        return  # a part is not the whole picture: only full runs are kept
+        torch.manual_seed(0)
+        rows = [dataclasses.asdict(row) for row in importlib.import_module(f"benchmarks.{name}").rows()]
+        print(table(rows), flush=True)
+        _record(name, {"environment": environment(), "rows": rows})
+
+
+def _record(name: str, part: dict[str, object]) -> None:
     device = torch.cuda.get_device_name().replace(" ", "-").lower() if torch.cuda.is_available() else "cpu"
-    path = Path(__file__).parent / "results" / f"{device}.json"
-    path.parent.mkdir(exist_ok=True)
-    content = {"environment": environment(), "rows": [dataclasses.asdict(row) for row in rows]}
-    write_whole(path, json.dumps(content, indent=1) + "\n")
-    print(f"\n{path}")
+    path = RESULTS / f"{device}.json"
+    RESULTS.mkdir(exist_ok=True)
+    recorded = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    write_whole(path, json.dumps({**recorded, name: part}, indent=1) + "\n")
+    print(f"\n{path}", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["Row", "measure", "table"]
+__all__ = ["Row", "measure"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,8 @@ class Row:
     milliseconds: float
     ratio: float
     """Its median time over that of the first contender."""
+    megabytes: float | None = None
+    """Memory it took, where that is what was asked."""
 
 
 def measure(
@@ -38,14 +40,3 @@ def measure(
         Row(question=question, contender=name, milliseconds=round(1000 * median, 4), ratio=round(median / first, 3))
         for name, median in medians.items()
     ]
-
-
-def table(rows: list[Row]) -> str:
-    """The rows as text, ratios first."""
-    lines, question = [], None
-    for row in rows:
-        if row.question != question:
-            question = row.question
-            lines.append(f"\n{question}")
-        lines.append(f"  {row.ratio:9.2f} x  {row.milliseconds:11.3f} ms  {row.contender}")
-    return "\n".join(lines)

@@ -18,7 +18,7 @@ NAMES = {
     "attend", "KVCache",
     "LocantError", "ShapeError", "RangeError", "InputError",
 }  # fmt: skip
-VERBS = {"embed", "compare", "explain", "extend", "convert", "plot", "list"}
+VERBS = {"embed", "compare", "explain", "extend", "convert", "plot", "bench", "list"}
 
 
 def test_the_public_names_are_these() -> None:

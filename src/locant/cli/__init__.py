@@ -17,6 +17,7 @@ VERBS = {
     "extend": "Write the configuration of a model for a longer context.",
     "convert": "Change which dimensions rotary positions pair, in the weights of a checkpoint.",
     "plot": "Draw a picture of an encoding.",
+    "bench": "Show what was measured against other people's code.",
     "list": "List every encoding: door, parameters, reach, users, paper.",
 }
 
