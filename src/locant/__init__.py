@@ -1,59 +1,15 @@
-"""locant: raw text to attention-ready tensors, with every position encoding behind one interface."""
+"""locant: raw text to attention-ready tensors, with every position encoding behind one interface.
+
+The public names are those of ``__init__.pyi``; each is imported when it is first used. Importing torch takes a second
+and 200 MB, and the command line, before it knows what is asked for, and the workers of `prepare` do without.
+"""
+
+import lazy_loader
 
 from locant._version import __version__ as __version__
-from locant.attention import KVCache, attend
-from locant.checkpoints import encoding_from_config
-from locant.embedding import InputEmbedding, SegmentEmbedding, TokenEmbedding
-from locant.errors import InputError, LocantError, RangeError, ShapeError
-from locant.positions import (
-    ALiBi,
-    Cope,
-    Deberta,
-    Fire,
-    Kerple,
-    Learned,
-    PositionEncoding,
-    Positions,
-    Rotary,
-    Sandwich,
-    Shaw,
-    Sinusoidal,
-    T5Bias,
-    TransformerXL,
-    XPos,
-    encoding,
-    scaling,
-)
-from locant.text import Tokenizer, Windows
 
-__all__ = [
-    "ALiBi",
-    "Cope",
-    "Deberta",
-    "Fire",
-    "InputEmbedding",
-    "InputError",
-    "KVCache",
-    "Kerple",
-    "Learned",
-    "LocantError",
-    "PositionEncoding",
-    "Positions",
-    "RangeError",
-    "Rotary",
-    "Sandwich",
-    "SegmentEmbedding",
-    "ShapeError",
-    "Shaw",
-    "Sinusoidal",
-    "T5Bias",
-    "TokenEmbedding",
-    "Tokenizer",
-    "TransformerXL",
-    "Windows",
-    "XPos",
-    "attend",
-    "encoding",
-    "encoding_from_config",
-    "scaling",
-]
+ROOMS = {"attention", "checkpoints", "embedding", "errors", "parallel", "positions", "text"}
+
+__getattr__, __dir__, _names = lazy_loader.attach_stub(__name__, __file__)
+# What a type checker reads is the stub.
+__all__ = [name for name in _names if name not in {*ROOMS, "__version__"}]  # pyright: ignore[reportUnsupportedDunderAll]

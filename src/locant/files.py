@@ -2,19 +2,29 @@
 
 A file is written beside its final place, flushed to the disk, and renamed; the rename is atomic, and the folder is
 flushed after it. A reader sees the old file or the new one, and a failed or killed write leaves the old one as it was.
+
+`write_whole` and `NewFile` write themselves, and raise an `InputError` where the system refuses (a full disk, a
+device that fails); in `replacing` the caller writes, and gets the system's own errors.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
+import shutil
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 
 from locant.errors import InputError
 
-__all__ = ["flush", "replacing", "write_whole"]
+__all__ = ["NewFile", "flush", "new_folder", "replacing", "require_new", "write_whole"]
+
+BUFFER = 1 << 20
+"""Bytes that `NewFile` gathers from small writes; larger ones go to the system at once."""
 
 
 @contextmanager
@@ -29,16 +39,8 @@ def replacing(path: Path | str) -> Generator[Path]:
     ('whole', 1)
     """
     path = Path(path)
-    if path.is_dir():
-        raise InputError(f"got {path}, which is a folder, as the file to write", f"{path / 'a-file-name'}")
-    if not path.parent.is_dir():
-        raise InputError(f"got {path}, but there is no folder {path.parent}", f"mkdir -p {path.parent}")
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
-    except OSError as error:
-        raise InputError(f"cannot write in {path.parent}: {error.strerror}", "a folder that you may write to") from None
+    handle, temporary = _beside(path)
     os.close(handle)
-    temporary = Path(name)
     try:
         yield temporary
         temporary.chmod(0o666 & ~_umask())
@@ -50,9 +52,171 @@ def replacing(path: Path | str) -> Generator[Path]:
 
 
 def write_whole(path: Path | str, content: str | bytes) -> None:
-    """Write a whole file, or leave what was there."""
-    with replacing(path) as temporary:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+    """Write a whole file, or leave what was there.
+
+    Raises:
+        InputError: the system refuses to write it, as when the disk is full.
+    """
+    with NewFile(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.settle()
+        file.publish()
+
+
+class NewFile:
+    """A file that is written piece by piece, and takes its place when it is whole.
+
+    `settle` brings it to the disk, `publish` gives it its name; until then it is a temporary file, which `discard`, or
+    an exception in the ``with`` block, removes. So several files can be settled before the first is published.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with NewFile(folder / "a.txt") as file:
+    ...     file.write(b"?hole")
+    ...     file.overwrite(b"w", at=0)
+    ...     file.settle()
+    ...     file.publish()
+    >>> (folder / "a.txt").read_text(), len(list(folder.iterdir()))
+    ('whole', 1)
+
+    Raises:
+        InputError: where the system refuses; nothing has changed then.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.size = 0
+        """Bytes written so far."""
+        self._pending = bytearray()
+        self._handle, self._temporary = _beside(self.path)
+        self._is_open = True
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Append."""
+        view = memoryview(data).cast("B")
+        self.size += len(view)
+        if len(self._pending) + len(view) > BUFFER:
+            self._drain()
+        if len(view) < BUFFER:
+            self._pending += view
+        else:
+            self._write(view)
+
+    def overwrite(self, data: bytes, *, at: int) -> None:
+        """Write over what was written, from byte `at` on."""
+        self._drain()
+        with self._refusing():
+            os.lseek(self._handle, at, os.SEEK_SET)
+            self._write(memoryview(data))
+            os.lseek(self._handle, 0, os.SEEK_END)
+
+    def read(self, size: int, *, at: int) -> bytes:
+        """What was written from byte `at` on."""
+        self._drain()
+        with self._refusing():
+            return os.pread(self._handle, size, at)
+
+    def settle(self) -> None:
+        """Bring everything to the disk, and write no more."""
+        self._drain()
+        with self._refusing():
+            os.fchmod(self._handle, 0o666 & ~_umask())
+            os.fsync(self._handle)
+            self._close()
+
+    def publish(self, *, flush_folder: bool = True) -> None:
+        """Give the settled file its name; that lasts once the folder is flushed too."""
+        with self._refusing():
+            self._temporary.replace(self.path)
+            if flush_folder:
+                flush(self.path.parent)
+
+    def discard(self) -> None:
+        """Remove it, unless it is published."""
+        try:
+            self._close()
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+    def __enter__(self) -> NewFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.discard()
+
+    def _close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            os.close(self._handle)
+
+    def _drain(self) -> None:
+        self._write(memoryview(self._pending))
+        self._pending = bytearray()
+
+    def _write(self, view: memoryview) -> None:
+        """The system may write less than it was given."""
+        with self._refusing():
+            while view:
+                written = os.write(self._handle, view)
+                if not written:
+                    raise OSError(errno.EIO, "nothing was written")
+                view = view[written:]
+
+    @contextmanager
+    def _refusing(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise InputError(
+                f"cannot write {self.path}: {error.strerror}", "a disk with room, and a folder that you may write to"
+            ) from error
+
+
+@contextmanager
+def new_folder(path: Path) -> Generator[Path]:
+    """A folder beside `path` that takes its name if the block succeeds, and vanishes if it fails.
+
+    What is written into it has to be flushed by who writes it, as `write_whole` and `NewFile` do.
+
+    >>> import tempfile
+    >>> place = Path(tempfile.mkdtemp())
+    >>> with new_folder(place / "new") as folder:
+    ...     write_whole(folder / "a.txt", "whole")
+    >>> [path.name for path in place.iterdir()]
+    ['new']
+
+    Raises:
+        InputError: there is something at `path` already, or no folder can be made there.
+    """
+    require_new(path)
+    place = path.resolve()
+    made = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
+    try:
+        made.mkdir()
+    except OSError as error:
+        cause = f"cannot write in {place.parent}: {error.strerror}"
+        raise InputError(cause, "a folder that you may write to") from None
+    try:
+        yield made
+        try:
+            made.replace(place)
+            flush(place.parent)
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror}", "a folder that you may write to") from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def require_new(path: Path) -> None:
+    """Raise where a folder could not be made without touching what is there; an empty one is nothing."""
+    if path.exists() and not path.is_dir():
+        raise InputError(f"got {path}, which is a file, as the folder to write", "the name of a new folder")
+    if path.is_dir() and any(path.iterdir()):
+        raise InputError(f"got {path}, which is not empty", "the name of a new folder: what is there stays as it is")
+    if not path.resolve().parent.is_dir():
+        raise InputError(f"got {path}, but there is no folder {path.parent}", f"mkdir -p {path.parent}")
 
 
 def flush(path: Path) -> None:
@@ -69,3 +233,16 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def _beside(path: Path) -> tuple[int, Path]:
+    """An empty temporary file in the folder of `path`, open for reading and writing."""
+    if path.is_dir():
+        raise InputError(f"got {path}, which is a folder, as the file to write", f"{path / 'a-file-name'}")
+    if not path.parent.is_dir():
+        raise InputError(f"got {path}, but there is no folder {path.parent}", f"mkdir -p {path.parent}")
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
+    except OSError as error:
+        raise InputError(f"cannot write in {path.parent}: {error.strerror}", "a folder that you may write to") from None
+    return handle, Path(name)

@@ -20,7 +20,12 @@ ROOMS = (
 
 def upward_imports(src: Path) -> list[str]:
     """Every import under `src` that goes up, or names a room that has no place in the order."""
-    return [line for path in sorted((src / "locant").rglob("*.py")) for line in _faults(path, src)]
+    return [
+        line
+        for path in sorted((src / "locant").rglob("*.py*"))
+        if path.suffix in (".py", ".pyi")
+        for line in _faults(path, src)
+    ]
 
 
 def _faults(path: Path, src: Path) -> list[str]:
@@ -94,6 +99,7 @@ def test_no_room_imports_one_above_it() -> None:
         ("cellar/wine.py", "import math"),
         ("errors.py", "from locant.text import Tokenizer"),
         ("__init__.py", "from locant.lab import compare"),
+        ("__init__.pyi", "from .lab import compare"),
         ("show/report.py", "from locant.cli import main"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`import locant` brings in no plotting, no command line, no other model library, and opens no socket."""
+"""`import locant` waits for no torch, and its names bring in no plotting, command line or other model library."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ HEAVY = (
     "rich", "scipy", "sklearn", "tensorflow", "tiktoken", "tqdm", "transformers", "triton",
 )  # fmt: skip
 ROOMS = ("locant.cli", "locant.lab", "locant.show")
+EVERYTHING = "import locant; [getattr(locant, name) for name in dir(locant)]"
 
 # torch is imported first: what it brings (tqdm, on some builds triton) is its own affair. After that, two things
 # are watched: modules that are new, and import statements in the package's own files, which also tell of a
@@ -48,7 +49,15 @@ def brought_by(code: str) -> tuple[list[str], list[str]]:
 
 
 def test_importing_locant_brings_in_nothing_heavy_and_opens_no_socket() -> None:
-    assert brought_by("import locant") == ([], [])
+    assert brought_by(EVERYTHING) == ([], [])
+
+
+@pytest.mark.parametrize("room", ["locant", "locant.cli", "locant.text", "locant.text.prepare.worker"])
+def test_what_needs_no_torch_does_not_wait_for_it(room: str) -> None:
+    """A second and 200 MB, in every call of the command line and every worker of `prepare`."""
+    probe = f"import sys\nimport {room}\nassert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import locant
 from locant.cli import main
 
 NAMES = {
-    "Tokenizer", "Windows",
+    "Tokenizer", "TokenStore", "prepare", "Windows",
     "TokenEmbedding", "SegmentEmbedding", "InputEmbedding",
     "Positions", "PositionEncoding", "Sinusoidal", "Learned", "Rotary", "ALiBi", "T5Bias", "encoding",
     "scaling", "encoding_from_config",
@@ -18,7 +18,7 @@ NAMES = {
     "attend", "KVCache",
     "LocantError", "ShapeError", "RangeError", "InputError",
 }  # fmt: skip
-VERBS = {"embed", "compare", "explain", "extend", "convert", "plot", "bench", "list"}
+VERBS = {"embed", "compare", "explain", "extend", "convert", "prepare", "export", "plot", "bench", "list"}
 
 
 def test_the_public_names_are_these() -> None:

@@ -16,11 +16,10 @@ from typing import Any
 from locant.checkpoints.checkpoint_folder import CONFIG, companions, headers_of, opened, read_json
 from locant.checkpoints.layout import LayoutChange, require_moves
 from locant.checkpoints.layout_stream import write_reordered
-from locant.checkpoints.new_folder import new_folder, require_new
 from locant.checkpoints.projections import Run
 from locant.checkpoints.safetensors_header import Header, read_header
 from locant.errors import InputError
-from locant.files import replacing, write_whole
+from locant.files import new_folder, replacing, require_new, write_whole
 from locant.kernels.rotary import Layout
 
 __all__ = ["Conversion", "convert_folder"]

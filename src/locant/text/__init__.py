@@ -1,10 +1,5 @@
-"""Text: from files to token ids, and from token ids to windows of them."""
+"""Text: from files to token ids, to stores of them on the disk, and to windows of them."""
 
-from locant.text.reading import read_texts as read_texts
-from locant.text.reading import sample_text as sample_text
-from locant.text.tokenizer import Tokenizer as Tokenizer
-from locant.text.windows import IGNORED_TARGET as IGNORED_TARGET
-from locant.text.windows import Batch as Batch
-from locant.text.windows import Windows as Windows
+import lazy_loader
 
-__all__ = ["IGNORED_TARGET", "Batch", "Tokenizer", "Windows", "read_texts", "sample_text"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,69 @@
+"""The public names. At run time each is imported when it is first used: see ``__init__.py``."""
+
+from . import attention as attention
+from . import checkpoints as checkpoints
+from . import embedding as embedding
+from . import errors as errors
+from . import parallel as parallel
+from . import positions as positions
+from . import text as text
+from ._version import __version__ as __version__
+from .attention import KVCache, attend
+from .checkpoints import encoding_from_config
+from .embedding import InputEmbedding, SegmentEmbedding, TokenEmbedding
+from .errors import InputError, LocantError, RangeError, ShapeError
+from .positions import (
+    ALiBi,
+    Cope,
+    Deberta,
+    Fire,
+    Kerple,
+    Learned,
+    PositionEncoding,
+    Positions,
+    Rotary,
+    Sandwich,
+    Shaw,
+    Sinusoidal,
+    T5Bias,
+    TransformerXL,
+    XPos,
+    encoding,
+    scaling,
+)
+from .text import Tokenizer, TokenStore, Windows
+from .text.prepare import prepare
+
+__all__ = [
+    "ALiBi",
+    "Cope",
+    "Deberta",
+    "Fire",
+    "InputEmbedding",
+    "InputError",
+    "KVCache",
+    "Kerple",
+    "Learned",
+    "LocantError",
+    "PositionEncoding",
+    "Positions",
+    "RangeError",
+    "Rotary",
+    "Sandwich",
+    "SegmentEmbedding",
+    "ShapeError",
+    "Shaw",
+    "Sinusoidal",
+    "T5Bias",
+    "TokenEmbedding",
+    "TokenStore",
+    "Tokenizer",
+    "TransformerXL",
+    "Windows",
+    "XPos",
+    "attend",
+    "encoding",
+    "encoding_from_config",
+    "prepare",
+    "scaling",
+]

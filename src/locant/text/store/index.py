@@ -1,0 +1,195 @@
+"""The index beside a file of tokens: where each document begins. It is the one of Megatron-LM, version 1.
+
+========================  ======================================================================
+34 bytes                  magic, version, code of the token dtype, number of sequences n, m + 1
+n times int32             tokens of each sequence
+n times int64             the byte of the other file at which it begins
+(m + 1) times int64       where each of m documents begins among the sequences, and the end
+========================  ======================================================================
+
+Here a document is one sequence, so m = n; files of others may cut a document into several. All numbers are
+little-endian. What can be computed twice is checked: a file is refused unless its sequences follow one another without
+a gap, and nothing is allocated before the counts were held against the size of the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int, Integer
+
+from locant.errors import InputError, RangeError
+from locant.files import NewFile
+from locant.text.store.layout import read_file, require_file
+
+__all__ = ["Index", "IndexWriter", "index_size", "read_index"]
+
+HEADER = struct.Struct("<9sQBQQ")
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+CODES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+"""Megatron-LM's codes of integer dtypes; 6 and 7 are floating point."""
+CODE_OF = {np.dtype(name): code for code, name in CODES.items()}
+LONGEST = 2**31 - 1
+BLOCK = 1 << 17
+
+
+def index_size(documents: int) -> int:
+    """Bytes of the index of so many documents of one sequence each."""
+    return HEADER.size + 12 * documents + 8 * (documents + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """What an index says."""
+
+    dtype: np.dtype
+    sequences: Int[np.ndarray, " sequences"]
+    """Tokens of each."""
+    documents: Int[np.ndarray, " offsets"]
+    """Where each document begins among the sequences, and the end."""
+
+    @property
+    def offsets(self) -> Int[np.ndarray, " offsets"]:
+        """Where each document begins among the tokens, and the end."""
+        return _starts(self.sequences)[self.documents]
+
+
+def read_index(path: str | Path) -> Index:
+    """Read an index with suspicion.
+
+    Raises:
+        InputError: it is none, or contradicts itself.
+    """
+    remedy = f"a fresh copy of {path}"
+    size = require_file(path, remedy)
+    if size < index_size(0):
+        raise InputError(f"{path} is no intact index: it has {size} bytes, fewer than an empty one", remedy)
+    content = read_file(path, size, remedy)
+    if fault := _fault_of_header(content):
+        raise InputError(f"{path} is no intact index: {fault}", remedy)
+    index, pointers = _parts(content)
+    if fault := _fault(index, pointers):
+        raise InputError(f"{path} is no intact index: {fault}", remedy)
+    return index
+
+
+def _fault_of_header(content: bytes) -> str:
+    magic, version, code, sequences, offsets = HEADER.unpack_from(content)
+    if magic != MAGIC:
+        return f"it begins with {magic!r}, expected {MAGIC!r}"
+    if version != VERSION:
+        return f"it has version {version}, expected {VERSION}"
+    if code not in CODES:
+        return f"its tokens have the dtype of code {code}, expected one of {', '.join(map(str, CODES))}"
+    size = HEADER.size + 12 * sequences + 8 * offsets
+    if len(content) == size + sequences > size:
+        return "it has a mode for each sequence, as for pictures among text"
+    if not offsets or len(content) != size:
+        return f"it has {len(content)} bytes, and {size} are needed for {sequences} sequences and {offsets} offsets"
+    return ""
+
+
+def _parts(content: bytes) -> tuple[Index, np.ndarray]:
+    _, _, code, sequences, offsets = HEADER.unpack_from(content)
+    end = HEADER.size + 4 * sequences
+    index = Index(
+        dtype=np.dtype(CODES[code]),
+        sequences=np.frombuffer(content, "<i4", sequences, HEADER.size),
+        documents=np.frombuffer(content, "<i8", offsets, end + 8 * sequences),
+    )
+    return index, np.frombuffer(content, "<i8", sequences, end)
+
+
+def _fault(index: Index, pointers: np.ndarray) -> str:
+    if (index.sequences < 0).any():
+        return "a sequence has a negative length"
+    starts = _starts(index.sequences)
+    starts *= index.dtype.itemsize
+    if not np.array_equal(starts[:-1], pointers):
+        return "its sequences overlap, or leave a gap"
+    if index.documents[0] != 0 or index.documents[-1] != len(index.sequences):
+        return "its documents do not cover its sequences"
+    if (index.documents[1:] < index.documents[:-1]).any():
+        return "its documents are not in order"
+    return ""
+
+
+def _starts(lengths: np.ndarray) -> Int[np.ndarray, " offsets"]:
+    starts = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    return starts
+
+
+class IndexWriter:
+    """Writes an index for documents of one sequence each, in constant memory.
+
+    The lengths are the first of the three tables, so they go to their place as they come; the header and the other two
+    are made from them at the end.
+    """
+
+    def __init__(self, file: NewFile, dtype: np.dtype) -> None:
+        self.documents = 0
+        self._file = file
+        self._dtype = dtype
+        self._last: int | None = None  # kept back: it may still grow
+        file.write(bytes(HEADER.size))
+
+    def append(self, lengths: Integer[np.ndarray, " documents"], *, continues: bool) -> None:
+        """Add documents; with `continues`, the first length adds to the last document.
+
+        Raises:
+            RangeError: a document is too long for the format. Nothing is added then.
+        """
+        if not len(lengths):
+            return
+        numbers = lengths.astype(np.int64)  # a copy
+        before = self._last
+        if continues and before is not None:
+            numbers[0] += before
+        if int(numbers.max()) > LONGEST:
+            raise RangeError(
+                f"got a document of {int(numbers.max())} tokens, more than an index can say ({LONGEST})",
+                "a separator that cuts it into shorter documents",
+            )
+        if before is not None and not continues:
+            self._write(np.array([before], dtype=np.int64))
+        self._write(numbers[:-1])
+        self._last = int(numbers[-1])
+        self.documents += len(numbers) - bool(continues and before is not None)
+
+    def finish(self) -> str:
+        """Write what is missing; the SHA-256 of the whole file."""
+        if self._last is not None:
+            self._write(np.array([self._last], dtype=np.int64))
+            self._last = None
+        header = HEADER.pack(MAGIC, VERSION, CODE_OF[self._dtype], self.documents, self.documents + 1)
+        self._file.overwrite(header, at=0)
+        digest = hashlib.sha256(header)
+        for lengths in self._blocks():
+            digest.update(lengths.tobytes())
+        begin = 0
+        for lengths in self._blocks():
+            starts = begin + self._dtype.itemsize * _starts(lengths)
+            begin = int(starts[-1])
+            digest.update(self._append(starts[:-1]))
+        for first in range(0, self.documents + 1, BLOCK):
+            digest.update(self._append(np.arange(first, min(first + BLOCK, self.documents + 1))))
+        return digest.hexdigest()
+
+    def _write(self, lengths: np.ndarray) -> None:
+        self._file.write(lengths.astype("<i4").tobytes())
+
+    def _append(self, numbers: np.ndarray) -> bytes:
+        data = numbers.astype("<i8").tobytes()
+        self._file.write(data)
+        return data
+
+    def _blocks(self):
+        for first in range(0, self.documents, BLOCK):
+            size = 4 * min(BLOCK, self.documents - first)
+            yield np.frombuffer(self._file.read(size, at=HEADER.size + 4 * first), "<i4")

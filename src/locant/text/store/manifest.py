@@ -1,0 +1,220 @@
+"""`store.json`: what a store is made of. It is written last, so where it stands the store is whole.
+
+The text is JSON, one line per field. Its last two fields are the SHA-256 of every byte before them, and
+``"complete": true``, in one spelling that is checked before anything is parsed: a changed or missing byte is always
+found, and damage is never interpreted. The shards are a table of columns, because a table of rows takes several times
+as long to read. No file is named: names come from numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from locant.errors import InputError, RangeError
+from locant.text.store.index import index_size
+from locant.text.store.layout import MANIFEST, MAX_SIZE, read_file, require_file, token_dtype
+from locant.text.store.records import FaultError, FileRecord, count_of, fields_of, file_of, hash_of, is_hex
+
+__all__ = ["AGAIN", "SCHEMA", "SHARD_COLUMNS", "VERSION", "Manifest", "parse_manifest", "read_manifest"]
+
+SCHEMA = "locant token store"
+VERSION = 1
+LARGEST = 1 << 30
+"""Bytes of a manifest: ten million files of input need more."""
+
+HEAD = re.compile(rb'\{\n "schema": "locant token store",\n "version": (\d{1,9}),\n')
+TAIL = re.compile(rb',\n "sha256": "([0-9a-f]{64})",\n "complete": true\n\}\n')
+TAIL_SIZE = len(',\n "sha256": "",\n "complete": true\n}\n') + 64
+AGAIN = "preparing the store again, or a fresh copy of it"
+
+SHARD_COLUMNS = ("tokens", "documents", "bin_size", "bin_sha256", "idx_size", "idx_sha256")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Manifest:
+    """What `store.json` says, checked."""
+
+    sha256: str
+    """Of the manifest itself, so two stores with the same are the same."""
+    dtype: np.dtype
+    vocab_size: int
+    end_of_text: int | None
+    """The id that stands after each document, if one was appended."""
+    tokens: Int[np.ndarray, " shards"]
+    documents: Int[np.ndarray, " shards"]
+    bin_sha256: Sequence[str]
+    idx_sha256: Sequence[str]
+    tokenizer: FileRecord
+    tokenizer_fingerprint: str
+    sources: list[dict[str, Any]]
+    options: dict[str, Any]
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check the manifest of a store.
+
+    Raises:
+        InputError: there is none, it is of a later version, or it is not as it was written.
+    """
+    size = _require_manifest(folder)
+    return parse_manifest(read_file(folder / MANIFEST, size, AGAIN), folder / MANIFEST)
+
+
+def parse_manifest(content: bytes, path: Path) -> Manifest:
+    """Check the content of a manifest; `path` is its name in errors.
+
+    Raises:
+        InputError: it is too large, of a later version, or not as it was written.
+    """
+    _require_readable(len(content), path)
+    try:
+        _require_version(content)
+        digest = _require_intact(content)
+        return _manifest(_parse(content), digest)
+    except FaultError as fault:
+        raise InputError(f"{path} is no intact manifest of a store: {fault}", AGAIN) from None
+
+
+def _require_manifest(folder: Path) -> int:
+    path = folder / MANIFEST
+    if not folder.is_dir():
+        raise InputError(f"got {folder}, which is not a folder", "a folder that locant prepare made, or a format=")
+    if not path.exists():
+        raise InputError(
+            f"{folder} holds no finished store: it has no {MANIFEST}",
+            "locant prepare, the same command again if it was interrupted; or format= for stores of other programs",
+        )
+    size = require_file(path, AGAIN)
+    _require_readable(size, path)
+    return size
+
+
+def _require_readable(size: int, path: Path) -> None:
+    """Before it is read, and before one is written that could not be read."""
+    if size > LARGEST:
+        raise InputError(f"{path} has {size} bytes, more than {LARGEST}", "a store of fewer and larger files")
+
+
+def _require_version(content: bytes) -> None:
+    head = HEAD.match(content)
+    if not head:
+        raise FaultError("it does not begin like one")
+    if int(head[1]) != VERSION:
+        cause = f"got a store of version {int(head[1])}, and this package reads version {VERSION}"
+        raise InputError(cause, "pip install --upgrade locant")
+
+
+def _require_intact(content: bytes) -> str:
+    tail = TAIL.fullmatch(content, max(0, len(content) - TAIL_SIZE))
+    if not tail:
+        raise FaultError("its end is missing")
+    if _sha256(memoryview(content)[:-TAIL_SIZE]) != tail[1].decode():
+        raise FaultError("it was changed after it was written")
+    return tail[1].decode()
+
+
+def _parse(content: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(content, object_pairs_hook=_without_duplicates, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        raise FaultError("it is not JSON") from None
+    if not isinstance(fields, dict):
+        raise FaultError("it is not a JSON object")
+    return fields
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise FaultError("a name occurs twice in it")
+    return fields
+
+
+def _refuse(constant: str) -> None:
+    raise FaultError(f"it holds {constant}, which is not JSON")
+
+
+def _manifest(fields: dict[str, Any], digest: str) -> Manifest:
+    vocab_size = count_of(fields.get("vocab_size"), "vocab_size")
+    try:
+        dtype = token_dtype(vocab_size)
+    except RangeError as error:
+        raise FaultError(error.cause) from None
+    if fields.get("dtype") != dtype.name:
+        raise FaultError(f"dtype is {fields.get('dtype')!r}, and {vocab_size} entries take {dtype.name}")
+    shards = _shards(fields.get("shards"), dtype)
+    for name in ("tokens", "documents"):
+        if count_of(fields.get(name), name) != sum(shards[name]):
+            raise FaultError(f"{name} is {fields[name]}, and its shards have {sum(shards[name])}")
+    tokenizer = fields_of(fields.get("tokenizer"), "tokenizer", ("size", "sha256", "fingerprint"))
+    return Manifest(
+        sha256=digest,
+        dtype=dtype,
+        vocab_size=vocab_size,
+        end_of_text=_end_of_text(fields, vocab_size),
+        tokens=np.array(shards["tokens"], dtype=np.int64),
+        documents=np.array(shards["documents"], dtype=np.int64),
+        bin_sha256=shards["bin_sha256"],
+        idx_sha256=shards["idx_sha256"],
+        tokenizer=file_of(tokenizer, "tokenizer"),
+        tokenizer_fingerprint=hash_of(tokenizer["fingerprint"]),
+        sources=_sources(fields.get("sources")),
+        options=fields_of(fields.get("options"), "options", ()),
+    )
+
+
+def _shards(value: Any, dtype: np.dtype) -> dict[str, list[Any]]:
+    shards = fields_of(value, "shards", SHARD_COLUMNS)
+    if not all(isinstance(shards[name], list) for name in SHARD_COLUMNS):
+        raise FaultError("a column of its shards is no list")
+    if len({len(shards[name]) for name in SHARD_COLUMNS}) != 1:
+        raise FaultError("the columns of its shards differ in length")
+    for name in ("tokens", "documents", "bin_size", "idx_size"):
+        _require_counts(shards[name], name)
+    _require_hashes(shards["bin_sha256"])
+    _require_hashes(shards["idx_sha256"])
+    if shards["bin_size"] != [dtype.itemsize * tokens for tokens in shards["tokens"]]:
+        raise FaultError("the sizes of its shards do not fit their tokens")
+    if shards["idx_size"] != [index_size(documents) for documents in shards["documents"]]:
+        raise FaultError("the sizes of its indices do not fit their documents")
+    return shards
+
+
+def _require_counts(column: list[Any], name: str) -> None:
+    if not set(map(type, column)) <= {int} or (column and min(column) < 0) or sum(column) > MAX_SIZE:
+        raise FaultError(f"{name} of its shards are no counts")
+
+
+def _require_hashes(column: list[Any]) -> None:
+    if not set(map(type, column)) <= {str} or not set(map(len, column)) <= {64} or not is_hex("".join(column)):
+        raise FaultError("a hash of its shards is none")
+
+
+def _end_of_text(fields: dict[str, Any], vocab_size: int) -> int | None:
+    number, appended = fields.get("end_of_text"), fields.get("end_of_text_appended")
+    if type(appended) is not bool:
+        raise FaultError(f"end_of_text_appended is {appended!r}, expected true or false")
+    if number is None and not appended:
+        return None
+    if count_of(number, "end_of_text") >= vocab_size:
+        raise FaultError(f"end_of_text is {number}, and the vocabulary has {vocab_size} entries")
+    return number if appended else None
+
+
+def _sources(value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(source, dict) for source in value):
+        raise FaultError("sources is not a list of objects")
+    return value
+
+
+def _sha256(data: bytes | memoryview) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,291 @@
+"""`TokenStore`: token ids on the disk, read as if they were one array.
+
+Opening a store reads its manifest and asks the system for the size of every file, no more. A shard is mapped into
+memory when something in it is read, so a slice costs what it touches: the pages come from the disk once, and all
+processes of a machine share them.
+
+**What a map cannot do.** A file that shrinks, or a disk that fails, after the file was mapped ends the process with
+SIGBUS; Python cannot catch that. Stores are written once and never changed, so it takes another program to happen.
+Where files may vanish (a network file system), ``mode="read"`` reads every slice with a system call: it copies, and
+what goes wrong is an `InputError`.
+
+Measured on two CPU cores: 10 000 shards open in 0.07 s, a window of 257 tokens out of a mapped shard takes 1.4 µs, out
+of one that is not mapped yet 13 to 20 µs, in ``mode="read"`` 11 µs. A shard is written at 500 MB/s, hashed and flushed.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
+from typing import Any, Literal, SupportsIndex
+
+import numpy as np
+from jaxtyping import Int, Integer
+
+from locant.errors import InputError, RangeError
+from locant.text.store.contents import Contents
+from locant.text.store.foreign import DatatroveContents, MegatronContents, NanogptContents
+from locant.text.store.manifest import Manifest
+from locant.text.store.own import OwnContents
+from locant.text.store.reading import map_tokens, read_tokens
+from locant.text.tokenizer import Tokenizer
+
+__all__ = ["Format", "TokenStore"]
+
+Format = Literal["locant", "nanogpt", "megatron", "datatrove"]
+Mode = Literal["map", "read"]
+
+FOREIGN = {"nanogpt": NanogptContents, "megatron": MegatronContents, "datatrove": DatatroveContents}
+
+BLOCK = 1 << 16
+
+MAPS = 1 << 15
+"""Shards that stay mapped: half of the maps that Linux allows a process."""
+
+
+class TokenStore:
+    """The token ids of a corpus, in files that are mapped into memory.
+
+    >>> import tempfile
+    >>> from locant.text.store import ShardWriter, write_manifest
+    >>> folder, tokenizer = Path(tempfile.mkdtemp()), Tokenizer.bytes()
+    >>> with ShardWriter(folder, 0, tokenizer.vocab_size) as writer:
+    ...     writer.append(tokenizer.encode("one and two"), np.array([4, 7]))
+    ...     shard = writer.close()
+    >>> write_manifest(folder, shards=[shard], tokenizer=tokenizer, end_of_text=None, sources=[], options={})
+    >>> store = TokenStore(folder)
+    >>> len(store), store[0], store[4:7], store.documents
+    (11, 111, array([ 97, 110, 100], dtype=uint16), array([ 0,  4, 11]))
+    >>> store.verify()
+    >>> store.tokenizer.decode(store[8:])
+    'two'
+
+    Args:
+        path: a folder that `prepare` made; or what another program made, if `format` says so.
+        format: ``"nanogpt"``: a file of nothing but tokens. ``"megatron"``: two files, ``PATH.bin`` and ``PATH.idx``.
+            ``"datatrove"``: a file ``.ds`` with its ``.ds.index``, or a folder of them.
+        mode: ``"map"``, or ``"read"`` for files that may shrink while they are read (see the module).
+        dtype: of the tokens, where the format does not say it: nanoGPT's files (default: uint16), and datatrove's
+            without metadata (default: uint16).
+        tokenizer: of a store of another program, which has none of its own.
+        end_of_text: the id after each document, for files that do not say where documents begin.
+
+    A slice is a view where it lies in one shard, and cannot be written to; else it is a copy. A store can be pickled:
+    it is then opened again, and has to be the same store. Two stores are equal if their manifests are.
+
+    Raises:
+        InputError: there is no store, it is not finished, or a file has another size than the manifest says.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        format: Format = "locant",  # noqa: A002  # what the field calls it
+        mode: Mode = "map",
+        dtype: str | np.dtype | None = None,
+        tokenizer: Tokenizer | str | Path | None = None,
+        end_of_text: int | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self.format: Format = format
+        self.mode: Mode = mode
+        self._options = {"dtype": dtype, "tokenizer": tokenizer, "end_of_text": end_of_text}
+        if mode not in ("map", "read"):
+            raise InputError(f"got mode {mode!r}, expected 'map' or 'read'", "mode='map'")
+        self._contents = _contents(self.path, format, self._options)
+        self.dtype: np.dtype = self._contents.dtype
+        """Of the tokens: uint16 or int32 in a store of our own."""
+        self.vocab_size: int | None = self._contents.vocab_size
+        """One more than the largest id there can be; ``None`` where nobody said it."""
+        self.end_of_text: int | None = self._contents.end_of_text
+        """The id after each document, if one was appended."""
+        self.shard_starts: Int[np.ndarray, " offsets"] = np.concatenate([[0], np.cumsum(self._contents.tokens)])
+        """Where each shard begins, and the end."""
+        self.shard_starts.setflags(write=False)
+        self._starts: list[int] = self.shard_starts.tolist()
+        self._map = lru_cache(MAPS)(partial(_mapped, self._contents, self._contents.tokens.tolist()))
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, index: SupportsIndex | slice) -> Any:
+        """One id as an `int`, or a slice as an array."""
+        if not isinstance(index, slice):
+            return int(self._read(*self._place(index))[0])
+        start, stop, step = index.indices(len(self))
+        if step == 1:
+            return self._read(start, stop)
+        numbers = range(start, stop, step)
+        if not numbers:
+            return self._read(0, 0)
+        low, high = min(numbers[0], numbers[-1]), max(numbers[0], numbers[-1])
+        return self._read(low, high + 1)[::step]
+
+    def __iter__(self) -> Iterator[int]:
+        for start in range(0, len(self), BLOCK):
+            yield from self[start : start + BLOCK].tolist()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self[:], dtype=dtype, copy=copy)
+
+    @property
+    def shards(self) -> Shards:
+        """The arrays behind the store, mapped when asked for: shard k holds the ids from ``shard_starts[k]`` on.
+
+        Raises:
+            InputError: when asked for one in ``mode="read"``, which maps nothing.
+        """
+        return Shards(self._shard, len(self._starts) - 1)
+
+    @property
+    def manifest(self) -> Manifest:
+        """What `store.json` says: sources, options, hashes.
+
+        Raises:
+            InputError: the store is another program's, and has none.
+        """
+        if not isinstance(self._contents, OwnContents):
+            raise InputError(f"got a store of format {self.format!r}, which has no manifest", "format='locant'")
+        return self._contents.manifest
+
+    @cached_property
+    def documents(self) -> Int[np.ndarray, " offsets"]:
+        """Where each document begins, and the end: n + 1 offsets for n documents; read when first asked for."""
+        parts = [np.zeros(1, dtype=np.int64)]
+        for number, start in enumerate(self._starts[:-1]):
+            parts.append(self.shard_documents(number)[1:] + start)
+        documents = np.concatenate(parts)
+        documents.setflags(write=False)
+        return documents
+
+    def shard_documents(self, number: int) -> Int[np.ndarray, " offsets"]:
+        """Where each document of one shard begins in it, and the end; read at every call."""
+        return self._contents.offsets(number)
+
+    def shard_path(self, number: int) -> str:
+        """The file that holds the tokens of a shard, and nothing else."""
+        return self._contents.bin_path(number)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether the tokenizer is known: always in a store of our own."""
+        return self._contents.vocab_size is not None
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the ids."""
+        return self._contents.load_tokenizer()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A SHA-256 that is the same for the same tokens, documents and tokenizer, however they were prepared."""
+        return self._contents.fingerprint
+
+    @property
+    def identity(self) -> str:
+        """A SHA-256 of the manifest: where it is the same, so is the store, down to its sources and options."""
+        return self._contents.identity
+
+    def verify(self) -> None:
+        """Read everything and compare it with the manifest: hashes, indices, ids within the vocabulary, tokenizer.
+
+        Raises:
+            InputError: something is not as it was written.
+        """
+        self._contents.verify()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TokenStore):
+            return NotImplemented
+        return self.identity == other.identity
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+    def __repr__(self) -> str:
+        shape = f"{len(self)} tokens, {self.dtype.name}, {len(self._starts) - 1} shards"
+        return f"TokenStore({str(self.path)!r}, {shape})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        options = {"format": self.format, "mode": self.mode, **self._options}
+        return _opened_again, (os.path.abspath(self.path), options, self.identity)  # noqa: PTH100
+
+    def _place(self, index: SupportsIndex) -> tuple[int, int]:
+        number = operator.index(index)
+        start = number + len(self) if number < 0 else number
+        if not 0 <= start < len(self):
+            raise RangeError(f"got place {number} of {len(self)} tokens", f"{-len(self)} to {len(self) - 1}")
+        return start, start + 1
+
+    def _read(self, start: int, stop: int) -> Integer[np.ndarray, " tokens"]:
+        if start >= stop:
+            return np.zeros(0, dtype=self.dtype)
+        number = bisect_right(self._starts, start) - 1
+        begin, end = self._starts[number], self._starts[number + 1]
+        if stop <= end:
+            return self._piece(number, start - begin, stop - begin)
+        pieces: list[np.ndarray] = []
+        while start < stop:
+            begin, end = self._starts[number], min(self._starts[number + 1], stop)
+            if start < end:
+                pieces.append(self._piece(number, start - begin, end - begin))
+                start = end
+            number += 1
+        return np.concatenate(pieces)
+
+    def _piece(self, number: int, start: int, stop: int) -> np.ndarray:
+        if self.mode == "map":
+            return self._map(number)[start:stop]
+        return read_tokens(self._contents.bin_path(number), self.dtype, start, stop)
+
+    def _shard(self, number: int) -> np.ndarray:
+        if self.mode == "read":
+            raise InputError(f"got shard {number} of a store in mode 'read', which maps none", "slices, or mode='map'")
+        return self._map(number)
+
+
+class Shards(Sequence[np.ndarray]):
+    """One array for each shard, made when it is asked for."""
+
+    def __init__(self, shard: Callable[[int], np.ndarray], count: int) -> None:
+        self._shard = shard
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self._shard(number) for number in range(self._count)[index]]
+        try:
+            number = range(self._count)[index]
+        except IndexError:
+            raise IndexError(f"got shard {index} of {self._count}") from None  # a sequence ends with this error
+        return self._shard(number)
+
+
+def _contents(path: Path, format: Format, options: dict[str, Any]) -> Contents:  # noqa: A002
+    if format == "locant":
+        if given := [name for name, value in options.items() if value is not None]:
+            raise InputError(f"got {given[0]} for a store that says it itself", f"format=, or no {given[0]}")
+        return OwnContents(path)
+    if format not in FOREIGN:
+        names = ", ".join(["locant", *FOREIGN])
+        raise InputError(f"got format {format!r}, expected one of {names}", "format='locant'")
+    return FOREIGN[format](path, **options)
+
+
+def _opened_again(path: str, options: dict[str, Any], identity: str) -> TokenStore:
+    store = TokenStore(path, **options)
+    if store.identity != identity:
+        raise InputError(f"{path} was written anew since it was opened", "opening it again everywhere")
+    return store
+
+
+def _mapped(contents: Contents, tokens: list[int], number: int) -> np.ndarray:
+    return map_tokens(contents.bin_path(number), contents.dtype, tokens[number])

@@ -1,0 +1,133 @@
+"""`ShardWriter`: token ids to one shard, piece by piece, in constant memory."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from jaxtyping import Integer
+
+from locant.errors import InputError, ShapeError
+from locant.files import NewFile
+from locant.text.store.index import IndexWriter
+from locant.text.store.layout import BLOCK, MANIFEST, require_known, shard_name, token_dtype
+from locant.text.store.records import FileRecord, ShardRecord
+
+__all__ = ["ShardWriter"]
+
+
+class ShardWriter:
+    """Writes the tokens and the index of one shard; both appear when `close` returns, or neither.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with ShardWriter(folder, 0, vocab_size=300) as writer:
+    ...     writer.append(np.array([7, 8, 9, 256]), np.array([1, 0, 3]))
+    ...     record = writer.close()
+    >>> record.tokens, record.documents, record.bin.size, sorted(path.name for path in folder.iterdir())
+    (4, 3, 8, ['shard-00000.bin', 'shard-00000.idx'])
+
+    Args:
+        folder: where, and there must not be a finished store.
+        number: the shard's place in the store, from which its files are named.
+        vocab_size: every id has to be below it. It decides the dtype, see `token_dtype`.
+        name: another name for the files, without a suffix.
+
+    Raises:
+        InputError: the system refuses to write; nothing is left behind then.
+    """
+
+    def __init__(self, folder: Path, number: int, vocab_size: int, *, name: str | None = None) -> None:
+        self.tokens = 0
+        """How many so far."""
+        self._vocab_size = vocab_size
+        self._dtype = token_dtype(vocab_size)
+        if (folder / MANIFEST).exists():
+            raise InputError(f"got {folder}, which holds a finished store", "another folder")
+        name = shard_name(number) if name is None else name
+        self._digest = hashlib.sha256()
+        self._bin = NewFile(folder / f"{name}.bin")
+        try:
+            self._idx = NewFile(folder / f"{name}.idx")
+        except BaseException:
+            self._bin.discard()
+            raise
+        self._index = IndexWriter(self._idx, self._dtype)
+
+    @property
+    def documents(self) -> int:
+        """How many so far."""
+        return self._index.documents
+
+    def append(
+        self,
+        ids: Integer[np.ndarray, " tokens"],
+        lengths: Integer[np.ndarray, " documents"],
+        *,
+        continues: bool = False,
+    ) -> None:
+        """Add documents.
+
+        Args:
+            ids: their tokens, one document after the other, of any integer dtype.
+            lengths: how many tokens each document has; 0 is a document too.
+            continues: whether the first of these documents goes on where the last one of the call before ended.
+
+        Raises:
+            RangeError: an id that is not in the vocabulary. ShapeError: lengths that do not add up to the ids.
+                Nothing is added then.
+        """
+        _require_integers("ids", ids)
+        _require_integers("lengths", lengths)
+        _require_sum(lengths, len(ids))
+        if continues and not self.documents:
+            raise ShapeError("got continues=True, but there is no document before", "continues=False")
+        require_known(ids, self._vocab_size, self.tokens)
+        self._index.append(lengths, continues=continues)
+        self.tokens += len(ids)
+        for first in range(0, len(ids), BLOCK):
+            data = np.ascontiguousarray(ids[first : first + BLOCK], dtype=self._dtype).data.cast("B")
+            self._digest.update(data)
+            self._bin.write(data)
+
+    def close(self) -> ShardRecord:
+        """Bring both files to the disk, and give them their names: the tokens first, so no index is without them."""
+        digest = self._index.finish()
+        self._bin.settle()
+        self._idx.settle()
+        self._bin.publish(flush_folder=False)
+        self._idx.publish()
+        return ShardRecord(
+            tokens=self.tokens,
+            documents=self.documents,
+            bin=FileRecord(size=self._bin.size, sha256=self._digest.hexdigest()),
+            idx=FileRecord(size=self._idx.size, sha256=digest),
+        )
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bin.discard()
+        self._idx.discard()
+
+
+def _require_integers(name: str, array: np.ndarray) -> None:
+    if not isinstance(array, np.ndarray) or array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        what = f"shape {array.shape} and dtype {array.dtype}" if isinstance(array, np.ndarray) else f"{type(array)}"
+        raise ShapeError(f"got {name} of {what}, expected one axis of integers", "a NumPy array")
+
+
+def _require_sum(lengths: np.ndarray, tokens: int) -> None:
+    # One that is too long is found first, so that the sum cannot wrap.
+    fits = not len(lengths) or (int(lengths.min()) >= 0 and int(lengths.max()) <= tokens)
+    total = int(lengths.sum(dtype=np.int64)) if fits else None
+    if total != tokens:
+        raise ShapeError(
+            f"got {tokens} ids, and lengths that add up to {'something else' if total is None else total}",
+            "a length for each document, all tokens counted",
+        )

@@ -1,0 +1,108 @@
+"""Stores that are larger than 32 bits can count, or have very many shards: sparse files, which take no room."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from locant.files import NewFile
+from locant.text.store import FileRecord, ShardRecord, TokenStore, write_manifest
+from locant.text.store.export import export_store
+from locant.text.store.index import IndexWriter, index_size
+from tests.text.store.made import BYTES
+from tests.text.store.others import megatron_reader
+
+LENGTHS = [2**31 - 1, 2**31 - 1, 5, 0, 2**31 - 1, 9]
+TOTAL = sum(LENGTHS)
+MARKS = {
+    place: 1 + number for number, place in enumerate([0, 2**31 - 2, 2**31, 2**32 - 1, 2**32, 2**32 + 2, TOTAL - 1])
+}
+MADE_UP = "0" * 64  # hashes, which opening does not compare
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Two shards of 6 442 450 955 tokens each."""
+    folder = tmp_path_factory.mktemp("large")
+    with (folder / "shard-00000.bin").open("wb") as file:
+        file.truncate(2 * TOTAL)
+        for place, mark in MARKS.items():
+            file.seek(2 * place)
+            file.write(bytes([mark, 0]))
+    with NewFile(folder / "shard-00000.idx") as file:
+        writer = IndexWriter(file, np.dtype("<u2"))
+        writer.append(np.array(LENGTHS), continues=False)
+        writer.finish()
+        file.settle()
+        file.publish()
+    for suffix in ("bin", "idx"):
+        (folder / f"shard-00001.{suffix}").hardlink_to(folder / f"shard-00000.{suffix}")
+    record = ShardRecord(
+        tokens=TOTAL,
+        documents=len(LENGTHS),
+        bin=FileRecord(size=2 * TOTAL, sha256=MADE_UP),
+        idx=FileRecord(size=index_size(len(LENGTHS)), sha256=MADE_UP),
+    )
+    write_manifest(folder, shards=[record, record], tokenizer=BYTES, end_of_text=None, sources=[], options={})
+    yield folder
+    for path in folder.iterdir():
+        path.unlink()
+
+
+@pytest.mark.parametrize("mode", ["map", "read"])
+def test_every_place_beyond_32_bits_is_the_right_one(folder: Path, mode: str) -> None:
+    store = TokenStore(folder, mode=mode)
+    assert len(store) == 2 * TOTAL > 2**33
+    for place, mark in MARKS.items():
+        assert store[place] == store[TOTAL + place] == store[place - TOTAL] == mark
+    assert store[2**32 - 2 : 2**32 + 4].tolist() == [0, 4, 5, 0, 6, 0]
+    assert store[TOTAL - 2 : TOTAL + 2].tolist() == [0, 7, 1, 0]
+    assert store.documents.tolist() == np.cumsum([0, *LENGTHS, *LENGTHS]).tolist()
+
+
+def test_megatron_finds_the_same_places(folder: Path) -> None:
+    theirs = megatron_reader(folder / "shard-00000")
+    assert theirs.sequence_lengths.tolist() == LENGTHS
+    assert theirs[2].tolist() == TokenStore(folder)[2**32 - 2 : 2**32 + 3].tolist() == [0, 4, 5, 0, 6]
+    assert theirs[5].tolist() == [0] * 8 + [7]
+
+
+@pytest.mark.slow
+def test_ten_thousand_shards(tmp_path: Path) -> None:
+    tokens, documents = 100_000, 1_000
+    sizes = {"bin": 2 * tokens, "idx": index_size(documents)}
+    for number in range(10_000):
+        for suffix, size in sizes.items():
+            with (tmp_path / f"shard-{number:05d}.{suffix}").open("wb") as file:
+                file.truncate(size)
+    files = {suffix: FileRecord(size=size, sha256=MADE_UP) for suffix, size in sizes.items()}
+    records = [ShardRecord(tokens=tokens, documents=documents, **files)] * 10_000
+    write_manifest(tmp_path, shards=records, tokenizer=BYTES, end_of_text=None, sources=[], options={})
+    tracemalloc.start()
+    store = TokenStore(tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(store) == 10**9
+    assert peak < 50_000_000
+    kept = list(store.shards)  # all at once
+    assert sum(map(len, kept)) == 10**9
+    assert store[tokens - 2 : 3 * tokens].shape == (2 * tokens + 2,)
+    for path in tmp_path.iterdir():
+        path.unlink()
+
+
+def test_exporting_takes_constant_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("locant.text.store.export.BLOCK", 10_000)
+    peaks = []
+    for tokens in (1_000_000, 4_000_000):
+        np.zeros(tokens, dtype=np.uint16).tofile(tmp_path / "a.bin")
+        store = TokenStore(tmp_path / "a.bin", format="nanogpt", tokenizer=BYTES)
+        tracemalloc.start()
+        export_store(store, tmp_path / str(tokens), to="nanogpt")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.3 * peaks[0]
