@@ -1,47 +1,176 @@
-"""What do windows cost, beside a Python list with a tensor per window (the way most tutorials do it)?"""
+"""What do windows cost, beside a Python list with a tensor per window (the way most tutorials do it)?
+
+Both are read through a `DataLoader`, shuffled: the list by its defaults, as in the tutorials, windows by
+`Windows.loader`, and by a `DataLoader` that is told nothing but a batch size. Each is measured for a part of an epoch
+at a time, in turns. Memory is what a process of its own holds after building and one epoch, less what it held before.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.timing import Row, measure
-from locant import Windows
+from locant import Tokenizer, Windows
+from locant.text.store import ShardWriter, TokenStore, write_manifest
 
 __all__ = ["rows"]
 
-TOKENS, LENGTH, STRIDE, BATCH = 1_000_000, 256, 128, 32
+TOKENS, LENGTH, STRIDE = 20_000_000, 256, 128
+VOCAB = 256
+SHARDS = 8
+BATCHES = {32: 300, 256: 60}
+"""Of each size, so many are read in one turn."""
+
+
+class ListOfWindows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """The dataset of the tutorials: all ids in a list, a slice and a tensor per window, everything in memory."""
+
+    def __init__(self, ids: list[int], length: int, stride: int) -> None:
+        self.inputs, self.targets = [], []
+        for start in range(0, len(ids) - length, stride):
+            self.inputs.append(torch.tensor(ids[start : start + length]))
+            self.targets.append(torch.tensor(ids[start + 1 : start + length + 1]))
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inputs[index], self.targets[index]
 
 
 def rows() -> list[Row]:
-    """Building them, then reading them in batches."""
-    ids = np.random.default_rng(0).integers(0, 50_257, TOKENS).astype(np.uint16)
-    windows, listed = Windows(ids, LENGTH, stride=STRIDE), _list_of_windows(ids)
-    order = torch.randperm(len(listed), generator=torch.Generator().manual_seed(0)).tolist()
-    batches = [order[first : first + BATCH] for first in range(0, len(order) - BATCH, BATCH)]
+    """Building them, reading them in batches, a single window, and memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        one = TokenStore(_write_store(Path(folder) / "one", 1))
+        several = TokenStore(_write_store(Path(folder) / "several", SHARDS))
+        return [*_times(one, several), *_packing(), *_memory(one.path)]
 
-    def from_list() -> None:
-        for batch in batches:
-            torch.stack([listed[i][0] for i in batch])
-            torch.stack([listed[i][1] for i in batch])
 
-    def from_views() -> None:
-        for batch in batches:
-            windows.__getitems__(batch)
-
-    building = {
-        "locant Windows": lambda: Windows(ids, LENGTH, stride=STRIDE),
-        "list of tensors": lambda: _list_of_windows(ids),
-    }
-    reading = {"locant Windows": from_views, "list of tensors": from_list}
+def _times(one: TokenStore, several: TokenStore) -> list[Row]:
+    ids = one[:]
     question = f"windows of {LENGTH}, stride {STRIDE}, over {TOKENS} tokens"
+    kept: list[Dataset] = []
+    building = {
+        "locant Windows": lambda: kept.append(Windows(ids, LENGTH, STRIDE)),
+        "locant Windows of a store": lambda: kept.append(Windows(one, LENGTH, STRIDE)),
+        f"the same in {SHARDS} shards": lambda: kept.append(Windows(several, LENGTH, STRIDE)),
+        "list of tensors": lambda: kept.append(ListOfWindows(ids.tolist(), LENGTH, STRIDE)),
+    }
+    found = measure(f"build {question}", building, rounds=1, warmup=0)
+    windows, stored, sharded, listed = kept
+    for size, count in BATCHES.items():
+        loaders = {
+            "locant Windows.loader": lambda size=size: windows.loader(size),
+            "the same of a store": lambda size=size: stored.loader(size),
+            f"the same in {SHARDS} shards": lambda size=size: sharded.loader(size),
+            "locant Windows, plain DataLoader": lambda size=size: DataLoader(windows, size, shuffle=True),
+            "list of tensors, plain DataLoader": lambda size=size: DataLoader(listed, size, shuffle=True),
+        }
+        turns = {name: _Turns(make, count) for name, make in loaders.items()}
+        found += measure(f"read {count} batches of {size}, {question}, shuffled", turns, rounds=15)
+    return found + _single(dict(zip(building, kept, strict=True)))
+
+
+class _Turns:
+    """Reads so many batches at a time; a new epoch begins outside of what is measured of others."""
+
+    def __init__(self, make: Callable[[], object], count: int) -> None:
+        self.make, self.count = make, count
+        self.batches: Iterator[object] = iter(())
+
+    def __call__(self) -> None:
+        read = sum(1 for _ in islice(self.batches, self.count))
+        if read < self.count:
+            self.batches = iter(self.make())  # type: ignore[call-overload]
+            assert sum(1 for _ in islice(self.batches, self.count - read)) == self.count - read
+
+
+def _single(sources: dict[str, Dataset]) -> list[Row]:
+    order = np.random.default_rng(1).permutation(TOKENS // STRIDE - 2)[:1000].tolist()
+
+    def read(source: Dataset) -> None:
+        for index in order:
+            source[index]
+
+    contenders = {name: partial(read, source) for name, source in sources.items()}
+    return measure("read 1000 single windows (so 1 ms says 1 microsecond for each)", contenders, rounds=7)
+
+
+def _packing() -> list[Row]:
+    lengths = np.random.default_rng(0).lognormal(5.8, 1.2, 10**6).astype(np.int64)
+    ids, documents = np.zeros(int(lengths.sum()), dtype=np.uint8), np.cumsum([0, *lengths])
+    modes = {
+        "flat": lambda: Windows(ids, 2048),
+        "document": lambda: Windows(ids, 2048, mode="document", documents=documents),
+        "packed": lambda: Windows(ids, 2048, mode="packed", documents=documents),
+    }
+    fills = {name: make().fill for name, make in modes.items()}
+    assert fills["packed"] > 0.99, fills
+    named = {f"{name}, {fills[name]:.1%} of the slots filled": make for name, make in modes.items()}
+    return measure("build windows of 2048 over a million documents", named, rounds=5)
+
+
+def _memory(path: Path) -> list[Row]:
+    """Not times but mebibytes, in the place of milliseconds."""
+    contenders = {"locant Windows": "windows", "list of tensors": "listed"}
+    megabytes = {}
+    for name, kind in contenders.items():
+        command = [sys.executable, "-m", "benchmarks.windows", kind, str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        megabytes[name] = float(done.stdout)
+    first = next(iter(megabytes.values()))
+    question = f"memory, in MiB instead of ms: windows over {TOKENS} tokens, and an epoch of them"
     return [
-        *measure(f"build {question}", building, rounds=5),
-        *measure(f"read {question}, shuffled, batches of {BATCH}", reading, rounds=5),
+        Row(question=question, contender=name, milliseconds=value, ratio=round(value / first, 3))
+        for name, value in megabytes.items()
     ]
 
 
-def _list_of_windows(ids: np.ndarray) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    tokens = ids.tolist()
-    starts = range(0, len(tokens) - LENGTH, STRIDE)
-    return [(torch.tensor(tokens[i : i + LENGTH]), torch.tensor(tokens[i + 1 : i + LENGTH + 1])) for i in starts]
+def _resident() -> float:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * 4096 / 2**20
+
+
+def _held(kind: str, path: str) -> float:
+    """What this process holds more than before, in MiB."""
+    list(islice(Windows(range(5000), LENGTH, STRIDE).loader(32), 2))  # everything is imported and has been used once
+    store = TokenStore(path)
+    store.fingerprint  # noqa: B018
+    before = _resident()
+    if kind == "windows":
+        built = Windows(store, LENGTH, STRIDE)
+        loader: object = built.loader(32)
+    else:
+        built = ListOfWindows(store[:].tolist(), LENGTH, STRIDE)
+        loader = DataLoader(built, 32, shuffle=True)
+    for _ in loader:  # type: ignore[attr-defined]
+        pass
+    return round(_resident() - before, 1)
+
+
+def _write_store(folder: Path, shards: int) -> Path:
+    folder.mkdir()
+    ids = np.random.default_rng(0).integers(0, VOCAB, TOKENS).astype(np.uint16)
+    records = []
+    for number, part in enumerate(np.split(ids, shards)):
+        with ShardWriter(folder, number, VOCAB) as writer:
+            writer.append(part, np.array([len(part)]))
+            records.append(writer.close())
+    write_manifest(
+        folder, shards=records, tokenizer=Tokenizer.bytes(), end_of_text=None, sources=[], options={"made": "up"}
+    )
+    return folder
+
+
+if __name__ == "__main__":
+    print(_held(*sys.argv[1:]))

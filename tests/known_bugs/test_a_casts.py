@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from locant import InputEmbedding, PositionEncoding, Positions, Rotary
-from locant.kernels.rotary import rotate
+from locant.kernels.rotary import turn
 from tests.known_bugs.exhibit import exhibit
 from tests.known_bugs.oracle import frequencies, rounded_frequencies, true_cos_sin
 from tests.known_bugs.subjects import CONSTANT, WIDTH, Build, differences, queries, use
@@ -206,7 +206,7 @@ def test_12_half_precision_tokens_are_turned_by_float32_tables(layout: str, dtyp
     exhibit(
         check,
         lambda x: rotary.rotate(x, x, positions)[0],
-        lambda x: rotate(x, *tables, layout),  # type: ignore[arg-type]
+        lambda x: turn(x, *tables, layout),  # type: ignore[arg-type]
         twin=lambda x: _turned(x, *(table.to(x.dtype) for table in tables), layout),
         because="times what one rounding",
     )

@@ -89,7 +89,7 @@ ROW_36 = next(line for line in TEXT.splitlines() if line.startswith("| 36 |"))
         (TEXT.replace(ROW_36, ROW_36 + " more |"), TESTS, "a row of 5 cells"),
         (TEXT, [test for test in TESTS if test.entry != "36"], "entry 36 is 'tested', its tests are []"),
         (TEXT, [Test(t.name, t.docstring, t.needs_gpu or t.entry == "36") for t in TESTS], "entry 36 is 'tested'"),
-        (TEXT, [*TESTS, Test("test_84m_bombs", "huggingface/safetensors `attacks/`", False)], "entry 84m is 'later'"),
+        (TEXT, [*TESTS, Test("test_36_more", "another thread", False)], "test_36_more does not name"),
         (TEXT.replace(" of 96", " and some of 96", 1), TESTS, "the headline does not say"),
     ],
 )

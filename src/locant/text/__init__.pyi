@@ -11,4 +11,6 @@ from .store import TokenStore as TokenStore
 from .tokenizer import Tokenizer as Tokenizer
 from .windows import IGNORED_TARGET as IGNORED_TARGET
 from .windows import Batch as Batch
+from .windows import BatchSampler as BatchSampler
+from .windows import Loader as Loader
 from .windows import Windows as Windows

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from locant import InputError, RangeError
 from locant.text.store import FileRecord, ShardRecord, TokenStore, reading, write_manifest
-from locant.text.store.reading import FAILED
+from locant.text.store.reading import FAILED, map_side_by_side
 from tests.refusal import refuses
 from tests.text.store.made import BYTES, SHARDS, TOKENS, make, write_shard
 
@@ -251,3 +251,29 @@ def test_options_that_make_no_sense(tmp_path: Path, options: dict[str, object], 
     make(tmp_path / "store")
     with refuses(InputError, *words):
         TokenStore(tmp_path / "store", **options)
+
+
+@pytest.mark.parametrize("tokens", [[0], [1], [0, 0], [5, 0, 2048, 2049, 2047, 0, 1, 6000]])
+def test_shards_lie_side_by_side_in_one_array(tmp_path: Path, tokens: list[int]) -> None:
+    shards = [np.arange(count, dtype=np.uint16) + number for number, count in enumerate(tokens)]
+    paths = []
+    for number, shard in enumerate(shards):
+        paths.append(str(tmp_path / f"{number}.bin"))
+        shard.tofile(paths[-1])
+    array, begins = map_side_by_side(paths, np.dtype("<u2"), tokens)
+    assert not array.flags.writeable
+    assert len(begins) == len(tokens) + 1
+    for shard, begin in zip(shards, begins.tolist(), strict=False):
+        assert array[begin : begin + len(shard)].tolist() == shard.tolist()
+
+
+def test_what_cannot_be_mapped_side_by_side_leaves_no_map(tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in ("a.bin", "b.bin")]
+    np.zeros(5000, dtype=np.uint16).tofile(paths[0])
+    with refuses(InputError, "b.bin", "No such file"):
+        map_side_by_side(paths, np.dtype("<u2"), [5000, 7])
+    np.zeros(6, dtype=np.uint16).tofile(paths[1])
+    with refuses(InputError, "b.bin has 12 bytes, expected 14"):
+        map_side_by_side(paths, np.dtype("<u2"), [5000, 7])
+    gc.collect()
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -22,24 +20,13 @@ from locant.errors import InputError, LocantError, RangeError, ShapeError
 from locant.positions import Positions
 from locant.text import IGNORED_TARGET, Batch, Tokenizer, Windows
 from tests.refusal import refuses
+from tests.text.windows.definition import window_places
 
 PAD = -100
 
 
-def slots_of_targets(begin: int, end: int, length: int, stride: int) -> Iterator[list[int]]:
-    """The definition, for one document: windows a stride apart, until none of its targets is left."""
-    start = begin
-    while start + 1 < end:
-        yield list(range(start + 1, min(start + length + 1, end)))
-        if start + length >= end - 1:
-            return
-        start += stride
-
-
 def expected(documents: list[int], length: int, stride: int) -> list[list[int]]:
-    return [
-        slots for begin, end in itertools.pairwise(documents) for slots in slots_of_targets(begin, end, length, stride)
-    ]
+    return [[target for _, target in window] for window in window_places(documents, length, stride)]
 
 
 def targets_of(windows: Windows) -> list[list[int]]:
@@ -183,7 +170,7 @@ class TestABatch:
         for row, item in enumerate(items):
             assert torch.equal(rows.index[row], item["positions"].index[0])
             assert torch.equal(rows.document[row], item["positions"].document[0])
-        assert windows.collate(batch) is batch
+        assert windows.collate(batch) == batch
         stacked = windows.collate(items)
         assert torch.equal(stacked["ids"], batch["ids"])
         assert torch.equal(stacked["targets"], batch["targets"])
@@ -220,6 +207,49 @@ class TestABatch:
         assert batches[0]["positions"].batch == 1
         targets = torch.cat([batch["targets"].flatten() for batch in batches])
         assert targets[targets != PAD].tolist() == list(range(1, 50))
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_goes_through_a_data_loader_that_knows_nothing_of_windows(self, workers: int) -> None:
+        windows = Windows(np.arange(50, dtype=np.uint16), 4)
+        told = list(DataLoader(windows, batch_size=5, collate_fn=windows.collate))
+        plain = list(DataLoader(windows, batch_size=5, num_workers=workers))
+        assert len(told) == len(plain) == 3
+        for one, other in zip(told, plain, strict=True):
+            assert type(other) is dict
+            assert torch.equal(one["ids"], other["ids"])
+            assert torch.equal(one["targets"], other["targets"])
+            assert one["positions"] == other["positions"]
+        both = next(iter(DataLoader(ConcatDataset([windows, windows]), batch_size=30)))
+        assert both["ids"].shape == (26, 4)
+        assert both["positions"].document[12].tolist() == [0, -1, -1, -1]
+        full = next(iter(DataLoader(ConcatDataset([windows, windows]), batch_size=2)))
+        assert full["positions"] == Positions.arange(4)
+
+    def test_is_a_dict_without_other_keys(self) -> None:
+        batch = Windows(np.arange(9), 4).__getitems__([0])
+        assert list(batch) == ["ids", "targets", "positions"]
+        with pytest.raises(KeyError, match="labels"):
+            batch["labels"]  # type: ignore[typeddict-item]
+
+    def test_has_positions_that_other_batches_share_only_while_they_are_full(self) -> None:
+        windows = Windows(np.arange(30), 4)
+        assert windows.__getitems__([0])["positions"] is windows.__getitems__([1, 2])["positions"]
+
+    @pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor, lambda x: np.array(x, dtype=np.uint8)])
+    def test_may_be_asked_for_with_any_integers(self, kind: type) -> None:
+        assert Windows(np.arange(30), 4).__getitems__(kind([3, 1]))["ids"][:, 0].tolist() == [12, 4]
+
+    def test_is_not_made_of_what_is_no_index(self) -> None:
+        windows = Windows(np.arange(30), 4)
+        odd = locant.text.windows.windows._IndexTypeError
+        assert issubclass(odd, TypeError)
+        for indices in ([1.0], ["a"], [None], [[0, 1]], [slice(2)], np.zeros(2), torch.zeros(2)):
+            with refuses(odd, "for a window, expected an integer"):
+                windows.__getitems__(indices)  # type: ignore[arg-type]
+        with refuses(odd, "got slice(0, 2, None) for a window"):
+            windows[0:2]  # type: ignore[index]
+        with refuses(locant.text.windows.windows._WindowError, f"got window {2**70}, expected one of 8"):
+            windows.__getitems__([2**70])
 
     def test_may_come_from_a_subset_or_from_several_texts(self) -> None:
         one, two = Windows(np.arange(9), 4), Windows(np.arange(100, 107), 4)
@@ -288,6 +318,48 @@ class TestTheSource:
     def test_that_is_none_is_refused(self, ids: object, error: type[LocantError]) -> None:
         with refuses(error, "got ", ", expected "):
             Windows(ids, 4)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        "ids",
+        [
+            torch.zeros(5, dtype=torch.bfloat16),
+            torch.zeros(5, dtype=torch.bool),
+            torch.zeros(5, dtype=torch.int64, device="meta"),
+            torch.zeros(5, dtype=torch.int64).to_sparse(),
+            np.zeros(5, dtype="timedelta64[s]"),
+            np.ma.masked_equal(np.arange(5), 3),
+            {1: 2},
+            {1, 2},
+            iter([1, 2]),
+            b"abc",
+            [None, 1],
+            [-(2**63), 2**63],
+        ],
+    )
+    def test_of_an_odd_kind_is_refused_with_a_reason(self, ids: object) -> None:
+        with refuses(ShapeError, "got ids ", ", expected one axis of integers"):
+            Windows(ids, 4)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64, ">i4"])
+    @pytest.mark.parametrize("mode", ["flat", "document", "packed"])
+    def test_with_a_negative_id_is_refused_when_it_is_read(self, dtype: str, mode: str) -> None:
+        ids = np.array([1, 2, 3, 4, -5, 6], dtype=dtype)
+        windows = Windows(ids, 2, mode=mode, documents=None if mode == "flat" else [0, 3, 6])  # type: ignore[arg-type]
+        assert windows[0]["ids"].tolist() == [1, 2]
+        with refuses(RangeError, "got token id -5, expected 0 or more"):
+            windows[1]
+
+    def test_of_a_list_is_looked_through_at_once(self) -> None:
+        with refuses(RangeError, "got token id -1"):
+            Windows([3, -1, 5], 2)
+        with refuses(RangeError, f"got token id {2**63 + 1}, expected less than 2**63"):
+            Windows([2**63, 2**63 + 1], 2)
+
+    def test_of_ids_that_no_int64_holds_is_refused_and_does_not_wrap(self) -> None:
+        windows = Windows(np.array([1, 2, 2**63 - 1, 4, 2**63, 6], dtype=np.uint64), 2)
+        assert windows[0]["targets"].tolist() == [2, 2**63 - 1]
+        with refuses(RangeError, f"got token id {2**63}"):
+            windows[1]
 
     def test_shorter_than_one_window_gives_one(self) -> None:
         for n in range(2, 11):
@@ -369,12 +441,8 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < 200_000)
 
 
 class TestWhatIsAskedFor:
-    def test_packed_is_not_built_yet_and_says_so(self) -> None:
-        with pytest.raises(LocantError, match=r"packed.*not built yet; try: mode='document'"):
-            Windows(np.arange(9), 4, mode="packed", documents=[0, 9])
-
     def test_an_unknown_mode_is_named(self) -> None:
-        with refuses(InputError, "got mode='documents', expected 'flat' or 'document'"):
+        with refuses(InputError, "got mode='documents', expected 'flat', 'document' or 'packed'"):
             Windows(np.arange(9), 4, mode="documents")  # type: ignore[arg-type]
 
     def test_document_mode_needs_documents_and_flat_mode_refuses_them(self) -> None:
@@ -410,12 +478,23 @@ class TestWhatIsAskedFor:
             ("stride", 0),
             ("stride", 1.5),
             ("pad_id", -1),
+            ("pad_id", None),
         ],
     )
     def test_a_number_that_is_none_is_named(self, name: str, value: object) -> None:
         options = {"length": 4, name: value}
         with refuses(RangeError, f"got {value!r} for {name}, expected an integer of "):
             Windows(np.arange(9), **options)  # type: ignore[arg-type]
+
+    def test_numbers_that_no_text_has_are_refused_before_memory_is_asked_for(self) -> None:
+        for name, value in (("length", 2**31), ("length", 2**70), ("stride", 2**70), ("pad_id", 2**63)):
+            with refuses(RangeError, f"got {value} for {name}, expected at most"):
+                Windows(np.arange(9), **{"length": 4, name: value})  # type: ignore[arg-type]
+        assert len(Windows(np.arange(9), 2**31 - 1, 2**62)) == 1
+
+    def test_documents_beyond_int64_do_not_wrap(self) -> None:
+        with refuses(InputError, "expected them to rise from 0 to 9"):
+            Windows(np.arange(9), 4, mode="document", documents=np.array([0, 2**64 - 1, 9], dtype=np.uint64))
 
     def test_the_names_show_what_it_is(self) -> None:
         assert repr(Windows(np.arange(9), 4)) == "Windows(2 of length 4, stride 4, flat, over 9 tokens)"

@@ -31,7 +31,7 @@ from locant.text.store.contents import Contents
 from locant.text.store.foreign import DatatroveContents, MegatronContents, NanogptContents
 from locant.text.store.manifest import Manifest
 from locant.text.store.own import OwnContents
-from locant.text.store.reading import map_tokens, read_tokens
+from locant.text.store.reading import map_side_by_side, map_tokens, read_tokens
 from locant.text.tokenizer import Tokenizer
 
 __all__ = ["Format", "TokenStore"]
@@ -141,6 +141,24 @@ class TokenStore:
             InputError: when asked for one in ``mode="read"``, which maps nothing.
         """
         return Shards(self._shard, len(self._starts) - 1)
+
+    def side_by_side(self) -> tuple[Integer[np.ndarray, " elements"], Int[np.ndarray, " offsets"]]:
+        """All shards in one array, mapped now, and where in it each begins: between two there may be zeros.
+
+        A batch that touches many shards is then one gather. Costs some 15 µs per shard, once, and no memory.
+
+        Raises:
+            InputError: in ``mode="read"``, which maps nothing, or with more shards than a process may map.
+        """
+        tokens = self._contents.tokens.tolist()
+        if not self.can_lie_side_by_side:
+            raise InputError(f"got {len(tokens)} shards in mode {self.mode!r} to map side by side", "slices")
+        return map_side_by_side([self._contents.bin_path(i) for i in range(len(tokens))], self.dtype, tokens)
+
+    @property
+    def can_lie_side_by_side(self) -> bool:
+        """Whether `side_by_side` can map the store."""
+        return self.mode == "map" and len(self._starts) - 1 <= MAPS
 
     @property
     def manifest(self) -> Manifest:

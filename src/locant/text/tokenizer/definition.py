@@ -27,6 +27,7 @@ from locant.errors import InputError
 __all__ = [
     "BYTE_SPELLING",
     "END_OF_TEXT",
+    "Definition",
     "LibraryErrors",
     "added_token",
     "byte_definition",
@@ -35,6 +36,7 @@ __all__ = [
     "is_bytes",
     "is_lossless",
     "parse",
+    "pre_tokenizers",
     "without",
 ]
 
@@ -189,7 +191,7 @@ def is_lossless(definition: Definition) -> bool:
     ordinary = [token for token in definition["added_tokens"] if not token["special"]]
     if definition["normalizer"] is not None or any(token["lstrip"] or token["rstrip"] for token in ordinary):
         return False
-    *before, last = _pre_tokenizers(definition)
+    *before, last = pre_tokenizers(definition)
     keeps = all(
         step["type"] in ("Split", "Punctuation", "Digits") and step.get("behavior") != "Removed" for step in before
     )
@@ -205,7 +207,8 @@ def is_bytes(definition: Definition) -> bool:
     )
 
 
-def _pre_tokenizers(definition: Definition) -> list[Definition]:
+def pre_tokenizers(definition: Definition) -> list[Definition]:
+    """The steps that split a text into words, in their order."""
     step = definition["pre_tokenizer"]
     if step is None:
         return []
@@ -213,7 +216,7 @@ def _pre_tokenizers(definition: Definition) -> list[Definition]:
 
 
 def _steps(definition: Definition) -> list[str]:
-    return [step["type"] for step in _pre_tokenizers(definition)]
+    return [step["type"] for step in pre_tokenizers(definition)]
 
 
 def fingerprint(definition: Definition) -> str:

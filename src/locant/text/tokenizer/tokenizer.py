@@ -18,14 +18,13 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
 import tokenizers
 from jaxtyping import Int, Integer
-from torch import Tensor
 
 from locant.errors import InputError, RangeError, ShapeError
 from locant.files import write_whole
@@ -42,6 +41,17 @@ _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<｜end▁
 
 # What the error handler "surrogateescape" makes of bytes that are not UTF-8.
 _ESCAPED = re.compile("([\udc80-\udcff]+)")
+
+
+@runtime_checkable
+class TensorLike(Protocol):
+    """A tensor of torch, named without importing torch: workers that only encode do without."""
+
+    @property
+    def shape(self) -> Any: ...
+    @property
+    def dtype(self) -> Any: ...
+    def detach(self) -> Any: ...
 
 
 class Tokenizer:
@@ -74,7 +84,10 @@ class Tokenizer:
         """One more than the largest id: the rows that an embedding table needs, unused ids included."""
         self.lossless: bool = self._bytes_of is not None and definitions.is_lossless(self._canonical)
         """Whether ``decode_bytes(encode(data)) == data`` for every text and every bytes."""
-        self._only_bytes = self.lossless and definitions.is_bytes(self._canonical)
+        self.byte_level: bool = self._bytes_of is not None
+        """Whether it is a BPE over bytes, of which every id stands for known bytes."""
+        self.only_bytes: bool = self.lossless and definitions.is_bytes(self._canonical)
+        """Whether every byte of a text is its own id."""
         self.fingerprint: str = definitions.fingerprint(definition)
         """A SHA-256 of what decides the ids. It survives saving and loading, and differs where ids can."""
 
@@ -159,8 +172,14 @@ class Tokenizer:
         """The ids of each text, as `encode` gives them; the library spreads the texts over the cores."""
         if isinstance(texts, (str, bytes)):
             raise InputError("got one text, expected a list of them", "encode(text), or encode_batch([text])")
+        return self.assemble(texts, lambda pieces: self._run(pieces, allowed_special))
+
+    def assemble(
+        self, texts: Sequence[str | bytes], run: Callable[[list[str]], Sequence[Int[np.ndarray, " _"]]]
+    ) -> list[Int[np.ndarray, " _"]]:
+        """The ids of each text by `run`, which is given the well-formed ones and parts; other bytes are spelled."""
         pieces = [self._pieces(text) for text in texts]
-        encoded = iter(self._run([piece for row in pieces for piece in row if isinstance(piece, str)], allowed_special))
+        encoded = iter(run([piece for row in pieces for piece in row if isinstance(piece, str)]))
         rows = [[next(encoded) if isinstance(piece, str) else self._spell(piece) for piece in row] for row in pieces]
         return [row[0] if len(row) == 1 else np.concatenate(row) for row in rows]
 
@@ -179,13 +198,17 @@ class Tokenizer:
         return [piece.encode(errors="surrogateescape") if i % 2 else piece for i, piece in enumerate(pieces)]
 
     def _run(self, texts: list[str], allowed_special: Collection[str]) -> list[Int[np.ndarray, " tokens"]]:
-        if self._only_bytes and not allowed_special:
+        if self.only_bytes and not allowed_special:
             return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32) for text in texts]
         with LibraryErrors(
             "cannot encode the text", "a tokenizer that knows its characters, such as Tokenizer.bytes()"
         ):
             encodings = self._encoder(allowed_special).encode_batch_fast(texts)
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+
+    def plain_definition(self) -> dict[str, Any]:
+        """The definition of a tokenizer with the same ids for every text, and no special tokens to find in it."""
+        return definitions.without(self._canonical, self.special_tokens.keys())
 
     def _encoder(self, allowed_special: Collection[str]) -> tokenizers.Tokenizer:
         """The library's tokenizer, to which all special tokens but the allowed ones are unknown."""
@@ -207,7 +230,7 @@ class Tokenizer:
 
     # ------------------------------------------------------------------ ids to text
 
-    def decode(self, ids: Sequence[int] | Integer[np.ndarray, " tokens"] | Integer[Tensor, " tokens"]) -> str:
+    def decode(self, ids: Sequence[int] | Integer[np.ndarray, " tokens"] | Integer[TensorLike, " tokens"]) -> str:
         """The text of these ids, special tokens spelled out; bytes that are no UTF-8 become U+FFFD.
 
         Raises:
@@ -220,7 +243,9 @@ class Tokenizer:
             self._require(number)
         return self._library.decode(numbers, skip_special_tokens=False)
 
-    def decode_bytes(self, ids: Sequence[int] | Integer[np.ndarray, " tokens"] | Integer[Tensor, " tokens"]) -> bytes:
+    def decode_bytes(
+        self, ids: Sequence[int] | Integer[np.ndarray, " tokens"] | Integer[TensorLike, " tokens"]
+    ) -> bytes:
         """The bytes of these ids: exactly what was encoded, if the tokenizer is `lossless`."""
         if self._bytes_of is None:
             return self.decode(ids).encode()
@@ -261,8 +286,8 @@ class Tokenizer:
         return spelling
 
 
-def _numbers(ids: Sequence[int] | np.ndarray | Tensor) -> list[int]:
-    array = np.asarray(ids.detach().cpu() if isinstance(ids, Tensor) else ids)
+def _numbers(ids: Sequence[int] | np.ndarray | TensorLike) -> list[int]:
+    array = np.asarray(ids.detach().cpu() if isinstance(ids, TensorLike) else ids)
     if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
         raise ShapeError(
             f"got ids of shape {array.shape} and dtype {array.dtype}, expected one axis of integers",

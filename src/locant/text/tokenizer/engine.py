@@ -1,0 +1,205 @@
+"""Many documents to ids at once: the trusted engine, a fast one where it was found equal, and texts of any length.
+
+The trusted engine is the `tokenizers` library, as `Tokenizer.encode` runs it. `gigatoken` is ten to a hundred times as
+fast and used only where `choose_engine` found its ids equal on a sample of the very texts, and on a list of nasty
+ones. On one core, text in memory: 3 to 6 MB/s, against 60 to 500 MB/s (words seen for the first time, or met before).
+
+A document of any length is encoded in memory that does not grow with it, because it is cut where the tokenizer parts
+words anyway (`locant.text.tokenizer.cuts`). Where no such place is known, it is encoded as a whole, up to `WHOLE`
+bytes: the engine holds some hundred bytes for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Int32, Int64
+
+from locant.errors import InputError
+from locant.text.tokenizer.cuts import LONGEST_LETTER, last_cut, why_not_cut
+from locant.text.tokenizer.fast import Fast, why_not_fast
+from locant.text.tokenizer.nasty import NASTY
+from locant.text.tokenizer.tokenizer import Tokenizer
+
+__all__ = ["PART", "WHOLE", "Encoded", "Engine", "EngineName", "choose_engine"]
+
+EngineName = Literal["tokenizers", "gigatoken"]
+
+PART = 2**20
+"""Longer texts are cut into parts of about so many bytes, where they may be."""
+
+WHOLE = 16 * 2**20
+"""The most bytes that are encoded without a cut."""
+
+
+class Encoded(NamedTuple):
+    """The ids of documents, one after the other, and how many each has.
+
+    Where `unfinished`, the last document goes on as the first of what follows.
+    """
+
+    ids: Int32[np.ndarray, " tokens"]
+    lengths: Int64[np.ndarray, " documents"]
+    unfinished: bool
+
+
+class Engine:
+    """Encodes documents as `Tokenizer.encode` does, special tokens never among them.
+
+    It can be sent to another process, which makes the engine itself anew, and is for one thread at a time.
+
+    Args:
+        tokenizer: whose ids they are.
+        name: who does the work. `choose_engine` finds out who may.
+        reason: why this one, in words.
+        parallel: on all cores; ``None`` for yes, but not in a worker process.
+
+    >>> ids, lengths = Engine(Tokenizer.bytes()).encode([b"one", b"", "né".encode()])
+    >>> ids.tolist(), lengths.tolist()
+    ([111, 110, 101, 110, 195, 169], [3, 0, 3])
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, name: EngineName = "tokenizers", reason: str = "", parallel: bool | None = None
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.name: EngineName = name
+        self.reason = reason
+        self.parallel = parallel
+        self.why_not_cut = None if tokenizer.only_bytes else why_not_cut(tokenizer.plain_definition())
+        """Why documents are never cut, or ``None`` if they are."""
+        self._fast = Fast(tokenizer, parallel) if name == "gigatoken" else None
+
+    def encode(
+        self, documents: Sequence[bytes]
+    ) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " documents"]]:
+        """The ids of all documents, one after the other, and how many each has.
+
+        Raises:
+            InputError: for a document that cannot be cut and is too long, or that the tokenizer cannot spell.
+        """
+        if all(len(document) <= PART for document in documents):
+            return self._run([*documents])
+        parts = [self._parts(document) for document in documents]
+        ids, lengths = self._run([part for row in parts for part in row])
+        first = np.cumsum([0, *map(len, parts[:-1])])
+        return ids, np.add.reduceat(lengths, first)
+
+    def stream(self, batches: Iterable[tuple[list[bytes], bool]]) -> Iterator[Encoded]:
+        """The ids of documents that come in batches, in which a document can go on from one batch into the next.
+
+        What comes out has the same form: the first of its documents is the rest of the last one, where that was
+        unfinished.
+
+        Args:
+            batches: documents, and whether the last of them goes on as the first of the next batch.
+
+        Raises:
+            InputError: as `encode`.
+        """
+        kept = b""  # of a document that goes on: what comes after the last cut
+        for texts, unfinished in batches:
+            if not texts:
+                continue
+            first, *others = texts
+            joined = [kept + first, *others]
+            known = len(kept) if len(joined) == 1 else 0
+            kept = b""
+            if unfinished:
+                size = self._last_cut(joined[-1], max(known - LONGEST_LETTER, 0))
+                joined[-1], kept = joined[-1][:size], joined[-1][size:]
+                self._require_short(len(kept))
+            yield Encoded(*self.encode(joined), unfinished)
+
+    def __reduce__(self) -> tuple[type[Engine], tuple[Tokenizer, EngineName, str, bool | None]]:
+        return type(self), (self.tokenizer, self.name, self.reason, self.parallel)
+
+    def __repr__(self) -> str:
+        return f"Engine({self.tokenizer!r}, {self.name!r})"
+
+    def _run(self, texts: list[bytes]) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " documents"]]:
+        if self.tokenizer.only_bytes:
+            ids = np.frombuffer(b"".join(texts), dtype=np.uint8).astype(np.int32)
+            return ids, np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
+        if self._fast is not None:
+            return self._fast.encode(texts)
+        rows = self.tokenizer.encode_batch(texts)
+        lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+        return np.concatenate([np.empty(0, dtype=np.int32), *rows]), lengths
+
+    def _parts(self, document: bytes) -> list[bytes]:
+        """The document in parts that have its ids; one part if it is short or cannot be cut."""
+        parts: list[bytes] = []
+        begin = known = 0  # no place to cut is there between `begin` and `known`
+        while len(document) > (end := known + PART):
+            place = self._last_cut(document, max(known - LONGEST_LETTER, begin), end)
+            if place > begin:
+                parts.append(document[begin:place])
+                begin = known = place
+            else:
+                known = end
+                self._require_short(known - begin)
+        self._require_short(len(document) - begin)
+        return [*parts, document[begin:]]
+
+    def _last_cut(self, text: bytes, begin: int, end: int | None = None) -> int:
+        if self.tokenizer.only_bytes:
+            return len(text) if end is None else end
+        return 0 if self.why_not_cut else last_cut(text, begin, end)
+
+    def _require_short(self, size: int) -> None:
+        if size > WHOLE:
+            why = self.why_not_cut or "there is no letter before white space in it"
+            raise InputError(
+                f"a document has {size} bytes or more that can only be encoded as a whole, because {why}; "
+                f"at most {WHOLE} are",
+                "a separator, which makes several documents of it",
+            )
+
+
+def choose_engine(
+    name: Literal["auto"] | EngineName, tokenizer: Tokenizer, sample: Sequence[bytes], parallel: bool | None = None
+) -> Engine:
+    """The engine to use; `Engine.reason` says why.
+
+    Args:
+        name: ``"auto"`` takes gigatoken if it is installed and gives the ids of the trusted engine.
+        tokenizer: whose ids they are.
+        sample: documents from the texts to encode, a few megabytes: the trusted engine reads them all.
+        parallel: as for `Engine`.
+
+    Raises:
+        InputError: for another name, or for gigatoken where it cannot run or has other ids.
+    """
+    if name not in ("auto", "tokenizers", "gigatoken"):
+        raise InputError(f"got engine={name!r}, expected auto, tokenizers or gigatoken", "engine='auto'")
+    if name == "tokenizers":
+        return Engine(tokenizer, "tokenizers", "asked for", parallel)
+    fault = why_not_fast(tokenizer) or _disagreement(tokenizer, sample, parallel)
+    if fault is None:
+        return Engine(tokenizer, "gigatoken", "its ids are those of tokenizers on a sample of the texts", parallel)
+    if name == "gigatoken":
+        raise InputError(f"gigatoken cannot be used here: {fault}", "engine='auto', which uses tokenizers then")
+    return Engine(tokenizer, "tokenizers", fault, parallel)
+
+
+def _disagreement(tokenizer: Tokenizer, sample: Sequence[bytes], parallel: bool | None) -> str | None:
+    """Why gigatoken is not trusted with these texts, or ``None`` if it is."""
+    texts = [*sample, *NASTY, *_spellings(tokenizer)]
+    ids, lengths = Engine(tokenizer).encode(texts)
+    try:
+        fast_ids, fast_lengths = Engine(tokenizer, "gigatoken", parallel=parallel).encode(texts)
+    except InputError as error:
+        return error.cause
+    if np.array_equal(ids, fast_ids) and np.array_equal(lengths, fast_lengths):
+        return None
+    rows, fast_rows = (np.split(a, np.cumsum(b)[:-1]) for a, b in ((ids, lengths), (fast_ids, fast_lengths)))
+    place = next(i for i, pair in enumerate(zip(rows, fast_rows, strict=True)) if not np.array_equal(*pair))
+    return f"gigatoken gives other ids for {texts[place][:60]!r}"
+
+
+def _spellings(tokenizer: Tokenizer) -> list[bytes]:
+    """Every special token's name, as a text and within one."""
+    return [text.encode() for name in tokenizer.special_tokens for text in (name, f"a {name}b\n{name}{name}")]

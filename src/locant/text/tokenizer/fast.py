@@ -1,0 +1,197 @@
+"""`gigatoken`, made safe: text is only text to it, it is given nothing but UTF-8, and its memory is bounded.
+
+Four things about it (version 0.10) decide how it is used here:
+
+* It recognises special tokens in the text, always. So it is built from a definition that has none.
+* It takes the bytes it is given for UTF-8. Its engine for byte fallback ends the whole process at a byte that is not,
+  so such a tokenizer is not given to it, and bytes that are not UTF-8 are spelled by us.
+* It composes letters and accents (NFC) by a newer version of Unicode than the trusted engine does. So it is given
+  such texts only where every version leaves them as they are, and never to normalize.
+* It remembers every word it has met. Invented words, none of them twice, make its memory grow by twelve times the
+  text; usual text, by its size at first and then ever less. So it is thrown away and built anew (a twentieth of a
+  second) when it has grown by `GROWTH`. That is measured where the system tells (Linux), and elsewhere bounded by
+  the text that it has seen.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int, Int32
+
+from locant.errors import InputError
+from locant.text.tokenizer.definition import Definition
+from locant.text.tokenizer.ranks import ENCODINGS
+from locant.text.tokenizer.tokenizer import Tokenizer
+
+__all__ = ["GROWTH", "UNSEEN", "Fast", "why_not_fast"]
+
+GROWTH = 192 * 2**20
+"""Bytes that its memory may grow by before it is built anew."""
+
+UNSEEN = 16 * 2**20
+"""Bytes of text after which it is built anew where nobody can tell how it has grown: twelve times that at most."""
+
+LEAST = 4 * 2**20
+"""Bytes of text before it is built anew, whatever else grows meanwhile in the same process."""
+
+# Between these characters nothing is composed, decomposed or put in another order, in any version of Unicode: ASCII and
+# Latin, Greek, Cyrillic, Hebrew and Arabic letters, punctuation, currencies, arrows to dingbats but for one, kana,
+# Chinese, Korean syllables, full width, emoji. What could compose with them, accents, is not among them.
+_CHANGED_BY_NFC = re.compile(
+    "[^\u0000-\u02ff\u0391-\u03a1\u03a3-\u03ce\u0400-\u0482\u048a-\u052f\u05d0-\u05ea\u0621-\u063a\u0641-\u064a"
+    "\u2010-\u2027\u2030-\u205e\u20a0-\u20bf\u2190-\u22ff\u2500-\u27bf\u3001-\u3029\u3030-\u303f\u3041-\u3096"
+    "\u30a1-\u30fe\u4e00-\u9fa5\uac00-\ud7a3\uff01-\uff5e\U0001f300-\U0001f6ff\U0001f900-\U0001f9ff]"
+)
+
+# The words of cl100k_base, as the library needs them spelled and as gigatoken knows them.
+_SPELLED = {
+    ENCODINGS["cl100k_base"].pattern: (
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
+        r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s+"
+    )
+}
+
+_NFC = {"type": "NFC"}
+
+_STATM = Path("/proc/self/statm")
+
+
+class _Panics:
+    """Turns what a panic in Rust becomes in Python, which is no `Exception`, and what it raises itself, into ours."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and (kind in (RuntimeError, ValueError) or kind.__name__ == "PanicException"):
+            said = str(error).strip().splitlines()[:1]
+            raise InputError(f"gigatoken refuses: {''.join(said) or kind.__name__}", "engine='tokenizers'") from None
+
+
+def why_not_fast(tokenizer: Tokenizer) -> str | None:
+    """Why `gigatoken` cannot be used, before anything is tried; ``None`` if it can be tried."""
+    if tokenizer.only_bytes:
+        return "every byte is an id, so there is nothing to look up"
+    if not tokenizer.byte_level:
+        return "the tokenizer is no byte-level BPE"
+    if (normalizer := tokenizer.plain_definition()["normalizer"]) not in (None, _NFC):
+        return f"the tokenizer changes texts first ({normalizer['type']})"
+    if importlib.util.find_spec("gigatoken") is None:
+        return "gigatoken is not installed: pip install 'locant[fast]'"
+    return None
+
+
+class Fast:
+    """Ids by `gigatoken`.
+
+    Args:
+        parallel: on all cores; ``None`` for its own choice, which is yes but in a worker process.
+        resident: tells the bytes of memory of this process, or ``None`` where nobody knows.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, parallel: bool | None, resident: Callable[[], int | None] | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        definition = tokenizer.plain_definition()
+        self._changes = definition["normalizer"] is not None
+        self._definition = json.dumps(_for_gigatoken(definition), ensure_ascii=False)
+        self._parallel = parallel
+        self._resident = resident or resident_bytes
+        self._library: Any = None
+        self._grown = self._seen = 0
+        self.builds = 0
+
+    def encode(self, texts: list[bytes]) -> tuple[Int32[np.ndarray, " tokens"], Int[np.ndarray, " documents"]]:
+        """The ids of all texts, one after the other, and how many each has."""
+        if self._may_have(texts):
+            return self._run(texts)
+        rows = self._tokenizer.assemble(texts, self._rows)
+        return np.concatenate(rows), np.array([len(row) for row in rows], dtype=np.int64)
+
+    def _may_have(self, texts: list[bytes]) -> bool:
+        """Whether all of this can be given to it as it is."""
+        try:
+            together = b"\n".join(texts).decode()
+        except UnicodeDecodeError:
+            return False
+        return not (self._changes and _CHANGED_BY_NFC.search(together))
+
+    def _rows(self, texts: list[str]) -> list[Int32[np.ndarray, " _"]]:
+        trusted = [self._changes and _CHANGED_BY_NFC.search(text) is not None for text in texts]
+        ids, lengths = self._run([text.encode() for text, other in zip(texts, trusted, strict=True) if not other])
+        rows = iter(np.split(ids, np.cumsum(lengths)[:-1]))
+        others = iter(self._tokenizer.encode_batch([text for text, other in zip(texts, trusted, strict=True) if other]))
+        return [next(others) if other else next(rows) for other in trusted]
+
+    def _run(self, texts: list[bytes]) -> tuple[Int32[np.ndarray, " tokens"], Int[np.ndarray, " documents"]]:
+        library = self._library or self._build()
+        before = self._resident()
+        with _Panics():
+            layout = library.encode_batch(texts, parallel=self._parallel).layout
+        offsets, ids = np.asarray(layout.offsets.data), np.asarray(layout.content.data)
+        self._account(before, ids.nbytes, sum(map(len, texts)))
+        return ids[offsets[0] : offsets[-1]].view(np.int32), np.diff(offsets)
+
+    def _build(self) -> Any:  # an untyped package
+        import gigatoken
+
+        with _Panics():
+            self._library = gigatoken.Tokenizer.from_json(self._definition)
+        self._grown = self._seen = 0
+        self.builds += 1
+        return self._library
+
+    def _account(self, before: int | None, result: int, seen: int) -> None:
+        """Count what this call added, the result aside; forget it all where that is too much."""
+        after = self._resident()
+        self._seen += seen
+        if before is None or after is None:
+            full = self._seen >= UNSEEN
+        else:
+            self._grown += max(after - before - result, 0)
+            full = self._grown >= GROWTH and self._seen >= LEAST
+        if full:
+            self._library = None
+            _give_back()
+
+
+def _for_gigatoken(definition: Definition) -> Definition:
+    """Without a normalizer, and with patterns as it spells them."""
+    step = definition["pre_tokenizer"]
+    if step["type"] == "Sequence":
+        step = {**step, "pretokenizers": [_respelled(one) for one in step["pretokenizers"]]}
+    return {**definition, "normalizer": None, "pre_tokenizer": step}
+
+
+def _respelled(step: Definition) -> Definition:
+    pattern = step["pattern"].get("Regex") if step["type"] == "Split" else None
+    return {**step, "pattern": {"Regex": _SPELLED[pattern]}} if pattern in _SPELLED else step
+
+
+def _give_back() -> None:
+    """Return to the system what was freed: its allocator (glibc's) would keep half of it, build after build."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
+    if trim is not None:
+        trim(0)
+
+
+def resident_bytes() -> int | None:
+    """How much memory this process holds, or ``None`` where the system does not tell cheaply."""
+    if not sys.platform.startswith("linux"):
+        return None
+    import resource
+
+    return int(_STATM.read_bytes().split()[1]) * resource.getpagesize()

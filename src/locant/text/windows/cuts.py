@@ -1,0 +1,142 @@
+"""`Cuts`: where the windows of a text, or of each of its documents, begin and how many targets they hold.
+
+In a document of n tokens there are n - 1 targets. Windows stand a stride apart until none of its targets is left; the
+last one may hold fewer than `length`. Nothing is kept per window: for many documents, one integer per document.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int, Integer
+
+from locant.errors import InputError
+from locant.positions import Positions
+from locant.text.windows.arrays import one_axis
+from locant.text.windows.collation import IGNORED_TARGET, Batch, whole
+from locant.text.windows.tokens import Tokens
+
+__all__ = ["Cuts", "document_offsets"]
+
+
+class Cuts:
+    """Windows of one length, a stride apart, within each stretch between two offsets."""
+
+    def __init__(
+        self, offsets: Integer[np.ndarray, " offsets"], length: int, stride: int, *, drop_last: bool, pad_id: int
+    ) -> None:
+        self.length, self.stride, self.pad_id = length, stride, pad_id
+        self.offsets = offsets
+        targets = np.diff(offsets) - 1
+        counts = _counts(targets, length, stride, drop_last)
+        self._ends = np.cumsum(counts)
+        self.slots_used = _slots_used(targets, counts, length, stride)
+        self.full = max(int((targets[0] - length) // stride) + 1, 0) if len(offsets) == 2 else 0
+        """The first so many windows are known to be full, without a look at where they are."""
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @cached_property
+    def _full_positions(self) -> Positions:
+        return Positions.arange(self.length)
+
+    @cached_property
+    def _slots(self) -> Int[np.ndarray, " length"]:
+        return np.arange(self.length)
+
+    @cached_property
+    def digest(self) -> str:
+        """Tells these documents from others."""
+        return hashlib.blake2b(self.offsets.astype("<i8").tobytes(), digest_size=16).hexdigest()
+
+    def full_batch(self, tokens: Tokens, windows: Int[np.ndarray, " batch"]) -> Batch:
+        """Windows of which each is among the first `full` ones."""
+        return self._full_rows(tokens.rows(windows * self.stride, self.length + 1))
+
+    def batch(self, tokens: Tokens, windows: Int[np.ndarray, " batch"]) -> Batch:
+        """The windows of these numbers, which have to exist."""
+        starts, sizes = self._locate(windows)
+        rows = _rows(tokens, starts, self.length + 1)
+        batch = self._full_rows(rows)
+        if sizes.min(initial=self.length) == self.length:
+            return batch
+        beyond = self._slots >= sizes[:, None]
+        np.putmask(batch["ids"].numpy(), beyond, self.pad_id)
+        np.putmask(batch["targets"].numpy(), beyond, IGNORED_TARGET)
+        return whole(batch["ids"], batch["targets"], self._positions(sizes, beyond))
+
+    def _full_rows(self, rows: Integer[np.ndarray, "batch length_plus_1"]) -> Batch:
+        # Two arrays of their own: as two views of one, writing to the inputs would change the targets.
+        ids, targets = rows[:, :-1].astype(np.int64, order="C"), rows[:, 1:].astype(np.int64, order="C")
+        return whole(torch.from_numpy(ids), torch.from_numpy(targets), self._full_positions)
+
+    def _locate(
+        self, windows: Int[np.ndarray, " batch"]
+    ) -> tuple[Int[np.ndarray, " batch"], Int[np.ndarray, " batch"]]:
+        """Where each window begins, and how many targets it holds."""
+        if len(self.offsets) == 2:  # one document: no search
+            starts = windows * self.stride
+            return starts, np.minimum(self.length, self.offsets[1] - 1 - starts)
+        document = np.searchsorted(self._ends, windows, side="right")
+        within = windows - np.where(document > 0, self._ends[document - 1], 0)
+        starts = self.offsets[document] + within * self.stride
+        return starts, np.minimum(self.length, self.offsets[document + 1] - 1 - starts)
+
+    def _positions(self, sizes: Int[np.ndarray, " batch"], beyond: np.ndarray) -> Positions:
+        """What `Positions.from_mask` makes of these rows, without counting up what is known."""
+        index = np.minimum(self._slots, sizes[:, None] - 1)
+        document = -beyond.astype(np.int64)
+        return Positions(torch.from_numpy(index), torch.from_numpy(document), None, 0, int(sizes.max()) - 1)
+
+
+def document_offsets(documents: Any, size: int) -> Int[np.ndarray, " offsets"]:
+    """Where the documents begin, and the end, checked."""
+    offsets = one_axis("documents", documents)
+    # Before anything is subtracted or narrowed: differences of unsigned integers wrap around.
+    if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != size or (offsets[1:] < offsets[:-1]).any():
+        ends = f"{len(offsets)} offsets" + (f" from {offsets[0]} to {offsets[-1]}" if len(offsets) else "")
+        raise InputError(
+            f"got {ends}, expected them to rise from 0 to {size}", "where each document begins, and the end"
+        )
+    return offsets.astype(np.int64, copy=False)
+
+
+def _counts(
+    targets: Int[np.ndarray, " documents"], length: int, stride: int, drop_last: bool
+) -> Int[np.ndarray, " documents"]:
+    """How many windows each document has, given how many targets."""
+    if drop_last:
+        return np.where(targets >= length, 1 + (targets - length) // stride, 0)
+    until_covered = 1 - np.minimum(length - targets, 0) // stride  # rounds up: the last may be filled up
+    while_any_left = -(-targets // stride)  # binds where the stride is longer than the window
+    return np.where(targets > 0, np.minimum(until_covered, while_any_left), 0)
+
+
+def _slots_used(
+    targets: Int[np.ndarray, " documents"], counts: Int[np.ndarray, " documents"], length: int, stride: int
+) -> int:
+    """How many targets all windows hold together; only the last of a document may hold fewer than `length`."""
+    last = np.minimum(length, targets - (counts - 1) * stride)
+    return int(np.where(counts > 0, (counts - 1) * length + last, 0).sum())
+
+
+def _rows(tokens: Tokens, starts: Int[np.ndarray, " rows"], width: int) -> Integer[np.ndarray, "rows width"]:
+    """The ids from each start on; beyond the end of the text there are zeros."""
+    last = len(tokens) - width
+    if starts.max(initial=0) <= last:
+        return tokens.rows(starts, width)
+    inside = starts <= last
+    sizes = len(tokens) - starts[~inside]  # which is less than the width
+    pieces = tokens.pieces(starts[~inside], sizes)
+    short = np.zeros((len(sizes), width), dtype=pieces.dtype)
+    short[np.arange(width) < sizes[:, None]] = pieces
+    rows = np.empty((len(starts), width), dtype=pieces.dtype)
+    rows[~inside] = short
+    if inside.any():
+        rows[inside] = tokens.rows(starts[inside], width)
+    return rows

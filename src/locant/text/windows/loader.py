@@ -1,0 +1,154 @@
+"""`Loader`: batches of windows through a `DataLoader`, counted as they are handed out.
+
+The state of a `Loader` says which epoch it is in, and how many windows of it all ranks together were handed. It counts
+batches that the caller got, not those that workers have fetched ahead, so it is exact with any number of workers. After
+`load_state_dict` the next iteration goes on there, and an interrupted epoch shows every window exactly once however
+often it is interrupted. Since the state is that of all ranks together (they have to have made the same number of steps,
+as they have in data-parallel training), it may be continued with another number of ranks and workers, and with another
+batch size; what may not change is what the windows are, and their order.
+
+Epochs. Every iteration is an epoch: the first one epoch 0, the next one epoch 1, each with an order of its own.
+Breaking out of one leaves its rest, as with every data loader; only `load_state_dict` makes the next iteration begin in
+the middle of an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from locant.errors import InputError
+from locant.text.windows.collation import Batch, collate
+from locant.text.windows.sampler import BatchSampler
+
+if TYPE_CHECKING:  # windows are what makes loaders
+    from locant.text.windows.windows import Windows
+
+__all__ = ["Loader"]
+
+VERSION = 1
+"""Of the state: a later one may be read by later versions only."""
+
+OURS = ("dataset", "batch_sampler", "sampler", "collate_fn", "generator")
+
+
+class Loader:
+    """Iterates over batches of windows, epoch by epoch; made by `Windows.loader`, which tells its arguments.
+
+    >>> from locant.text import Windows
+    >>> loader = Windows(range(100), length=4).loader(batch_size=8)
+    >>> [len(batch["ids"]) for batch in loader], loader.epoch
+    ([8, 8, 8, 1], 0)
+    >>> state = loader.state_dict()
+    >>> state["epoch"], state["windows_seen"]
+    (0, 25)
+    """
+
+    def __init__(
+        self,
+        windows: Windows,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        seed: int,
+        rank: int | None,
+        world_size: int | None,
+        drop_last: bool,
+        **options: Any,
+    ) -> None:
+        taken = [name for name in OURS if name in options]
+        if taken:
+            raise InputError(
+                f"got {', '.join(taken)}, which the loader makes itself", "DataLoader(windows, ...) with BatchSampler"
+            )
+        self._windows = windows
+        self._sampler = BatchSampler(
+            windows,
+            batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            drop_last=drop_last,
+        )
+        # A generator of its own: a data loader draws a number for its workers, and would draw it from the one that
+        # dropout uses, so that a run that was resumed could not be the same as one that was not.
+        self._data_loader = DataLoader(
+            windows,
+            batch_sampler=self._sampler,  # type: ignore[arg-type]  # typed as lists; arrays of numbers are fetched alike
+            collate_fn=collate,
+            generator=torch.Generator().manual_seed(self._sampler.seed % 2**63),
+            **options,
+        )
+        self._seen = 0
+        self._begun = False
+        self._current: object = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being iterated, or the one that will be if none has been yet."""
+        return self._sampler.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration; the one that a state has just been loaded for keeps its place."""
+        if self._begun or epoch != self.epoch:
+            self._go_to(epoch, 0)
+
+    def __len__(self) -> int:
+        """The batches of a whole epoch on this rank; after a resume, the first iteration has fewer."""
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._begun:
+            self._go_to(self.epoch + 1, 0)
+        self._begun = True
+        self._current = run = object()
+        return self._handed_out(run, iter(self._data_loader))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where we are, in plain numbers and strings, for JSON or a checkpoint; the same on every rank."""
+        return {**self._identity(), "epoch": self.epoch, "windows_seen": self._seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was asked, with any number of workers and ranks and any batch size.
+
+        Raises:
+            InputError: the state is not one, or is that of other windows or of another order.
+        """
+        identity = self._identity()
+        missing = [name for name in (*identity, "epoch", "windows_seen") if name not in state]
+        if missing:
+            raise InputError(f"got a state without {', '.join(missing)}", "what Loader.state_dict returned")
+        other = [f"{name} {state[name]!r}" for name in identity if state[name] != identity[name]]
+        if other:
+            mine = ", ".join(f"{name} {identity[name]!r}" for name in identity if state[name] != identity[name])
+            remedy = "the text, options and seed of the run that is resumed, or set_epoch to begin an epoch anew"
+            raise InputError(f"got a state of {', '.join(other)} for a loader of {mine}", remedy)
+        self._go_to(state["epoch"], state["windows_seen"])
+
+    def _identity(self) -> dict[str, Any]:
+        """What has to be the same for a place in the order to mean the same."""
+        sampler = self._sampler
+        return {
+            "version": VERSION,
+            "windows": self._windows.fingerprint,
+            "num_windows": sampler.num_windows,
+            "shuffle": sampler.shuffle,
+            "seed": sampler.seed,
+        }
+
+    def _go_to(self, epoch: int, start: int) -> None:
+        self._sampler.set_epoch(epoch, start)
+        self._seen, self._begun, self._current = self._sampler.start, False, None
+
+    def _handed_out(self, run: object, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches, counted before the caller gets them: a state taken while one is being used includes it."""
+        for number, batch in enumerate(batches, start=1):
+            if self._current is run:  # an iteration that another has replaced counts no more
+                self._seen = self._sampler.reached(number)
+            yield batch
+        if self._current is run and not self._sampler.drop_last:
+            self._seen = self._sampler.num_windows  # on a rank that had no part of the last step, too

@@ -1,0 +1,247 @@
+"""Reading token ids: one array and many shards answer the same two questions, with no loop over tokens.
+
+`Tokens.rows` reads stretches of one width, `Tokens.pieces` stretches of any size, one after the other. Within one
+array that is one fancy index; the shards of a store are mapped side by side, so that they are one array too, with gaps.
+Nothing is read or copied but what is asked for, and ids keep the dtype that they are stored in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int, Integer
+
+from locant.errors import InputError, RangeError
+from locant.text.store import TokenStore
+from locant.text.windows.arrays import one_axis
+
+__all__ = ["ArrayTokens", "ShardedTokens", "SlicedTokens", "Tokens", "places", "tokens_of"]
+
+SAMPLED = 1024  # ids that stand for all of an array in its fingerprint
+
+
+class Tokens(ABC):
+    """Token ids of any origin, on one axis."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Tells one text from another, as far as that costs nothing."""
+
+    @abstractmethod
+    def read_rows(self, starts: Int[np.ndarray, " rows"], width: int) -> Integer[np.ndarray, "rows width"]: ...
+
+    @abstractmethod
+    def read_pieces(
+        self, starts: Int[np.ndarray, " pieces"], sizes: Int[np.ndarray, " pieces"]
+    ) -> Integer[np.ndarray, " total"]: ...
+
+    def rows(self, starts: Int[np.ndarray, " rows"], width: int) -> Integer[np.ndarray, "rows width"]:
+        """The `width` ids from each start on, all of which have to exist."""
+        return _checked(self.read_rows(starts, width))
+
+    def pieces(
+        self, starts: Int[np.ndarray, " pieces"], sizes: Int[np.ndarray, " pieces"]
+    ) -> Integer[np.ndarray, " total"]:
+        """The ids of all pieces, one piece after the other."""
+        return _checked(self.read_pieces(starts, sizes))
+
+
+class ArrayTokens(Tokens):
+    """The ids of one array, which may be memory-mapped."""
+
+    def __init__(self, ids: Integer[np.ndarray, " n"]) -> None:
+        self.ids = ids
+        self._stretches: _Stretches | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def fingerprint(self) -> str:
+        places = np.linspace(0, len(self.ids) - 1, min(SAMPLED, len(self.ids))).astype(np.int64)
+        return hashlib.blake2b(self.ids[places].astype("<i8").tobytes(), digest_size=16).hexdigest()
+
+    def read_rows(self, starts: Int[np.ndarray, " rows"], width: int) -> Integer[np.ndarray, "rows width"]:
+        if self._stretches is None or self._stretches.width != width:
+            self._stretches = _Stretches(self.ids, width)
+        return self._stretches[starts]
+
+    def read_pieces(
+        self, starts: Int[np.ndarray, " pieces"], sizes: Int[np.ndarray, " pieces"]
+    ) -> Integer[np.ndarray, " total"]:
+        return self.ids[places(starts, sizes)]
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"ids": _MappedFile.behind(self.ids) or self.ids}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        ids = state["ids"]
+        self.__init__(ids.open() if isinstance(ids, _MappedFile) else ids)
+
+
+class ShardedTokens(Tokens):
+    """The ids of a store's shards, one after the other."""
+
+    def __init__(self, store: TokenStore) -> None:
+        self._store = store
+        self._starts = np.asarray(store.shard_starts, dtype=np.int64)
+
+    @cached_property
+    def _mapped(self) -> tuple[ArrayTokens, Int[np.ndarray, " shards_plus_1"]]:
+        """All shards in one array, and how much later tokens stand there than in the store, for each `_after`."""
+        ids, begins = self._store.side_by_side()
+        shift = (begins - self._starts)[:-1]
+        return ArrayTokens(ids), np.concatenate([shift[:1], shift])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @property
+    def fingerprint(self) -> str:
+        return self._store.fingerprint
+
+    def read_rows(self, starts: Int[np.ndarray, " rows"], width: int) -> Integer[np.ndarray, "rows width"]:
+        array, shift = self._mapped
+        if len(self._starts) == 2:
+            return array.read_rows(starts, width)
+        after = self._after(starts)
+        across = starts > (self._starts - width)[after]
+        if not np.logical_or.reduce(across):
+            return array.read_rows(starts + shift[after], width)
+        rows = np.empty((len(starts), width), dtype=self._store.dtype)
+        rows[across] = self.read_pieces(starts[across], np.full(int(across.sum()), width)).reshape(-1, width)
+        rows[~across] = array.read_rows((starts + shift[after])[~across], width)
+        return rows
+
+    def read_pieces(
+        self, starts: Int[np.ndarray, " pieces"], sizes: Int[np.ndarray, " pieces"]
+    ) -> Integer[np.ndarray, " total"]:
+        array, shift = self._mapped
+        shard, starts, sizes = self._cut(starts, sizes)
+        return array.read_pieces(starts + shift[shard + 1], sizes)
+
+    def _cut(
+        self, starts: Int[np.ndarray, " pieces"], sizes: Int[np.ndarray, " pieces"]
+    ) -> tuple[Int[np.ndarray, " parts"], Int[np.ndarray, " parts"], Int[np.ndarray, " parts"]]:
+        """The pieces, cut where a shard ends: the shard, start and size of each part."""
+        first, last = self._after(starts) - 1, self._after(starts + np.maximum(sizes - 1, 0)) - 1
+        parts = last - first + 1
+        shard = np.repeat(first, parts) + np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)
+        begins = np.maximum(np.repeat(starts, parts), self._starts[shard])
+        ends = np.minimum(np.repeat(starts + sizes, parts), self._starts[shard + 1])
+        return shard, begins, ends - begins
+
+    def _after(self, tokens: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+        """The shard after the one that each token is in."""
+        return self._starts.searchsorted(tokens, "right")
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"store": self._store}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["store"])
+
+
+class SlicedTokens(Tokens):
+    """The ids of a store that maps nothing: each stretch is read by a call of its own."""
+
+    def __init__(self, store: TokenStore) -> None:
+        self._store = store
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    @property
+    def fingerprint(self) -> str:
+        return self._store.fingerprint
+
+    def read_rows(self, starts: Int[np.ndarray, " rows"], width: int) -> Integer[np.ndarray, "rows width"]:
+        return self.read_pieces(starts, np.full(len(starts), width)).reshape(len(starts), width)
+
+    def read_pieces(
+        self, starts: Int[np.ndarray, " pieces"], sizes: Int[np.ndarray, " pieces"]
+    ) -> Integer[np.ndarray, " total"]:
+        stretches = zip(starts.tolist(), sizes.tolist(), strict=True)
+        read = [self._store[start : start + size] for start, size in stretches]
+        return np.concatenate(read) if read else np.zeros(0, dtype=self._store.dtype)
+
+
+def tokens_of(source: Any) -> Tokens:
+    """A store, an array, a tensor or a list, to be read in one way; there have to be two tokens."""
+    if isinstance(source, TokenStore):
+        tokens: Tokens = ShardedTokens(source) if source.can_lie_side_by_side else SlicedTokens(source)
+    else:
+        tokens = ArrayTokens(one_axis("ids", source))
+        if isinstance(source, (list, tuple)):
+            _checked(tokens.ids)  # it was copied anyway; what may be on a disk is checked as it is read
+    if len(tokens) < 2:
+        raise InputError(f"got {len(tokens)} tokens, expected 2 or more: an input and its target", "a longer text")
+    return tokens
+
+
+class _Stretches:
+    """Every stretch of `width` ids of an array, to be picked by where they begin."""
+
+    def __init__(self, ids: Integer[np.ndarray, " n"], width: int) -> None:
+        self.width, self._dtype = width, ids.dtype
+        self._items, (step,) = None, ids.strides
+        count = max(len(ids) - width + 1, 0)
+        if ids.flags.c_contiguous:
+            # A stretch as one item of many bytes, which NumPy copies faster than a row of numbers.
+            self._items = np.ndarray((count,), f"V{width * step}", ids, strides=(step,))
+        else:
+            self._rows = np.lib.stride_tricks.as_strided(ids, (count, width), (step, step), writeable=False)
+
+    def __getitem__(self, starts: Int[np.ndarray, " rows"]) -> Integer[np.ndarray, "rows width"]:
+        if self._items is None:
+            return self._rows[starts]
+        return self._items[starts].view(self._dtype).reshape(len(starts), self.width)
+
+
+def places(starts: Int[np.ndarray, " pieces"], sizes: Int[np.ndarray, " pieces"]) -> Int[np.ndarray, " total"]:
+    """``start, start + 1, ...`` for each start, as many as its size says, one after the other."""
+    return np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
+
+
+def _checked(ids: Integer[np.ndarray, ...]) -> Integer[np.ndarray, ...]:
+    """Raise if an id is negative, or would be as int64. Ids of a dtype that has none of these cost nothing."""
+    if not ids.size:
+        return ids
+    if ids.dtype.kind == "i" and ids.min() < 0:
+        raise RangeError(f"got token id {ids.min()}, expected 0 or more", "looking where `ids < 0`")
+    if ids.dtype.kind == "u" and ids.dtype.itemsize == 8 and ids.max() >= 2**63:
+        raise RangeError(f"got token id {ids.max()}, expected less than 2**63", "ids as a tokenizer returns them")
+    return ids
+
+
+@dataclass(frozen=True)
+class _MappedFile:
+    """Where a memory-mapped array lies, to be opened by another process instead of being sent to it."""
+
+    path: str
+    dtype: np.dtype
+    offset: int
+    size: int
+
+    @classmethod
+    def behind(cls, array: np.ndarray) -> _MappedFile | None:
+        """The file behind an array, if all of the array is one stretch of it as it is on the disk."""
+        root = array
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        if not isinstance(root, np.memmap) or root.filename is None or root.mode == "c" or not array.flags.c_contiguous:
+            return None
+        offset = root.offset + array.ctypes.data - root.ctypes.data
+        return cls(str(root.filename), array.dtype, offset, array.size)
+
+    def open(self) -> np.ndarray:
+        return np.asarray(np.memmap(self.path, self.dtype, "r", self.offset, (self.size,)))

@@ -1,0 +1,317 @@
+"""Entries about what any GPU kernel can do to memory. Each runs through Triton's interpreter; on a GPU as well, where
+there is one: ``pytest -m gpu tests/known_bugs/test_e_kernels.py``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from locant import InputEmbedding, LocantError, PositionEncoding, Positions, Rotary, TokenEmbedding
+from tests.kernels.interpreted import Access, Place, interpreted, sparse, watched, without_copying_back
+from tests.kernels.rotary.turning import KERNEL, launch, tables
+from tests.known_bugs.exhibit import compiles, exhibit
+
+pytest.importorskip("triton", reason="there is no Triton for this platform")
+
+LAYOUTS = ["half", "interleaved"]
+Turn = Callable[[Tensor], Tensor]
+
+
+def turning(place: Place, layout: str = "half") -> Turn:
+    """Our kernel on queries alone, every token at position 3; what it does not write stays as it was allocated."""
+    module = place.load(KERNEL)
+
+    def turn(x: Tensor) -> Tensor:
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        index = torch.full((1, x.shape[2]), 3, device=x.device)
+        of = tables(x.shape[3] // 4 * 2, place.device)
+        module.rotate_(x, None, index, of, layout, 2 * of.pairs, out, None, False)
+        return out
+
+    return turn
+
+
+# ---------------------------------------------------------------------- 61: addresses of 32 bits
+
+
+def far_heads(buffer: Tensor) -> Tensor:
+    """Three heads of one token, the last one 2^31 elements behind the first, which lies in the middle of `buffer`."""
+    x = buffer.as_strided((1, 3, 1, 8), (8, 2**30, 8, 1), 2**31)
+    return x.copy_(torch.arange(1, 25).view(1, 3, 1, 8))
+
+
+def require_heads_found(x: Tensor) -> Callable[[Turn], None]:
+    def check(turn: Turn) -> None:
+        found, expected = turn(x), turn(x.contiguous())
+        for head in range(3):
+            assert torch.equal(found[0, head], expected[0, head]), f"head {head} was read from somewhere else"
+
+    return check
+
+
+def test_61_elements_past_2_31_are_found() -> None:
+    """fla-org/flash-linear-attention#1080 and #1082, databricks/megablocks#185, sgl-project/sglang#20389 and #35571,
+    state-spaces/mamba#1015, triton-lang/triton#832: silently wrong, or an illegal access, past 2^31 elements.
+
+    An index times a stride, both of 32 bits, is a product of 32 bits. A small tensor with large strides is enough.
+    """
+    check = require_heads_found(far_heads(sparse(2**32 + 64)))
+    ours = [turning(Place("cpu"), layout) for layout in LAYOUTS]
+    twin = interpreted("tests.known_bugs.careless_kernels").copy_heads
+    with without_copying_back():
+        exhibit(check, *ours, twin=twin, because="head 2 was read from somewhere else")
+
+
+@pytest.mark.gpu
+def test_61_elements_past_2_31_are_found_on_a_gpu() -> None:
+    """fla-org/flash-linear-attention#1080: the same in 8 GB of a device's memory."""
+    check = require_heads_found(far_heads(torch.zeros(2**32 + 64, dtype=torch.float16, device="cuda")))
+    for layout in LAYOUTS:
+        check(turning(Place("cuda"), layout))
+
+
+# ---------------------------------------------------------------------- 62: a launch for 2^31 elements
+
+
+def test_62_a_launch_covers_2_31_elements() -> None:
+    """pytorch/pytorch#130806: of an output of exactly 2^31 elements, nothing was written.
+
+    The number of elements was kept in a 32-bit integer on the way to the number of programs. Here the tensors repeat
+    one element, so they take no memory; what is looked at is how much the programs would cover.
+    """
+
+    def covered(elements: int) -> int:
+        x = torch.zeros(1, dtype=torch.bfloat16).expand(1, 4, elements // 512, 128)
+        of = launch(x, x[:, :0])
+        sizes = ("programs", "num_tokens", "seq", "shares", "q_heads", "q_share")
+        assert all(of[name] < 2**31 for name in sizes), "an argument of 32 bits overflows"
+        return of["programs"] // of["shares"] * of["BLOCK_T"] * min(4, of["shares"] * of["q_share"]) * 128
+
+    def check(covers: Callable[[int], int]) -> None:
+        for elements in (2**20, 2**31 - 512, 2**31, 2**31 + 512):
+            assert covers(elements) >= elements, f"the programs cover {covers(elements)} of {elements} elements"
+
+    def in_32_bits(elements: int) -> int:
+        return -(-int(np.array(elements).astype(np.int32)) // 1024) * 1024
+
+    exhibit(check, covered, twin=in_32_bits, because="cover -2147483648 of 2147483648")
+
+
+@pytest.mark.gpu
+def test_62_an_embedding_of_2_31_elements() -> None:
+    """pytorch/pytorch#130806: 131 072 ids of a table of 16 032 x 16 384, whose vectors are 2^31 numbers."""
+    width = 16_384
+    for build in (TokenEmbedding, lambda rows, width: InputEmbedding(rows, width, norm=nn.Identity())):
+        embedding = build(16_032, width).to("cuda", torch.bfloat16)
+        ids = torch.randint(0, 16_032, (1, 131_072), device="cuda")
+        with torch.no_grad():
+            out = embedding(ids)
+            assert out.numel() == 2**31
+            assert torch.equal(out[:, -100:], embedding(ids[:, -100:]))
+            assert torch.equal(out[:, :100], embedding(ids[:, :100]))
+        del out
+
+
+# ---------------------------------------------------------------------- 63: memory that nobody wrote
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Fresh memory is full of NaN: what torch does where results are to be repeatable."""
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(2).isnan().all()
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def require_all_written(device: str) -> Callable[[Turn], None]:
+    def check(turn: Turn) -> None:
+        for dtype in (torch.float32, torch.bfloat16):
+            x = torch.randn(3, 2, 5, 24, device=device).to(dtype)
+            with poisoned():
+                out = turn(x)
+            holes = out.isnan().any(-1).any(1).nonzero().tolist()
+            assert not holes, f"row and token {holes[0]} were never written"
+
+    return check
+
+
+PADDED = Positions.from_mask(torch.tensor([[0, 0, 0, 0, 0], [0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]))
+
+
+def by_encoding(encoding: PositionEncoding, where: Positions) -> Turn:
+    return lambda x: encoding.rotate(x, x, where)[0]
+
+
+OPTIONS = [{}, {"layout": "interleaved"}, {"rotary_dim": 8}, {"rotary_dim": 8, "layout": "interleaved"}]
+
+
+def test_63_padded_rows_are_written_too() -> None:
+    """fla-org/flash-linear-attention#967: NaN in batches with padding on the left.
+
+    The result came from `empty_like`, and the kernel skipped padded tokens. What is skipped is whatever was there.
+    """
+
+    def skips_padding(x: Tensor) -> Tensor:
+        out, real = torch.empty_like(x), PADDED.document >= 0
+        turned = by_encoding(Rotary(24), PADDED)(x)
+        out.transpose(1, 2)[real] = turned.transpose(1, 2)[real]
+        return out
+
+    ours = [by_encoding(Rotary(24, **options), PADDED) for options in OPTIONS]
+    kernels = [turning(Place("cpu"), layout) for layout in LAYOUTS]
+    exhibit(require_all_written("cpu"), *ours, *kernels, twin=skips_padding, because="were never written")
+
+
+@pytest.mark.gpu
+def test_63_padded_rows_are_written_too_on_a_gpu() -> None:
+    """fla-org/flash-linear-attention#967: the same with the memory of a device."""
+    for options in OPTIONS:
+        require_all_written("cuda")(by_encoding(Rotary(24, **options), PADDED.to("cuda")))
+
+
+# ---------------------------------------------------------------------- 69: lanes past the end
+
+
+def extent(x: Tensor) -> tuple[int, int]:
+    return x.data_ptr(), x.data_ptr() + x.untyped_storage().nbytes() - x.storage_offset() * x.element_size()
+
+
+def test_69_lanes_past_the_last_pair_touch_nothing() -> None:
+    """Dao-AILab/flash-attention#1195, ModelTC/LightLLM#1459: an illegal access at 72 dimensions, and reads past the
+    cosines at 96.
+
+    Lanes come in powers of two, pairs do not. What the lanes that are left over read is never used, so no test of the
+    results can see it; here every address is looked at.
+    """
+
+    def kernel(dim: int, layout: str) -> None:
+        x, of = torch.randn(1, 2, 3, dim), tables(dim)
+        index, out = torch.arange(3)[None], torch.empty(1, 2, 3, dim)
+        with watched() as seen:
+            interpreted(KERNEL).rotate_(x, None, index, of, layout, dim, out, None, False)
+        require_inside([x, of.table, index, out])(seen)
+
+    def careless(dim: int, layout: str) -> None:
+        x, cos, sin = torch.randn(6, dim), torch.ones(dim // 2), torch.zeros(dim // 2)
+        with watched() as seen:
+            interpreted("tests.known_bugs.careless_kernels").turn_lanes(x, cos, sin)
+        require_inside([x, cos, sin])(seen)
+
+    def require_inside(tensors: list[Tensor]) -> Callable[..., None]:
+        def inside(seen: list[Access]) -> None:
+            for access in seen:
+                allowed = np.zeros(access.addresses.shape, dtype=bool)
+                for first, end in map(extent, tensors):
+                    allowed |= (access.addresses >= first) & (access.addresses < end)
+                assert allowed.all(), f"{(~allowed).sum()} lanes reach past the end"
+
+        return inside
+
+    def check(turns: Callable[[int, str], None]) -> None:
+        for dim in (72, 80, 96, 2, 6):
+            for layout in LAYOUTS:
+                turns(dim, layout)
+
+    exhibit(check, kernel, twin=careless, because="28 lanes reach past the end")
+
+
+SANITIZED = """
+import torch
+from tests.kernels.interpreted import Place
+from tests.known_bugs.test_e_kernels import turning
+for layout in ("half", "interleaved"):
+    for dim in (2, 40, 72, 80, 96, 128, 192, 256, 512):
+        turning(Place("cuda"), layout)(torch.randn(2, 3, 63, dim, device="cuda"))
+torch.cuda.synchronize()
+"""
+
+
+@pytest.mark.gpu
+def test_69_the_sanitizer_finds_nothing() -> None:
+    """Dao-AILab/flash-attention#1195: every access of every head dimension, watched by NVIDIA's own tool."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        pytest.skip("there is no compute-sanitizer on the path")
+    command = [tool, "--error-exitcode", "3", sys.executable, "-c", SANITIZED]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+# ---------------------------------------------------------------------- 70: ids without a row
+
+BAD_IDS = (-1, 8, 2**31, 2**63 - 1)
+Embed = Callable[[Tensor], Tensor]
+
+
+def complaint_about(embed: Embed, ids: Tensor) -> tuple[str | None, Tensor | None]:
+    try:
+        return None, embed(ids)
+    except (LocantError, IndexError, RuntimeError) as error:
+        return str(error), None
+
+
+def require_complaint(device: str) -> Callable[[Embed], None]:
+    def check(embed: Embed) -> None:
+        for bad in BAD_IDS:
+            ids = torch.tensor([[0, bad, 7]], device=device)
+            complaint, out = complaint_about(embed, ids)
+            assert complaint is not None, f"id {bad} of 8 rows gave {out}"
+            assert "CUDA" not in complaint, f"id {bad} poisoned the device: {complaint}"
+
+    return check
+
+
+def garbage(ids: Tensor) -> Tensor:
+    """A table of 8 rows of 4 in the middle of other memory, and addresses that are never compared with anything."""
+    memory = torch.arange(1024.0)
+    place = (512 + (ids[..., None] * 4 + torch.arange(4))) % 1024
+    return memory[place]
+
+
+EMBEDDINGS: dict[str, Callable[[], nn.Module]] = {
+    "tokens alone": lambda: TokenEmbedding(8, 4),
+    "modules in a row": lambda: InputEmbedding(8, 4, norm=nn.RMSNorm(4)),
+    "in one pass": lambda: InputEmbedding(8, 4, norm="layer_norm"),
+}
+
+
+@pytest.mark.parametrize("embedding", EMBEDDINGS)
+def test_70_an_id_without_a_row_is_refused(embedding: str) -> None:
+    """pytorch/pytorch#93538, pytorch/torchdynamo#1657, flagos-ai/FlagGems#6021: garbage, and not a word of it.
+
+    A compiled look-up had no check; in a kernel the check was an assertion that is compiled only for debugging.
+    """
+    exhibit(require_complaint("cpu"), EMBEDDINGS[embedding](), twin=garbage, because="id -1 of 8 rows gave")
+
+
+@compiles
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's compiler, about itself
+@pytest.mark.parametrize("embedding", EMBEDDINGS)
+def test_70_an_id_without_a_row_is_refused_where_compiled(embedding: str) -> None:
+    """pytorch/pytorch#93538: the generated code compares, or the kernel that it calls does."""
+    require_complaint("cpu")(torch.compile(EMBEDDINGS[embedding](), dynamic=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("embedding", EMBEDDINGS)
+def test_70_the_device_works_after_a_refusal(embedding: str) -> None:
+    """pytorch/pytorch#93538: and it is the embedding that says so, not an assertion of the device."""
+    module = EMBEDDINGS[embedding]().cuda()
+    require_complaint("cuda")(module)
+    torch.cuda.synchronize()
+    assert module(torch.tensor([[0, 7]], device="cuda")).isfinite().all()

@@ -1,0 +1,430 @@
+"""Entries 84a to 84d, 84f, 84k and 84l: files of tokens, and what they are when they are not what they were."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import tracemalloc
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from locant import InputError, LocantError, RangeError
+from locant.files import NewFile, write_whole
+from locant.text.store import ShardWriter, TokenStore, token_dtype
+from locant.text.store.index import IndexWriter, read_index
+from tests.known_bugs.exhibit import exhibit
+from tests.text.store.made import TOKENS, make
+
+# ------------------------------------------------------------------ 84a: ids that wrap
+
+RoundTrip = Callable[[Path, np.ndarray, int], np.ndarray]
+
+
+def written_and_read(folder: Path, ids: np.ndarray, vocab_size: int) -> np.ndarray:
+    with ShardWriter(folder, 0, vocab_size) as writer:
+        writer.append(ids, np.array([len(ids)]))
+        writer.close()
+    return np.fromfile(folder / "shard-00000.bin", token_dtype(vocab_size))
+
+
+def as_uint16(folder: Path, ids: np.ndarray, vocab_size: int) -> np.ndarray:
+    ids.astype(np.uint16).tofile(folder / "a.bin")
+    return np.fromfile(folder / "a.bin", np.uint16)
+
+
+def as_int16(folder: Path, ids: np.ndarray, vocab_size: int) -> np.ndarray:
+    ids.astype(np.int16).tofile(folder / "a.bin")
+    return np.fromfile(folder / "a.bin", np.int16)
+
+
+def by_the_size_of_the_vocabulary(folder: Path, ids: np.ndarray, vocab_size: int) -> np.ndarray:
+    ids.astype(np.uint16 if vocab_size <= 65_536 else np.int32).tofile(folder / "a.bin")
+    return np.fromfile(folder / "a.bin", np.uint16 if vocab_size <= 65_536 else np.int32)
+
+
+def keeps_every_id(write: RoundTrip) -> None:
+    for vocab_size in (65_499, 65_500, 65_535, 65_536, 65_537, 119_547):
+        with tempfile.TemporaryDirectory() as name:
+            ids = np.arange(0, vocab_size, 7)
+            wrong = (write(Path(name), ids, vocab_size) != ids).mean()
+            assert not wrong, f"{100 * wrong:.0f} % of ids wrapped at {vocab_size}"
+
+
+def refuses_every_other(write: RoundTrip) -> None:
+    for vocab_size in (65_499, 65_535, 65_536, 65_537):
+        for id_ in (vocab_size + 2**16, vocab_size, -1):
+            with tempfile.TemporaryDirectory() as name:
+                try:
+                    got = write(Path(name), np.array([1, id_]), vocab_size)
+                except RangeError:
+                    continue
+                raise AssertionError(f"id {id_} became {got[1]}")
+
+
+def test_84a_ids_neither_wrap_nor_turn_negative() -> None:
+    """huggingface/transformers#2825: 45 % of the ids of a vocabulary of 119 547, wrong, because they were uint16.
+
+    huggingface/datatrove#118, princeton-nlp/LLM-Shearing#65, urvashik/knnlm#6 (int16, so they turned negative),
+    NVIDIA-NeMo/Megatron-Bridge#5561. The first twin wraps; the last one chooses well, and believes what it is given.
+    """
+    exhibit(keeps_every_id, written_and_read, twin=as_uint16, because="45 % of ids wrapped at 119547")
+    exhibit(keeps_every_id, written_and_read, twin=as_int16, because="50 % of ids wrapped at 65499")
+    exhibit(refuses_every_other, written_and_read, twin=by_the_size_of_the_vocabulary, because="id 131035 became 65499")
+
+
+# ------------------------------------------------------------------ 84b: offsets of 32 bits
+
+LENGTHS = np.array([2**31 - 1, 2**31 - 1, 3, 2**31 - 1])
+MARKS = {2**31 - 1: 7, 2**32 - 2: 8, 2**32: 9, int(LENGTHS.sum()) - 1: 10}
+
+Read = Callable[[Path, int], int]
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """6 442 450 944 tokens in a sparse file, as Megatron-LM's pair of files."""
+    prefix = tmp_path_factory.mktemp("large") / "a"
+    with prefix.with_suffix(".bin").open("wb") as file:
+        file.truncate(2 * int(LENGTHS.sum()))
+        for place, mark in MARKS.items():
+            file.seek(2 * place)
+            file.write(struct.pack("<H", mark))
+    with NewFile(prefix.with_suffix(".idx")) as file:
+        writer = IndexWriter(file, np.dtype("<u2"))
+        writer.append(LENGTHS, continues=False)
+        writer.finish()
+        file.settle()
+        file.publish()
+    return prefix
+
+
+def by_the_store(prefix: Path, place: int) -> int:
+    return TokenStore(prefix, format="megatron")[place]
+
+
+def by_the_index(prefix: Path, place: int) -> int:
+    """The document first, and then the place in it."""
+    store = TokenStore(prefix, format="megatron", mode="read")
+    document = int(np.searchsorted(store.documents, place, side="right")) - 1
+    start, stop = store.documents[document : document + 2].tolist()
+    return int(store[start:stop][place - start]) if stop - start < 100 else store[start + (place - start)]
+
+
+def with_offsets_of_32_bits(prefix: Path, place: int) -> int:
+    tokens = np.memmap(prefix.with_suffix(".bin"), dtype=np.uint16, mode="r")
+    return int(tokens[int(np.array(place).astype(np.int32))])
+
+
+def test_84b_places_beyond_32_bits_are_the_right_ones(prefix: Path) -> None:
+    """NVIDIA/Megatron-LM#1672, #1056, deepspeedai/Megatron-DeepSpeed#106, vllm-project/vllm#16806: 40 billion tokens.
+
+    An offset of 32 bits wraps, and other tokens are read, without an error where the place exists.
+    """
+
+    def check(read: Read) -> None:
+        for place, mark in MARKS.items():
+            got = read(prefix, place)
+            assert got == mark, f"got {got} at place {place}, which holds {mark}"
+
+    exhibit(check, by_the_store, by_the_index, twin=with_offsets_of_32_bits, because="got 0 at place 4294967294")
+    starts = np.cumsum([0, *LENGTHS[:-1]])
+    assert np.fromfile(prefix.with_suffix(".idx"), "<i8", 4, offset=34 + 16).tolist() == (2 * starts).tolist()
+
+
+# ------------------------------------------------------------------ 84c: reads that come up short
+
+
+def read_again(folder: Path) -> Callable[[], np.ndarray]:
+    store = TokenStore(folder, mode="read")
+    return lambda: store[4:10]
+
+
+def map_again(folder: Path) -> Callable[[], np.ndarray]:
+    store = TokenStore(folder)
+    return lambda: store[4:10]
+
+
+def into_an_empty_array(folder: Path) -> Callable[[], np.ndarray]:
+    size = (folder / "shard-00002.bin").stat().st_size
+
+    def read() -> np.ndarray:
+        ids = np.full(size // 2, 0xDEAD, dtype=np.uint16)  # what memory holds that nobody has written to
+        with (folder / "shard-00002.bin").open("rb", buffering=0) as file:
+            file.readinto(ids)
+        return ids
+
+    return read
+
+
+def test_84c_a_short_read_is_no_result(tmp_path: Path) -> None:
+    """mindspore/hyper-parallel#156: `readinto` says how much it has read, and nobody asked; the rest was never written.
+
+    The file is cut at every byte after it was opened. The same thread has a view that outlived its map: ours keep it.
+    """
+    folder = make(tmp_path / "store").path
+    path = folder / "shard-00002.bin"
+    content = path.read_bytes()
+
+    def check(opened: Callable[[Path], Callable[[], np.ndarray]]) -> None:
+        for size in range(len(content)):
+            path.write_bytes(content)
+            read = opened(folder)
+            path.write_bytes(content[:size])
+            with suppress(InputError):
+                assert 0xDEAD not in read(), f"{size} of {len(content)} bytes were read, the rest was made up"
+        path.write_bytes(content)
+        assert opened(folder)().tolist() == TOKENS[4:10].tolist()
+
+    exhibit(check, read_again, map_again, twin=into_an_empty_array, because="the rest was made up")
+
+
+# ------------------------------------------------------------------ 84d: a mapped file that shrank
+
+SHRINKING = """
+import faulthandler, os, sys
+from locant import InputError
+from locant.text.store import TokenStore
+faulthandler.disable()
+
+def shrink(path, mode):
+    os.truncate(path, 2_000_000)
+    store = TokenStore(path, format="nanogpt", mode=mode)
+    assert store[0] == 0
+    os.truncate(path, 100)
+    try:
+        store[500_000:500_100].sum()
+    except InputError:
+        return 7
+    return 0
+
+for mode in sys.argv[2:]:
+    child = os.fork()
+    if not child:
+        os._exit(shrink(sys.argv[1], mode))
+    print(mode, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def test_84d_there_is_a_way_to_read_that_cannot_crash(tmp_path: Path) -> None:
+    """python/cpython#148650, NVIDIA/TensorRT-LLM#17368 (on Lustre), pie-project/pie#423: SIGBUS.
+
+    What is cut before it is opened is refused by its size. What is cut while it is mapped ends the process: no program
+    can catch that, so ours says so, and has ``mode="read"``. The twin is our own other mode.
+    """
+    (tmp_path / "a.bin").touch()
+    command = [sys.executable, "-c", SHRINKING, str(tmp_path / "a.bin"), "read", "map"]
+    ended = dict(line.split() for line in subprocess.check_output(command, text=True).splitlines())
+
+    def check(mode: str) -> None:
+        assert ended[mode] != str(-signal.SIGBUS), "SIGBUS ended the process"
+        assert ended[mode] == "7"
+
+    exhibit(check, "read", twin="map", because="SIGBUS ended the process")
+    folder = make(tmp_path / "store").path
+    os.truncate(folder / "shard-00002.bin", 11)
+    with pytest.raises(InputError, match="has 11 bytes, expected 12"):
+        TokenStore(folder)
+
+
+# ------------------------------------------------------------------ 84f: a file overwritten in place
+
+Write = Callable[[Path, bytes], None]
+
+
+def with_new_file(path: Path, content: bytes) -> None:
+    with NewFile(path) as file:
+        for first in range(0, len(content), 1000):
+            file.write(content[first : first + 1000])
+        file.settle()
+        file.publish()
+
+
+def in_place(path: Path, content: bytes) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_TRUNC)
+    os.write(handle, content)
+    os.close(handle)
+
+
+def removed_first(path: Path, content: bytes) -> None:
+    path.rename(f"{path}.old")
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT)
+    os.write(handle, content)
+    os.close(handle)
+
+
+def test_84f_a_file_is_the_old_one_or_the_new_one_at_every_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning-AI/pytorch-lightning#688, #19970, #20011, tracel-ai/burn#5479, #5399: neither, if it is killed then.
+
+    A killed process leaves what stands on the disk between two calls to the system, so that is what is looked at.
+    """
+    path, old, new = tmp_path / "a.ckpt", b"old" * 1000, b"new" * 2000
+    seen: list[bytes | None] = []
+
+    def watched(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> Any:
+            returned = call(*args, **options)
+            seen.append(path.read_bytes() if path.exists() else None)
+            return returned
+
+        return run
+
+    for name in ("open", "write", "fsync", "close", "replace", "rename"):
+        monkeypatch.setattr(os, name, watched(getattr(os, name)))
+
+    def check(write: Write) -> None:
+        path.write_bytes(old)
+        seen.clear()
+        write(path, new)
+        assert len(seen) > 2
+        assert set(seen) <= {old, new}, "there was a moment with neither the old file nor the new one"
+        assert seen[0] == old
+        assert seen[-1] == new == path.read_bytes()
+
+    for twin in (in_place, removed_first):
+        exhibit(check, write_whole, with_new_file, twin=twin, because="neither the old file nor the new one")
+
+
+# ------------------------------------------------------------------ 84k: files that run what they hold
+
+
+class Bomb:
+    """Whoever unpickles it makes a folder."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, (str(self.trace),)
+
+
+def test_84k_nothing_that_is_opened_runs(tmp_path: Path) -> None:
+    """CVE-2025-32434, CVE-2026-24747, CVE-2025-24357, Dao-AILab/flash-attention#2585: `torch.load` runs what it reads.
+
+    Every file of a store, and of the other formats, in turn is a pickle. That no module of the package could read one
+    is shown in `tests/house/test_no_pickle.py`.
+    """
+    folder = make(tmp_path / "store").path
+    trace = tmp_path / "it-ran"
+    bombs = [pickle.dumps(Bomb(trace), protocol) for protocol in (0, 2, 4)]
+
+    def check(load: Callable[[Path], object]) -> None:
+        for path in sorted(folder.iterdir()):
+            before = path.read_bytes()
+            for bomb in bombs:
+                path.write_bytes(bomb)
+                with suppress(LocantError, pickle.UnpicklingError):
+                    load(path)
+                assert not trace.exists(), f"{path.name} ran what it held"
+            path.write_bytes(before)
+
+    def as_a_store(_: Path) -> None:
+        TokenStore(folder).verify()
+
+    def as_tokens(path: Path) -> None:
+        TokenStore(path, format="nanogpt", dtype="uint8").verify()
+
+    def as_an_index(path: Path) -> None:
+        read_index(path)
+
+    def as_a_checkpoint(path: Path) -> None:
+        pickle.loads(path.read_bytes())  # noqa: S301  # this is the bug
+
+    exhibit(check, as_a_store, as_tokens, as_an_index, twin=as_a_checkpoint, because="ran what it held")
+
+
+# ------------------------------------------------------------------ 84l: headers
+
+Lengths = Callable[[Path], np.ndarray]
+
+
+def our_index(path: Path) -> np.ndarray:
+    return read_index(path).sequences
+
+
+def believed(path: Path) -> np.ndarray:
+    """The count decides how much is allocated, and then how much is read."""
+    with path.open("rb") as file:
+        _, _, _, count, _ = struct.unpack("<9sQBQQ", file.read(34))
+        lengths = np.zeros(count % 2**63, dtype="<i4")
+        file.readinto(lengths)
+    return lengths
+
+
+def test_84l_a_count_is_held_against_the_file_before_memory_is_taken(tmp_path: Path) -> None:
+    """huggingface/safetensors#668, #669, coreweave/tensorizer#208, ztxz16/fastllm#713: counts that wrap or exhaust."""
+    path = tmp_path / "a.idx"
+    with NewFile(path) as file:
+        writer = IndexWriter(file, np.dtype("<u2"))
+        writer.append(np.array([3, 0, 5]), continues=False)
+        writer.finish()
+        file.settle()
+        file.publish()
+    sound = path.read_bytes()
+
+    def check(read: Lengths) -> None:
+        path.write_bytes(sound)
+        assert read(path).tolist() == [3, 0, 5]
+        for count in (10_000_000, 2**61, 2**62 + 3, 2**63, 2**64 - 1):
+            path.write_bytes(sound[:18] + struct.pack("<Q", count) + sound[26:])
+            tracemalloc.start()
+            try:
+                read(path)
+            except InputError:
+                pass
+            except MemoryError:
+                raise AssertionError("all memory was asked for") from None
+            finally:
+                taken = tracemalloc.get_traced_memory()[1]
+                tracemalloc.stop()
+            assert taken < 100_000, f"{taken} bytes were taken for a file of {len(sound)}"
+
+    exhibit(check, our_index, twin=believed, because="4000.* bytes were taken for a file of")
+
+
+def test_84l_a_header_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
+    """huggingface/safetensors#668 and the readers after it: keys that stand twice, gaps, overlaps, unknown dtypes.
+
+    The hash of each forged manifest is right, so that the damage is one of meaning.
+    """
+    folder = make(tmp_path / "store").path
+    path = folder / "store.json"
+    text = path.read_text().partition(',\n "sha256"')[0]
+    changes = {
+        "a key that stands twice": text + ',\n "vocab_size": 4',
+        "an unknown dtype": text.replace('"uint16"', '"uint17"'),
+        "a count below zero": text.replace('"tokens": 13', '"tokens": -13'),
+        "a number that is none": text.replace('"options": {}', '"options": {"a": NaN}'),
+        "sizes that do not fit": text.replace('"bin_size": [8, 0', '"bin_size": [0, 8'),
+    }
+
+    def check(read: Callable[[], object]) -> None:
+        for what, body in changes.items():
+            assert body != text
+            digest = hashlib.sha256(body.encode()).hexdigest()
+            path.write_text(f'{body},\n "sha256": "{digest}",\n "complete": true\n}}\n')
+            try:
+                read()
+            except InputError:
+                continue
+            raise AssertionError(f"{what} was read without a word")
+
+    exhibit(
+        check,
+        lambda: TokenStore(folder),
+        twin=lambda: json.loads(path.read_text()),
+        because="a key that stands twice was read without a word",
+    )

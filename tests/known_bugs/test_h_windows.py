@@ -1,0 +1,164 @@
+"""Entries about which tokens a training run sees: resumed epochs, and the last window of a text."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from locant import Windows
+from tests.known_bugs.exhibit import exhibit
+
+N, BATCH = 61, 4
+
+
+class Resumable(Protocol):
+    """Batches of window numbers that are interrupted, and a state for the process that goes on."""
+
+    def start(self, state: dict[str, Any] | None) -> Iterator[list[int]]: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+
+class Ours:
+    """`Windows.loader`, with as many workers; a window holds its own number."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    def start(self, state: dict[str, Any] | None) -> Iterator[list[int]]:
+        self.loader = Windows(np.arange(N + 1), 1).loader(BATCH, seed=3, num_workers=self.workers)
+        if state is not None:
+            self.loader.load_state_dict(state)
+        return (batch["ids"].flatten().tolist() for batch in self.loader)
+
+    def state(self) -> dict[str, Any]:
+        return self.loader.state_dict()
+
+
+class _Twin:
+    """An order that is the same after every start, and a state that says where in it."""
+
+    def start(self, state: dict[str, Any] | None) -> Iterator[list[int]]:
+        order = np.random.default_rng(3).permutation(N).tolist()
+        self.skipped = 0 if state is None else state["seen"]
+        self.fetched = 0
+        for first in range(self.skipped, N, BATCH):
+            self.fetched += len(order[first : first + BATCH])
+            yield order[first : first + BATCH]
+
+
+class SinceTheResume(_Twin):
+    """Counts what it has read itself: right after one resume, wrong after two."""
+
+    def state(self) -> dict[str, Any]:
+        return {"seen": self.fetched}
+
+
+class WhatWorkersFetched(_Twin):
+    """Counts two batches that were fetched ahead and never reached the caller."""
+
+    def state(self) -> dict[str, Any]:
+        return {"seen": self.skipped + self.fetched + 2 * BATCH}
+
+
+class Shuffled(_Twin):
+    """Knows its place in the order, and makes another order when it is resumed."""
+
+    def start(self, state: dict[str, Any] | None) -> Iterator[list[int]]:
+        order = np.random.default_rng(3 if state is None else 4).permutation(N).tolist()
+        self.seen = 0 if state is None else state["seen"]
+        for first in range(self.seen, N, BATCH):
+            self.seen += BATCH
+            yield order[first : first + BATCH]
+
+    def state(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+
+def epoch(run: Resumable, interruptions: list[int]) -> list[list[int]]:
+    """The batches of one epoch that is interrupted after so many batches, each time."""
+    state, seen = None, []
+    for count in interruptions:
+        batches = run.start(state)
+        seen += [next(batches) for _ in range(count)]
+        state = json.loads(json.dumps(run.state()))
+    return seen + list(run.start(state))
+
+
+def resumes(run: Resumable) -> None:
+    for interruptions in ([], [3], [3, 2], [1, 1, 1, 4, 2]):
+        counts = Counter(number for batch in epoch(run, interruptions) for number in batch)
+        twice = sorted(number for number, count in counts.items() if count > 1)
+        never = sorted(set(range(N)) - set(counts))
+        assert not twice, f"after {len(interruptions)} resumes, {len(twice)} windows were seen twice"
+        assert not never, f"after {len(interruptions)} resumes, {len(never)} windows were never seen"
+        assert epoch(run, interruptions) == epoch(run, []), "the order is another after a resume"
+
+
+def test_84g_a_resumed_epoch_shows_every_window_once() -> None:
+    """mosaicml/streaming#437 and #880, KempnerForge#57 and #58, meta-pytorch/data#1439: data seen twice or never.
+
+    A loader that counts from its last start is right after the first resume and wrong after the second. One that
+    counts what its workers have fetched ahead skips what the caller never got.
+    """
+    ours = [Ours(workers=0), Ours(workers=2)]
+    exhibit(resumes, *ours, twin=SinceTheResume(), because="after 2 resumes, .* windows were seen twice")
+    exhibit(resumes, Ours(workers=0), twin=WhatWorkersFetched(), because="after 1 resumes, 8 windows were never seen")
+    exhibit(resumes, Ours(workers=0), twin=Shuffled(), because="after 1 resumes, .* windows were seen twice")
+
+
+Cut = Callable[[int, int], list[list[int]]]
+"""Of n tokens and a length: the places of the targets of each window."""
+
+
+def ours(n: int, length: int) -> list[list[int]]:
+    windows = Windows(np.arange(n), length)
+    return [[target for target in window["targets"].tolist() if target >= 0] for window in windows]
+
+
+def rounded_down(n: int, length: int) -> list[list[int]]:
+    """As many windows as are full."""
+    return [list(range(i * length + 1, (i + 1) * length + 1)) for i in range((n - 1) // length)]
+
+
+def one_too_few(n: int, length: int) -> list[list[int]]:
+    """``while start + length + 1 < n``, where the last full window ends at n exactly; then a part if one is left."""
+    starts = list(range(0, n - length - 1, length))
+    rest = (starts[-1] + length if starts else 0) + 1
+    part = [list(range(rest, n))] if (n - 1) % length else []
+    return [list(range(start + 1, start + length + 1)) for start in starts] + part
+
+
+def overrun(n: int, length: int) -> list[list[int]]:
+    """A window wherever an input is left, also the last token, which nothing follows."""
+    return [list(range(start + 1, start + length + 1)) for start in range(0, n, length)]
+
+
+def every_target_once(cut: Cut) -> None:
+    for length in (1, 2, 5, 8):
+        for n in sorted({length, length + 1, length + 2, *(k * length + d for k in (2, 3, 7) for d in (-1, 0, 1, 2))}):
+            if n < 2:
+                continue
+            seen = Counter(target for window in cut(n, length) for target in window)
+            beyond = sorted(target for target in seen if target >= n)
+            assert not beyond, f"{n} tokens, length {length}: reads past the end, at {beyond}"
+            lost = sorted(set(range(1, n)) - set(seen))
+            assert not lost, f"{n} tokens, length {length}: {len(lost)} targets are lost"
+            assert set(seen.values()) == {1}, f"{n} tokens, length {length}: targets are seen twice"
+
+
+def test_84h_the_last_window_is_neither_lost_nor_overrun() -> None:
+    """NVIDIA/Megatron-LM#399, NVIDIA-NeMo/Speech#5243, OpenVerifiableLLM#92, karpathy/ng-video-lecture#56.
+
+    Counts of windows that round down lose the end of every text, or of every document; a bound that is strict where
+    it must not be loses the last full window; and windows wherever a token is left read what is not there.
+    """
+    exhibit(every_target_once, ours, twin=rounded_down, because="targets are lost")
+    exhibit(
+        every_target_once, ours, twin=one_too_few, because="3 tokens, length 1: 1 targets are lost|targets are lost"
+    )
+    exhibit(every_target_once, ours, twin=overrun, because="reads past the end")

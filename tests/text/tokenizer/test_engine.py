@@ -1,0 +1,252 @@
+"""Engines give what the tokenizer gives, document by document, whoever does the work; and they remember little."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from tokenizers import normalizers
+
+from locant.errors import InputError
+from locant.text import Tokenizer
+from locant.text.tokenizer import engine as engines
+from locant.text.tokenizer import fast as fast_engine
+from locant.text.tokenizer.engine import Engine, choose_engine
+from locant.text.tokenizer.fast import Fast, resident_bytes, why_not_fast
+from locant.text.tokenizer.nasty import NASTY
+from tests.refusal import refuses
+from tests.text.tokenizer.splits import SPLITS, tokenizer, with_split
+from tests.text.tokenizer.zoo import KINDS
+
+pytest.importorskip("gigatoken")
+
+FAST = [
+    "trained here",
+    "byte level",
+    "byte level, a word is special",
+    "byte level, every flag",
+    "byte level, normalized",
+    "byte level, a space before",
+    "byte level, a token strips",
+    "byte level, with dropout",
+]
+TEXTS = [b"", b"the cat's hat\n\n  sat", "né 日本 <|endoftext|> END".encode(), b"", b"a\xff\xfeb", b" "]
+
+
+def rows(ids: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
+    assert lengths.sum() == len(ids)
+    return [row.tolist() for row in np.split(ids, np.cumsum(lengths)[:-1])]
+
+
+class TestEncode:
+    @pytest.mark.parametrize("kind", [*KINDS, *SPLITS])
+    @pytest.mark.parametrize("name", ["tokenizers", "gigatoken"])
+    def test_is_encode_of_each(self, kind: str, name: str) -> None:
+        if name == "gigatoken" and kind not in (*FAST, *SPLITS):
+            pytest.skip("refused, see below")
+        engine = choose_engine(name, tokenizer(kind), TEXTS)  # type: ignore[arg-type]
+        ids, lengths = engine.encode(TEXTS)
+        assert (engine.name, ids.dtype, lengths.dtype) == (name, np.int32, np.int64)
+        assert rows(ids, lengths) == [tokenizer(kind).encode(text).tolist() for text in TEXTS]
+
+    @pytest.mark.parametrize("name", ["tokenizers", "gigatoken"])
+    def test_of_nothing_is_nothing(self, name: str) -> None:
+        engine = Engine(tokenizer("byte level"), name)  # type: ignore[arg-type]
+        for documents in ([], [b""], [b"", b""]):
+            ids, lengths = engine.encode(documents)
+            assert (ids.tolist(), lengths.tolist()) == ([], [0] * len(documents))
+
+    def test_agrees_on_every_nasty_text(self) -> None:
+        assert len({*NASTY}) == len(NASTY) > 60
+        for kind in (*FAST, *SPLITS):
+            made = tokenizer(kind)
+            expected = [made.encode(text).tolist() for text in NASTY]
+            assert rows(*Engine(made, "gigatoken").encode(NASTY)) == expected
+
+    def test_by_gigatoken_alone_would_find_special_tokens(self) -> None:
+        """What hiding them is for."""
+        gigatoken = pytest.importorskip("gigatoken")
+        made = tokenizer("byte level")
+        theirs = gigatoken.Tokenizer.from_json(made.to_json())
+        assert theirs.encode_batch([b"<|endoftext|>"], parallel=False).to_list() == [[made.end_of_text]]
+        assert made.end_of_text not in Engine(made, "gigatoken").encode([b"<|endoftext|>"])[0]
+
+    def test_composes_letters_as_the_trusted_engine_does(self) -> None:
+        """A Malayalam mark of 2017 is put in another order by gigatoken, and not by tokenizers, which is older."""
+        gigatoken = pytest.importorskip("gigatoken")
+        made, text = tokenizer("byte level, normalized"), "x\u05b9\u0d3b e\u0301 日".encode()
+        theirs = gigatoken.Tokenizer.from_json(made.to_json())
+        expected = made.encode(text).tolist()
+        assert theirs.encode_batch([text], parallel=False).to_list() != [expected]
+        for others in ([], [b"x\xff"]):
+            assert rows(*Engine(made, "gigatoken").encode([b"plain", text, *others]))[1] == expected
+
+    def test_knows_the_words_of_gpt_4_by_its_own_pattern(self) -> None:
+        gigatoken = pytest.importorskip("gigatoken")
+        made = tokenizer("GPT-4")
+        with pytest.raises(RuntimeError, match="Unknown pre_tokenizer Split"):
+            gigatoken.Tokenizer.from_json(made.to_json())
+        assert choose_engine("gigatoken", made, []).name == "gigatoken"
+
+    @pytest.mark.slow  # the other process imports torch
+    def test_can_be_sent_to_a_process_that_starts_from_nothing(self) -> None:
+        engine = choose_engine("gigatoken", tokenizer("byte level"), [])
+        again = pickle.loads(pickle.dumps(engine))  # noqa: S301  # our own, just made
+        assert (again.name, again.reason) == (engine.name, engine.reason)
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            (ids, lengths) = pool.apply(engine.encode, (TEXTS,))
+        assert rows(ids, lengths) == rows(*engine.encode(TEXTS))
+
+    def test_leaves_the_network_alone(self) -> None:
+        """Its own constructor takes a string for a name on a hub; ours hands it the definition."""
+        assert Engine(Tokenizer.train("the hat on the mat, the hat", 260), "gigatoken").encode([b"the"])[1].tolist()
+
+
+class TestChoice:
+    def test_says_why(self) -> None:
+        reasons = {kind: choose_engine("auto", tokenizer(kind), TEXTS) for kind in (*KINDS, *SPLITS)}
+        assert [kind for kind, engine in reasons.items() if engine.name == "gigatoken"] == [*FAST, *SPLITS]
+        assert reasons["byte level"].reason == "its ids are those of tokenizers on a sample of the texts"
+        assert reasons["bytes"].reason == "every byte is an id, so there is nothing to look up"
+        assert reasons["word piece"].reason == "the tokenizer is no byte-level BPE"
+        assert "Unknown pre_tokenizer Split regexes" in reasons["byte level, whole words"].reason
+        made = with_split(*SPLITS["Llama 3"], normalizer=normalizers.NFKC())
+        assert choose_engine("auto", made, []).reason == "the tokenizer changes texts first (NFKC)"
+
+    def test_by_name_is_kept_or_refused(self) -> None:
+        assert choose_engine("tokenizers", tokenizer("byte level"), TEXTS).reason == "asked for"
+        with pytest.raises(
+            InputError, match="gigatoken cannot be used here: the tokenizer is no byte-level BPE; try: "
+        ):
+            choose_engine("gigatoken", tokenizer("unigram"), TEXTS)
+        with refuses(InputError, "got engine='fast', expected auto, tokenizers or gigatoken"):
+            choose_engine("fast", tokenizer("byte level"), TEXTS)  # type: ignore[arg-type]
+
+    def test_without_gigatoken(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "gigatoken", None)
+        assert choose_engine("auto", tokenizer("byte level"), TEXTS).reason.startswith(
+            "gigatoken is not installed: pip"
+        )
+        with pytest.raises(InputError, match=r"not installed: pip install 'locant\[fast\]'"):
+            choose_engine("gigatoken", tokenizer("byte level"), TEXTS)
+
+    @pytest.mark.parametrize("where", ["sample", "nasty"])
+    def test_another_id_anywhere_is_found(self, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+        text = b"a word of the sample" if where == "sample" else NASTY[20]
+        real = Fast.encode
+
+        def wrong(self: Fast, texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+            ids, lengths = real(self, texts)
+            ids = ids.copy()
+            ids[lengths[: texts.index(text)].sum()] ^= 1
+            return ids, lengths
+
+        monkeypatch.setattr(Fast, "encode", wrong)
+        engine = choose_engine("auto", tokenizer("byte level"), [b"one", b"a word of the sample"])
+        assert (engine.name, engine.reason) == ("tokenizers", f"gigatoken gives other ids for {text[:60]!r}")
+        with pytest.raises(InputError, match="gives other ids"):
+            choose_engine("gigatoken", tokenizer("byte level"), [b"one", b"a word of the sample"])
+
+    def test_a_panic_is_a_reason(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class PanicException(BaseException):
+            """As Rust's panics come to Python."""
+
+        class Panicking:
+            def encode_batch(self, texts: list[bytes], parallel: bool | None) -> None:
+                raise PanicException("index out of bounds\nat src/lib.rs")
+
+        monkeypatch.setattr(Fast, "_build", lambda self: Panicking())
+        engine = choose_engine("auto", tokenizer("byte level"), TEXTS)
+        assert (engine.name, engine.reason) == ("tokenizers", "gigatoken refuses: index out of bounds")
+
+    def test_what_would_end_the_process_is_not_tried(self) -> None:
+        """gigatoken 0.10 with byte fallback and a byte that is no UTF-8: a segmentation fault."""
+        code = """
+import sys, gigatoken
+gigatoken.Tokenizer.from_json(sys.argv[1]).encode_batch([b"a\\xff"], parallel=False)
+"""
+        command = [sys.executable, "-c", code, tokenizer("byte fallback").to_json()]
+        theirs = subprocess.run(command, capture_output=True, check=False)
+        if theirs.returncode >= 0:
+            pytest.skip("this version of gigatoken does not crash")
+        assert why_not_fast(tokenizer("byte fallback")) == "the tokenizer is no byte-level BPE"
+
+
+class TestMemory:
+    def words(self, seed: int, size: int) -> bytes:
+        letters = np.random.default_rng(seed).integers(97, 123, (size // 9, 9), dtype=np.uint8)
+        letters[:, -1] = 32
+        return letters.tobytes()
+
+    def test_is_given_back_when_it_has_grown(self) -> None:
+        claimed = iter(range(0, 10**12, 70 * 2**20))  # each look at it, the process has grown by 70 MiB
+        engine = Fast(tokenizer("byte level"), parallel=False, resident=lambda: next(claimed))
+        builds = []
+        for _ in range(7):
+            engine.encode([b"the " * 500_000])
+            builds.append(engine.builds)
+        assert builds == [1, 1, 1, 2, 2, 2, 3]
+
+    def test_of_others_does_not_count(self) -> None:
+        """What grows between two calls is not its cache, and what it returns is not either."""
+        seen = iter([0, 0, 10**10, 10**10, 2 * 10**10, 2 * 10**10])
+        engine = Fast(tokenizer("byte level"), parallel=False, resident=lambda: next(seen))
+        for _ in range(3):
+            engine.encode([b"the " * 1_100_000])
+        assert engine.builds == 1
+
+    def test_is_given_back_after_a_while_where_nobody_can_tell(self) -> None:
+        engine = Fast(tokenizer("byte level"), parallel=False, resident=lambda: None)
+        for _ in range(9):
+            engine.encode([b"the " * 1_100_000])
+        assert engine.builds == 3
+
+    def test_gives_the_same_ids_before_and_after(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fast_engine, "UNSEEN", 10)
+        engine = Fast(tokenizer("byte level"), parallel=False, resident=lambda: None)
+        expected = [tokenizer("byte level").encode(text).tolist() for text in TEXTS]
+        assert all(rows(*engine.encode(TEXTS)) == expected for _ in range(5))
+        assert engine.builds > 2
+
+    @pytest.mark.slow
+    @pytest.mark.skipif(resident_bytes() is None, reason="only Linux tells how much a process holds")
+    def test_stays_bounded_over_words_that_never_come_again(self) -> None:
+        engine = Engine(tokenizer("trained here"), "gigatoken", parallel=False)
+        engine.encode([self.words(0, 10**6)])
+        gc.collect()
+        before = most = resident_bytes() or 0
+        for seed in range(60):
+            engine.encode([self.words(seed, 2 * 10**6)])
+            most = max(most, resident_bytes() or 0)
+        assert most - before < 3 * fast_engine.GROWTH
+        assert engine._fast is not None
+        assert engine._fast.builds > 2
+
+
+class TestLongDocuments:
+    @pytest.mark.parametrize("name", ["tokenizers", "gigatoken"])
+    def test_of_one_letter_take_no_square_of_time(self, name: str) -> None:
+        """A megabyte of it: a minute, if a merge looked at all letters each time. No test asserts a time."""
+        engine = Engine(tokenizer("trained here"), name)  # type: ignore[arg-type]
+        for letter in (b"a", "日".encode()):
+            document = letter * (10**6 // len(letter))
+            ids, lengths = engine.encode([document])
+            assert lengths.tolist() == [len(ids)]
+            assert engine.tokenizer.decode_bytes(ids) == document
+
+    def test_that_cannot_be_cut_are_refused_in_words(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(engines, "PART", 100)
+        monkeypatch.setattr(engines, "WHOLE", 1000)
+        engine = Engine(tokenizer("byte level"))
+        assert engine.encode([b"a" * 1000])[1].tolist() == [engine.tokenizer.encode(b"a" * 1000).size]
+        for refused in (lambda: engine.encode([b"a" * 1001]), lambda: list(engine.stream([([b"a" * 1001], True)]))):
+            with pytest.raises(InputError, match=r"1001 bytes or more .* no letter before white.*try: a sep"):
+                refused()
+        with pytest.raises(InputError, match="because its normalizer Prepend may join what is parted"):
+            Engine(tokenizer("byte fallback")).encode([b"a b " * 300])
+        assert len(Engine(Tokenizer.bytes()).encode([b"a" * 5000])[0]) == 5000

@@ -1,0 +1,113 @@
+"""Any string and any bytes, by either engine: the same ids, none special, and the text again or a declared loss.
+
+A hundred thousand texts for the slow suite, some hundred for the quick one. They are made of what has broken
+tokenizers: surrogates, NUL, right-to-left text, invalid UTF-8, special tokens spelled out, runs of one character.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from locant.text.tokenizer.engine import Engine, choose_engine
+from locant.text.tokenizer.nasty import NASTY
+from tests.text.tokenizer.splits import ATOMS, SPLITS, tokenizer
+from tests.text.tokenizer.test_special_tokens import forbidden
+from tests.text.tokenizer.zoo import KINDS
+
+EVERY = [*KINDS, *SPLITS]
+BATCH = 40
+"""Texts in one example."""
+
+SPECIAL = sorted({name for kind in EVERY for name in tokenizer(kind).special_tokens})
+
+RIGHT_TO_LEFT = st.text(st.characters(min_codepoint=0x590, max_codepoint=0x8FF), max_size=8)
+STRINGS = st.one_of(
+    st.text(max_size=20),
+    st.text(st.characters(categories=["Cs", "Cc", "Cn", "Co", "Mn", "Zs", "Nd"]), max_size=12),
+    RIGHT_TO_LEFT.map(lambda text: f"\u202e{text}\u202c"),
+    st.lists(st.sampled_from([*ATOMS, *SPECIAL, *(name[:-1] for name in SPECIAL)]), max_size=12).map("".join),
+    st.tuples(st.sampled_from(ATOMS), st.integers(0, 300)).map(lambda pair: pair[0] * pair[1]),
+)
+TEXTS = st.one_of(
+    STRINGS.map(lambda text: text.encode(errors="surrogatepass")),
+    st.binary(max_size=20),
+    st.tuples(STRINGS, st.binary(max_size=3), STRINGS).map(
+        lambda parts: parts[0].encode(errors="replace") + parts[1] + parts[2].encode(errors="replace")
+    ),
+    st.sampled_from(NASTY),
+)
+
+
+@functools.cache
+def both(kind: str) -> list[Engine]:
+    """The trusted engine, and the fast one where it may be used."""
+    trusted, chosen = Engine(tokenizer(kind)), choose_engine("auto", tokenizer(kind), [], parallel=False)
+    return [trusted] if chosen.name == "tokenizers" else [trusted, chosen]
+
+
+def check(texts: list[bytes]) -> None:
+    for kind in EVERY:
+        made = tokenizer(kind)
+        results = [engine.encode(texts) for engine in both(kind)]
+        for ids, lengths in results[1:]:
+            assert np.array_equal(ids, results[0][0]), kind
+            assert np.array_equal(lengths, results[0][1]), kind
+        ids, lengths = results[0]
+        assert not forbidden(made) & {*ids.tolist()}, kind
+        assert lengths.sum() == len(ids)
+        if made.lossless:
+            rows = np.split(ids, np.cumsum(lengths)[:-1])
+            assert [made.decode_bytes(row) for row in rows] == texts, kind
+
+
+@settings(max_examples=6)
+@given(texts=st.lists(TEXTS, min_size=BATCH, max_size=BATCH))
+def test_every_string_has_ids_and_comes_back(texts: list[bytes]) -> None:
+    check(texts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_a_hundred_thousand_strings_have_ids_and_come_back(seed: int) -> None:
+    """Drawn by an ordinary generator from the same parts: hypothesis would spend ten minutes on drawing alone."""
+    luck = random.Random(seed)
+    for _ in range(5):
+        check([drawn(luck) for _ in range(2000)])
+
+
+def drawn(luck: random.Random) -> bytes:
+    choose, number = luck.choice, luck.randrange
+    match number(6):
+        case 0:
+            text = "".join(choose([*ATOMS, *SPECIAL]) for _ in range(number(12)))
+        case 1:
+            text = "".join(chr(number(choose([0x80, 0x900, 0x3100, 0xFFFF, 0x110000]))) for _ in range(number(12)))
+        case 2:
+            text = "\u202e" + "".join(chr(0x590 + number(0x370)) for _ in range(number(9)))
+        case 3:
+            text = choose(ATOMS) * number(40)
+        case 4:
+            name = choose(SPECIAL)
+            text = choose(["", " ", "a"]) + name[: number(len(name) + 1)] + choose(["", "\n", name])
+        case _:
+            return choose(NASTY) if number(20) == 0 else bytes(number(256) for _ in range(number(12)))
+    data = text.encode(errors="surrogatepass")
+    place = number(len(data) + 1)
+    return data[:place] + bytes([128 + number(128)]) + data[place:] if number(4) == 0 else data
+
+
+def test_the_check_can_fail() -> None:
+    """The library by itself fails it: it makes a special token of its spelling."""
+    made = tokenizer("byte level")
+    assert {*made.encode("<|endoftext|>", allowed_special=["<|endoftext|>"]).tolist()} & forbidden(made)
+
+
+def test_one_of_each_engine_is_shown() -> None:
+    assert sum(len(both(kind)) == 2 for kind in EVERY) == 15
+    assert {kind for kind in EVERY if tokenizer(kind).lossless} > {*SPLITS}
