@@ -1,10 +1,17 @@
-"""What does turning queries and keys cost, beside copying them and beside the usual code?"""
+"""What does turning queries and keys cost, beside copying them and beside what others do?
+
+On a CPU; where there is a GPU, `gpu_rotary` asks it instead. Peers that are not installed are named and left out. It
+refuses to report where a contender's result is not the rotation. ``PYTHONPATH=src python -m benchmarks rotary``
+"""
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
 import torch
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from torch import Tensor
 
 from benchmarks.timing import Row, measure
 from locant import Positions, Rotary
@@ -12,32 +19,158 @@ from locant import Positions, Rotary
 __all__ = ["rows"]
 
 HEADS, KV_HEADS, LENGTH, HEAD_DIM = 32, 8, 4_096, 128
+SHAPES = {  # batch, heads, kv_heads, seq, head_dim
+    "prefill": (1, HEADS, KV_HEADS, LENGTH, HEAD_DIM),
+    "decode": (1, HEADS, KV_HEADS, 1, HEAD_DIM),
+}
+PEERS = {
+    "transformers": "transformers.models.llama.modeling_llama",
+    "rotary-embedding-torch": "rotary_embedding_torch",
+    "x-transformers": "x_transformers",
+}
+NEAR = {torch.float32: 2e-3, torch.bfloat16: 6e-2}
+"""How far from the truth a contender may be: others' angles are off by 1.4e-4 at position 4 095, and q by 5 of that."""
+
+Contender = Callable[[], Any]
 
 
 def rows() -> list[Row]:
-    """Every contender, in both dtypes; and the angles alone."""
-    return [*_rotation(torch.float32), *_rotation(torch.bfloat16), *_angles()]
+    """Every contender, forward and backward, in both dtypes; and the angles alone."""
+    if torch.cuda.is_available():
+        return importlib.import_module("benchmarks.gpu_rotary").rows()
+    absent = [name for name, module in PEERS.items() if importlib.util.find_spec(module.split(".")[0]) is None]
+    if absent:
+        print(f"not installed, and so not measured: {', '.join(absent)}")
+    found = []
+    for name, shape in SHAPES.items():
+        for dtype in (torch.bfloat16, torch.float32):
+            found += _rotation(name, shape, dtype)
+            found += _backward(name, shape, dtype)
+    return [*found, *_angles()]
 
 
-def _rotation(dtype: torch.dtype) -> list[Row]:
-    q = torch.randn(1, HEADS, LENGTH, HEAD_DIM).to(dtype)
-    k = torch.randn(1, KV_HEADS, LENGTH, HEAD_DIM).to(dtype)
-    q_into, k_into = torch.empty_like(q), torch.empty_like(k)
-    positions = Positions.arange(LENGTH)
-    half, interleaved = Rotary(HEAD_DIM), Rotary(HEAD_DIM, layout="interleaved")
-    peer = LlamaRotaryEmbedding(LlamaConfig(hidden_size=HEADS * HEAD_DIM, num_attention_heads=HEADS))
+class _Case:
+    """One shape in one dtype: the tokens, and what they are turned to."""
 
-    def usual() -> None:
-        cos, sin = peer(q, positions.index)
-        apply_rotary_pos_emb(q, k, cos, sin)
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        batch, heads, kv_heads, self.seq, self.head_dim = shape
+        self.q = torch.randn(batch, heads, self.seq, self.head_dim).to(dtype)
+        self.k = torch.randn(batch, kv_heads, self.seq, self.head_dim).to(dtype)
+        self.positions = Positions.arange(self.seq)
+        self.half, self.interleaved = Rotary(self.head_dim), Rotary(self.head_dim, layout="interleaved")
+        first = 2.0 * torch.arange(self.head_dim // 2) / self.head_dim
+        angle = torch.arange(self.seq)[:, None].double() / 10_000.0 ** first.double()
+        self.cos, self.sin = angle.cos(), angle.sin()  # the truth, by a way of its own
 
-    contenders = {
-        "copy of q and k into existing memory (the limit)": lambda: (q_into.copy_(q), k_into.copy_(k)),
-        "locant Rotary, half layout": lambda: half.rotate(q, k, positions),
-        "locant Rotary, interleaved layout": lambda: interleaved.rotate(q, k, positions),
-        "transformers, eager": usual,
+    def usual(self) -> tuple[Tensor, Tensor]:
+        """The cosine and sine of the usual code, twice as wide, in the dtype of q."""
+        wide = (torch.cat([part, part], -1).to(self.q.dtype)[None] for part in (self.cos, self.sin))
+        cos, sin = wide
+        return cos, sin
+
+    def require(self, turned: tuple[Tensor, Tensor], name: str) -> None:
+        """The rotation in either layout; or there is nothing to report."""
+        for x, out in zip((self.q, self.k), turned, strict=True):
+            step = max(1, x.numel() // 2**22)  # some heads are enough
+            some, result = x[:, ::step].double(), out[:, ::step].double()
+            errors = []
+            for a, b, ours_a, ours_b in (
+                (*some.chunk(2, -1), *result.chunk(2, -1)),
+                (some[..., ::2], some[..., 1::2], result[..., ::2], result[..., 1::2]),
+            ):
+                off = torch.stack([ours_a - (a * self.cos - b * self.sin), ours_b - (b * self.cos + a * self.sin)])
+                errors.append(float(off.abs().max()) if off.numel() else 0.0)
+            assert min(errors) < NEAR[x.dtype], f"{name} is off by {min(errors):.2g}: nothing is reported"
+
+
+def _rotate_half(x: Tensor) -> Tensor:
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([-b, a], dim=-1)
+
+
+def _usual(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """What most models do, cosine and sine at hand."""
+    cos, sin = cos[:, None], sin[:, None]
+    return q * cos + _rotate_half(q) * sin, k * cos + _rotate_half(k) * sin
+
+
+def _peers(case: _Case) -> dict[str, Contender]:
+    """Other people's functions, with what they need made beforehand: that is in their favour."""
+    q, k = case.q, case.k
+    cos, sin = case.usual()
+    compiled = torch.compile(_usual)
+    found: dict[str, Contender] = {
+        "usual code, eager": lambda: _usual(q, k, cos, sin),
+        "usual code, torch.compile": lambda: compiled(q, k, cos, sin),
     }
-    return measure(f"rotate q 1x{HEADS}x{LENGTH}x{HEAD_DIM} and k with {KV_HEADS} heads, {dtype}", contenders, rounds=7)
+    if importlib.util.find_spec("transformers"):
+        from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+        found["transformers, eager"] = lambda: apply_rotary_pos_emb(q, k, cos, sin)
+    if importlib.util.find_spec("rotary_embedding_torch"):
+        from rotary_embedding_torch import apply_rotary_emb
+
+        angle = torch.atan2(case.sin, case.cos).float().repeat_interleave(2, -1)
+        found["rotary-embedding-torch"] = lambda: (apply_rotary_emb(angle, q), apply_rotary_emb(angle, k))
+    if importlib.util.find_spec("x_transformers"):
+        from x_transformers.x_transformers import apply_rotary_pos_emb as apply_x
+
+        angles = torch.atan2(case.sin, case.cos).float().repeat_interleave(2, -1)[None]
+        found["x-transformers"] = lambda: (apply_x(q, angles), apply_x(k, angles))
+    return found
+
+
+def _rotation(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> list[Row]:
+    case = _Case(shape, dtype)
+    q, k, positions = case.q, case.k, case.positions
+    half, interleaved = case.half, case.interleaved
+    q_into, k_into = q.clone(), k.clone()
+    fresh: dict[str, Contender] = {
+        "locant, half layout": lambda: half.rotate(q, k, positions),
+        "locant, interleaved layout": lambda: interleaved.rotate(q, k, positions),
+        **_peers(case),
+    }
+    limits: dict[str, Contender] = {
+        "copy of q and k into existing memory (the limit)": lambda: (q_into.copy_(q), k_into.copy_(k)),
+        "clone of q and k (the limit in new memory)": lambda: (q.clone(), k.clone()),
+    }
+    in_place: dict[str, Contender] = {
+        "locant, half layout, in place": lambda: half.rotate(q_into, k_into, positions, inplace=True),
+        "locant, interleaved layout, in place": lambda: interleaved.rotate(q_into, k_into, positions, inplace=True),
+    }
+    with torch.no_grad():
+        before = q.clone(), k.clone()
+        for contender, run in {**fresh, **in_place}.items():
+            q_into.copy_(q)
+            k_into.copy_(k)
+            case.require(run(), contender)
+            q.copy_(before[0])
+            k.copy_(before[1])
+        question = f"rotate, {name}: q {'x'.join(map(str, q.shape))}, k with {k.shape[1]} heads, {dtype}"
+        return measure(question, {**limits, **in_place, **fresh}, rounds=9)
+
+
+def _backward(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> list[Row]:
+    """Back through the rotation, the forward not counted."""
+    case = _Case(shape, dtype)
+    q, k = case.q.requires_grad_(), case.k.requires_grad_()
+    cotangents = torch.randn_like(q), torch.randn_like(k)
+    cos, sin = case.usual()
+    compiled = torch.compile(_usual)
+    forward: dict[str, Contender] = {
+        "locant, half layout": lambda: case.half.rotate(q, k, case.positions),
+        "locant, interleaved layout": lambda: case.interleaved.rotate(q, k, case.positions),
+        "usual code, eager": lambda: _usual(q, k, cos, sin),
+        "usual code, torch.compile": lambda: compiled(q, k, cos, sin),
+    }
+    graphs = {contender: run() for contender, run in forward.items()}
+    run = {
+        contender: lambda out=out: torch.autograd.grad(out, (q, k), cotangents, retain_graph=True)
+        for contender, out in graphs.items()
+    }
+    limit = {"clone of q and k (the limit in new memory)": lambda: (q.detach().clone(), k.detach().clone())}
+    question = f"back through it, {name}: q {'x'.join(map(str, q.shape))}, {dtype}"
+    return measure(question, {**limit, **run}, rounds=9)
 
 
 def _angles() -> list[Row]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["ANGLE", "TOLERANCES", "assert_close"]
+__all__ = ["ANGLE", "TOLERANCES", "TURNED", "assert_close"]
 
 TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
     torch.float64: (1e-12, 1e-13),
@@ -20,6 +20,9 @@ TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
 
 ANGLE = 6e-8
 """How far a float32 cosine may be from the true one: 2**-24 is the spacing of float32 just below 1."""
+
+TURNED = 2e-7
+"""How far a pair turned in float32 may be from the true one, over its length: a rounded cosine, two products, a sum."""
 
 
 def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from locant import LocantError, PositionEncoding, Positions, Rotary
-from locant.kernels.rotary import rotate
+from locant.kernels.rotary import turn
 from locant.positions.catalog import CATALOG, ModelShape
 from locant.positions.scaling import DynamicNTK, Llama3, LongRoPE, YaRN
 
@@ -213,6 +213,16 @@ class KeepsATable(Rotary):
         cos, sin = (table[:, positions.index[0]].to(dtype) for table in self.table)
         return cos, sin
 
+    def rotate(
+        self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        turned = []
+        for x, where in ((q, positions), (k, k_positions)):
+            turned.append(
+                turn(x, *self.cos_sin(where or positions, torch.promote_types(x.dtype, torch.float32)), self.layout)
+            )
+        return turned[0], turned[1]
+
 
 TWINS: dict[str, Callable[[], PositionEncoding]] = {
     "follows the longest": lambda: FollowsTheLongest(HEAD_DIM, scaling=SCALINGS["dynamic ntk"]),
@@ -276,7 +286,7 @@ def test_rotating_leaves_its_inputs_alone_unless_asked() -> None:
     rotary = Rotary(HEAD_DIM)
     turned, _ = rotary.rotate(q, q.clone(), Positions.arange(5))
     assert torch.equal(q, kept)
-    assert torch.equal(turned, rotate(q, *rotary.cos_sin(Positions.arange(5)), "half"))
+    assert torch.equal(turned, turn(q, *rotary.cos_sin(Positions.arange(5)), "half"))
     rotary.rotate(q, q.clone(), Positions.arange(5), inplace=True)
     assert torch.equal(q, turned)
 

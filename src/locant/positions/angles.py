@@ -25,6 +25,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.errors import LocantError
+from locant.kernels.rotary.reference import cos_sin
+from locant.kernels.rotary.tables import Tables
 from locant.positions.constant import Constant
 from locant.positions.frequencies import PRECISION, TWO_PI
 
@@ -83,23 +85,18 @@ class Angles:
             max_index, min_index: bounds known on the host; they save work and change no bit. ``None``: unknown.
             dtype: float32, or float64 (correct to 1e-15 in exact mode).
         """
-        table = self._table.on(index.device)
-        if self.mode == "float32":
-            angle = index.to(torch.float32)[..., None] * table
-            return self._sized(angle.cos()).to(dtype), self._sized(angle.sin()).to(dtype)
-        cos, sin = _row(table[0], index & 255)
-        for level in range(1, _num_bytes(min_index, max_index)):
-            cos_step, sin_step = _row(table[level], (index >> 8 * level) & 255)
-            cos, sin = cos * cos_step - sin * sin_step, sin * cos_step + cos * sin_step
-        return self._sized(cos).to(dtype), self._sized(sin).to(dtype)
+        return cos_sin(index, self.tables(index.device, max_index, min_index), dtype)
 
-    def _sized(self, x: Tensor) -> Tensor:
-        return x if self.magnitude == 1 else x * self.magnitude
-
-
-def _row(table: Float[Tensor, "256 two pairs"], byte: Int[Tensor, "*tokens"]) -> tuple[Tensor, Tensor]:
-    cos, sin = table[byte].unbind(-2)
-    return cos, sin
+    def tables(
+        self,
+        device: torch.device,
+        max_index: int | None = None,
+        min_index: int | None = 0,
+        axis_of_pair: Int[Tensor, " pairs"] | None = None,
+    ) -> Tables:
+        """What kernels make the angles from, for positions within these bounds."""
+        levels = _num_bytes(min_index, max_index)
+        return Tables(self._table.on(device), levels, self.magnitude, axis_of_pair)
 
 
 def _num_bytes(min_index: int | None, max_index: int | None) -> int:
@@ -109,13 +106,13 @@ def _num_bytes(min_index: int | None, max_index: int | None) -> int:
     return 2 if max_index < 2**16 else 3 if max_index < 2**24 else 4
 
 
-def _byte_tables(frequencies: Sequence[Decimal]) -> Float[Tensor, "4 256 2 pairs"]:
+def _byte_tables(frequencies: Sequence[Decimal]) -> Float[Tensor, "4 256 pairs 2"]:
     """e^(i n f) for n = byte * 256**level, as float64; the last level's bytes are signed."""
     byte = torch.arange(256, device="cpu")
     signed = torch.where(byte < 128, byte, byte - 256)
     steps = torch.stack([byte, byte << 8, byte << 16, signed << 24])
     angle = _turns(steps, frequencies) * (2 * math.pi)
-    return torch.stack([angle.cos(), angle.sin()], dim=-2)
+    return torch.stack([angle.cos(), angle.sin()], dim=-1)
 
 
 def _turns(steps: Int[Tensor, "*shape"], frequencies: Sequence[Decimal]) -> Float[Tensor, "*shape pairs"]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 __all__ = ["Constant"]
 
@@ -26,6 +27,8 @@ class Constant:
 
     def on(self, device: torch.device) -> Tensor:
         """The tensor on this device; copied there once, and kept."""
+        if not torch.compiler.is_compiling() and isinstance(fake := torch.empty(0, device=device), FakeTensor):
+            return fake.fake_mode.from_tensor(self._value).to(device)  # where nothing is computed but shapes
         if device == self._value.device:
             return self._value
         if device in self._copies:

@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.errors import LocantError, RangeError, ShapeError
-from locant.kernels.rotary import Layout, rotate
+from locant.kernels.rotary import Layout, Tables, rotate, turn
+from locant.kernels.rotary.reference import cos_sin
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import PositionEncoding
 from locant.positions.constant import Constant
@@ -167,14 +168,14 @@ class Rotary(PositionEncoding):
         the unrotated keys being kept. Values need nothing. Exact but for one more rounding to the dtype of `k`.
         """
         before, after = self.for_length(from_len), self.for_length(to_len)
-        before._turn_of(k, positions, "k")
+        before._require_fits(k, positions, "k")
         cos_before, sin_before = before.cos_sin(positions, torch.float64)
         cos_after, sin_after = after.cos_sin(positions, torch.float64)
         size = before.scaling.magnitude**2  # dividing by a rotation of size m is multiplying by its inverse over m^2
         cos = (cos_after * cos_before + sin_after * sin_before) / size
         sin = (sin_after * cos_before - cos_after * sin_before) / size
         dtype = torch.promote_types(k.dtype, torch.float32)
-        return rotate(k, cos.to(dtype), sin.to(dtype), self.layout)
+        return turn(k, cos.to(dtype), sin.to(dtype), self.layout)
 
     def _angles(self, mode: AngleMode) -> Angles:
         ladders = [2 * pairs for pairs in self.sections or ()] if self.axial else [self.rotary_dim]
@@ -187,17 +188,8 @@ class Rotary(PositionEncoding):
         self, positions: Positions, dtype: torch.dtype = torch.float32
     ) -> tuple[Float[Tensor, "batch seq pairs"], Float[Tensor, "batch seq pairs"]]:
         """The cosine and sine by which each pair of each token is turned, times the scaling's magnitude."""
-        self._require_known_length(positions)
-        if self.sections is None or positions.axes == 1:
-            positions.require_single_axis("Rotary without sections")
-            return self.angles.cos_sin(positions.index, positions.max_index, positions.min_index, dtype)
-        if len(self.sections) != positions.axes:
-            raise ShapeError(
-                f"got positions with {positions.axes} axes for {len(self.sections)} sections", "one section per axis"
-            )
-        cos, sin = self.angles.cos_sin(positions.index, positions.max_index, positions.min_index, dtype)
-        choice = self._axis_of_pair.on(cos.device).expand(*cos.shape[:2], 1, -1)
-        return cos.gather(2, choice).squeeze(2), sin.gather(2, choice).squeeze(2)
+        index, tables = self._index_and_tables(positions)
+        return cos_sin(index, tables, dtype)
 
     def rotate(
         self,
@@ -209,14 +201,28 @@ class Rotary(PositionEncoding):
         inplace: bool = False,
     ) -> tuple[Float[Tensor, "batch heads query head_dim"], Float[Tensor, "batch kv_heads key head_dim"]]:
         """Turned queries and keys, in the dtype they came in; the arithmetic is float32 at least."""
-        cos_sin = self._turn_of(q, positions, "q")
-        turned_q = rotate(q, *cos_sin, self.layout)
+        self._require_fits(q, positions, "q")
+        self._require_fits(k, positions if k_positions is None else k_positions, "k")
         if k_positions is None and k.dtype == q.dtype:
-            self._require_fits(k, positions, "k")
+            return rotate(q, k, *self._index_and_tables(positions), self.layout, inplace=inplace)
+        k_positions = positions if k_positions is None else k_positions
+        turned_q, _ = rotate(q, None, *self._index_and_tables(positions), self.layout, inplace=inplace)
+        turned_k, _ = rotate(k, None, *self._index_and_tables(k_positions), self.layout, inplace=inplace)
+        return turned_q, turned_k
+
+    def _index_and_tables(self, positions: Positions) -> tuple[Int[Tensor, "batch seq *axes"], Tables]:
+        """What the kernels need to know of these positions."""
+        self._require_known_length(positions)
+        if self.sections is None or positions.axes == 1:
+            positions.require_single_axis("Rotary without sections")
+            index, choice = positions.index.flatten(1), None
+        elif len(self.sections) == positions.axes:
+            index, choice = positions.index, self._axis_of_pair.on(positions.device)
         else:
-            cos_sin = self._turn_of(k, positions if k_positions is None else k_positions, "k")
-        turned_k = rotate(k, *cos_sin, self.layout)
-        return (q.copy_(turned_q), k.copy_(turned_k)) if inplace else (turned_q, turned_k)
+            raise ShapeError(
+                f"got positions with {positions.axes} axes for {len(self.sections)} sections", "one section per axis"
+            )
+        return index, self.angles.tables(positions.device, positions.max_index, positions.min_index, choice)
 
     def _require_known_length(self, positions: Positions) -> None:
         """Past the trained length, a scaling that depends on the length has to be told it."""
@@ -228,10 +234,6 @@ class Rotary(PositionEncoding):
         positions.require_within(
             -MAX_INDEX, limit - 1, name, "rotary.for_length(seq_len) with the length of the whole sequence"
         )
-
-    def _turn_of(self, x: Tensor, positions: Positions, name: str) -> tuple[Tensor, Tensor]:
-        self._require_fits(x, positions, name)
-        return self.cos_sin(positions, torch.promote_types(x.dtype, torch.float32))
 
     def _require_fits(self, x: Tensor, positions: Positions, name: str) -> None:
         if x.ndim != 4 or x.shape[-1] != self.head_dim:

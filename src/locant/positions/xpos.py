@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from locant.errors import LocantError, RangeError, ShapeError
-from locant.kernels.rotary import Layout, rotate
+from locant.kernels.rotary import Layout, turn
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import PositionEncoding
 from locant.positions.constant import Constant
@@ -101,8 +101,8 @@ class XPos(PositionEncoding):
     ) -> tuple[Float[Tensor, "batch heads query head_dim"], Float[Tensor, "batch kv_heads key head_dim"]]:
         """Turned and scaled queries and keys, in the dtype they came in; the arithmetic is float32 at least."""
         keys = positions if k_positions is None else k_positions
-        turned_q = rotate(q, *self._turn(q, positions, "q", 1), self.layout)
-        turned_k = rotate(k, *self._turn(k, keys, "k", -1), self.layout)
+        turned_q = turn(q, *self._turn(q, positions, "q", 1), self.layout)
+        turned_k = turn(k, *self._turn(k, keys, "k", -1), self.layout)
         return (q.copy_(turned_q), k.copy_(turned_k)) if inplace else (turned_q, turned_k)
 
     def _turn(

@@ -1,4 +1,7 @@
 """Turning pairs of dimensions by an angle per position."""
 
+from locant.kernels.rotary.choice import choose_kernel as choose_kernel
+from locant.kernels.rotary.op import rotate as rotate
 from locant.kernels.rotary.reference import Layout as Layout
-from locant.kernels.rotary.reference import rotate as rotate
+from locant.kernels.rotary.reference import turn as turn
+from locant.kernels.rotary.tables import Tables as Tables

@@ -4,7 +4,8 @@ A pair (a, b) becomes (a cos - b sin, b cos + a sin): a positive angle turns fro
 two dimensions form a pair is the layout: ``"half"`` pairs i with i + rotary_dim / 2 (Llama, NeoX), ``"interleaved"``
 pairs 2i with 2i + 1 (the paper, GPT-J). Dimensions from `rotary_dim` on are passed through untouched.
 
-Arithmetic is float32 whatever the dtype of the input (float64 for float64), rounded once at the end.
+Arithmetic is float32 whatever the dtype of the input (float64 for float64), every product is rounded before the sum
+is, and the result is rounded once to the dtype of the input.
 """
 
 from __future__ import annotations
@@ -12,15 +13,31 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["Layout", "rotate"]
+from locant.kernels.rotary.tables import Tables
+
+__all__ = ["Layout", "cos_sin", "rotate", "turn"]
 
 Layout = Literal["half", "interleaved"]
 
 
 def rotate(
+    q: Float[Tensor, "batch heads seq head_dim"],
+    k: Float[Tensor, "batch kv_heads seq head_dim"] | None,
+    positions: Int[Tensor, "#batch seq"] | Int[Tensor, "#batch seq axes"],
+    tables: Tables,
+    layout: Layout,
+    inverse: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Both turned by the angles of their positions; by the negative ones with `inverse`."""
+    cos, sin = cos_sin(positions, tables, torch.promote_types(q.dtype, torch.float32))
+    sin = -sin if inverse else sin
+    return turn(q, cos, sin, layout), None if k is None else turn(k, cos, sin, layout)
+
+
+def turn(
     x: Float[Tensor, "batch heads seq head_dim"],
     cos: Float[Tensor, "#batch seq pairs"],
     sin: Float[Tensor, "#batch seq pairs"],
@@ -28,7 +45,7 @@ def rotate(
 ) -> Float[Tensor, "batch heads seq head_dim"]:
     """Turn the first ``2 * pairs`` dimensions of every head.
 
-    >>> rotate(torch.tensor([[[[1.0, 0.0]]]]), torch.zeros(1, 1, 1), torch.ones(1, 1, 1), "half")
+    >>> turn(torch.tensor([[[[1.0, 0.0]]]]), torch.zeros(1, 1, 1), torch.ones(1, 1, 1), "half")
     tensor([[[[0., 1.]]]])
     """
     rotary_dim = 2 * cos.shape[-1]
@@ -41,3 +58,40 @@ def rotate(
         a, b = turned[..., 0::2], turned[..., 1::2]
         turned = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
     return torch.cat([turned.to(x.dtype), rest], dim=-1)
+
+
+def cos_sin(
+    positions: Int[Tensor, "*tokens_and_axis"], tables: Tables, dtype: torch.dtype
+) -> tuple[Float[Tensor, "*tokens pairs"], Float[Tensor, "*tokens pairs"]]:
+    """The cosine and sine of every token and pair, times the magnitude.
+
+    With `tables.axis_of_pair`, the last dimension of `positions` is the axis.
+    """
+    per_pair = positions[..., None] if tables.axis_of_pair is None else positions[..., tables.axis_of_pair]
+    if tables.exact:
+        cos, sin = _product_of_levels(per_pair, tables)
+    else:
+        angle = per_pair.to(torch.float32) * tables.table
+        cos, sin = angle.cos(), angle.sin()
+    if tables.magnitude != 1:
+        cos, sin = cos * tables.magnitude, sin * tables.magnitude
+    return cos.to(dtype), sin.to(dtype)
+
+
+def _product_of_levels(per_pair: Tensor, tables: Tables) -> tuple[Tensor, Tensor]:
+    cos, sin = _row(tables, 0, per_pair)
+    for level in range(1, tables.levels):
+        cos_step, sin_step = _row(tables, level, per_pair)
+        cos, sin = cos * cos_step - sin * sin_step, sin * cos_step + cos * sin_step
+    return cos, sin
+
+
+def _row(tables: Tables, level: int, per_pair: Tensor) -> tuple[Tensor, Tensor]:
+    byte = (per_pair >> 8 * level) & 255
+    rows = tables.table[level]
+    if tables.axis_of_pair is None:
+        found = rows[byte.squeeze(-1)]
+    else:
+        found = rows[byte, torch.arange(tables.pairs, device=byte.device)]
+    cos, sin = found.unbind(-1)
+    return cos, sin

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from locant.kernels.rotary import rotate
+from locant.kernels.rotary.reference import turn as rotate
 from tests import oracles
 from tests.tolerances import TOLERANCES, assert_close
 

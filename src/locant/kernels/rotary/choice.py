@@ -1,0 +1,53 @@
+"""Which kernel turns some tensors, and why."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import Literal, NamedTuple
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from locant.kernels.rotary.reference import Layout
+from locant.kernels.rotary.tables import Tables
+
+__all__ = ["Choice", "choose_kernel"]
+
+
+class Choice(NamedTuple):
+    """Which kernel turns some tensors, and why not a faster one."""
+
+    kernel: Literal["cpu", "triton", "reference"]
+    why: str
+
+
+def choose_kernel(
+    q: Float[Tensor, "batch heads seq head_dim"],
+    k: Float[Tensor, "batch kv_heads seq head_dim"] | None,
+    positions: Int[Tensor, "#batch seq"] | Int[Tensor, "#batch seq axes"],
+    tables: Tables,
+    layout: Layout,
+) -> Choice:
+    """The fastest kernel that can turn these tensors.
+
+    >>> import torch
+    >>> q = torch.ones(1, 1, 1, 2, device="meta")
+    >>> choose_kernel(q, None, torch.zeros(1, 1, dtype=torch.int64), Tables(torch.ones(1)), "half")
+    Choice(kernel='reference', why='there is no kernel for meta')
+    """
+    if q.device.type == "cpu":
+        return Choice("cpu", "q is on a CPU")
+    if q.device.type != "cuda":
+        return Choice("reference", f"there is no kernel for {q.device.type}")
+    if not _has_triton():
+        return Choice("reference", "triton is not installed")
+    from locant.kernels.rotary import triton
+
+    reason = triton.unsupported(q, k, positions, tables, layout, 2 * tables.pairs)
+    return Choice("triton", "q is on a GPU") if reason is None else Choice("reference", reason)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None

@@ -1,0 +1,300 @@
+"""`rotate`: queries and keys turned in one operation, by whichever kernel is fastest for them.
+
+The kernels, one file each, agree on this::
+
+    reference.rotate(q, k, positions, tables, layout, inverse) -> (q, k)                    any device
+    cpu.rotate_(q, k, positions, tables, layout, rotary_dim, out_q, out_k, inverse) -> None
+    triton.rotate_(q, k, positions, tables, layout, rotary_dim, out_q, out_k, inverse) -> None
+    triton.unsupported(q, k, positions, tables, layout, rotary_dim) -> str | None           why it cannot, or None
+
+    q            [batch, heads, seq, head_dim], any strides, any floating dtype
+    k            [batch, kv_heads, seq, head_dim], the same dtype and device, other strides; or None: q alone
+    positions    int64 [batch or 1, seq], any strides; or [batch or 1, seq, axes] together with tables.axis_of_pair
+    tables       `Tables`, see tables.py
+    layout       "half": pair i is (i, i + rotary_dim / 2); "interleaved": (2i, 2i + 1)
+    rotary_dim   2 * tables.pairs; dimensions from there on are handed through
+    out_q, out_k of the shape and dtype of q and k, any strides without overlap; every element is written, those from
+                 rotary_dim on included. They may be q and k themselves (the same tensor objects): in place
+    inverse      turn by the negative angle (sine negated, magnitude as it is): the backward
+
+Arithmetic: cos and sin are formed as `Tables` says, rounded to float32 (float64 for float64 inputs), then
+``a cos - b sin`` and ``b cos + a sin`` in float32, every product rounded, and rounded once more to the dtype of q.
+A size of 0 anywhere is legal and writes nothing.
+
+A compiler sees two operators of ours. ``locant::rotate`` makes new tensors; its derivative is itself with the negative
+angle, so that it can be differentiated as often as one likes, and all that a backward pass keeps is the positions and
+the tables. ``locant::rotate_`` writes into q and k. Uncompiled code reaches the kernels through a function with the
+same derivatives, which also knows `torch.func`, and costs less: 10 microseconds where an operator costs up to 40.
+"""
+
+from __future__ import annotations
+
+from typing import Any, overload
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from locant.errors import LocantError, ShapeError
+from locant.kernels.rotary import reference
+from locant.kernels.rotary.choice import choose_kernel
+from locant.kernels.rotary.reference import Layout
+from locant.kernels.rotary.tables import Tables
+
+__all__ = ["rotate"]
+
+
+@overload
+def rotate(
+    q: Float[Tensor, "batch heads seq head_dim"],
+    k: Float[Tensor, "batch kv_heads seq head_dim"],
+    positions: Int[Tensor, "#batch seq"] | Int[Tensor, "#batch seq axes"],
+    tables: Tables,
+    layout: Layout,
+    *,
+    inplace: bool = False,
+) -> tuple[Float[Tensor, "batch heads seq head_dim"], Float[Tensor, "batch kv_heads seq head_dim"]]: ...
+@overload
+def rotate(
+    q: Float[Tensor, "batch heads seq head_dim"],
+    k: None,
+    positions: Int[Tensor, "#batch seq"] | Int[Tensor, "#batch seq axes"],
+    tables: Tables,
+    layout: Layout,
+    *,
+    inplace: bool = False,
+) -> tuple[Float[Tensor, "batch heads seq head_dim"], None]: ...
+def rotate(
+    q: Float[Tensor, "batch heads seq head_dim"],
+    k: Float[Tensor, "batch kv_heads seq head_dim"] | None,
+    positions: Int[Tensor, "#batch seq"] | Int[Tensor, "#batch seq axes"],
+    tables: Tables,
+    layout: Layout,
+    *,
+    inplace: bool = False,
+) -> tuple[Float[Tensor, "batch heads seq head_dim"], Float[Tensor, "batch kv_heads seq head_dim"] | None]:
+    """Turn the first ``2 * tables.pairs`` dimensions of every head by its token's position.
+
+    Args:
+        q, k: of one dtype, on one device; `k` may be missing.
+        positions: one per token, or several per token where `tables.axis_of_pair` says which pair takes which.
+        tables: where cosines and sines come from.
+        layout: which dimensions form a pair.
+        inplace: write into `q` and `k`, and return them. Where both are one tensor, it is turned once.
+
+    >>> one_turn_a_token = Tables(torch.tensor([torch.pi / 2]))
+    >>> rotate(torch.tensor([[[[1.0, 0.0]]]]), None, torch.tensor([[2]]), one_turn_a_token, "half")[0].round()
+    tensor([[[[-1., -0.]]]])
+    """
+    rest = (positions, tables.table, tables.axis_of_pair, tables.levels, tables.magnitude, layout, False)
+    if not inplace:
+        return _turned(q, k, *rest)
+    twice = k is not None and _is_same(q, k)
+    for x in (q,) if k is None else (q, k):
+        _require_writable(x)
+    if torch.is_grad_enabled() and (q.requires_grad or (k is not None and k.requires_grad)):
+        turned_q = _turned_in_graph(q, rest)
+        return turned_q, turned_q if twice else None if k is None else _turned_in_graph(k, rest)
+    _write(q, None if twice else k, *rest)
+    return q, k
+
+
+def _write(q: Tensor, k: Tensor | None, *rest: Any) -> None:
+    if not torch.compiler.is_compiling() and _is_plain(q):
+        _run(q, k, q, k, *rest)  # torch's own operators, which tell its graph what they write to
+    else:
+        _rotate_(q, k, *rest)
+
+
+def _is_plain(q: Tensor) -> bool:
+    """Whether it can be turned without asking torch which kind of tensor it is."""
+    return type(q) is Tensor and q.device.type == "cpu"
+
+
+def _is_same(q: Tensor, k: Tensor) -> bool:
+    """Whether both are one tensor, or views of exactly the same elements."""
+    return q is k or (not torch.compiler.is_compiling() and q.is_set_to(k))
+
+
+def _require_writable(x: Tensor) -> None:
+    """Raise before anything is written: afterwards it would be too late."""
+    if any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)):
+        raise ShapeError("got a tensor that repeats its elements (stride 0) to turn in place", "x.contiguous()")
+    leaf = x._base if not torch.compiler.is_compiling() and x._is_view() else x
+    if torch.is_grad_enabled() and leaf is not None and leaf.requires_grad and leaf.is_leaf:
+        raise LocantError("got a leaf that requires a gradient to turn in place", "inplace=False")
+
+
+# ---------------------------------------------------------------------- what torch knows of it
+
+ARGUMENTS = (
+    "Tensor positions, Tensor table, Tensor? axis_of_pair, int levels, float magnitude, str layout, bool inverse"
+)
+
+
+@torch.library.custom_op(
+    "locant::rotate", mutates_args=(), schema=f"(Tensor q, Tensor? k, {ARGUMENTS}) -> (Tensor, Tensor)"
+)
+def _rotate(q: Tensor, k: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+    out_q, out_k = _empty(q, k, *rest)
+    _run(q, k, out_q, out_k, *rest)
+    return out_q, out_k
+
+
+@_rotate.register_fake
+def _empty(q: Tensor, k: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), q.new_empty(0) if k is None else torch.empty_like(k)
+
+
+@torch.library.custom_op(
+    "locant::rotate_", mutates_args=("q", "k"), schema=f"(Tensor(a!) q, Tensor(b!)? k, {ARGUMENTS}) -> ()"
+)
+def _rotate_(q: Tensor, k: Tensor | None, *rest: Any) -> None:
+    _run(q, k, q, k, *rest)
+
+
+@_rotate_.register_fake
+def _nothing(q: Tensor, k: Tensor | None, *rest: Any) -> None:
+    return None
+
+
+def _run(
+    q: Tensor,
+    k: Tensor | None,
+    out_q: Tensor,
+    out_k: Tensor | None,
+    positions: Tensor,
+    table: Tensor,
+    axis_of_pair: Tensor | None,
+    levels: int,
+    magnitude: float,
+    layout: Layout,
+    inverse: bool,
+) -> None:
+    tables = Tables(table, levels, magnitude, axis_of_pair)
+    kernel = choose_kernel(q, k, positions, tables, layout).kernel
+    if kernel == "reference":
+        turned_q, turned_k = reference.rotate(q, k, positions, tables, layout, inverse)
+        out_q.copy_(turned_q)
+        if out_k is not None and turned_k is not None:
+            out_k.copy_(turned_k)
+        return
+    if kernel == "cpu":
+        from locant.kernels.rotary.cpu import rotate_
+    else:
+        from locant.kernels.rotary.triton import rotate_
+    rotate_(q, k, positions, tables, layout, 2 * tables.pairs, out_q, None if k is None else out_k, inverse)
+
+
+# ---------------------------------------------------------------------- derivatives
+
+
+def _turned(q: Tensor, k: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor | None]:
+    """A compiler is given the operator; everyone else the function, which `torch.func` can look into."""
+    if not torch.compiler.is_compiling():
+        return _Turn.apply(q, k, *rest)
+    turned_q, turned_k = _rotate(q, k, *rest)
+    return turned_q, None if k is None else turned_k
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
+    _, _, *tensors = inputs[:5]
+    ctx.save_for_backward(*tensors)
+    ctx.save_for_forward(*tensors)
+    ctx.settings = inputs[5:]
+    ctx.set_materialize_grads(False)
+
+
+def _turn_back(ctx: Any, grad_q: Tensor | None, grad_k: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The gradients of q and k: what arrives, turned by the negative angles."""
+    *numbers, layout, inverse = ctx.settings
+    rest = (*ctx.saved_tensors, *numbers, layout, not inverse)
+    wanted = [grad if needed else None for grad, needed in zip((grad_q, grad_k), ctx.needs_input_grad, strict=False)]
+    return *_turned_where_given(wanted[0], wanted[1], rest), *(None for _ in rest)
+
+
+def _turned_where_given(q: Tensor | None, k: Tensor | None, rest: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
+    if q is not None:
+        return _turned(q, k, *rest)
+    return None, None if k is None else _turned(k, None, *rest)[0]
+
+
+class _Turn(torch.autograd.Function):
+    """Both tensors, in new memory."""
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor | None]:
+        if not _is_plain(q):
+            turned_q, turned_k = _rotate(q, k, *rest)
+            return turned_q, None if k is None else turned_k
+        out_q, out_k = torch.empty_like(q), None if k is None else torch.empty_like(k)
+        _run(q, k, out_q, out_k, *rest)  # torch's own operators: no need to go through ours
+        return out_q, out_k
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
+        _keep(ctx, inputs, output)
+        ctx.kinds = tuple(None if x is None else (x.shape, x.dtype, x.device) for x in output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        return _turn_back(ctx, *grads)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
+        """A tangent is turned as its vector is; for one that stands still, torch wants zeros."""
+        turned = _turned_where_given(tangents[0], tangents[1], (*ctx.saved_tensors, *ctx.settings))
+        return tuple(
+            torch.zeros(kind[0], dtype=kind[1], device=kind[2]) if x is None and kind is not None else x
+            for x, kind in zip(turned, ctx.kinds, strict=True)
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+        return _over_samples(info, in_dims, *args)
+
+
+class _TurnInPlace(torch.autograd.Function):
+    """One tensor, for torch's graph does not take a view among several that are written to."""
+
+    @staticmethod
+    def forward(x: Tensor, *rest: Any) -> Tensor:
+        _write(x, None, *rest)
+        return x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
+        ctx.mark_dirty(inputs[0])
+        _keep(ctx, (inputs[0], None, *inputs[1:]), output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        turned, _, *nothing = _turn_back(ctx, grads[0], None)
+        return turned, *nothing
+
+
+def _turned_in_graph(x: Tensor, rest: tuple[Any, ...]) -> Tensor:
+    if torch.compiler.is_compiling():  # which finds out by itself that the copy can be spared
+        return x.copy_(_turned(x, None, *rest)[0])
+    return _TurnInPlace.apply(x, *rest)
+
+
+def _over_samples(
+    info: Any, in_dims: tuple[int | None, ...], q: Tensor, k: Tensor | None, positions: Tensor, *rest: Any
+) -> Any:
+    """Several samples are a larger batch."""
+    if any(dim is not None for dim in in_dims[3:]):
+        raise LocantError("got tables that differ from sample to sample", "one encoding for all samples")
+
+    def merged(x: Tensor, dim: int | None) -> Tensor:
+        return (x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
+
+    samples = (info.batch_size, q.shape[1 if in_dims[0] == 0 else 0])
+    if in_dims[2] is not None or positions.shape[0] > 1:
+        each = positions[None] if in_dims[2] is None else positions.movedim(in_dims[2], 0)
+        positions = each.expand(*samples, *each.shape[2:]).flatten(0, 1)
+    turned = _turned(merged(q, in_dims[0]), None if k is None else merged(k, in_dims[1]), positions, *rest)
+    return tuple(None if x is None else x.unflatten(0, samples) for x in turned), (0, None if k is None else 0)
+
+
+_rotate.register_autograd(_turn_back, setup_context=_keep)

@@ -1,0 +1,105 @@
+"""Triton kernels where there is no GPU: carried out by NumPy, statement by statement, and watched meanwhile.
+
+Triton decides when a kernel is defined whether it will be interpreted. So a module is loaded a second time for it,
+under another name: the one that the package would use on a GPU stays as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["Access", "Place", "interpreted", "sparse", "watched", "without_copying_back"]
+
+
+@functools.cache
+def interpreted(name: str) -> ModuleType:
+    """The module `name` with kernels that run on tensors of the CPU."""
+    found = importlib.util.find_spec(name)
+    assert found is not None
+    assert found.origin is not None
+    spec = importlib.util.spec_from_file_location(f"{name}_interpreted", found.origin)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with mock.patch.dict(os.environ, TRITON_INTERPRET="1"):
+        spec.loader.exec_module(module)
+    return module
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where kernels run: ``"cpu"``, interpreted, or ``"cuda"``."""
+
+    device: str
+
+    @property
+    def is_interpreted(self) -> bool:
+        return self.device == "cpu"
+
+    def load(self, name: str) -> Any:
+        """The module `name`, with kernels that run here."""
+        return interpreted(name) if self.is_interpreted else importlib.import_module(name)
+
+
+@dataclass(frozen=True)
+class Access:
+    """What one statement of one program touched: the addresses of the lanes that no mask switched off."""
+
+    program: int
+    stores: bool
+    addresses: np.ndarray
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[list[Access]]:
+    """Every load and store that interpreted kernels make meanwhile, in their order."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    seen: list[Access] = []
+    load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+
+    def note(builder: Any, pointers: Any, mask: Any, *, stores: bool) -> None:
+        lanes = np.broadcast_to(mask.data, pointers.data.shape)
+        seen.append(Access(int(builder.grid_idx[0]), stores, pointers.data[lanes].astype(np.uint64)))
+
+    def noted_load(builder: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+        note(builder, pointers, mask, stores=False)
+        return load(builder, pointers, mask, *rest)
+
+    def noted_store(builder: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        note(builder, pointers, mask, stores=True)
+        return store(builder, pointers, value, mask, *rest)
+
+    with mock.patch.multiple(InterpreterBuilder, create_masked_load=noted_load, create_masked_store=noted_store):
+        yield seen
+
+
+MAP_NORESERVE = 0x4000  # in `mmap` from Python 3.13 on
+
+
+def sparse(elements: int) -> Tensor:
+    """float16 zeros, any number of them: only those that are touched take memory."""
+    pages = mmap.mmap(-1, 2 * elements, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    return torch.frombuffer(pages, dtype=torch.float16)
+
+
+@contextlib.contextmanager
+def without_copying_back() -> Iterator[None]:
+    """The interpreter copies whole storages back, even onto themselves; of a sparse one nothing must be touched."""
+    from triton.runtime.interpreter import GridExecutor
+
+    with mock.patch.object(GridExecutor, "_restore_args_dev"):
+        yield

@@ -1,0 +1,223 @@
+"""The rotation on a CPU: against float64, against the reference bit for bit, and in memory that is full of NaN."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from locant.kernels.rotary import cpu, reference
+from locant.kernels.rotary.tables import Tables
+from tests.kernels.rotary.turning import far_positions, tables, truth
+from tests.tolerances import assert_close
+
+LAYOUTS = ["half", "interleaved"]
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+SIZES = [2, 40, 72, 80, 96, 128, 192, 256]
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def turned(q: Tensor, k: Tensor | None, index: Tensor, of: Tables, layout: Any, inverse: bool = False) -> Any:
+    """Into fresh memory full of NaN, and again in place: both have to be the same bits."""
+    out = [None if x is None else torch.full_like(x, torch.nan) for x in (q, k)]
+    cpu.rotate_(q, k, index, of, layout, 2 * of.pairs, out[0], out[1], inverse)
+    same = [None if x is None else x.clone() for x in (q, k)]
+    cpu.rotate_(same[0], same[1], index, of, layout, 2 * of.pairs, same[0], same[1], inverse)
+    for fresh, overwritten in zip(out, same, strict=True):
+        assert fresh is None or torch.equal(fresh, overwritten)
+    return out
+
+
+def assert_same_bits(
+    q: Tensor, k: Tensor | None, index: Tensor, of: Tables, layout: Any, inverse: bool = False
+) -> None:
+    ours = turned(q, k, index, of, layout, inverse)
+    for x, expected in zip(ours, reference.rotate(q, k, index, of, layout, inverse), strict=True):
+        assert (x is None) == (expected is None)
+        assert x is None or torch.equal(x, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("head_dim", SIZES)
+def test_every_head_is_turned_as_the_paper_says(head_dim: int, layout: str, dtype: torch.dtype) -> None:
+    q, k = torch.randn(2, 3, 5, head_dim).to(dtype), torch.randn(2, 1, 5, head_dim).to(dtype)
+    for index, sign in ((far_positions(2, 5), 1), (torch.arange(3, 8)[None], -1)):
+        ours = turned(q, k, index, tables(head_dim), layout, inverse=sign < 0)
+        for x, before in zip(ours, (q, k), strict=True):
+            assert_close(x, truth(before, index, layout, head_dim, sign))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("pairs", [7, 16, 64])
+def test_the_bits_are_those_of_the_reference(pairs: int, dtype: torch.dtype, layout: str, threads: int) -> None:
+    """Sizes of one vector and less, of many with some left over, and of more than one block, on several threads."""
+    of = tables(2 * pairs, magnitude=1.0 if pairs == 7 else 1.37)
+    for batch, heads, seq in ((1, 2, 1), (2, 3, 67), (1, 5, 71 if threads == 1 else 2_400)):
+        q = torch.randn(batch, heads, seq, 2 * pairs).to(dtype)
+        k = torch.randn(batch, seq, 3, 2 * pairs).to(dtype).transpose(1, 2)
+        assert_same_bits(q, k, torch.randint(2**31, (batch, seq)), of, layout)
+        assert_same_bits(q, None, torch.arange(seq)[None], of._replace(levels=2), layout, inverse=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 7, 16])
+def test_the_bits_are_those_of_the_reference_whatever_the_number_of_threads(count: int, layout: str) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        for seq, pairs, dtype in itertools.product((15, 333, 2_049), (16, 48, 64), (torch.float32, torch.bfloat16)):
+            q, k = torch.randn(2, 7, seq, 2 * pairs).to(dtype), torch.randn(2, 3, seq, 2 * pairs).to(dtype)
+            assert_same_bits(q, k, torch.randint(2**31, (1, seq)), tables(2 * pairs), layout)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_fused_products_would_change_is_seen_by_these_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin: complex multiplication wherever it is possible, with rows that fill no whole vector."""
+    monkeypatch.setattr(cpu, "_is_whole", lambda numbers, pairs: True)
+    q = torch.randn(1, 3, 67, 14)
+    index, of = torch.arange(67)[None], tables(14)
+    ours = turned(q, None, index, of, "interleaved")[0]
+    expected, _ = reference.rotate(q, None, index, of, "interleaved")
+    assert_close(ours, expected)
+    if "AVX" in torch.backends.cpu.get_cpu_capability():
+        assert not torch.equal(ours, expected)
+
+
+def test_a_machine_that_fuses_everywhere_gets_separate_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "_rounds_products", lambda: False)
+    for layout, dtype in itertools.product(LAYOUTS, DTYPES):
+        q, k = torch.randn(2, 3, 67, 64).to(dtype), torch.randn(2, 1, 67, 64).to(dtype)
+        assert_same_bits(q, k, torch.arange(67)[None], tables(64), layout)
+
+
+@given(
+    st.integers(1, 3), st.integers(1, 4), st.integers(1, 40), st.integers(1, 40), st.integers(0, 3),
+    st.sampled_from(LAYOUTS), st.sampled_from(DTYPES), st.booleans(),
+)  # fmt: skip
+def test_any_size_has_the_bits_of_the_reference(
+    batch: int, heads: int, seq: int, pairs: int, rest: int, layout: str, dtype: torch.dtype, inverse: bool
+) -> None:
+    q = torch.randn(batch, heads, seq, 2 * pairs + rest).to(dtype)
+    k = torch.randn(batch, seq, 1, 2 * pairs + rest).to(dtype).transpose(1, 2)
+    index = torch.randint(-(2**31) + 1, 2**31, (batch, seq))
+    assert_same_bits(q, k, index, tables(2 * pairs), layout, inverse)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("pairs", [7, 32])
+def test_memory_laid_out_otherwise_gives_the_same_bits(pairs: int, dtype: torch.dtype, layout: str) -> None:
+    """Part of a projection, every other element, an odd address, one head for all: read and written."""
+    dim, of = 2 * pairs, tables(2 * pairs)
+    index = torch.randint(2**31, (2, 5))
+    projected = torch.randn(2, 5, 4 * dim + 1).to(dtype)
+    q = projected[..., : 3 * dim].view(2, 5, 3, dim).transpose(1, 2)
+    odd = projected[..., 1 : 3 * dim + 1].unflatten(-1, (3, dim)).transpose(1, 2)
+    sparse = torch.randn(2, 3, 5, 2 * dim).to(dtype)[..., ::2]
+    assert_same_bits(q, odd, index, of, layout)
+    assert_same_bits(sparse, q, index, of, layout)
+    one = q[:, :1].expand(2, 3, 5, dim)
+    out = torch.full((2, 3, 5, dim), torch.nan, dtype=dtype)
+    cpu.rotate_(one, None, index, of, layout, dim, out, None)
+    assert torch.equal(out, reference.rotate(one, None, index, of, layout)[0])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_turned_is_handed_through_and_what_lies_between_is_left_alone(
+    layout: str, dtype: torch.dtype
+) -> None:
+    around = torch.full((2, 3, 5, 50), torch.nan, dtype=dtype)
+    x = around[..., 3:48]
+    x.copy_(torch.randn(2, 3, 5, 45))
+    before, index, of = x.clone(), torch.arange(5)[None], tables(32)
+    out = torch.full_like(before, torch.nan)
+    cpu.rotate_(x, None, index, of, layout, 32, out, None)
+    assert torch.equal(out[..., 32:], before[..., 32:])
+    assert torch.equal(x, before)
+    cpu.rotate_(x, None, index, of, layout, 32, x, None)
+    assert torch.equal(x, out)
+    assert bool(around[..., :3].isnan().all())
+    assert bool(around[..., 48:].isnan().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_memory_that_was_never_written_to_is_never_read(
+    layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty, poisoned = torch.empty, 0
+
+    def poison(*args: Any, **options: Any) -> Tensor:
+        nonlocal poisoned
+        poisoned += 1
+        return empty(*args, **options).fill_(torch.nan)
+
+    q, k, index, of = torch.randn(2, 3, 901, 64).to(dtype), torch.randn(2, 2, 901, 64).to(dtype), None, tables(64)
+    index = torch.arange(901)[None]
+    expected = reference.rotate(q, k, index, of, layout)
+    monkeypatch.setattr(torch, "empty", poison)
+    for x, wanted in zip(turned(q, k, index, of, layout), expected, strict=True):
+        assert torch.equal(x, wanted)
+    assert poisoned
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 5, 14), (2, 0, 5, 14), (2, 3, 0, 14)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_in_gives_nothing_out(shape: tuple[int, ...], layout: str) -> None:
+    x, k = torch.randn(shape), torch.randn(2, 3, shape[2], 14)[: shape[0]]
+    assert_same_bits(x, k, torch.arange(shape[2])[None], tables(14), layout)
+
+
+@pytest.mark.parametrize("pairs", [7, 32])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_several_axes_turn_each_pair_by_its_own(layout: str, pairs: int) -> None:
+    of, q = tables(2 * pairs), torch.randn(2, 3, 5, 2 * pairs)
+    index = torch.randint(-(2**31) + 1, 2**31, (2, 5, 3))
+    axis = torch.randint(3, (pairs,))
+    ours = turned(q, None, index, of._replace(axis_of_pair=axis), layout)[0]
+    first, second = cpu._parts(ours, layout)  # type: ignore[arg-type]
+    for which in range(3):
+        alone = turned(q, None, index[..., which], of, layout)[0]
+        for part, expected in zip((first, second), cpu._parts(alone, layout), strict=True):  # type: ignore[arg-type]
+            assert torch.equal(part[..., axis == which], expected[..., axis == which])
+    assert_same_bits(q, None, index, of._replace(axis_of_pair=axis), layout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pairs", [7, 32])
+def test_float32_angles_have_the_bits_of_the_reference(pairs: int, dtype: torch.dtype, layout: str) -> None:
+    of = Tables(torch.rand(pairs), magnitude=1.25)
+    q = torch.randn(2, 3, 67, 2 * pairs).to(dtype)
+    assert_same_bits(q, None, torch.randint(99_999, (2, 67)), of, layout)
+
+
+def test_blocks_and_angles_cut_anywhere_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, index = torch.randn(3, 4, 41, 64), torch.randn(3, 2, 41, 64), torch.randint(2**31, (3, 41))
+    of = tables(64)
+    for layout, dtype in itertools.product(LAYOUTS, DTYPES):
+        expected = reference.rotate(q.to(dtype), k.to(dtype), index, of, layout)
+        for angles, block in ((1, 1), (32 * 3 * 7, 64 * 41), (2**17, 64 * 41 * 4), (100, 2**19)):
+            monkeypatch.setattr(cpu, "ANGLES", angles)
+            monkeypatch.setattr(cpu, "BLOCK", max(block, 64 * 41))
+            monkeypatch.setattr(cpu, "SMALL", 0)
+            for x, wanted in zip(turned(q.to(dtype), k.to(dtype), index, of, layout), expected, strict=True):
+                assert torch.equal(x, wanted)
