@@ -1,0 +1,165 @@
+"""Joining the finished parts: their shards get their places in the store, and the manifest is written last.
+
+The numbers that shards get are written down before the first one moves, so a run that was killed between two moves is
+taken up where it was. Until the manifest stands, no reader takes the folder for a store.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from locant.errors import InputError
+from locant.files import flush, write_whole
+from locant.text.prepare.part import Part, finished_part, part_folder
+from locant.text.prepare.pieces import Source
+from locant.text.prepare.plan import FOLDER, Plan, read_plan
+from locant.text.store import ShardRecord, TokenStore, write_manifest
+from locant.text.store.layout import MANIFEST, TOKENIZER, shard_name
+from locant.text.store.manifest import read_manifest
+from locant.text.tokenizer import Tokenizer
+
+__all__ = ["finalize", "join", "missing_parts", "note_tasks", "recorded_request", "tidy"]
+
+NUMBERING = "numbering.json"
+NAMED = 10
+"""How many missing tasks are named; the others are counted."""
+
+
+def finalize(out: str | Path) -> TokenStore:
+    """Join what tasks have made in `out` into its store; a finished store is left as it is.
+
+    Raises:
+        InputError: there is nothing to join, or some task has not done its part; they are named.
+    """
+    out = Path(out)
+    if (out / MANIFEST).exists():
+        tidy(out)
+        return TokenStore(out)
+    plan = read_plan(out)
+    if plan is None:
+        raise InputError(f"{out} holds no tasks to join", "locant prepare PATH -o OUT --task 0 --num-tasks N, first")
+    if not (plan.folder / NUMBERING).exists() and (missing := missing_parts(plan)):
+        raise InputError(f"{out} is not finished: {_named(plan, missing)}", "running them, and then --finalize again")
+    return join(plan, plan.tokenizer())
+
+
+def missing_parts(plan: Plan) -> list[int]:
+    """The numbers of the parts that are not done."""
+    if (plan.folder / NUMBERING).exists():
+        return []
+    return [number for number in range(plan.num_parts) if finished_part(plan, number) is None]
+
+
+def join(plan: Plan, tokenizer: Tokenizer) -> TokenStore:
+    """Move the shards of all parts, which are done, into the store, and write its manifest."""
+    store = plan.store
+    try:
+        parts = _numbering(plan)
+        for number, (source, record) in enumerate(_shards(plan, parts)):
+            for kind, file in (("bin", record.bin), ("idx", record.idx)):
+                _move(source.with_suffix(f".{kind}"), store / f"{shard_name(number)}.{kind}", file.size)
+        flush(store)
+        write_manifest(
+            store,
+            shards=[record for _, record in _shards(plan, parts)],
+            tokenizer=tokenizer,
+            end_of_text=plan.end_of_text,
+            sources=_recorded_sources(plan.sources(), parts),
+            options=dict(plan.options),
+        )
+    except FileNotFoundError:
+        if not (store / MANIFEST).exists():  # else another process has just joined the same parts
+            raise
+    tidy(store)
+    return TokenStore(store)
+
+
+def _numbering(plan: Plan) -> list[Part]:
+    """The parts in order, as they were when the first shard was about to move."""
+    path = plan.folder / NUMBERING
+    if not path.exists():
+        parts = [_required(plan, number) for number in range(plan.num_parts)]
+        if not any(shard.documents for part in parts for shard in part.shards):
+            raise InputError("got no text: no input has a document in it", "other paths, a --separator or a --field")
+        write_whole(path, json.dumps([part.to_json() for part in parts]))
+    return [Part.from_json(part) for part in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def _required(plan: Plan, number: int) -> Part:
+    part = finished_part(plan, number)
+    if part is None:
+        raise InputError(f"{plan.store} is not finished: {_named(plan, [number])}", "the same command again")
+    return part
+
+
+def _shards(plan: Plan, parts: Sequence[Part]) -> Iterator[tuple[Path, ShardRecord]]:
+    """Where every shard was made, in the order of the store."""
+    for number, part in enumerate(parts):
+        for i, record in enumerate(part.shards):
+            yield part_folder(plan, number) / shard_name(i), record
+
+
+def _move(source: Path, place: Path, size: int) -> None:
+    """Rename a file, unless that was done before."""
+    with suppress(FileNotFoundError):
+        source.replace(place)
+    if place.stat().st_size != size:
+        raise InputError(
+            f"{place} has {place.stat().st_size} bytes, expected {size}", f"rm -r {place.parent}, then again"
+        )
+
+
+def tidy(store: Path) -> None:
+    """Remove what a finished store needs no more, and what was left where a run was killed."""
+    for folder in store.glob(f"{FOLDER}*"):
+        shutil.rmtree(folder, ignore_errors=True)
+    for name in (MANIFEST, TOKENIZER):
+        for path in store.glob(f".{Path(name).stem}.*.json"):
+            path.unlink(missing_ok=True)
+
+
+# ------------------------------------------------------------------ what was asked for
+
+
+def _recorded_sources(sources: Sequence[Source], parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """The sources with the hashes of their pieces, as the manifest keeps them."""
+    pieces: dict[str, list[dict[str, Any]]] = {source.path: [] for source in sources}
+    for part in parts:
+        for piece in part.pieces:
+            pieces[piece["path"]].append({name: piece[name] for name in ("start", "stop", "sha256")})
+    return [{**dataclasses.asdict(source), "pieces": pieces[source.path]} for source in sources]
+
+
+def recorded_request(store: Path) -> tuple[dict[str, Any], list[Source]]:
+    """The options and sources that a finished store was made from."""
+    manifest = read_manifest(store)
+    sources = [Source(**{name: one for name, one in source.items() if name != "pieces"}) for source in manifest.sources]
+    return dict(manifest.options), sources
+
+
+# ------------------------------------------------------------------ which tasks are missing
+
+
+def note_tasks(plan: Plan, num_tasks: int) -> None:
+    """Remember into how many tasks the work was divided, to name those that are missing."""
+    (plan.folder / f"tasks-{num_tasks}").touch()
+
+
+def _named(plan: Plan, missing: Sequence[int]) -> str:
+    """Tasks, as they are typed; parts, where nobody or everybody has divided the work in another way."""
+    divisions = [int(path.name.removeprefix("tasks-")) for path in plan.folder.glob("tasks-*")]
+    if len(divisions) != 1:
+        return f"parts {_listed(missing)} of {plan.num_parts} are missing"
+    tasks = sorted({number % divisions[0] for number in missing})
+    return f"tasks {_listed(tasks)} of --num-tasks {divisions[0]} are missing"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    more = f" and {len(numbers) - NAMED} more" if len(numbers) > NAMED else ""
+    return ", ".join(map(str, numbers[:NAMED])) + more

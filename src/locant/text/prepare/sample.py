@@ -1,0 +1,143 @@
+"""A sample of the input: stretches from places spread evenly over all of it, the same ones for the same input.
+
+It is what the default tokenizer learns from, what a fast engine is checked on, and what a dry run counts. Where a
+document cannot be found from the middle (compressed files, a text that is one document) stretches are taken from the
+beginning of each file, of as many files as there are places.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from locant.text.prepare.pieces import Piece, Source, Tally, cut
+from locant.text.prepare.sources import documents
+
+__all__ = ["CHECKED_BYTES", "TRAINING_BYTES", "Sample", "is_single", "take_sample"]
+
+TRAINING_BYTES = 8 * 2**20
+"""What a tokenizer learns from: two to three seconds of training."""
+
+CHECKED_BYTES = 2**19
+"""What an engine is checked on."""
+
+STRETCH = 2**15
+"""Bytes from each place: enough for a few documents, few enough for a sample of many places."""
+
+
+MOST = 2**26
+"""Bytes of text that are unpacked to learn how far files are compressed."""
+
+
+@dataclass(kw_only=True)
+class Sample:
+    """Documents from all over the input, and what they stand for."""
+
+    texts: list[bytes] = field(default_factory=list)
+    """Whole documents, and beginnings of long ones."""
+    read: int = 0
+    """Bytes of the input that were read for them."""
+    unpacked: int = 0
+    """Bytes of text that were in those: more, where the input is compressed."""
+    documents: int = 0
+    """Documents in those; files that are one document are not counted."""
+    of_many: int = 0
+    """Bytes that were read of files with several documents."""
+    is_all: bool = False
+    """Whether that was all there is, so that counts are exact."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the texts."""
+        return sum(map(len, self.texts))
+
+    def all_documents(self, sources: Sequence[Source]) -> int:
+        """How many documents the input has, or about."""
+        if self.is_all:
+            return len(self.texts)
+        single = sum(is_single(source) and source.size != 0 for source in sources)
+        rest = sum(source.size or 0 for source in sources if not is_single(source))
+        return single + round(self.documents * rest / max(self.of_many, 1))
+
+
+def is_single(source: Source | Piece) -> bool:
+    """Whether a file is one document."""
+    return source.kind == "text" and source.separator is None
+
+
+def take_sample(sources: Sequence[Source], size: int) -> Sample:
+    """About `size` bytes of text from all over the sources; all of them, where they are no larger."""
+    ends = list(accumulate(source.size or 0 for source in sources))
+    plain = all(source.compression is None and source.kind != "parquet" for source in sources)
+    is_all = plain and (not ends or ends[-1] <= size)
+    sample = Sample(is_all=is_all)
+    for piece in _whole(sources) if is_all else _spread(sources, ends, size):
+        _add(sample, piece, None if is_all else STRETCH)
+    return sample
+
+
+def _whole(sources: Sequence[Source]) -> Iterator[Piece]:
+    for source in sources:
+        yield from cut(source, max(source.size or 0, 1))
+
+
+def _spread(sources: Sequence[Source], ends: Sequence[int], size: int) -> Iterator[Piece]:
+    """The pieces that begin at evenly spread places, each once."""
+    places, total = max(size // STRETCH, 1), ends[-1]
+    seen: set[tuple[str, int]] = set()
+    for i in range(places):
+        place = i * total // places
+        number = bisect_right(ends, place)
+        piece = _at(sources[number], place - (ends[number] - (sources[number].size or 0)))
+        if piece is not None and (piece.path, piece.start) not in seen:
+            seen.add((piece.path, piece.start))
+            yield piece
+
+
+def _at(source: Source, offset: int) -> Piece | None:
+    """The piece of a file that begins at `offset`, or the whole file where none can begin in the middle."""
+    size = source.size or 0
+    pieces = cut(source, max(size - 1, 1))
+    if len(pieces) < 2:
+        return pieces[0] if pieces else None
+    return dataclasses.replace(pieces[0], start=offset, stop=min(offset + STRETCH, size))
+
+
+def _add(sample: Sample, piece: Piece, limit: int | None) -> None:
+    """The first documents of a piece, no more than `limit` bytes of them."""
+    tally, room, goes_on = Tally(), limit, False
+    for batch in documents(piece, tally):
+        for i, text in enumerate(batch.texts):
+            if room is None or room > 0:
+                _keep(sample, _beginning(text, room), joined=goes_on and i == 0)
+                room = None if room is None else room - len(text)
+        goes_on = batch.unfinished
+        sample.unpacked += sum(map(len, batch.texts))
+        enough = room is not None and room <= 0
+        # Less of a compressed file would say little of how far it is compressed: it is read some way ahead.
+        if enough and (piece.compression is None or sample.unpacked > MOST):
+            break
+    sample.read += tally.bytes
+    if not is_single(piece):
+        sample.of_many += tally.bytes
+        sample.documents += tally.documents
+
+
+def _keep(sample: Sample, text: bytes, *, joined: bool) -> None:
+    """Add a document, or what goes on of the last one."""
+    if joined:
+        sample.texts[-1] += text
+    else:
+        sample.texts.append(text)
+
+
+def _beginning(text: bytes, size: int | None) -> bytes:
+    """At most `size` bytes, and no part of a character."""
+    if size is None or len(text) <= size:
+        return text
+    while size and text[size] & 0xC0 == 0x80:
+        size -= 1
+    return text[:size]

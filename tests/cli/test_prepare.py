@@ -1,0 +1,139 @@
+"""`locant prepare`, as it is typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from locant.text.store import TokenStore
+from tests.cli.conftest import Complains, Run, listing
+
+TEXT = "the cat sat on the mat; the rat sat on the cat. " * 40
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+def test_a_store_is_made_and_told_of(run: Run) -> None:
+    result = run("prepare", "text.txt", "-o", "store", "--tokenizer", "bytes")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == "store: 1,921 tokens in 1 document, 1 shard, uint16, 3,842 bytes\n"
+    assert TokenStore("store")[:].tolist() == [*TEXT.encode(), 256]
+
+
+def test_json_is_all_there_is_on_stdout(run: Run) -> None:
+    result = run("prepare", "text.txt", "-o", "store", "--vocab-size", "300", "--json")
+    facts = json.loads(result.stdout)
+    store = TokenStore("store")
+    assert facts == {
+        "store": "store", "tokens": len(store), "documents": 1, "shards": 1, "dtype": "uint16", "bytes": 2 * len(store),
+        "vocab_size": store.vocab_size, "end_of_text": store.end_of_text, "fingerprint": store.fingerprint,
+    }  # fmt: skip
+    assert store.tokenizer.decode(store[:-1]) == TEXT
+
+
+def test_separators_can_be_typed(run: Run) -> None:
+    Path("two.txt").write_text("one\n\ntwo\n\n\\nthree")
+    assert (
+        "in 3 documents"
+        in run("prepare", "two.txt", "-o", "store", "--tokenizer", "bytes", "--separator", r"\n\n").stdout
+    )
+    assert (
+        "in 2 documents"
+        in run("prepare", "two.txt", "-o", "other", "--tokenizer", "bytes", "--separator", r"\\n").stdout
+    )
+
+
+def test_the_end_of_text_can_be_left_out(run: Run) -> None:
+    assert (
+        "1,920 tokens" in run("prepare", "text.txt", "-o", "store", "--tokenizer", "bytes", "--no-end-of-text").stdout
+    )
+
+
+def test_a_dry_run_writes_nothing(run: Run, folder: Path) -> None:
+    before = listing(folder)
+    result = run("prepare", "text.txt", "--dry-run", "--tokenizer", "bytes")
+    assert result.stdout == "1 file of 1,920 bytes: 1 document, 1,921 tokens, 3,842 bytes in the store\n"
+    facts = json.loads(run("prepare", "text.txt", "--dry-run", "--tokenizer", "bytes", "--json").stdout)
+    assert facts == {
+        "files": 1, "bytes": 1920, "documents": 1, "tokens": 1921, "store_bytes": 3842, "exact": True
+    }  # fmt: skip
+    assert listing(folder) == before
+
+
+def test_tasks_are_done_apart_and_joined(run: Run) -> None:
+    words = ("prepare", "text.txt", "-o", "store", "--tokenizer", "bytes", "--num-tasks", "2")
+    said = "store: task 1 of 2 is done; when all are: locant prepare --finalize -o store\n"
+    assert run(*words, "--task", "1").stdout == said
+    missing = run("prepare", "--finalize", "-o", "store")
+    assert missing.exit_code == 2
+    assert "tasks 0 of --num-tasks 2 are missing" in missing.stderr
+    assert json.loads(run(*words, "--task", "0", "--json").stdout) == {"store": "store", "task": 0, "num_tasks": 2}
+    assert run("prepare", "--finalize", "-o", "store").stdout.startswith("store: 1,921 tokens")
+
+
+def test_standard_input_is_a_path(run: Run) -> None:
+    result = run("prepare", "-", "-o", "store", "--tokenizer", "bytes", input="one two")
+    assert "8 tokens in 1 document" in result.stdout
+
+
+def test_unfinished_work_can_be_discarded(run: Run) -> None:
+    words = ("prepare", "text.txt", "-o", "store", "--tokenizer", "bytes")
+    run(*words, "--task", "1", "--num-tasks", "2")
+    refused = run(*words, "--no-end-of-text")
+    assert refused.exit_code == 2
+    assert "append_end_of_text was True and is False" in refused.stderr
+    assert "--restart" in refused.stderr
+    assert run(*words, "--no-end-of-text", "--restart").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("text.txt",), "got no folder for the store"),
+        (("-o", "store"), "got no PATH"),
+        (("--dry-run",), "got no PATH"),
+        (("--finalize",), "got no folder for the store"),
+        (("--finalize", "-o", "store"), "no tasks to join"),
+        (("gone.txt", "-o", "store"), "gone.txt"),
+        (("text.txt", "-o", "text.txt"), "which is a file"),
+        (("text.txt", "-o", "."), "holds other things"),
+        (("text.txt", "-o", "store", "--task", "2"), "num_tasks"),
+        (("text.txt", "-o", "store", "--task", "2", "--num-tasks", "2"), "task 2 of 2"),
+        (("text.txt", "-o", "store", "--workers", "0"), "--workers"),
+        (("text.txt", "-o", "store", "--separator", ""), "separator"),
+        (("text.txt", "-o", "store", "--engine", "fast"), "fast"),
+        (("text.txt", "-o", "store", "--tokenizer", "bytes", "--vocab-size", "300"), "one of the two"),
+    ],
+)
+def test_mistakes_cost_one_line(complains: Complains, words: tuple[str, ...], said: str) -> None:
+    assert said in complains("prepare", *words)
+
+
+@pytest.mark.slow
+def test_ctrl_c_says_how_to_go_on_and_the_same_command_does(folder: Path) -> None:
+    with Path("large.txt").open("w") as file:
+        file.writelines(f"line {number} of a text that takes a while\n\n" for number in range(200_000))
+    words = [sys.executable, "-m", "locant", "prepare", "large.txt", "-o", "store", "--workers", "2", "--separator"]
+    words += [r"\n\n", "--shard-size", "100000", "--vocab-size", "1000", "--engine", "tokenizers"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not [*folder.glob("store/.prepare/part-?????")]:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate()
+    assert (process.returncode, out) == (130, "")
+    assert "the same command goes on from here" in errors
+    assert "Traceback" not in errors
+    done = len([*folder.glob("store/.prepare/part-?????")])
+    assert done
+    assert subprocess.run(words, capture_output=True, check=True).stdout.startswith(b"store: ")
+    assert len(TokenStore("store").documents) == 200_001

@@ -1,0 +1,35 @@
+"""A small corpus, the options it is prepared with, and by hand what a store of it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from locant.text.store import TokenStore
+
+SEPARATOR = "\n\n"
+TEXTS = [[f"document {file}.{i} " * (1 + (file * i) % 5) for i in range(7)] for file in range(4)]
+END = 256
+
+
+def options(**others: Any) -> dict[str, Any]:
+    return {"tokenizer": "bytes", "separator": SEPARATOR, "workers": 1, "shard_size": 20, **others}
+
+
+def expected(files: list[list[str]], end: int | None = END) -> tuple[list[int], list[int]]:
+    """Ids and lengths by hand: a byte tokenizer's ids are bytes, and documents without a byte are left out."""
+    documents = [[*text.encode(), *([] if end is None else [end])] for texts in files for text in texts if text]
+    return [number for one in documents for number in one], [len(one) for one in documents]
+
+
+def require_ids(store: TokenStore, files: list[list[str]], end: int | None = END) -> None:
+    ids, lengths = expected(files, end)
+    assert store[:].tolist() == ids
+    assert np.diff(store.documents).tolist() == lengths
+    store.verify()
+
+
+def edited(path: Path) -> None:
+    path.write_text(path.read_text() + "more")

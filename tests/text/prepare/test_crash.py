@@ -1,0 +1,187 @@
+"""Killed at any moment and at every step, with a full or failing disk: what is there afterwards, and after going on.
+
+The oracle is a run that nothing has disturbed: after going on, every file of the store has to have the same hash, and
+no other file may be there. Until then nothing may open as a store, unless it is that store, whole.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.text.prepare.mortal import Mortal, contents, is_valid, mortal
+
+QUICK = 12
+MOMENTS = 300
+TYPICAL = 0.04  # seconds that a run takes; a longer one is killed earlier in its course, in its first steps
+
+
+@pytest.fixture(scope="module")
+def dying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mortal]:
+    with mortal(tmp_path_factory.mktemp("dying")) as subject:
+        yield subject
+
+
+@pytest.fixture(scope="module")
+def undisturbed(dying: Mortal) -> tuple[dict[str, str], list[str]]:
+    """The hashes of a run that nothing disturbs, and the steps that it took."""
+    shutil.rmtree(dying.out, ignore_errors=True)
+    answer = dying.run()
+    assert answer["said"] is None
+    hashes = contents(dying.out)
+    assert len([name for name in hashes if name.endswith(".bin")]) == 12
+    return hashes, answer["steps"]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_there(dying: Mortal) -> None:
+    shutil.rmtree(dying.out, ignore_errors=True)
+
+
+def require_no_half(folder: Path, whole: dict[str, str]) -> None:
+    """What is there is no store, or all of one."""
+    if folder.exists() and is_valid(folder):
+        found = contents(folder)
+        assert {name: found.get(name) for name in whole} == whole
+
+
+def go_on(dying: Mortal, whole: dict[str, str]) -> None:
+    assert dying.run()["said"] is None
+    assert contents(dying.out) == whole
+
+
+def chosen(steps: list[str], count: int) -> list[int]:
+    """Steps of the beginning, the end, and between."""
+    return sorted({round(i * (len(steps) - 1) / (count - 1)) for i in range(count)})
+
+
+def kill_at_moments(dying: Mortal, whole: dict[str, str], count: int) -> int:
+    rng = random.Random(0)
+    died = 0
+    for _ in range(count):
+        shutil.rmtree(dying.out, ignore_errors=True)
+        for _ in range(rng.choice([1, 1, 2, 4])):  # also while it goes on after an earlier death
+            answer = dying.run(after=rng.uniform(0, TYPICAL))
+            died += answer["code"] == -signal.SIGKILL
+            require_no_half(dying.out, whole)
+        go_on(dying, whole)
+    return died
+
+
+def fail_at(dying: Mortal, whole: dict[str, str], steps: list[str], fault: str, places: list[int]) -> None:
+    for at in places:
+        shutil.rmtree(dying.out, ignore_errors=True)
+        answer = dying.run(fault=fault, at=at)
+        if fault in ("kill", "torn"):
+            assert answer["code"] == -signal.SIGKILL, steps[at]
+        elif answer["said"] is not None:  # what cannot be removed at the end is no error
+            require_clear(answer["said"])
+        require_no_half(dying.out, whole)
+        go_on(dying, whole)
+
+
+def require_clear(said: str) -> None:
+    assert "; try: " in said
+    assert "No space left on device" in said or "Input/output error" in said, said
+    assert "Traceback" not in said
+
+
+def writes(steps: list[str]) -> list[int]:
+    return [i for i, name in enumerate(steps) if name.startswith("write")]
+
+
+def some(places: list[int], count: int) -> list[int]:
+    return [places[i] for i in chosen([""] * len(places), count)]
+
+
+def test_killed_at_some_moments(dying: Mortal, undisturbed: Any) -> None:
+    kill_at_moments(dying, undisturbed[0], QUICK)
+
+
+def test_killed_at_some_steps(dying: Mortal, undisturbed: Any) -> None:
+    whole, steps = undisturbed
+    fail_at(dying, whole, steps, "kill", chosen(steps, QUICK))
+    fail_at(dying, whole, steps, "torn", some(writes(steps), 4))
+
+
+@pytest.mark.slow
+def test_killed_at_many_moments(dying: Mortal, undisturbed: Any) -> None:
+    assert kill_at_moments(dying, undisturbed[0], MOMENTS) >= MOMENTS
+
+
+@pytest.mark.slow
+def test_killed_at_every_step(dying: Mortal, undisturbed: Any) -> None:
+    whole, steps = undisturbed
+    fail_at(dying, whole, steps, "kill", [*range(len(steps))])
+
+
+@pytest.mark.slow
+def test_killed_in_every_write(dying: Mortal, undisturbed: Any) -> None:
+    whole, steps = undisturbed
+    fail_at(dying, whole, steps, "torn", writes(steps))
+
+
+@pytest.mark.parametrize("fault", ["full", "broken"])
+def test_a_disk_that_is_full_or_fails(dying: Mortal, undisturbed: Any, fault: str) -> None:
+    whole, steps = undisturbed
+    fail_at(dying, whole, steps, fault, chosen(steps, QUICK))
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_at_every_step(dying: Mortal, undisturbed: Any) -> None:
+    whole, steps = undisturbed
+    fail_at(dying, whole, steps, "full", [*range(len(steps))])
+
+
+def test_writes_of_half_the_bytes(dying: Mortal, undisturbed: Any) -> None:
+    whole, steps = undisturbed
+    fail_at(dying, whole, steps, "short", some(writes(steps), 4))
+
+
+def test_a_full_disk_leaves_an_old_store_as_it_was(dying: Mortal, undisturbed: Any) -> None:
+    go_on(dying, undisturbed[0])
+    for at in range(3):
+        dying.run(fault="full", at=at)
+        assert contents(dying.out) == undisturbed[0]
+
+
+def faults_of_order(steps: list[str]) -> list[str]:
+    """Where a power cut could leave less than a name promises: everything is flushed before it gets its name.
+
+    The temporary name of a file that becomes `shard-00000.bin` begins with `.shard-00000.`.
+    """
+    faults = []
+    dirty: set[str] = set()
+    for name in steps:
+        what, _, path = name.partition(" ")
+        if what == "write":
+            dirty.add(path)
+        elif what == "fsync":
+            dirty.discard(path)
+        elif what == "rename":
+            stem = Path(path).stem
+            faults += [f"{path} gets its name unflushed" for one in dirty if Path(one).name.startswith(f".{stem}.")]
+    last = [i for i, name in enumerate(steps) if name.startswith("rename")]
+    if not steps[last[-1]].endswith("rename /store.json"):
+        faults.append("the manifest is not the last")
+    shards = max(i for i, name in enumerate(steps) if name.startswith("rename /shard"))
+    if "fsync " not in steps[shards : last[-1]]:
+        faults.append("the names of the shards are not flushed before the manifest")
+    if "fsync " not in steps[last[-1] :]:
+        faults.append("the name of the manifest is not flushed")
+    return faults
+
+
+def test_everything_is_on_the_disk_before_it_has_its_name(undisturbed: Any) -> None:
+    assert faults_of_order(undisturbed[1]) == []
+
+
+@pytest.mark.parametrize("left_out", ["fsync", "rename /store.json"])
+def test_a_flush_that_is_missing_is_seen(undisturbed: Any, left_out: str) -> None:
+    assert faults_of_order([name for name in undisturbed[1] if not name.startswith(left_out)])

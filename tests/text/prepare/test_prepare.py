@@ -1,0 +1,260 @@
+"""`prepare`: what is in a store, and the same store however it is made."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from locant import InputError, LocantError, Tokenizer
+from locant.text.prepare import estimate, finalize, prepare
+from locant.text.prepare import plan as plans
+from locant.text.prepare import request as requests
+from locant.text.prepare.part import make_part
+from locant.text.prepare.plan import read_plan
+from locant.text.tokenizer.engine import Engine
+from tests.refusal import refuses
+from tests.text.prepare.corpus import END, SEPARATOR, TEXTS, expected, options, require_ids
+from tests.text.prepare.mortal import contents
+
+# ------------------------------------------------------------------ what is in it
+
+
+def test_a_store_holds_the_documents_in_order_each_with_its_end(corpus: Path, tmp_path: Path) -> None:
+    store = prepare(corpus, tmp_path / "store", **options())
+    require_ids(store, TEXTS)
+    assert (store.end_of_text, store.vocab_size, store.dtype) == (END, 257, np.dtype("<u2"))
+    assert {*contents(tmp_path / "store")} == {
+        *(f"shard-{i:05d}.{kind}" for i in range(len(store.shards)) for kind in ("bin", "idx")),
+        "store.json",
+        "tokenizer.json",
+    }
+
+
+def test_the_end_of_text_can_be_left_out(corpus: Path, tmp_path: Path) -> None:
+    store = prepare(corpus, tmp_path / "store", **options(append_end_of_text=False))
+    require_ids(store, TEXTS, end=None)
+    assert store.end_of_text is None
+
+
+def test_a_shard_is_closed_by_the_document_that_fills_it(corpus: Path, tmp_path: Path) -> None:
+    store = prepare(corpus / "3.txt", tmp_path / "store", **options(shard_size=100))
+    shards, tokens = [[]], 0
+    for length in expected(TEXTS[3:])[1]:
+        shards[-1].append(length)
+        tokens += length
+        if tokens >= 100:
+            shards.append([])
+            tokens = 0
+    assert [len(shard) for shard in store.shards] == [sum(shard) for shard in shards if shard]
+
+
+def test_a_document_that_is_read_in_parts_stays_one(tmp_path: Path) -> None:
+    texts = ["short", "a long line of a document " * 400_000, "", "last"]  # ten megabytes: more than is read at once
+    (tmp_path / "long.txt").write_text(SEPARATOR.join(texts))
+    store = prepare(tmp_path / "long.txt", tmp_path / "store", **options(shard_size=10**6))
+    lengths = [len(text) + 1 for text in texts if text]
+    assert np.diff(store.documents).tolist() == lengths
+    assert [len(shard) for shard in store.shards] == [lengths[0] + lengths[1], lengths[2]]
+    assert bytes(store[lengths[0] : lengths[0] + lengths[1] - 1].astype(np.uint8)) == texts[1].encode()
+
+
+documents = st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\0\ufeff")), max_size=6)
+
+
+@given(
+    files=st.lists(documents, min_size=1, max_size=3),
+    shard_size=st.integers(1, 60),
+    smallest=st.integers(1, 40),
+    ends=st.booleans(),
+)
+def test_any_documents_in_any_parts(
+    files: list[list[str]], shard_size: int, smallest: int, ends: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    paths = [folder / f"{number}.txt" for number in range(len(files))]
+    for path, texts in zip(paths, files, strict=True):
+        path.write_bytes(SEPARATOR.join(texts).encode())
+    wanted = [[text for text in texts if text] for texts in files]
+    given = options(shard_size=shard_size, append_end_of_text=ends)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plans, "SMALLEST_PART", smallest)
+        if not any(wanted):
+            with refuses(InputError, "no text"):
+                prepare(paths, folder / "store", **given)
+            return
+        store = prepare(paths, folder / "store", **given)
+    require_ids(store, wanted, END if ends else None)
+    assert max(len(shard) for shard in store.shards) < shard_size + max(expected(wanted)[1])
+
+
+def test_kinds_of_files_give_the_same_documents(corpus: Path, tmp_path: Path) -> None:
+    texts = [text for file in TEXTS for text in file]
+    lines = "".join(json.dumps({"body": text}) + "\n" for text in texts)
+    (tmp_path / "a.jsonl").write_text(lines)
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    for name in ("a.jsonl", "b.jsonl.gz"):
+        store = prepare(tmp_path / name, tmp_path / f"{name}-store", **options(separator=None, field="body"))
+        require_ids(store, [texts])
+
+
+def test_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "blank.txt").write_text(SEPARATOR * 3)
+    with refuses(InputError, "no text"):
+        prepare(tmp_path / "blank.txt", tmp_path / "store", **options())
+    with refuses(InputError, "no text"):
+        prepare(tmp_path / "blank.txt", tmp_path / "other", separator=SEPARATOR)
+    assert not (tmp_path / "other").exists()
+
+
+# ------------------------------------------------------------------ the tokenizer
+
+
+def test_the_default_tokenizer_is_trained_on_all_of_the_input(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / "a.txt").write_text("north " * 3_000_000)
+    (corpus / "b.txt").write_text("south " * 20_000)
+    store = prepare(corpus, tmp_path / "store", vocab_size=300, workers=1)
+    assert [store.tokenizer.decode(store.tokenizer.encode(word)) for word in (" north", " south")] == [
+        " north",
+        " south",
+    ]
+    assert [len(store.tokenizer.encode(word)) for word in (" north", " south")] == [1, 1]
+    again = prepare(corpus, tmp_path / "again", vocab_size=300, workers=1)
+    assert contents(tmp_path / "again") == contents(tmp_path / "store")
+    assert again == store
+
+
+def test_a_tokenizer_and_a_vocabulary_size_are_refused(corpus: Path, tmp_path: Path) -> None:
+    with refuses(InputError, "one of the two"):
+        prepare(corpus, tmp_path / "store", tokenizer="bytes", vocab_size=300)
+
+
+def test_an_end_of_text_needs_a_token(corpus: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.train("the cat sat on the mat " * 9, 270, special_tokens=())
+    with refuses(InputError, "without an end-of-text"):
+        prepare(corpus, tmp_path / "store", tokenizer=tokenizer, append_end_of_text=True)
+    assert prepare(corpus, tmp_path / "store", tokenizer=tokenizer, workers=1).end_of_text is None
+
+
+# ------------------------------------------------------------------ however it is made
+
+
+def test_workers_tasks_and_order_do_not_matter(corpus: Path, tmp_path: Path) -> None:
+    prepare(corpus, tmp_path / "one", **options())
+    whole = contents(tmp_path / "one")
+    prepare(corpus, tmp_path / "two", **options(workers=2))
+    assert contents(tmp_path / "two") == whole
+    for num_tasks in (1, 3, 100):
+        out = tmp_path / f"tasks{num_tasks}"
+        for task in reversed(range(num_tasks)):
+            assert prepare(corpus, out, **options(task=task, num_tasks=num_tasks)) is None
+        finalize(out)
+        assert contents(out) == whole
+
+
+def test_engines_do_not_matter(corpus: Path, tmp_path: Path) -> None:
+    pytest.importorskip("gigatoken")
+    tokenizer = Tokenizer.train("document of some words and other words " * 9, 300)
+    for engine in ("tokenizers", "gigatoken", "auto"):
+        prepare(corpus, tmp_path / engine, **options(tokenizer=tokenizer, engine=engine))
+    assert contents(tmp_path / "tokenizers") == contents(tmp_path / "gigatoken") == contents(tmp_path / "auto")
+
+
+def test_two_that_make_the_same_parts_at_once_do_no_harm(corpus: Path, tmp_path: Path) -> None:
+    prepare(corpus, tmp_path / "alone", **options())
+    prepare(corpus, tmp_path / "both", **options(task=0, num_tasks=100))
+    plan = read_plan(tmp_path / "both")
+    assert plan is not None
+    start = threading.Barrier(3)
+    errors: list[LocantError] = []
+
+    def make() -> None:
+        engine = Engine(Tokenizer.bytes())
+        start.wait()
+        try:
+            for number in range(plan.num_parts):
+                make_part(plan, number, engine, lambda _: None)
+        except LocantError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=make) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert [path.name for path in plan.folder.glob("part-*.*")] == []
+    finalize(tmp_path / "both")
+    assert contents(tmp_path / "both") == contents(tmp_path / "alone")
+
+
+def test_progress_ends_with_all_bytes(corpus: Path, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    prepare(corpus, tmp_path / "store", **options(progress=lambda *both: seen.append(both)))
+    total = sum(path.stat().st_size for path in corpus.iterdir())
+    done = [now for now, _ in seen]
+    assert (seen[0], seen[-1]) == ((0, total), (total, total))
+    assert done == sorted(done)
+
+
+# ------------------------------------------------------------------ dry runs
+
+
+def test_an_estimate_of_a_small_input_is_exact_and_writes_nothing(corpus: Path, tmp_path: Path) -> None:
+    before = contents(tmp_path)
+    found = estimate(corpus, tokenizer="bytes", separator=SEPARATOR)
+    ids, lengths = expected(TEXTS)
+    assert (found.files, found.documents, found.tokens, found.exact) == (4, len(lengths), len(ids), True)
+    assert (found.bytes, found.store_bytes) == (sum(path.stat().st_size for path in corpus.iterdir()), 2 * len(ids))
+    assert contents(tmp_path) == before
+
+
+def test_an_estimate_of_a_large_input_is_near(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    texts = [" ".join(map(str, rng.integers(0, 10**9, 1 + i % 40))) for i in range(20_000)]
+    (tmp_path / "large.txt").write_text(SEPARATOR.join(texts))
+    lines = [json.dumps({"text": text}) for text in texts]
+    (tmp_path / "large.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    ids, lengths = expected([texts])
+    for name in ("large.txt", "large.jsonl.gz"):
+        found = estimate(tmp_path / name, tokenizer="bytes", separator=SEPARATOR)
+        assert not found.exact
+        assert found.tokens == pytest.approx(len(ids), rel=0.1)
+        assert found.documents == pytest.approx(len(lengths), rel=0.1)
+
+
+def test_an_estimate_refuses_what_can_be_read_once() -> None:
+    with refuses(InputError, "standard input"):
+        estimate("-")
+
+
+# ------------------------------------------------------------------ size
+
+
+def test_two_terabytes_are_planned_in_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sparse files: planning reads their beginnings and a sample, and would take hours if it read them whole."""
+    for number in range(4):
+        with (tmp_path / f"{number}.jsonl").open("wb") as file:
+            file.write(b'{"text": "x"}\n' * 1000)
+            file.truncate(2**39)
+    wanted = requests.Request.of(
+        tmp_path, tokenizer="bytes", vocab_size=None, separator=None, field=None, shard_size=2**24,
+        append_end_of_text=None,
+    )  # fmt: skip
+    with plans.new_plan(tmp_path) as made:
+        plans.write_plan(made, wanted.sources, wanted.options, Tokenizer.bytes(), END)
+        plan = plans.keep_plan(made)
+    assert plan.num_parts == 2**41 // 2**26
+    pieces = list(itertools.chain.from_iterable(plan.pieces(number) for number in (0, 1, plan.num_parts - 1)))
+    assert [(one.piece.start, one.piece.stop) for one in pieces] == [
+        (0, 2**26), (2**26, 2**27), (2**39 - 2**26, 2**39)
+    ]  # fmt: skip

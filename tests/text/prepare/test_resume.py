@@ -1,0 +1,264 @@
+"""Going on after an interruption, and refusing to mix what does not belong together."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from locant import InputError, LocantError, RangeError
+from locant.text.prepare import finalize, prepare
+from locant.text.prepare.part import finished_part, part_folder, sweep
+from locant.text.prepare.plan import read_plan
+from locant.text.store import TokenStore
+from tests.refusal import refuses
+from tests.text.prepare.corpus import SEPARATOR, TEXTS, edited, options, require_ids
+from tests.text.prepare.mortal import contents
+
+# ------------------------------------------------------------------ tasks
+
+
+def test_joining_names_the_tasks_that_are_missing(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "store"
+    for task in (0, 2):
+        prepare(corpus, out, **options(task=task, num_tasks=4))
+    with refuses(InputError, "tasks 1, 3 of --num-tasks 4 are missing"):
+        finalize(out)
+    with refuses(InputError, "holds no finished store"):
+        TokenStore(out)
+    prepare(corpus, out, **options(task=0, num_tasks=3))
+    plan = read_plan(out)
+    assert plan is not None
+    with refuses(InputError, "parts ", f" of {plan.num_parts} are missing"):
+        finalize(out)
+    require_ids(prepare(corpus, out, **options()), TEXTS)
+    require_ids(finalize(out), TEXTS)
+
+
+def test_nothing_to_join_is_refused(tmp_path: Path) -> None:
+    with refuses(InputError, "no tasks to join"):
+        finalize(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "said"),
+    [
+        ({"task": 1}, InputError, "num_tasks"),
+        ({"num_tasks": 2}, InputError, "num_tasks"),
+        ({"task": 2, "num_tasks": 2}, RangeError, "task 2 of 2"),
+        ({"task": -1, "num_tasks": 2}, RangeError, "task -1 of 2"),
+        ({"task": 0, "num_tasks": 2, "ray": "local"}, InputError, "Ray"),
+        ({"task": 0, "num_tasks": 2, "resume": False}, InputError, "discard"),
+        ({"workers": 0}, RangeError, "0 workers"),
+        ({"shard_size": 0}, RangeError, "0 tokens"),
+        ({"engine": "fast"}, InputError, "fast"),
+    ],
+)
+def test_options_that_make_no_sense(
+    corpus: Path, tmp_path: Path, given: dict[str, Any], kind: type[LocantError], said: str
+) -> None:
+    with refuses(kind, said):
+        prepare(corpus, tmp_path / "store", **options(**given))
+
+
+# ------------------------------------------------------------------ going on, and refusing to
+
+
+def interrupted(corpus: Path, out: Path, **others: Any) -> None:
+    """Unfinished work: one task of three."""
+    prepare(corpus, out, **options(task=0, num_tasks=3, **others))
+
+
+CHANGES = {
+    "shard_size was 20 and is 21": {"shard_size": 21},
+    "separator was '\\n\\n' and is None": {"separator": None},
+    "append_end_of_text was True and is False": {"append_end_of_text": False},
+    "field was None and is 'body'": {"field": "body"},
+    "tokenizer was '": {"tokenizer": None},
+}
+
+
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize("said", CHANGES)
+def test_changed_options_are_refused_and_nothing_is_touched(
+    corpus: Path, tmp_path: Path, said: str, finished: bool
+) -> None:
+    out = tmp_path / "store"
+    if finished:
+        prepare(corpus, out, **options())
+    else:
+        interrupted(corpus, out)
+    before = contents(out)
+    with refuses(InputError, said):
+        prepare(corpus, out, **options(**CHANGES[said]))
+    assert contents(out) == before
+
+
+def touched(path: Path) -> None:
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+
+
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (edited, "1.txt changed from"),
+        (touched, "1.txt changed from"),
+        (Path.unlink, "1.txt is no longer an input"),
+        (lambda path: path.with_name("9.txt").write_text("x"), "9.txt is a new input"),
+    ],
+)
+def test_changed_inputs_are_refused(corpus: Path, tmp_path: Path, change: Any, said: str, finished: bool) -> None:
+    out = tmp_path / "store"
+    if finished:
+        prepare(corpus, out, **options())
+    else:
+        interrupted(corpus, out)
+    change(corpus / "1.txt")
+    with refuses(InputError, said):
+        prepare(corpus, out, **options())
+
+
+def test_the_order_of_inputs_matters(corpus: Path, tmp_path: Path) -> None:
+    prepare([corpus / "0.txt", corpus / "1.txt"], tmp_path / "store", **options())
+    with refuses(InputError, "another order"):
+        prepare([corpus / "1.txt", corpus / "0.txt"], tmp_path / "store", **options())
+
+
+def test_unfinished_work_can_be_discarded_but_a_store_cannot(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "store"
+    interrupted(corpus, out)
+    store = prepare(corpus, out, **options(shard_size=70, resume=False))
+    require_ids(store, TEXTS)
+    before = contents(out)
+    with refuses(InputError, "holds a finished store", "rm -r"):
+        prepare(corpus, out, **options(shard_size=70, resume=False))
+    assert contents(out) == before
+
+
+def test_the_same_call_returns_the_finished_store_untouched(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "store"
+    first = prepare(corpus, out, **options())
+    times = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert prepare(corpus, out, **options(workers=2, engine="tokenizers")) == first
+    assert prepare(corpus, out, **options(task=0, num_tasks=2)) is None
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == times
+
+
+def test_what_is_done_is_not_done_again(corpus: Path, tmp_path: Path) -> None:
+    interrupted(corpus, tmp_path / "store")
+    plan = read_plan(tmp_path / "store")
+    assert plan is not None
+    done = [part_folder(plan, n) for n in range(plan.num_parts) if finished_part(plan, n)]
+    assert done
+    times = {folder: folder.stat().st_mtime_ns for folder in done}
+    prepare(corpus, tmp_path / "store", **options(task=1, num_tasks=2))
+    assert {folder: folder.stat().st_mtime_ns for folder in done} == times
+
+
+def damages() -> dict[str, Any]:
+    return {
+        "a shard that is shorter": lambda folder: os.truncate(folder / "shard-00000.bin", 2),
+        "a shard that is gone": lambda folder: (folder / "shard-00000.idx").unlink(),
+        "no marker": lambda folder: (folder / "part.json").unlink(),
+        "an empty marker": lambda folder: (folder / "part.json").write_text(""),
+        "a marker of another plan": lambda folder: (folder / "part.json").write_text(
+            (folder / "part.json").read_text().replace('{"plan": "', '{"plan": "x')
+        ),
+        "a marker that is none": lambda folder: (folder / "part.json").write_text("[1]"),
+    }
+
+
+@pytest.mark.parametrize("damage", damages())
+def test_a_part_that_is_not_as_it_was_marked_is_made_again(corpus: Path, tmp_path: Path, damage: str) -> None:
+    prepare(corpus, tmp_path / "alone", **options())
+    interrupted(corpus, tmp_path / "store")
+    plan = read_plan(tmp_path / "store")
+    assert plan is not None
+    damages()[damage](part_folder(plan, 0))
+    assert finished_part(plan, 0) is None
+    prepare(corpus, tmp_path / "store", **options())
+    assert contents(tmp_path / "store") == contents(tmp_path / "alone")
+
+
+def test_an_input_that_changes_meanwhile_is_refused(corpus: Path, tmp_path: Path) -> None:
+    def meddle(done: int, _: int) -> None:
+        if done:
+            edited(corpus / "3.txt")
+
+    with refuses(InputError, "3.txt has changed since", "resume=False"):
+        prepare(corpus, tmp_path / "store", **options(progress=meddle))
+
+
+def test_folders_of_other_things_are_left_alone(corpus: Path, tmp_path: Path) -> None:
+    before = contents(corpus)
+    with refuses(InputError, "holds other things"):
+        prepare(corpus, corpus, **options())
+    with refuses(InputError, "which is a file"):
+        prepare(corpus, corpus / "0.txt", **options())
+    assert contents(corpus) == before
+    with refuses(InputError, "gone"):
+        prepare(corpus / "gone.txt", tmp_path / "made" / "store", **options())
+    assert not (tmp_path / "made").exists()
+
+
+def test_what_somebody_left_of_a_plan_is_no_obstacle(corpus: Path, tmp_path: Path) -> None:
+    interrupted(corpus, tmp_path / "store")
+    (tmp_path / "store" / ".prepare" / "plan.json").unlink()
+    require_ids(prepare(corpus, tmp_path / "store", **options()), TEXTS)
+    (tmp_path / "other" / ".prepare").mkdir(parents=True)
+    (tmp_path / "other" / ".prepare" / "plan.json").write_text('{"version": 99}')
+    with refuses(InputError, "another version"):
+        prepare(corpus, tmp_path / "other", **options())
+
+
+def test_the_dead_are_swept_and_the_living_are_not(corpus: Path, tmp_path: Path) -> None:
+    interrupted(corpus, tmp_path / "store")
+    plan = read_plan(tmp_path / "store")
+    assert plan is not None
+    living, dead, new = (plan.folder / f"part-00009.{name}" for name in ("living", "dead", "new"))
+    for folder in (living, dead, new):
+        folder.mkdir()
+    (dead / "lock").touch()
+    code = "import fcntl, sys; f = open(sys.argv[1], 'wb'); fcntl.flock(f, 2); print('held', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(living / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        sweep(plan)
+        assert (living.exists(), dead.exists(), new.exists()) == (True, False, True)
+        holder.communicate(b"\n")
+    sweep(plan)
+    assert not living.exists()
+
+
+# ------------------------------------------------------------------ standard input
+
+
+class Piped:
+    def __init__(self, data: bytes) -> None:
+        self.buffer = io.BytesIO(data)
+
+
+def test_standard_input_is_kept_and_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pipe(texts: list[str]) -> None:
+        monkeypatch.setattr(sys, "stdin", Piped(SEPARATOR.join(texts).encode()))
+
+    out = tmp_path / "store"
+    pipe(TEXTS[0])
+    assert prepare("-", out, **options(task=0, num_tasks=50)) is None
+    pipe(TEXTS[1])
+    with refuses(InputError, "standard_input was"):
+        prepare("-", out, **options())
+    pipe(TEXTS[0])
+    require_ids(prepare("-", out, **options()), TEXTS[:1])
+    pipe(TEXTS[0])
+    require_ids(prepare("-", out, **options()), TEXTS[:1])
+    pipe(TEXTS[1])
+    with refuses(InputError, "standard_input was"):
+        prepare("-", out, **options())

@@ -1,0 +1,66 @@
+"""Other processes that do the work: what becomes of it when they fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from locant import InputError
+from locant.text.prepare import prepare
+from locant.text.prepare.crew import Crew
+from locant.text.prepare.plan import read_plan
+from locant.text.store import TokenStore
+from tests.refusal import refuses
+from tests.text.prepare.corpus import TEXTS, edited, options, require_ids
+from tests.text.prepare.mortal import contents
+
+# ------------------------------------------------------------------ workers
+
+
+def test_a_worker_that_is_killed_is_reported_and_the_work_goes_on(corpus: Path, tmp_path: Path) -> None:
+    prepare(corpus, tmp_path / "store", **options(task=0, num_tasks=50))
+    plan = read_plan(tmp_path / "store")
+    assert plan is not None
+    with refuses(InputError, "killed (SIGKILL)", "memory is full"), Crew(2) as crew:
+        crew._workers[0].kill()
+        crew.prepare(plan.store)
+        crew.make("tokenizers", range(plan.num_parts), lambda _: None)
+    with refuses(InputError, "no finished store"):
+        TokenStore(tmp_path / "store")
+    require_ids(prepare(corpus, tmp_path / "store", **options()), TEXTS)
+
+
+def test_what_goes_wrong_in_a_worker_is_said_here(corpus: Path, tmp_path: Path) -> None:
+    prepare(corpus, tmp_path / "store", **options(task=0, num_tasks=50))
+    plan = read_plan(tmp_path / "store")
+    assert plan is not None
+    edited(corpus / "2.txt")
+    with refuses(InputError, "2.txt has changed since"), Crew(1) as crew:
+        crew.prepare(plan.store)
+        crew.make("tokenizers", range(plan.num_parts), lambda _: None)
+    with Crew(1) as crew:
+        crew.prepare(plan.store)
+        with pytest.raises(RuntimeError, match="ValueError"):
+            crew.make("tokenizers", [plan.num_parts + 5], lambda _: None)
+
+
+# ------------------------------------------------------------------ Ray
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_of_two_workers_makes_the_same_store(corpus: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'locant[ray]'")
+    prepare(corpus, tmp_path / "alone", **options())
+    code = (
+        "import sys; from locant.text.prepare import prepare; options = "
+        "{'tokenizer': 'bytes', 'separator': '\\n\\n', 'shard_size': 20}; "
+        "prepare(sys.argv[1], sys.argv[2], **options, workers=2, ray='local')"
+    )  # in a process of its own, which Ray may fill with threads and open sockets
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(corpus), str(tmp_path / "ray")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "ray") == contents(tmp_path / "alone")
