@@ -26,7 +26,7 @@ from tests import oracles
 from tests.refusal import refuses
 from tests.tolerances import assert_close
 
-BACKENDS = ["sdpa", "eager"]
+BACKENDS = ["sdpa", "tiled", "eager"]
 BATCH, HEADS, HEAD_DIM, VALUE_DIM = 2, 6, 5, 7
 
 ENCODINGS: dict[str, Callable[[], PositionEncoding | None]] = {
@@ -438,7 +438,7 @@ def test_positions_of_other_tokens_are_refused() -> None:
 @pytest.mark.parametrize("backend", ["Eager", "cudnn", "", "flash"])
 def test_an_unknown_backend_is_refused(backend: str) -> None:
     x = torch.zeros(2, 6, 5, 4)
-    with refuses(LocantError, f"backend={backend!r}", "auto, sdpa, eager"):
+    with refuses(LocantError, f"backend={backend!r}", "auto, sdpa, flex, tiled, eager"):
         attend(x, x, x, positions=Positions.arange(5), backend=backend)
 
 

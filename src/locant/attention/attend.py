@@ -10,12 +10,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from locant.attention.backends import BackendName, choose_backend
+from locant.attention.backends import BackendName, Request, choose_backend
 from locant.attention.eager import eager_attention
+from locant.attention.flex import flex_attention
 from locant.attention.sdpa import sdpa_attention
-from locant.attention.visibility import visibility
+from locant.attention.tiled import has_bias, needs_gradient, takes_a_table, tiled_attention
+from locant.attention.visibility import steps_ahead, visibility
 from locant.errors import RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
+from locant.positions.masks import require_window
 from locant.positions.where import require_positions
 
 __all__ = ["attend"]
@@ -65,7 +68,9 @@ def attend(
         window: if set, only tokens fewer than this many steps away are seen.
         dropout_p: probability of dropping a weight; 0 unless training.
         scale: default ``head_dim ** -0.5``.
-        backend: how, never what: ``"sdpa"`` (fused) or ``"eager"`` (plain).
+        backend: how, never what. ``"sdpa"``: torch's fused kernels, with a matrix for bias and mask. ``"tiled"``: the
+            same without the matrix, for a tile of queries at a time. ``"flex"``: FlexAttention (on a CPU without
+            gradients). ``"eager"``: written out. ``"auto"`` chooses by device and sizes.
         return_weights: also return the weights, ``batch heads query key``.
 
     >>> import torch
@@ -82,15 +87,44 @@ def attend(
     keys = positions if k_positions is None else k_positions
     positions.require_fits(q.shape[0], q.shape[2], q.device, "q")
     keys.require_fits(k.shape[0], k.shape[2], k.device, "k")
-    choice = choose_backend(backend, return_weights=return_weights)
-    visible = visibility(positions, k_positions, causal, window)
+    require_window(window)
+    request = _request(q, k, v, encoding, positions, keys, causal, window, dropout_p, return_weights)
+    name = choose_backend(backend, request).name
     factor = float(q.shape[-1]) ** -0.5 if scale is None else scale
     with _precision_of(q):
+        if name == "flex":
+            return flex_attention(q, k, v, encoding, positions, k_positions, causal, window, factor)
+        if name == "tiled":
+            return tiled_attention(q, k, v, encoding, positions, k_positions, causal, window, factor, dropout_p)
         bias = None if encoding is None else encoding.bias(q, k, positions, k_positions)
-        if choice.name == "sdpa":
+        visible = visibility(positions, k_positions, causal, window)
+        if name == "sdpa":
             return sdpa_attention(q, k, v, bias, visible, factor, dropout_p)
         y, weights = eager_attention(q, k, v, bias, visible, factor, dropout_p)
         return (y, weights) if return_weights else y
+
+
+def _request(
+    q: Tensor, k: Tensor, v: Tensor, encoding: PositionEncoding | None, positions: Positions, keys: Positions,
+    causal: bool, window: int | None, dropout_p: float, return_weights: bool,
+) -> Request:  # fmt: skip
+    """What `choose_backend` wants to know of a call."""
+    plain = steps_ahead(positions, keys) is not None
+    square = positions.start == keys.start and positions.seq_len == keys.seq_len
+    return Request(
+        device=q.device.type,
+        dtype=q.dtype,
+        head_dim=max(q.shape[-1], v.shape[-1]),
+        scores=q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2],
+        gradient=torch.is_grad_enabled() and needs_gradient(q, k, v, encoding),
+        dropout=dropout_p > 0,
+        return_weights=return_weights,
+        bias=has_bias(encoding),
+        score_mod=encoding is None or type(encoding).score_mod is not PositionEncoding.score_mod,
+        mask=window is not None or not plain or (causal and not square and q.shape[2] > 1),
+        table=takes_a_table(q, encoding, positions, keys, dropout_p),
+        compiling=torch.compiler.is_compiling(),
+    )
 
 
 def _precision_of(q: Tensor) -> AbstractContextManager[object]:

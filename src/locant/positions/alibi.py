@@ -53,6 +53,8 @@ class ALiBi(PositionEncoding):
     tensor(-0.0156)
     """
 
+    by_distance = True
+
     def __init__(self, num_heads: int, *, learned: bool = False, head_slice: slice | None = None) -> None:
         super().__init__()
         self.heads = Heads.of(num_heads, head_slice)

@@ -8,6 +8,7 @@ does nothing unless an encoding overrides it, so the base class itself is NoPE: 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from locant.positions.where import Positions
 
-__all__ = ["PositionEncoding", "ScoreMod", "bias_dtype"]
+__all__ = ["PositionEncoding", "ScoreMod", "bias_dtype", "follows_distance"]
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's ``(score, batch, head, query, key) -> score``."""
@@ -32,6 +33,13 @@ class PositionEncoding(nn.Module):
 
     >>> PositionEncoding().embed(torch.ones(1, 2, 3), Positions.arange(2)).shape
     torch.Size([1, 2, 3])
+    """
+
+    by_distance: ClassVar[bool] = False
+    """Whether `bias` follows from the head and the distance alone (query index minus key index), not from the tokens.
+
+    Attention then asks for one number per head and distance instead of a matrix. It is believed only of the class that
+    defines `bias`: whoever overrides `bias` says it again, or not.
     """
 
     def embed(self, x: Float[Tensor, "batch seq d_model"], positions: Positions) -> Float[Tensor, "batch seq d_model"]:
@@ -76,6 +84,12 @@ class PositionEncoding(nn.Module):
     ) -> ScoreMod | None:
         """The same bias as a function for FlexAttention, which never holds it as a tensor; or ``None``."""
         return None
+
+
+def follows_distance(encoding: PositionEncoding) -> bool:
+    """Whether the class whose `bias` this is says that it follows from the distance alone."""
+    owner = next(kind for kind in type(encoding).__mro__ if "bias" in vars(kind))
+    return bool(vars(owner).get("by_distance", False))
 
 
 def bias_dtype(q: Tensor) -> torch.dtype:

@@ -49,6 +49,8 @@ class Kerple(PositionEncoding):
     torch.Size([1, 4, 6, 6])
     """
 
+    by_distance = True
+
     def __init__(self, num_heads: int, kind: KerpleKind = "log", *, head_slice: slice | None = None) -> None:
         super().__init__()
         if kind not in INITIAL:

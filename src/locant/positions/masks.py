@@ -10,7 +10,7 @@ from torch import Tensor
 from locant.errors import RangeError
 from locant.positions.documents import PADDING
 
-__all__ = ["MaskMod", "same_document"]
+__all__ = ["MaskMod", "require_window", "same_document"]
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's ``(batch, head, query, key) -> allowed``."""
@@ -25,9 +25,7 @@ def same_document(
     window: int | None,
 ) -> MaskMod:
     """Same document and not padding; if `causal`, not later in order; if `window`, fewer steps away than that."""
-    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
-        raise RangeError(f"got window={window}, expected an integer of 1 or more", "window=None for no limit")
-
+    require_window(window)
     one_row = q_document.shape[0] == 1
 
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -42,3 +40,9 @@ def same_document(
         return allowed
 
     return visible
+
+
+def require_window(window: int | None) -> None:
+    """Raise unless it is a number of steps, or none."""
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+        raise RangeError(f"got window={window}, expected an integer of 1 or more", "window=None for no limit")

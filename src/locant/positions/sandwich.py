@@ -43,6 +43,8 @@ class Sandwich(PositionEncoding):
     tensor([-1.4767, -0.8273, -0.2383,  0.0000])
     """
 
+    by_distance = True
+
     def __init__(
         self, num_heads: int, *, dim: int = 128, base: float = 10_000.0, head_slice: slice | None = None
     ) -> None:

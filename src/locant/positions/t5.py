@@ -40,6 +40,8 @@ class T5Bias(PositionEncoding):
     torch.Size([1, 8, 5, 5])
     """
 
+    by_distance = True
+
     def __init__(
         self,
         num_heads: int,

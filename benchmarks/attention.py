@@ -1,0 +1,196 @@
+"""What does attention with a bias cost, beside plain causal attention without one?
+
+Time, and the most memory that was allocated meanwhile. Forward and backward, queries, keys and values of one size;
+on a GPU 16 384 tokens in bfloat16 through FlexAttention. It refuses to report where a contender's result is not the
+attention it stands for. ``PYTHONPATH=src python -m benchmarks attention``
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.timing import Row, measure
+from locant import ALiBi, Fire, Kerple, PositionEncoding, Positions, T5Bias, attend
+
+__all__ = ["rows"]
+
+HEADS, HEAD_DIM = 8, 64
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+DTYPE = torch.bfloat16 if CUDA else torch.float32
+FORWARD, TRAINING = (16_384, 16_384) if CUDA else (8_192, 4_096)
+FULL = "flex" if CUDA else "tiled"
+NEAR = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def rows() -> list[Row]:
+    """Forward alone without gradients, then forward and backward, then one token behind a cache."""
+    if importlib.util.find_spec("x_transformers") is None:
+        print("not installed, and so not measured: x-transformers")
+    return [*_forward(), *_training(), *_decoding()]
+
+
+def _forward() -> list[Row]:
+    alibi, t5, positions = ALiBi(HEADS), T5Bias(HEADS).to(DEVICE), Positions.arange(FORWARD, device=DEVICE)
+    contenders = {
+        "plain causal SDPA, without a bias": _plain,
+        "ALiBi, locant auto": _ours(alibi, positions, "auto"),
+        "ALiBi, locant flex": _ours(alibi, positions, "flex"),
+        "T5, locant auto": _ours(t5, positions, "auto"),
+        "FIRE, locant tiled": _ours(Fire(HEADS).to(DEVICE), positions, "tiled"),
+        "ALiBi, matrix through SDPA": _ours(alibi, positions, "sdpa"),
+        **({"ALiBi, x-transformers": _peer(FORWARD)} if importlib.util.find_spec("x_transformers") else {}),
+    }
+    q, k, v = _drawn(FORWARD)
+    for name, contender in contenders.items():
+        _require_right(name, contender, q, k, v)
+
+    def run(attention: Attention) -> Callable[[], object]:
+        def forward() -> None:
+            with torch.no_grad():
+                attention(q, k, v)
+                _wait()
+
+        return forward
+
+    question = f"attention, forward, {HEADS} heads of {HEAD_DIM}, {FORWARD} tokens, {DTYPE}, {DEVICE}"
+    return _with_memory(question, {name: run(each) for name, each in contenders.items()})
+
+
+def _training() -> list[Row]:
+    positions = Positions.arange(TRAINING, device=DEVICE)
+    encodings: dict[str, PositionEncoding] = {
+        "ALiBi": ALiBi(HEADS),
+        "T5": T5Bias(HEADS).to(DEVICE),
+        "KERPLE": Kerple(HEADS).to(DEVICE),
+        "FIRE": Fire(HEADS).to(DEVICE),
+    }
+    contenders = {
+        "plain causal SDPA, without a bias": _plain,
+        **{f"{name}, locant {FULL}": _ours(each, positions, FULL) for name, each in encodings.items()},
+        "ALiBi, matrix through SDPA": _ours(encodings["ALiBi"], positions, "sdpa"),
+        "T5, matrix through SDPA": _ours(encodings["T5"], positions, "sdpa"),
+        "T5, written out (eager)": _ours(encodings["T5"], positions, "eager"),
+    }
+    q, k, v = (x.requires_grad_() for x in _drawn(TRAINING))
+    cotangent = torch.randn_like(q)
+
+    def run(attention: Attention) -> Callable[[], object]:
+        def step() -> None:
+            attention(q, k, v).backward(cotangent)
+            q.grad = k.grad = v.grad = None
+            _wait()
+
+        return step
+
+    question = f"attention, forward and backward, {HEADS} heads of {HEAD_DIM}, {TRAINING} tokens, {DTYPE}, {DEVICE}"
+    return _with_memory(question, {name: run(each) for name, each in contenders.items()})
+
+
+def _decoding() -> list[Row]:
+    keys, here = Positions.arange(FORWARD, device=DEVICE), Positions.after(FORWARD - 1, 1, device=DEVICE)
+    q, k, v = _drawn(FORWARD)
+    q = q[:, :, -1:]
+
+    def run(encoding: PositionEncoding | None, backend: str) -> Callable[[], object]:
+        def step() -> None:
+            with torch.no_grad():
+                attend(q, k, v, encoding=encoding, positions=here, k_positions=keys, backend=backend)  # type: ignore[call-overload]
+                _wait()
+
+        return step
+
+    contenders = {
+        "without a bias": run(None, "auto"),
+        "ALiBi, locant auto": run(ALiBi(HEADS), "auto"),
+        "T5, locant auto": run(T5Bias(HEADS).to(DEVICE), "auto"),
+        "T5, locant tiled": run(T5Bias(HEADS).to(DEVICE), "tiled"),
+    }
+    return measure(f"attention of one token behind {FORWARD - 1} in the cache, {DTYPE}, {DEVICE}", contenders)
+
+
+# ---------------------------------------------------------------------- contenders
+
+
+def _drawn(length: int) -> tuple[Tensor, Tensor, Tensor]:
+    shape = (3, 1, HEADS, length, HEAD_DIM)
+    q, k, v = torch.randn(shape, device=DEVICE).to(DTYPE)
+    return q, k, v
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def _ours(encoding: PositionEncoding, positions: Positions, backend: str) -> Attention:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, encoding=encoding, positions=positions, backend=backend)  # type: ignore[call-overload]
+
+    attention.encoding = encoding  # type: ignore[attr-defined]
+    return attention
+
+
+def _peer(length: int) -> Attention:
+    """Its ALiBi as a user of x-transformers has it: a matrix, handed to its fused attention."""
+    from x_transformers.attend import Attend
+    from x_transformers.x_transformers import AlibiPositionalBias
+
+    bias = AlibiPositionalBias(HEADS, HEADS).to(DEVICE)
+    fused = Attend(causal=True, flash=True, heads=HEADS)
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return fused(q, k, v, attn_bias=bias(length, length).to(q.dtype))[0]
+
+    attention.encoding = ALiBi(HEADS)  # type: ignore[attr-defined]
+    return attention
+
+
+# ---------------------------------------------------------------------- measuring
+
+
+def _require_right(name: str, attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """The last queries, written out in float64."""
+    encoding, few, length = getattr(attention, "encoding", None), 32, q.shape[2]
+    wide = q[:, :, -few:].double(), k.double(), v.double()
+    where = Positions.after(length - few, few, device=DEVICE)
+    keys = Positions.arange(length, device=DEVICE)
+    with torch.no_grad():
+        truth = attend(*wide, encoding=encoding, positions=where, k_positions=keys, backend="eager")
+        error = float((attention(q, k, v)[:, :, -few:].double() - truth).abs().max())
+    assert error < NEAR[q.dtype], f"{name} is off by {error}"
+
+
+def _with_memory(question: str, contenders: dict[str, Callable[[], object]]) -> list[Row]:
+    rows = measure(question, contenders, rounds=3, warmup=1)
+    return [dataclasses.replace(row, megabytes=round(_peak(contenders[row.contender]) / 1e6, 1)) for row in rows]
+
+
+def _peak(run: Callable[[], object]) -> int:
+    """The most bytes that were held at a time of what was allocated during the run."""
+    if CUDA:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        return torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+def _wait() -> None:
+    if CUDA:
+        torch.cuda.synchronize()

@@ -1,0 +1,82 @@
+"""Attention through FlexAttention: the bias is a function that the compiler puts into the kernel, and no tensor.
+
+On CUDA with every gradient, parameters of the bias included. On a CPU only forward. Always compiled: without the
+compiler FlexAttention holds all scores, which is what it is chosen to avoid. The first call of a kind takes seconds.
+
+A kernel for CPUs is compiled for its sizes alone (with symbolic ones torch 2.13 writes C++ that does not compile), so
+there queries and keys are filled up with padding to powers of two. Blocks of padding cost no arithmetic.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from locant.attention.block_mask import BLOCK, block_mask
+from locant.positions import PositionEncoding, Positions
+from locant.positions.documents import PADDING
+
+__all__ = ["flex_attention"]
+
+KINDS = 256
+"""How many kernels may be compiled in one process: encodings times sizes. torch would stop after 8."""
+
+
+def flex_attention(
+    q: Float[Tensor, "batch heads query head_dim"],
+    k: Float[Tensor, "batch kv_heads key head_dim"],
+    v: Float[Tensor, "batch kv_heads key value_dim"],
+    encoding: PositionEncoding | None,
+    positions: Positions,
+    k_positions: Positions | None,
+    causal: bool,
+    window: int | None,
+    scale: float,
+) -> Float[Tensor, "batch heads query value_dim"]:
+    """The output in the dtype of `q`; the bias is the encoding's `score_mod`."""
+    keys = positions if k_positions is None else k_positions
+    if not q.shape[2] or not k.shape[2]:
+        return q.new_zeros(*q.shape[:3], v.shape[-1]) + 0 * q.sum()
+    queries = q.shape[2]
+    if q.device.type == "cpu":
+        q, positions = _filled(q, positions)
+        (k, keys), v = _filled(k, keys), _filled(v, keys)[0]
+    score_mod = None if encoding is None else encoding.score_mod(q, k, positions, keys)
+    mask = block_mask(positions, keys, causal, window)
+    y = _run(q, k, v, score_mod=score_mod, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    return y[:, :, :queries]
+
+
+def _filled(x: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
+    """With padding up to the next power of two, a block at least."""
+    more = max(1 << (x.shape[2] - 1).bit_length(), BLOCK) - x.shape[2]
+    if not more:
+        return x, positions
+    batch = positions.batch
+    nowhere = torch.zeros(batch, more, dtype=torch.int64)
+    padding = Positions(nowhere, torch.full_like(nowhere, PADDING), min_index=0, max_index=0)
+    return F.pad(x, (0, 0, 0, more)), Positions.cat([positions, padding])
+
+
+def _run(*tensors: Tensor, **options: Any) -> Tensor:
+    if torch.compiler.is_compiling():
+        from torch.nn.attention import flex_attention
+
+        return flex_attention.flex_attention(*tensors, **options)  # type: ignore[return-value]
+    from torch._dynamo import config
+
+    with config.patch(recompile_limit=KINDS):
+        return _compiled(tensors[0].device.type)(*tensors, **options)
+
+
+@functools.cache
+def _compiled(device: str) -> Callable[..., Tensor]:
+    from torch.nn.attention import flex_attention
+
+    return torch.compile(flex_attention.flex_attention, fullgraph=True, dynamic=False if device == "cpu" else None)

@@ -1,0 +1,169 @@
+"""Every encoding with a bias, every way in which tokens are arranged, and attention in NumPy for both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from locant import (
+    ALiBi,
+    Cope,
+    Deberta,
+    Fire,
+    Kerple,
+    PositionEncoding,
+    Positions,
+    Sandwich,
+    Shaw,
+    T5Bias,
+    TransformerXL,
+    attend,
+)
+from tests import oracles
+
+__all__ = [
+    "ARRANGEMENTS",
+    "BATCH",
+    "ENCODINGS",
+    "HEADS",
+    "HEAD_DIM",
+    "KV_HEADS",
+    "Arrangement",
+    "Inputs",
+    "parameters_of",
+    "shaken",
+]
+
+BATCH, HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 2, 6, 3, 4, 7
+
+ENCODINGS: dict[str, Callable[[], PositionEncoding | None]] = {
+    "none": lambda: None,
+    "alibi": lambda: ALiBi(HEADS),
+    "alibi, learned": lambda: ALiBi(HEADS, learned=True),
+    "t5": lambda: T5Bias(HEADS, num_buckets=8, max_distance=11),
+    "t5, both ways": lambda: T5Bias(HEADS, num_buckets=8, max_distance=11, bidirectional=True),
+    "kerple": lambda: Kerple(HEADS),
+    "kerple, power": lambda: Kerple(HEADS, "power"),
+    "fire": lambda: Fire(HEADS, hidden=5, threshold=4.0),
+    "sandwich": lambda: Sandwich(HEADS, dim=6),
+    "cope": lambda: Cope(HEAD_DIM, 5),
+    "shaw": lambda: Shaw(HEAD_DIM, 3, key_term=True),
+    "transformer_xl": lambda: TransformerXL(HEADS, 10, head_dim=HEAD_DIM),
+    "deberta": lambda: Deberta(HEADS, HEAD_DIM, num_buckets=6, max_distance=9),
+}
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Who attends to whom."""
+
+    positions: Positions
+    k_positions: Positions | None = None
+    causal: bool = True
+    window: int | None = None
+
+    @property
+    def keys(self) -> Positions:
+        return self.positions if self.k_positions is None else self.k_positions
+
+    def seen(self) -> np.ndarray:
+        wide, keys = self.positions.expand(BATCH), self.keys.expand(BATCH)
+        places = (wide.index.numpy(), wide.document.numpy(), keys.index.numpy(), keys.document.numpy())
+        return oracles.may_see(*places, causal=self.causal, window=self.window)
+
+
+LEFT = torch.tensor([[0] * 6 + [1] * 13, [0] * 2 + [1] * 17])
+ARRANGEMENTS: dict[str, Arrangement] = {
+    "causal": Arrangement(Positions.arange(19)),
+    "both ways": Arrangement(Positions.arange(19), causal=False),
+    "window": Arrangement(Positions.arange(19), window=4),
+    "window both ways": Arrangement(Positions.arange(19), window=4, causal=False),
+    "packed": Arrangement(Positions.packed([[5, 0, 1, 9, 3], [2, 13]], length=19)),
+    "packed window both ways": Arrangement(Positions.packed([[5, 0, 1, 9, 3], [2, 13]]), window=3, causal=False),
+    "left padding": Arrangement(Positions.from_mask(LEFT)),
+    "holes": Arrangement(Positions.from_mask(torch.tensor([[1, 0, 1, 1, 0] * 3, [0] * 15]))),
+    "chunk behind a cache": Arrangement(Positions.after(11, 7), Positions.arange(18)),
+    "chunk with a window": Arrangement(Positions.after(11, 7), Positions.arange(18), window=5),
+    "one query": Arrangement(Positions.after(17, 1), Positions.arange(18)),
+    "behind caches of two lengths": Arrangement(Positions.after([2, 9], 7), Positions.arange(16)),
+    "queries that see nothing": Arrangement(Positions.arange(11), Positions.after(5, 8)),
+    "nothing to see for anyone": Arrangement(Positions.arange(7), Positions.after(7, 8)),
+    "keys out of reach": Arrangement(Positions.after(20, 7), Positions.arange(18), window=5),
+    "keys all later": Arrangement(Positions.arange(5), Positions.after(8, 9), causal=False),
+    "keys all before": Arrangement(Positions.after(12, 5), Positions.arange(9), causal=False),
+    "cross attention": Arrangement(Positions.arange(9), Positions.arange(14), causal=False),
+    "backwards": Arrangement(Positions.of(list(range(12, -1, -1)))),
+}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Tensors of an arrangement, and what attention in NumPy makes of them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+    @classmethod
+    def draw(cls, arrangement: Arrangement, dtype: torch.dtype = torch.float64, kv_heads: int = KV_HEADS) -> Inputs:
+        def random(heads: int, seq_len: int, width: int) -> Tensor:
+            return torch.randn(BATCH, heads, seq_len, width, dtype=torch.float64).to(dtype).requires_grad_()
+
+        keys = arrangement.keys.seq_len
+        queries = random(HEADS, arrangement.positions.seq_len, HEAD_DIM)
+        return cls(queries, random(kv_heads, keys, HEAD_DIM), random(kv_heads, keys, VALUE_DIM))
+
+    def through(
+        self, arrangement: Arrangement, encoding: PositionEncoding | None, backend: str, **options: object
+    ) -> Tensor:
+        return attend(
+            self.q, self.k, self.v, encoding=encoding, positions=arrangement.positions,
+            k_positions=arrangement.k_positions, causal=arrangement.causal, window=arrangement.window,
+            backend=backend, **options,
+        )  # fmt: skip
+
+    def expected(
+        self, arrangement: Arrangement, encoding: PositionEncoding | None, cotangent: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The output in float64, and the gradients of q, k, v and every parameter.
+
+        Attention and its derivative are NumPy's. The bias as a matrix, and its derivative, are the encoding's own,
+        which the tests of the encodings hold against their papers.
+        """
+        q, k = (x.detach().double().requires_grad_() for x in (self.q, self.k))
+        bias = None if encoding is None else encoding.bias(q, k, arrangement.positions, arrangement.k_positions)
+        seen, scale = arrangement.seen(), HEAD_DIM**-0.5
+        full = np.zeros((BATCH, HEADS, *seen.shape[1:]))
+        matrix = full if bias is None else full + bias.detach().double().numpy()
+        arrays = [x.detach().double().numpy() for x in (self.q, self.k, self.v)]
+        y, _ = oracles.attention(*arrays, matrix, seen, scale)
+        found = oracles.attention_gradients(*arrays, matrix, seen, scale, cotangent.double().numpy())
+        gradients = {name: torch.from_numpy(getattr(found, name)) for name in ("q", "k", "v")}
+        if bias is not None and bias.requires_grad:
+            leaves = {"q": q, "k": k, **parameters_of(encoding)}
+            onto_bias = torch.from_numpy(found.bias).to(bias.dtype).sum_to_size(bias.shape)
+            parts = torch.autograd.grad(bias, list(leaves.values()), onto_bias, allow_unused=True)
+            for name, part in zip(leaves, parts, strict=True):
+                if part is not None:
+                    gradients[name] = gradients.get(name, 0) + part
+        return torch.from_numpy(y), gradients
+
+
+def parameters_of(encoding: PositionEncoding | None) -> dict[str, Tensor]:
+    """By names that q, k and v do not have."""
+    return {} if encoding is None else {f"its {name}": each for name, each in encoding.named_parameters()}
+
+
+def shaken(name: str, dtype: torch.dtype = torch.float64) -> PositionEncoding | None:
+    """The encoding with parameters that are no longer what they start with."""
+    encoding = ENCODINGS[name]()
+    if encoding is None:
+        return None
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return encoding.to(dtype)

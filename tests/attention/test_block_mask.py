@@ -1,0 +1,100 @@
+"""Blocks that may see one another, against the rule for every pair of tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from locant import Positions
+from locant.attention import block_mask as module
+from locant.attention.block_mask import block_mask, block_pairs
+
+CASES = {
+    "one block": (Positions.arange(100), None),
+    "one token": (Positions.arange(1), None),
+    "an exact number of blocks": (Positions.arange(384), None),
+    "one token more": (Positions.arange(385), None),
+    "chunk behind a cache": (Positions.after(300, 150), Positions.arange(450)),
+    "packed": (Positions.packed([[200, 0, 1, 70, 129], [400]]), None),
+    "left padding": (Positions.from_mask(torch.arange(300).expand(2, -1) >= torch.tensor([[140], [3]])), None),
+    "nothing but padding": (Positions.from_mask(torch.arange(300).expand(2, -1) >= torch.tensor([[300], [3]])), None),
+    "backwards": (Positions.of(list(range(299, -1, -1))), None),
+    "a grid": (Positions.grid(15, 20), None),
+    "negative": (Positions.of(list(range(-200, 100))), None),
+}
+
+
+def blocks_of(mask: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Which blocks of a mask of all tokens hold anything, and which hold everything."""
+    more = [-mask.shape[2] % size, -mask.shape[1] % size]
+    tiles = F.pad(mask, (0, more[0], 0, more[1])).unflatten(2, (-1, size)).unflatten(1, (-1, size))
+    return tiles.any(4).any(2), tiles.all(4).all(2)
+
+
+@pytest.mark.parametrize("window", [None, 1, 60, 200])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("case_name", CASES)
+def test_no_visible_pair_is_lost_and_no_hidden_one_let_in(case_name: str, causal: bool, window: int | None) -> None:
+    positions, k_positions = CASES[case_name]
+    keys = positions if k_positions is None else k_positions
+    some, every = block_pairs(positions, keys, causal, window)
+    visible = positions.mask(keys, causal=causal, window=window)[:, 0]
+    holds_some, holds_all = blocks_of(visible, module.BLOCK)
+    assert bool((some | ~holds_some).all()), "a block with a visible pair is skipped"
+    assert bool((holds_all | ~every).all()), "a block with a hidden pair counts as full"
+    assert bool((some | ~every).all())
+    if positions.start is not None and keys.start is not None:
+        assert torch.equal(some, holds_some), "a block is visited for nothing"
+        assert torch.equal(every, holds_all), "a block is looked at pair by pair for nothing"
+
+
+@given(st.data())
+def test_any_documents_and_orders(data: st.DataObject) -> None:
+    size = 4
+    sides = []
+    for _ in range(2):
+        n = data.draw(st.integers(1, 13))
+        row = st.lists(st.integers(-3, 12), min_size=n, max_size=n)
+        documents = st.lists(st.integers(-1, 2), min_size=n, max_size=n)
+        sides.append(Positions.of(data.draw(row), data.draw(documents)))
+    causal, window = data.draw(st.booleans()), data.draw(st.sampled_from([None, 1, 3]))
+    before = module.BLOCK
+    module.BLOCK = size
+    try:
+        some, every = block_pairs(*sides, causal, window)
+    finally:
+        module.BLOCK = before
+    holds_some, holds_all = blocks_of(sides[0].mask(sides[1], causal=causal, window=window)[:, 0], size)
+    assert bool((some | ~holds_some).all())
+    assert bool((holds_all | ~every).all())
+
+
+@pytest.mark.parametrize("case_name", CASES)
+def test_the_block_mask_lists_those_blocks(case_name: str) -> None:
+    positions, k_positions = CASES[case_name]
+    keys = positions if k_positions is None else k_positions
+    made = block_mask(positions, keys, causal=True, window=None)
+    some, every = block_pairs(positions, keys, causal=True, window=None)
+    assert made.seq_lengths == (positions.seq_len, keys.seq_len)
+    assert torch.equal(made.to_dense().bool()[:, 0], some | every)
+    listed = torch.zeros_like(every)
+    for b, i in torch.cartesian_prod(torch.arange(every.shape[0]), torch.arange(every.shape[1])).tolist():
+        listed[b, i, made.full_kv_indices[b, 0, i, : made.full_kv_num_blocks[b, 0, i]].long()] = True
+    assert torch.equal(listed, every)
+    assert torch.equal(made.kv_num_blocks[:, 0].long(), (some & ~every).sum(-1)), "a full block is looked at twice"
+
+
+@pytest.mark.parametrize("case_name", ["an exact number of blocks", "packed", "left padding"])
+def test_it_says_what_torchs_own_says_or_more(case_name: str, request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--jaxtyping-packages", default=None):
+        pytest.skip("torch counts the arguments of the rule, and a runtime check of them hides how many there are")
+    positions, _ = CASES[case_name]
+    torchs = positions.block_mask().to_dense().bool()
+    ours = block_mask(positions, positions, causal=True, window=None).to_dense().bool()
+    assert bool((ours | ~torchs).all())
+    if positions.start is not None:
+        assert torch.equal(ours, torchs)

@@ -1,0 +1,189 @@
+"""The `flex` backend: what it hands to FlexAttention (in fast tests, uncompiled), and compiled (slow, or on a GPU)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from locant import ALiBi, KVCache, Positions, T5Bias, attend
+from locant.attention import flex
+from tests.attention.arrangements import ARRANGEMENTS, BATCH, ENCODINGS, HEADS, Arrangement, Inputs, shaken
+from tests.tolerances import assert_close
+
+FAST = (("packed window both ways", "deberta"), ("chunk with a window", "t5"), ("left padding", "alibi"))
+SLOW = ("packed window both ways", "chunk with a window", "holes", "behind caches of two lengths", "backwards")
+COMPILERS_OWN_WARNING = "ignore:.*torch.jit:DeprecationWarning"  # torch's compiler, about itself
+
+
+@pytest.fixture
+def _unchecked(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--jaxtyping-packages", default=None):
+        pytest.skip("runtime shape checks get between torch's tracer and the functions it traces")
+
+
+@pytest.fixture
+def uncompiled(_unchecked: None, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """FlexAttention as a plain function, and what it was called with."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    calls: list[dict[str, Any]] = []
+
+    def listening(*tensors: Tensor, **options: Any) -> Tensor:
+        calls.append(options)
+        return flex_attention(*tensors, **options)  # type: ignore[return-value]
+
+    monkeypatch.setattr(flex, "_compiled", lambda device: listening)
+    return calls
+
+
+def agrees(arrangement: Arrangement, encoding_name: str, dtype: torch.dtype = torch.float32) -> None:
+    encoding = shaken(encoding_name, dtype)
+    inputs = Inputs.draw(arrangement, dtype)
+    with torch.no_grad():
+        y = inputs.through(arrangement, encoding, "flex")
+    assert y.dtype == dtype
+    expected, _ = inputs.expected(arrangement, encoding, torch.zeros_like(y))
+    assert_close(y, expected)
+    blind = ~torch.from_numpy(arrangement.seen()).any(2)[:, None].expand(BATCH, HEADS, -1)
+    assert not y[blind].any()
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(
+    ("arrangement_name", "encoding_name"),
+    [
+        each if each in FAST else pytest.param(*each, marks=pytest.mark.slow)
+        for each in itertools.product(ARRANGEMENTS, ENCODINGS)
+        if each in FAST or each[0] in SLOW
+    ],
+)
+def test_the_functions_it_gets_say_what_numpy_says(
+    arrangement_name: str, encoding_name: str, uncompiled: list[dict[str, Any]]
+) -> None:
+    agrees(ARRANGEMENTS[arrangement_name], encoding_name)
+    assert len(uncompiled) == 1
+    assert (uncompiled[0]["score_mod"] is None) == (encoding_name == "none")
+    assert uncompiled[0]["block_mask"] is not None
+
+
+def test_it_is_compiled_and_never_the_function_that_holds_all_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def compile_instead(function: Callable[..., Tensor], **options: object) -> Callable[..., Tensor]:
+        made.append((function.__name__, options))
+        return lambda q, k, v, **_: torch.zeros_like(q)
+
+    monkeypatch.setattr(torch, "compile", compile_instead)
+    flex._compiled.cache_clear()
+    try:
+        x = torch.zeros(1, 2, 5, 16)
+        attend(x, x, x, positions=Positions.arange(5), backend="flex")
+    finally:
+        flex._compiled.cache_clear()
+    assert made == [("flex_attention", {"fullgraph": True, "dynamic": False})]
+
+
+@pytest.mark.parametrize("length", [0, 1, 128, 129])
+def test_no_queries_or_no_keys(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, sizes are powers of two: lengths that grow by one are not compiled one by one."""
+    sizes = []
+    monkeypatch.setattr(
+        flex, "_compiled", lambda device: lambda q, k, v, **_: (sizes.append((q.shape[2], k.shape[2])), q)[1]
+    )
+    q, k = torch.zeros(2, 3, 4, 16), torch.zeros(2, 3, length, 16)
+    y = attend(q, k, k, positions=Positions.arange(4), k_positions=Positions.arange(length), backend="flex")
+    assert torch.equal(y, torch.zeros(2, 3, 4, 16))
+    assert sizes == {0: [], 1: [(128, 128)], 128: [(128, 128)], 129: [(128, 256)]}[length]
+
+
+# ---------------------------------------------------------------------- compiled
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(COMPILERS_OWN_WARNING)
+@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.parametrize(
+    ("encoding_name", "arrangement_name"), [("none", "left padding"), ("alibi", "causal"), ("cope", "packed")]
+)
+def test_compiled_on_a_cpu(encoding_name: str, arrangement_name: str) -> None:
+    """Each way for a score function to find its numbers: none, arithmetic, a matrix; below, a table."""
+    agrees(ARRANGEMENTS[arrangement_name], encoding_name)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(COMPILERS_OWN_WARNING)
+@pytest.mark.usefixtures("_unchecked")
+def test_growing_lengths_and_other_modules_are_compiled_once() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    n = 20
+    q, k, v = (torch.randn(1, HEADS, n, 16) for _ in range(3))
+    for encoding in (T5Bias(HEADS), T5Bias(HEADS)):
+        at_once = attend(q, k, v, encoding=encoding, positions=Positions.arange(n), backend="eager")
+        with torch.no_grad():
+            cache, steps = KVCache(), []
+            for slot in range(n):
+                part, where = slice(slot, slot + 1), cache.next_positions()
+                keys, values, k_positions = cache.append(k[:, :, part], v[:, :, part], where)
+                options = {"encoding": encoding, "positions": where, "k_positions": k_positions, "backend": "flex"}
+                steps.append(attend(q[:, :, part], keys, values, **options))
+        assert_close(torch.cat(steps, dim=2), at_once)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+# ------------------------------------------------- on a GPU: python -m pytest -m gpu tests/attention
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings(COMPILERS_OWN_WARNING)
+@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("length", [1, 127, 300])
+@pytest.mark.parametrize("kind", ["causal", "window", "packed", "left padding"])
+@pytest.mark.parametrize("encoding_name", ["none", "alibi", "alibi, learned", "t5", "kerple", "fire", "sandwich"])
+@pytest.mark.parametrize("backend", ["flex", "tiled", "sdpa"])
+def test_on_a_gpu_outputs_and_gradients_are_those_of_float64(
+    backend: str, encoding_name: str, kind: str, length: int, dtype: torch.dtype
+) -> None:
+    positions = {
+        "causal": Positions.arange(length),
+        "window": Positions.arange(length),
+        "packed": Positions.packed([[length // 3, length - length // 3], [length]]),
+        "left padding": Positions.from_mask(torch.arange(length).expand(2, -1) >= torch.tensor([[length // 2], [0]])),
+    }[kind].to("cuda")
+    options = {"positions": positions, "window": 50 if kind == "window" else None}
+    encoding = shaken(encoding_name, torch.float32)
+    encoding = encoding if encoding is None else encoding.cuda()
+    shapes = [(2, HEADS, length, 32), (2, 2, length, 32), (2, 2, length, 32)]
+    leaves = [torch.randn(*shape, device="cuda").to(dtype).requires_grad_() for shape in shapes]
+    y = attend(*leaves, encoding=encoding, backend=backend, **options)
+    cotangent = torch.randn_like(y)
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    truth = attend(*wide, encoding=encoding, backend="eager", **options)
+    tolerance = {torch.float32: 2e-3, torch.bfloat16: 2e-2}[dtype]  # FlexAttention multiplies float32 as TF32
+    assert float((y.double() - truth).abs().max()) <= tolerance * float(truth.abs().max())
+    parameters = [] if encoding is None else list(encoding.parameters())
+    ours = torch.autograd.grad(y, [*leaves, *parameters], cotangent)
+    theirs = torch.autograd.grad(truth, [*wide, *parameters], cotangent.double())
+    for a, b in zip(ours, theirs, strict=True):
+        assert float((a.double() - b).abs().max()) <= tolerance * max(float(b.abs().max()), 1.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings(COMPILERS_OWN_WARNING)
+@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.parametrize("backend", ["flex", "auto"])
+def test_on_a_gpu_training_needs_no_matrix(backend: str) -> None:
+    length, heads = 8192, 8
+    q, k, v = (torch.randn(1, heads, length, 64, device="cuda", requires_grad=True) for _ in range(3))
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    positions = Positions.arange(length, device="cuda")
+    for encoding in (T5Bias(heads).cuda(), ALiBi(heads, learned=True).cuda()):
+        attend(q, k, v, encoding=encoding, positions=positions, backend=backend).sum().backward()
+    assert torch.cuda.max_memory_allocated() - before < heads * length**2 * 4 / 8

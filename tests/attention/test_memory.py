@@ -1,0 +1,68 @@
+"""No backend but `sdpa` and `eager` holds a matrix of scores, forward or backward, and training needs none either."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from locant import ALiBi, Fire, Kerple, PositionEncoding, Positions, Sandwich, T5Bias, attend
+from locant.attention import tiled
+from tests.attention.allocations import Allocations, allocations_of
+
+HEADS, HEAD_DIM, LENGTH = 4, 16, 1024
+MATRIX = HEADS * LENGTH**2 * 4
+"""Of float32 scores of all heads."""
+
+BY_DISTANCE: dict[str, Callable[[], PositionEncoding | None]] = {
+    "none": lambda: None,
+    "alibi": lambda: ALiBi(HEADS),
+    "alibi, learned": lambda: ALiBi(HEADS, learned=True),
+    "t5": lambda: T5Bias(HEADS),
+    "kerple": lambda: Kerple(HEADS),
+    "sandwich": lambda: Sandwich(HEADS),
+}
+
+
+def training_step(
+    encoding: PositionEncoding | None, positions: Positions, backend: str, window: int | None = None
+) -> Allocations:
+    q, k, v = (torch.randn(1, HEADS, LENGTH, HEAD_DIM, requires_grad=True) for _ in range(3))
+
+    def run() -> None:
+        y = attend(q, k, v, encoding=encoding, positions=positions, backend=backend, window=window)
+        y.backward(torch.ones_like(y))
+
+    seen = allocations_of(run)
+    assert all(leaf.grad is not None for leaf in (q, k, v))
+    assert all(leaf.grad is not None for leaf in (encoding.parameters() if encoding else ()))
+    return seen
+
+
+def test_the_ruler_sees_a_matrix() -> None:
+    assert allocations_of(lambda: torch.zeros(1000) + torch.zeros(500, 1)).largest == 4 * 500 * 1000
+    for backend in ("sdpa", "eager"):
+        assert training_step(T5Bias(HEADS), Positions.arange(LENGTH), backend).largest >= MATRIX
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("encoding_name", BY_DISTANCE)
+def test_by_distance_only_a_head_of_a_tile_is_held(encoding_name: str, window: int | None) -> None:
+    seen = training_step(BY_DISTANCE[encoding_name](), Positions.arange(LENGTH), "tiled", window)
+    assert seen.largest <= MATRIX / 8
+    assert seen.peak < MATRIX / 2
+
+
+@pytest.mark.parametrize("encoding_name", ["fire", "t5"])
+def test_otherwise_a_tile_is_held(encoding_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed rows have no table; FIRE has none anywhere. Its look-ups are int64, twice as wide as a score."""
+    monkeypatch.setattr(tiled, "TILE_BYTES", MATRIX // 32)
+    encoding = Fire(HEADS) if encoding_name == "fire" else T5Bias(HEADS)
+    seen = training_step(encoding, Positions.packed([600, 424]), "tiled")
+    assert seen.largest <= MATRIX / 16
+    assert seen.peak < MATRIX
+
+
+def test_auto_takes_it_where_a_matrix_would_be_large() -> None:
+    assert training_step(T5Bias(HEADS), Positions.arange(LENGTH), "auto").largest <= MATRIX / 8
