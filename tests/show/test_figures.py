@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from locant.show import canvas
 from locant.show.canvas import DARK, LIGHT, save, svg
 from locant.show.drawing import draw_to_file
 from locant.show.figures import default_length, draw, encoding_to_draw
+from tests.refusal import refuses
 
 pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
 
@@ -221,14 +223,16 @@ def test_a_failed_write_leaves_the_earlier_picture(tmp_path: Path, monkeypatch: 
     figure = draw(ALiBi(2), length=8)
     (tmp_path / "x.png").write_text("earlier")
 
-    def half(self: Path, content: bytes) -> int:
-        with self.open("wb") as file:
-            file.write(content[: len(content) // 2])
+    written = os.write
+
+    def half(handle: int, content: memoryview) -> int:
+        written(handle, content[: len(content) // 2])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", half)
-    with pytest.raises(OSError, match="No space"):
+    monkeypatch.setattr(os, "write", half)
+    with refuses(InputError, "x.png", "No space"):
         save(figure, tmp_path / "x.png")
+    monkeypatch.undo()
     assert [path.read_text() for path in tmp_path.iterdir()] == ["earlier"]
 
 

@@ -62,7 +62,7 @@ def verb(
     as_json: bool,
     **options: Any,
 ) -> None:
-    r"""Encode texts into a token store, at the speed of the disk and safe from crashes.
+    """Make a token store from files of text.
 
     PATH is a .txt, .md, .jsonl or .parquet file, each also .gz or .zst, a folder, a glob, or - for standard input.
     A run that was interrupted goes on when the same command is given again. A finished store is never changed.
@@ -71,7 +71,7 @@ def verb(
     On many machines that see the same folder:
       locant prepare PATH... -o STORE --task I --num-tasks N      for every I from 0 to N - 1
       locant prepare --finalize -o STORE
-    """
+    """  # noqa: D301  # click looks for the character, not for its name
     from locant.show.preparing import finalize_store, prepare_store, show_estimate
 
     if finalize:
