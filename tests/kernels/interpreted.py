@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.util
 import mmap
 import os
@@ -27,6 +28,7 @@ __all__ = ["Access", "Place", "interpreted", "sparse", "watched", "without_copyi
 @functools.cache
 def interpreted(name: str) -> ModuleType:
     """The module `name` with kernels that run on tensors of the CPU."""
+    importlib.import_module("triton")  # before the switch is thrown: Triton looks at it when it is imported, too
     found = importlib.util.find_spec(name)
     assert found is not None
     assert found.origin is not None

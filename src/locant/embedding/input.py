@@ -7,7 +7,9 @@ from typing import Literal
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from locant.embedding.segment import SegmentEmbedding
+from locant.embedding.fused import embed, why_plain
+from locant.embedding.late import LateErrors
+from locant.embedding.segment import SegmentEmbedding, require_segments
 from locant.embedding.token import Scale, TokenEmbedding
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
@@ -31,6 +33,10 @@ class InputEmbedding(nn.Module):
         scale: factor on the token rows alone, see `TokenEmbedding`.
         norm: ``"layer_norm"`` (eps 1e-5), or any module applied to the sum.
         dropout: probability, after the norm.
+        backend: ``"plain"`` calls one module after another; ``"fused"`` does everything in one pass and raises where
+            that is not possible; ``"auto"`` is fused where possible, see `why_plain`. Both have the same parameters
+            and the same meaning, and the fused one rounds less often. On a GPU it does not wait to check the ids: an id
+            without a row gives NaN, and a `RangeError` at a later call, or in `raise_late_errors`.
 
     >>> from locant.positions import Learned
     >>> embedding = InputEmbedding(10_000, 256, encoding=Learned(512, 256))
@@ -52,8 +58,11 @@ class InputEmbedding(nn.Module):
         norm: nn.Module | Literal["layer_norm"] | None = None,
         dropout: float = 0.0,
         padding_idx: int | None = None,
+        backend: Literal["auto", "fused", "plain"] = "auto",
     ) -> None:
         super().__init__()
+        if backend not in ("auto", "fused", "plain"):
+            raise LocantError(f"got backend={backend!r}, expected 'auto', 'fused' or 'plain'", "backend='auto'")
         if not 0 <= dropout < 1:
             raise RangeError(f"got dropout={dropout}, expected a probability from 0 to less than 1", "dropout=0.1")
         if isinstance(norm, str) and norm != "layer_norm":
@@ -68,6 +77,8 @@ class InputEmbedding(nn.Module):
         self.segment = SegmentEmbedding(num_segments, d_model) if num_segments else None
         self.norm = nn.LayerNorm(d_model) if isinstance(norm, str) else norm
         self.dropout = nn.Dropout(dropout)
+        self.backend: Literal["auto", "fused", "plain"] = backend
+        self._late = LateErrors()
 
     def forward(
         self,
@@ -80,7 +91,20 @@ class InputEmbedding(nn.Module):
             raise ShapeError(
                 f"got ids of shape {tuple(ids.shape)}, expected (batch, seq)", "ids[None] for a single row"
             )
+        if self.backend != "plain":
+            why = why_plain(self)
+            if why is None:
+                return embed(self, ids, positions, segments, self._late)
+            if self.backend == "fused":
+                raise LocantError(f"got backend='fused', but {why}", "backend='auto'")
         return self.combine(self.token(ids), positions, segments)
+
+    def raise_late_errors(self) -> None:
+        """Wait for what a GPU has been given so far, and raise if an id, position or segment had no row.
+
+        Without it, such an error is raised by the first later call that knows of it.
+        """
+        self._late.raise_all()
 
     def combine(
         self,
@@ -102,14 +126,7 @@ class InputEmbedding(nn.Module):
         return self.dropout(x)
 
     def _with_segments(self, x: Tensor, segments: Tensor | None) -> Tensor:
+        require_segments(self.segment, segments, x.shape[:2])
         if self.segment is None:
-            if segments is not None:
-                raise LocantError("got segments for an InputEmbedding that has none", "num_segments=2 when building it")
             return x
-        if segments is None:
-            return x + self.segment.weight[0]
-        if segments.shape != x.shape[:2]:
-            raise ShapeError(
-                f"got segments of shape {tuple(segments.shape)}, expected {tuple(x.shape[:2])}", "one segment per token"
-            )
-        return x + self.segment(segments)
+        return x + (self.segment.weight[0] if segments is None else self.segment(segments))

@@ -66,18 +66,25 @@ class WholeTable(Table):
 
 
 def require_ids(
-    ids: Integer[Tensor, "*batch"], num_rows: int, layer: str, limit: str, device: torch.device
+    ids: Integer[Tensor, "*batch"],
+    num_rows: int,
+    layer: str,
+    limit: str,
+    device: torch.device,
+    *,
+    read: bool = True,
 ) -> Int[Tensor, "*batch"]:
     """`ids` as int64; raises unless they are integers in ``0 .. num_rows - 1`` on `device`.
 
     Reads the smallest and largest id, which on an accelerator waits for it; without that a wrong id would end in a
     device-side assert that poisons the process. Not while compiling or capturing a graph: nothing may be read there.
+    Nor without `read`, for look-ups that can cope with any id.
     """
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise ShapeError(f"got ids of dtype {ids.dtype} for {layer}, expected integers", "ids.long()")
     if ids.device != device:
         raise ShapeError(f"got ids on {ids.device}, {layer} is on {device}", f"ids.to({str(device)!r})")
-    if torch.compiler.is_compiling() or ids.device.type == "meta" or not ids.numel():
+    if not read or torch.compiler.is_compiling() or ids.device.type == "meta" or not ids.numel():
         return ids.long()
     if ids.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return ids.long()

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.embedding.lookup import require_ids
-from locant.errors import RangeError
+from locant.errors import LocantError, RangeError, ShapeError
 
-__all__ = ["SegmentEmbedding"]
+__all__ = ["SegmentEmbedding", "require_segments"]
 
 INIT_STD = 0.02  # BERT
 
@@ -42,3 +42,17 @@ class SegmentEmbedding(nn.Module):
 
     def extra_repr(self) -> str:
         return f"num_segments={self.weight.shape[0]}, d_model={self.weight.shape[1]}"
+
+
+def require_segments(
+    table: SegmentEmbedding | None, segments: Integer[Tensor, "batch seq"] | None, shape: torch.Size
+) -> None:
+    """Raise unless there is a segment per token, or none at all; and none without a table."""
+    if segments is None:
+        return
+    if table is None:
+        raise LocantError("got segments for an InputEmbedding that has none", "num_segments=2 when building it")
+    if segments.shape != shape:
+        raise ShapeError(
+            f"got segments of shape {tuple(segments.shape)}, expected {tuple(shape)}", "one segment per token"
+        )

@@ -85,6 +85,13 @@ class TokenEmbedding(nn.Module):
             return rows * torch.tensor(factor, dtype=rows.dtype, device=rows.device)
         return rows * factor
 
+    def factor(self) -> float:
+        """The number that rows are multiplied with."""
+        if not isinstance(self.scale, str):
+            return 1.0 if self.scale is None else float(self.scale)
+        factor = self.d_model**0.5
+        return _rounded(factor, self.weight.dtype) if self.scale == "sqrt_d_model_rounded" else factor
+
     def logits(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab_size"]:
         """Scores of all tokens from the same table (tied head, Press and Wolf 2017); the scale is not applied."""
         if x.shape[-1] != self.d_model:
@@ -115,3 +122,10 @@ class TokenEmbedding(nn.Module):
         scale = "" if self.scale is None else f", scale={self.scale!r}"
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"vocab_size={self.vocab_size}, d_model={self.d_model}{scale}{padding}"
+
+
+def _rounded(factor: float, dtype: torch.dtype) -> float:
+    """A number of the size of a scale as a dtype has it, without a tensor, which compilers could not look into."""
+    mantissa, exponent = math.frexp(factor)
+    steps = 2 / torch.finfo(dtype).eps
+    return math.ldexp(round(mantissa * steps) / steps, exponent)

@@ -1,0 +1,129 @@
+"""What does the input of BERT cost in one pass, beside its modules one after another, compiled or not, and a copy?
+
+Runs on a CPU, and on a GPU where there is one; it refuses to report where a contender's result is another. On a GPU the
+first line is the limit for the forward pass: as many bytes as rows are read and results written. A ratio of 1.25 is
+80 % of the copy's bandwidth.
+
+    PYTHONPATH=src python -m benchmarks input_embedding
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.timing import Row, measure
+from locant import InputEmbedding, Learned
+
+__all__ = ["rows"]
+
+VOCAB, LENGTH, WIDTH = 30_522, 512, 768
+CUDA = torch.cuda.is_available()
+BATCH = 256 if CUDA else 32
+DTYPES = (torch.bfloat16, torch.float32) if CUDA else (torch.float32, torch.bfloat16)
+NEAR = {torch.float32: 1e-4, torch.bfloat16: 1e-1}
+
+
+def rows() -> list[Row]:
+    """Forward alone, and forward and backward, with dropout and without."""
+    found = []
+    for dtype in DTYPES:
+        for dropout in (0.0, 0.1):
+            found += _BertInput(dtype, dropout).rows()
+    return found
+
+
+class _BertInput:
+    """Ids, segments and a gradient, and everybody who embeds them."""
+
+    def __init__(self, dtype: torch.dtype, dropout: float) -> None:
+        torch.manual_seed(0)
+        device = "cuda" if CUDA else "cpu"
+        self.ids = torch.randint(VOCAB, (BATCH, LENGTH), device=device)
+        self.segments = torch.randint(2, (BATCH, LENGTH), device=device)
+        self.gradient = torch.randn(BATCH, LENGTH, WIDTH, device=device, dtype=dtype)
+        self.words = f"BERT's input, {BATCH} x {LENGTH} tokens of {WIDTH}, {dtype}, dropout {dropout}"
+        fused = InputEmbedding(
+            VOCAB, WIDTH, encoding=Learned(LENGTH, WIDTH), num_segments=2, norm=nn.LayerNorm(WIDTH, eps=1e-12),
+            dropout=dropout, padding_idx=0, backend="fused",
+        ).to(device, dtype)  # fmt: skip
+        plain = copy.deepcopy(fused)
+        plain.backend = "plain"
+        compiled = copy.deepcopy(plain)
+        self.modules: dict[str, nn.Module] = {"locant, in one pass": fused, "the plain modules": plain}
+        self.calls: dict[str, Callable[[], Tensor]] = {
+            "locant, in one pass": lambda: fused(self.ids, None, self.segments),
+            "the plain modules": lambda: plain(self.ids, None, self.segments),
+        }
+        self._add("torch.compile of the plain modules", compiled, torch.compile(compiled))
+        if importlib.util.find_spec("transformers") is not None:
+            self._add_bert(fused, dropout, device, dtype)
+
+    def _add(self, name: str, module: nn.Module, call: Callable[..., Tensor]) -> None:
+        self.modules[name] = module
+        self.calls[name] = lambda: call(self.ids, None, self.segments)
+
+    def _add_bert(self, ours: InputEmbedding, dropout: float, device: str, dtype: torch.dtype) -> None:
+        from transformers import BertConfig
+        from transformers.models.bert.modeling_bert import BertEmbeddings
+
+        theirs = BertEmbeddings(BertConfig(hidden_dropout_prob=dropout)).to(device, dtype)
+        names = {"token": "word_embeddings", "encoding": "position_embeddings", "segment": "token_type_embeddings",
+                 "norm": "LayerNorm"}  # fmt: skip
+        state = {f"{names[k.split('.')[0]]}.{k.split('.')[1]}": v for k, v in ours.state_dict().items()}
+        theirs.load_state_dict(state, strict=False)
+        self.modules["transformers, BertEmbeddings"] = theirs
+        self.calls["transformers, BertEmbeddings"] = lambda: theirs(self.ids, token_type_ids=self.segments)
+
+    def rows(self) -> list[Row]:
+        self._require_equal()
+        into = torch.empty_like(self.gradient)
+
+        def copied() -> None:
+            into.copy_(self.gradient)
+
+        forward: dict[str, Callable[[], object]] = {"copy of the result into existing memory": copied, **self.calls}
+        both = {"copy of the result into existing memory": copied}
+        both |= {name: self._trained(name) for name in self.calls}
+        return [
+            *measure(f"forward, {self.words}", _awaited(forward), rounds=9),
+            *measure(f"forward and backward, {self.words}", _awaited(both), rounds=9),
+        ]
+
+    def _trained(self, name: str) -> Callable[[], None]:
+        def run() -> None:
+            self.modules[name].zero_grad(set_to_none=True)
+            self.calls[name]().backward(self.gradient)
+
+        return run
+
+    @torch.no_grad()
+    def _require_equal(self) -> None:
+        """Without dropout, everybody's result is the same; or there is nothing to report."""
+        for module in self.modules.values():
+            module.eval()
+        expected = self.calls["the plain modules"]().float()
+        for name, call in self.calls.items():
+            off = float((call().float() - expected).abs().max())
+            assert off < NEAR[self.gradient.dtype], f"{name} is off by {off:.2g}: nothing is reported"
+        for module in self.modules.values():
+            module.train()
+
+
+def _awaited(runs: dict[str, Callable[[], object]]) -> dict[str, Callable[[], object]]:
+    """On a GPU, a run is over when the device is done."""
+    if not CUDA:
+        return runs
+
+    def waiting(run: Callable[[], object]) -> Callable[[], None]:
+        def both() -> None:
+            run()
+            torch.cuda.synchronize()
+
+        return both
+
+    return {name: waiting(run) for name, run in runs.items()}

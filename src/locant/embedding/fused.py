@@ -1,0 +1,215 @@
+"""The input embedding in one pass: when it can be, and what the kernel is given.
+
+The plain path, module after module, is the definition; the fused one agrees with it (in float32 without dropout, on a
+CPU, bit for bit) and rounds once where the tables are narrower. Which of the two is taken depends on the modules, their
+hooks and dtypes and never on how many tokens there are: a token alone gets the bits it gets in a batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int, Integer
+from torch import Tensor, nn
+from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
+from torch.autograd import forward_ad
+from torch.nn.modules import module as hooks
+
+from locant.embedding.late import Asked, LateErrors
+from locant.embedding.lookup import WholeTable, require_ids
+from locant.embedding.segment import SegmentEmbedding, require_segments
+from locant.embedding.token import TokenEmbedding
+from locant.kernels.input_embedding import input_embedding
+from locant.positions import Learned, PositionEncoding, Positions, Sinusoidal
+from locant.positions.where import require_positions
+
+if TYPE_CHECKING:
+    from locant.embedding.input import InputEmbedding
+
+__all__ = ["embed", "why_plain"]
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # torch has no public door
+MAX_WIDTH = 2**16
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+MAX_DROPOUT = 1 - 2.0**-16  # of 16 random bits, one value at least has to be kept
+
+
+# ---------------------------------------------------------------------- whether
+
+
+def why_plain(embedding: InputEmbedding) -> str | None:
+    """Why this embedding cannot be computed in one pass, or ``None`` where it can.
+
+    >>> from locant.embedding import InputEmbedding
+    >>> why_plain(InputEmbedding(11, 6, norm=nn.RMSNorm(6)))
+    'the norm is a RMSNorm'
+    >>> why_plain(InputEmbedding(11, 6, norm="layer_norm")) is None
+    True
+    """
+    return _why_these_modules(embedding) or _why_these_tensors(embedding) or _why_now(embedding)
+
+
+def _why_these_modules(embedding: InputEmbedding) -> str | None:
+    norm, encoding = embedding.norm, embedding.encoding
+    if type(embedding.token) is not TokenEmbedding or type(embedding.token.table) is not WholeTable:
+        return "the token table is split or of another kind"
+    if embedding.segment is not None and type(embedding.segment) is not SegmentEmbedding:
+        return f"the segments are a {type(embedding.segment).__name__}"
+    if not _is_known(encoding):
+        return f"the encoding is a {type(encoding).__name__}"
+    if norm is not None and (type(norm) is not nn.LayerNorm or norm.normalized_shape != (embedding.token.d_model,)):
+        return f"the norm is a {type(norm).__name__}"
+    if type(embedding.dropout) is not nn.Dropout or embedding.dropout.p >= MAX_DROPOUT:
+        return f"the dropout is {embedding.dropout}"
+    if isinstance(encoding, (Learned, Sinusoidal)) and encoding.d_model != embedding.token.d_model:
+        return "the encoding is of another width"
+    if type(encoding).embed is PositionEncoding.embed and embedding.segment is None and norm is None:
+        return "there is nothing to add to the token rows"
+    return next((why for part in embedding.children() if (why := _why_called(part))), None)
+
+
+def _is_known(encoding: PositionEncoding) -> bool:
+    """Whether it adds rows that are known here, or nothing."""
+    return type(encoding) in (Learned, Sinusoidal) or type(encoding).embed is PositionEncoding.embed
+
+
+def _why_called(part: nn.Module) -> str | None:
+    """Hooks run when a module is called, and so does a `forward` that was put into it."""
+    if any(part.__dict__.get(name) for name in HOOKS) or "forward" in part.__dict__ or "embed" in part.__dict__:
+        return f"the {type(part).__name__} has hooks or a forward of its own"
+    return None
+
+
+def _why_these_tensors(embedding: InputEmbedding) -> str | None:
+    weight = embedding.token.weight
+    for table in embedding.parameters():
+        if type(table) not in (Tensor, nn.Parameter):
+            return f"a table is a {type(table).__name__}"
+        if table.dtype != weight.dtype or table.device != weight.device:
+            return "the tables differ in dtype or device"
+    if weight.dtype not in DTYPES:
+        return f"the tables are of dtype {weight.dtype}"
+    if weight.device.type not in ("cpu", "cuda"):
+        return f"there is no kernel for {weight.device.type}"
+    if weight.device.type == "cuda" and not _has_triton():
+        return "triton is not installed"
+    if weight.shape[1] > MAX_WIDTH:
+        return f"a token is wider than {MAX_WIDTH}"
+    return None
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _why_now(embedding: InputEmbedding) -> str | None:
+    weight = embedding.token.weight
+    if weight.dtype.itemsize < 4 and torch.is_autocast_enabled(weight.device.type):
+        return "autocast chooses dtypes between the modules"
+    tracing = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]  # it is in torch's documentation
+    if tracing or (torch.compiler.is_compiling() and torch.compiler.is_exporting()):
+        return "the graph leaves this package"
+    if torch.compiler.is_compiling():
+        return None
+    # What follows has no public door.
+    if hooks._has_any_global_hook():  # pyright: ignore[reportPrivateUsage]
+        return "there are hooks on every module"
+    forward_mode = forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
+    if forward_mode or functorch.peek_interpreter_stack() is not None:
+        return "a transform of functions is at work"
+    return None
+
+
+# ---------------------------------------------------------------------- how
+
+
+def embed(
+    embedding: InputEmbedding,
+    ids: Integer[Tensor, "batch seq"],
+    positions: Positions | None,
+    segments: Integer[Tensor, "batch seq"] | None,
+    late: LateErrors,
+) -> Float[Tensor, "batch seq d_model"]:
+    """What the plain path gives, where `why_plain` has nothing against it."""
+    token, norm, segment = embedding.token, embedding.norm, embedding.segment
+    weight, read = token.weight, token.weight.device.type == "cpu"
+    late.raise_arrived()
+    ids = require_ids(ids, token.vocab_size, "TokenEmbedding", "vocab_size", weight.device, read=read)
+    positions = Positions.arange(ids.shape[1], device=ids.device) if positions is None else positions
+    index, rows = _position_rows(embedding.encoding, positions, ids, weight.dtype)
+    require_segments(segment, segments, ids.shape)
+    if segment is not None and segments is not None:
+        num_segments = segment.weight.shape[0]
+        segments = require_ids(segments, num_segments, "SegmentEmbedding", "num_segments", weight.device, read=read)
+    p = embedding.dropout.p if embedding.dropout.training else 0.0
+    y, _, _, first_faults = input_embedding(
+        ids, weight, index, rows, segments, None if segment is None else segment.weight,
+        norm.weight if isinstance(norm, nn.LayerNorm) else None,
+        norm.bias if isinstance(norm, nn.LayerNorm) else None,
+        torch.randint(2**63 - 1, (1,), device=ids.device) if p else None,
+        token.factor(), token.padding_idx, norm.eps if isinstance(norm, nn.LayerNorm) else None, p,
+    )  # fmt: skip
+    if not read and not torch.compiler.is_compiling():
+        late.watch(first_faults, _asked(embedding, ids, positions, segments))
+    return y
+
+
+def _position_rows(
+    encoding: PositionEncoding, positions: Positions, ids: Int[Tensor, "batch seq"], dtype: torch.dtype
+) -> tuple[Int[Tensor, "#batch seq"] | None, Float[Tensor, "num_positions d_model"] | None]:
+    """Which row of which table is added to each token."""
+    require_positions(positions)
+    positions.require_fits(ids.shape[0], ids.shape[1], ids.device, "the input")
+    if positions.start is not None and positions.batch > 1:
+        positions = Positions.after(positions.start, positions.seq_len, device=ids.device)  # one row for all
+    if isinstance(encoding, Learned):
+        return _learned_index(encoding, positions), encoding.weight
+    if isinstance(encoding, Sinusoidal):
+        return _sinusoidal_rows(encoding, positions, ids.numel(), torch.promote_types(dtype, torch.float32))
+    return None, None
+
+
+def _learned_index(encoding: Learned, positions: Positions) -> Int[Tensor, "#batch seq"]:
+    positions.require_single_axis("Learned")
+    bounds_known = positions.min_index is not None and positions.max_index is not None
+    if bounds_known or positions.device.type == "cpu":
+        positions.require_within(
+            0,
+            encoding.max_seq_len - 1,
+            f"Learned(max_seq_len={encoding.max_seq_len})",
+            "shorter windows, or a larger max_seq_len",
+        )
+    if not encoding.offset:
+        return positions.index
+    index = positions.index + encoding.offset
+    return index if bounds_known else index.masked_fill(positions.index < 0, -1)  # rows before the offset are no places
+
+
+def _sinusoidal_rows(
+    encoding: Sinusoidal, positions: Positions, num_tokens: int, dtype: torch.dtype
+) -> tuple[Int[Tensor, "#batch seq"], Float[Tensor, "num_positions d_model"]]:
+    """A row for every slot if all rows of the batch have the same positions, else one for every position or token."""
+    low, high = positions.min_index, positions.max_index
+    if positions.batch > 1 and low is not None and high is not None and low >= 0 and high < num_tokens:
+        every = Positions.arange(high + 1, device=positions.device)
+        return positions.index, encoding.vectors(every, dtype)[0]
+    rows = encoding.vectors(positions, dtype).flatten(0, 1)
+    return torch.arange(rows.shape[0], device=rows.device).view(positions.index.shape), rows
+
+
+def _asked(embedding: InputEmbedding, ids: Tensor, positions: Positions, segments: Tensor | None) -> list[Asked | None]:
+    """What errors that come later will say."""
+    encoding, segment = embedding.encoding, embedding.segment
+    asked: list[Asked | None] = [None, None, None]
+    asked[0] = Asked(ids=ids, what="id", layer="TokenEmbedding", limit=f"vocab_size={embedding.token.vocab_size}")
+    if isinstance(encoding, Learned):
+        limit = f"max_seq_len={encoding.max_seq_len}"
+        asked[1] = Asked(ids=positions.index, what="position", layer="Learned", limit=limit)
+    if segment is not None and segments is not None:
+        limit = f"num_segments={segment.weight.shape[0]}"
+        asked[2] = Asked(ids=segments, what="id", layer="SegmentEmbedding", limit=limit)
+    return asked

@@ -1,0 +1,88 @@
+"""Errors that only a GPU knows of, raised without waiting for it.
+
+A kernel cannot raise. An assertion on the device ends the process' use of it, and asking the device before every
+look-up makes the host wait. So a kernel notes the first token that has no row, the note travels to the host behind the
+kernel, and it is read once it is there: at the next call, or when somebody waits for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from locant.errors import RangeError
+from locant.kernels.input_embedding import NO_FAULT
+
+__all__ = ["Asked", "LateErrors"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The rows that one table was asked for."""
+
+    ids: Int[Tensor, "#batch seq"]
+    what: str
+    """What an id is called: ``"id"`` or ``"position"``."""
+    layer: str
+    limit: str
+    """What the layer has, as the error says it."""
+
+
+@dataclass(frozen=True)
+class _Note:
+    first: Int[Tensor, " tables"]
+    asked: list[Asked | None]
+    arrived: torch.cuda.Event | None
+
+    def raise_fault(self) -> None:
+        for asked, first in zip(self.asked, self.first.tolist(), strict=True):
+            if asked is None or first == NO_FAULT:
+                continue
+            row, slot = divmod(first, asked.ids.shape[1])
+            value = int(asked.ids[row if asked.ids.shape[0] > 1 else 0, slot])
+            raise RangeError(
+                f"got {asked.what} {value} at ({row}, {slot}) in an earlier call, {asked.layer} has {asked.limit}",
+                "the ids of that call; its output for that token was NaN, and nothing else is wrong",
+            )
+
+
+class LateErrors:
+    """The notes that are on their way; a copy of it, or a pickle, begins with none."""
+
+    def __init__(self) -> None:
+        self._notes: deque[_Note] = deque()
+
+    def __reduce__(self) -> tuple[type[LateErrors], tuple[()]]:
+        return LateErrors, ()
+
+    def watch(self, first: Int[Tensor, " tables"], asked: list[Asked | None]) -> None:
+        """Remember to read `first`, the number of the first token without a row in each table.
+
+        Not while a graph is captured or compiled: there is no later call in it.
+        """
+        if not first.is_cuda:
+            self._notes.append(_Note(first, asked, None))
+            return
+        if torch.cuda.is_current_stream_capturing():
+            return
+        on_host = torch.empty_like(first, device="cpu", pin_memory=True).copy_(first, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        self._notes.append(_Note(on_host, asked, arrived))
+
+    def raise_arrived(self) -> None:
+        """Raise for the first fault that is known by now; asks nobody to wait."""
+        while self._notes and (self._notes[0].arrived is None or self._notes[0].arrived.query()):
+            self._notes.popleft().raise_fault()
+
+    def raise_all(self) -> None:
+        """Wait for all notes, and raise for the first fault."""
+        while self._notes:
+            note = self._notes.popleft()
+            if note.arrived is not None:
+                note.arrived.synchronize()
+            note.raise_fault()

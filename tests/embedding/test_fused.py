@@ -1,0 +1,362 @@
+"""The input embedding in one pass: the same as module after module, and when it is taken."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from locant import (
+    InputEmbedding,
+    Learned,
+    LocantError,
+    PositionEncoding,
+    Positions,
+    RangeError,
+    Rotary,
+    SegmentEmbedding,
+    ShapeError,
+    Sinusoidal,
+    TokenEmbedding,
+)
+from locant.embedding.fused import why_plain
+from locant.embedding.late import Asked, LateErrors
+from locant.kernels.input_embedding import NO_FAULT
+from tests.known_bugs.exhibit import compiles
+from tests.refusal import refuses
+from tests.tolerances import assert_close
+
+VOCAB, WIDTH, BATCH, LENGTH = 29, 14, 3, 7
+
+ENCODINGS: dict[str, Callable[[], PositionEncoding | None]] = {
+    "none": lambda: None,
+    "rotary": lambda: Rotary(WIDTH),
+    "learned": lambda: Learned(41, WIDTH),
+    "learned with offset": lambda: Learned(41, WIDTH, offset=2),
+    "sinusoidal": lambda: Sinusoidal(WIDTH),
+}
+POSITIONS: dict[str, Callable[[], Positions | None]] = {
+    "unsaid": lambda: None,
+    "a row each": lambda: Positions.arange(LENGTH, batch=BATCH),
+    "after a cache": lambda: Positions.after([3, 30, 0], LENGTH),
+    "packed": lambda: Positions.packed([2, 0, 4], length=LENGTH),
+    "padded": lambda: Positions.from_mask(torch.tensor([[0] * 3 + [1] * 4, [1] * 7, [1] * 2 + [0] * 5])),
+    "any": lambda: Positions.of(torch.randint(41, (BATCH, LENGTH))),
+}
+
+
+def pair(dtype: torch.dtype = torch.float32, **options: Any) -> tuple[InputEmbedding, InputEmbedding]:
+    """The same embedding twice: in one pass, and module after module."""
+    fused = InputEmbedding(VOCAB, WIDTH, **options, backend="fused")
+    with torch.no_grad():
+        for parameter in fused.parameters():
+            parameter.normal_()
+    plain = copy.deepcopy(fused)
+    plain.backend = "plain"
+    return fused.to(dtype), plain.to(dtype)
+
+
+def require_alike(fused: InputEmbedding, plain: InputEmbedding, *arguments: Any) -> None:
+    ours, expected = fused(*arguments), plain(*arguments)
+    if ours.dtype in (torch.float32, torch.float64):
+        assert torch.equal(ours, expected), "in one pass other bits come out"
+    else:
+        assert_close(ours, expected)
+    cotangent = torch.randn_like(expected)
+    ours.backward(cotangent)
+    expected.backward(cotangent)
+    for (name, one), other in zip(fused.named_parameters(), plain.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None), name
+        if one.grad is not None and other.grad is not None:
+            scale = max(1.0, float(other.grad.abs().max()))
+            assert_close(one.grad / scale, other.grad / scale)
+
+
+@pytest.mark.parametrize("where", POSITIONS)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_it_is_what_the_modules_give(encoding: str, where: str) -> None:
+    fused, plain = pair(
+        encoding=ENCODINGS[encoding](), num_segments=3, norm="layer_norm", padding_idx=4, scale="sqrt_d_model"
+    )
+    ids, segments = torch.randint(VOCAB, (BATCH, LENGTH)), torch.randint(3, (BATCH, LENGTH))
+    require_alike(fused, plain, ids, POSITIONS[where](), segments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scale", [None, 0.3, "sqrt_d_model", "sqrt_d_model_rounded"])
+def test_every_scale_in_every_dtype(scale: float | str | None, dtype: torch.dtype) -> None:
+    fused, plain = pair(dtype, encoding=Sinusoidal(WIDTH), norm="layer_norm", scale=scale)
+    require_alike(fused, plain, torch.randint(VOCAB, (BATCH, LENGTH)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_segments": 2},
+        {"norm": nn.LayerNorm(WIDTH, eps=1e-12)},
+        {"norm": nn.LayerNorm(WIDTH, bias=False)},
+        {"norm": nn.LayerNorm(WIDTH, elementwise_affine=False)},
+        {"encoding": Learned(9, WIDTH)},
+        {"encoding": Sinusoidal(WIDTH), "padding_idx": -1},
+    ],
+    ids=str,
+)
+def test_parts_that_are_missing(options: dict[str, Any]) -> None:
+    fused, plain = pair(**options)
+    require_alike(fused, plain, torch.randint(VOCAB, (BATCH, LENGTH), dtype=torch.int32))
+
+
+def test_few_roundings_are_better_than_many() -> None:
+    """In bfloat16 the plain path rounds after every step."""
+    fused, plain = pair(torch.bfloat16, encoding=Sinusoidal(WIDTH), num_segments=2, norm="layer_norm")
+    exact = copy.deepcopy(plain).double()
+    ids = torch.randint(VOCAB, (64, LENGTH))
+    true = exact(ids).detach()
+    errors = [float((path(ids).detach().double() - true).abs().mean()) for path in (fused, plain)]
+    assert errors[0] < 0.85 * errors[1]
+
+
+# ---------------------------------------------------------------------- dropout
+
+
+def test_dropout_is_that_of_the_generator_and_only_in_training() -> None:
+    fused, plain = pair(encoding=Sinusoidal(WIDTH), norm="layer_norm", dropout=0.25)
+    ids = torch.randint(VOCAB, (50, LENGTH))
+    whole = plain.eval()(ids)
+    assert torch.equal(fused.eval()(ids), whole)
+    fused.train()
+    torch.manual_seed(1)
+    first = fused(ids)
+    second = fused(ids)
+    torch.manual_seed(1)
+    assert torch.equal(fused(ids), first)
+    assert not torch.equal(second, first)
+    dropped = first == 0
+    assert abs(float(dropped.double().mean()) - 0.25) < 5 * (0.25 * 0.75 / first.numel()) ** 0.5
+    assert_close(first[~dropped], (whole / 0.75)[~dropped])
+
+
+def test_recomputing_drops_the_same() -> None:
+    fused, _ = pair(encoding=Learned(9, WIDTH), norm="layer_norm", dropout=0.5)
+    ids, cotangent = torch.randint(VOCAB, (BATCH, LENGTH)), torch.randn(BATCH, LENGTH, WIDTH)
+    torch.manual_seed(1)
+    expected = torch.autograd.grad(fused(ids), list(fused.parameters()), cotangent)
+    torch.manual_seed(1)
+    y = checkpoint(fused, ids, use_reentrant=False)
+    assert isinstance(y, Tensor)
+    torch.randn(9)
+    found = torch.autograd.grad(y, list(fused.parameters()), cotangent)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+# ---------------------------------------------------------------------- which path
+
+
+class Whispering(Learned):
+    pass
+
+
+def with_hook(embedding: InputEmbedding) -> None:
+    embedding.token.register_forward_hook(lambda *_: None)
+
+
+def with_own_forward(embedding: InputEmbedding) -> None:
+    embedding.dropout.forward = lambda x: x  # type: ignore[method-assign]
+
+
+def with_a_narrow_norm(embedding: InputEmbedding) -> None:
+    assert embedding.norm is not None
+    embedding.norm.bfloat16()
+
+
+def with_parametrization(embedding: InputEmbedding) -> None:
+    nn.utils.parametrize.register_parametrization(embedding.token, "weight", nn.Identity())
+
+
+REASONS: list[tuple[str, dict[str, Any], Callable[[InputEmbedding], Any]]] = [
+    ("the encoding is a Whispering", {"encoding": Whispering(9, WIDTH)}, lambda _: None),
+    ("the encoding is of another width", {"encoding": Learned(9, WIDTH + 1)}, lambda _: None),
+    ("the norm is a RMSNorm", {"norm": nn.RMSNorm(WIDTH)}, lambda _: None),
+    ("the norm is a LayerNorm", {"norm": nn.LayerNorm((LENGTH, WIDTH))}, lambda _: None),
+    ("there is nothing to add", {"norm": None}, lambda _: None),
+    ("the dropout is Dropout(p=0.9999", {"dropout": 0.99999}, lambda _: None),
+    ("the dropout is Identity", {}, lambda e: setattr(e, "dropout", nn.Identity())),
+    ("the TokenEmbedding has hooks", {}, with_hook),
+    ("the Dropout has hooks or a forward of its own", {}, with_own_forward),
+    ("differ in dtype", {}, with_a_narrow_norm),
+    ("the token table is split or of another kind", {}, with_parametrization),
+    ("no kernel for meta", {}, lambda e: e.to("meta")),
+    ("dtype torch.float8", {}, lambda e: e.to(torch.float8_e4m3fn)),
+]
+
+
+@pytest.mark.parametrize(("why", "options", "change"), REASONS, ids=[why for why, _, _ in REASONS])
+def test_it_says_why_it_calls_the_modules(
+    why: str, options: dict[str, Any], change: Callable[[InputEmbedding], Any]
+) -> None:
+    embedding = InputEmbedding(VOCAB, WIDTH, **{"norm": "layer_norm", **options})
+    change(embedding)
+    assert why in str(why_plain(embedding))
+    embedding.backend = "fused"
+    with refuses(LocantError, "backend='fused'", why):
+        embedding(torch.zeros(1, LENGTH, dtype=torch.long))
+
+
+def test_hooks_see_what_they_are_there_for() -> None:
+    embedding, seen = InputEmbedding(VOCAB, WIDTH, norm="layer_norm"), []
+    assert why_plain(embedding) is None
+    handle = embedding.norm.register_forward_hook(lambda *_: seen.append("norm"))  # type: ignore[union-attr]
+    embedding(torch.zeros(1, 2, dtype=torch.long))
+    handle.remove()
+    assert why_plain(embedding) is None
+    everywhere = nn.modules.module.register_module_forward_hook(lambda m, *_: seen.append(type(m).__name__))
+    try:
+        assert why_plain(embedding) == "there are hooks on every module"
+        embedding(torch.zeros(1, 2, dtype=torch.long))
+    finally:
+        everywhere.remove()
+    assert (
+        seen == ["norm", "TokenEmbedding", "PositionEncoding", "LayerNorm", "Dropout", "InputEmbedding"][:1] + seen[1:]
+    )
+    assert {"TokenEmbedding", "LayerNorm"} <= set(seen)
+
+
+def test_autocast_decides_for_narrow_tables_only() -> None:
+    embedding = InputEmbedding(VOCAB, WIDTH, norm="layer_norm")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert why_plain(embedding) is None
+        assert "autocast" in str(why_plain(embedding.bfloat16()))
+
+
+def test_transforms_of_functions_work() -> None:
+    embedding = InputEmbedding(VOCAB, WIDTH, norm="layer_norm")
+    ids, weights = torch.randint(VOCAB, (4, 1, LENGTH)), dict(embedding.named_parameters())
+
+    def loss(weights: dict[str, Tensor], ids: Tensor) -> Tensor:
+        assert why_plain(embedding) == "a transform of functions is at work"
+        return torch.func.functional_call(embedding, weights, (ids,)).square().sum()
+
+    gradient = torch.func.grad(loss)(weights, ids[0])
+    expected = torch.autograd.grad(embedding(ids[0]).square().sum(), list(weights.values()))
+    for name, other in zip(weights, expected, strict=True):
+        assert_close(gradient[name], other)
+
+
+def test_a_graph_that_leaves_the_package_has_no_operation_of_ours() -> None:
+    embedding = InputEmbedding(VOCAB, WIDTH, encoding=Learned(9, WIDTH), norm="layer_norm").eval()
+    program = torch.export.export(embedding, (torch.zeros(1, LENGTH, dtype=torch.long),))
+    assert not [node for node in program.graph.nodes if "locant" in str(node.target)]
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with refuses(LocantError, "backend='fast'", "'auto', 'fused' or 'plain'"):
+        InputEmbedding(VOCAB, WIDTH, backend="fast")  # type: ignore[arg-type]
+
+
+def test_the_state_is_the_same_and_copies_work() -> None:
+    fused, plain = pair(encoding=Learned(9, WIDTH), num_segments=2, norm="layer_norm")
+    assert list(fused.state_dict()) == list(plain.state_dict())
+    ids = torch.randint(VOCAB, (BATCH, LENGTH))
+    assert torch.equal(copy.deepcopy(fused)(ids), fused(ids))
+
+
+# ---------------------------------------------------------------------- mistakes
+
+
+ASKED: list[tuple[type[LocantError], tuple[Any, ...]]] = [
+    (RangeError, (torch.tensor([[0, VOCAB]]),)),
+    (RangeError, (torch.tensor([[0, -1]]),)),
+    (ShapeError, (torch.zeros(1, 2),)),
+    (ShapeError, (torch.zeros(2, dtype=torch.long),)),
+    (RangeError, (torch.zeros(1, 10, dtype=torch.long),)),
+    (RangeError, (torch.zeros(1, 2, dtype=torch.long), Positions.of([[0, -1]]))),
+    (ShapeError, (torch.zeros(1, 2, dtype=torch.long), Positions.arange(3))),
+    (ShapeError, (torch.zeros(1, 4, dtype=torch.long), Positions.grid(2, 2))),
+    (LocantError, (torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, 2))),
+    (RangeError, (torch.zeros(1, 2, dtype=torch.long), None, torch.tensor([[0, 2]]))),
+    (ShapeError, (torch.zeros(1, 2, dtype=torch.long), None, torch.tensor([[0]]))),
+]
+
+
+@pytest.mark.parametrize(("kind", "arguments"), ASKED)
+def test_mistakes_are_told_in_the_same_words(kind: type[LocantError], arguments: tuple[Any, ...]) -> None:
+    fused, plain = pair(encoding=Learned(9, WIDTH, offset=2), num_segments=2, norm="layer_norm")
+    words = []
+    for embedding in (fused, plain):
+        with refuses(kind):
+            embedding(*arguments)
+        try:
+            embedding(*arguments)
+        except Exception as error:  # noqa: BLE001  # under test-types, what the signature says
+            words.append(str(error))
+    if not words[0].startswith("Type-check"):
+        assert words[0] == words[1]
+
+
+def test_an_error_that_comes_late() -> None:
+    late, ids = LateErrors(), torch.tensor([[3, 4], [99, 98]])
+    token = Asked(ids=ids, what="id", layer="TokenEmbedding", limit="vocab_size=29")
+    where = Asked(ids=torch.tensor([[7, 8]]), what="position", layer="Learned", limit="max_seq_len=8")
+    late.watch(torch.tensor([NO_FAULT, NO_FAULT, NO_FAULT]), [token, where, None])
+    late.raise_arrived()
+    late.watch(torch.tensor([2, NO_FAULT, NO_FAULT]), [token, where, None])
+    late.watch(torch.tensor([NO_FAULT, 3, NO_FAULT]), [token, where, None])
+    assert not copy.deepcopy(late)._notes
+    assert not pickle.loads(pickle.dumps(late))._notes  # noqa: S301  # our own bytes
+    with refuses(RangeError, "id 99 at (1, 0) in an earlier call", "TokenEmbedding has vocab_size=29", "NaN"):
+        late.raise_arrived()
+    with refuses(RangeError, "position 8 at (1, 1) in an earlier call", "Learned has max_seq_len=8"):
+        late.raise_all()
+    late.raise_all()
+
+
+def test_nothing_is_raised_before_it_is_known() -> None:
+    late = LateErrors()
+    asked = Asked(ids=torch.tensor([[99]]), what="id", layer="TokenEmbedding", limit="vocab_size=29")
+    late.watch(torch.tensor([0]), [asked])
+    event = mock.Mock()
+    event.query.return_value = False
+    object.__setattr__(late._notes[0], "arrived", event)
+    late.raise_arrived()
+    with refuses(RangeError, "id 99"):
+        late.raise_all()
+    event.synchronize.assert_called_once_with()
+
+
+# ---------------------------------------------------------------------- compiled
+
+
+@compiles
+def test_it_compiles_whole_for_every_length() -> None:
+    fused, _ = pair(encoding=Learned(41, WIDTH), num_segments=2, norm="layer_norm", padding_idx=4)
+    compiled = torch.compile(fused, fullgraph=True, backend="aot_eager")
+    for length in (3, 7, 11):
+        ids, cotangent = torch.randint(VOCAB, (BATCH, length)), torch.randn(BATCH, length, WIDTH)
+        found = torch.autograd.grad(compiled(ids), list(fused.parameters()), cotangent)
+        expected = torch.autograd.grad(fused(ids), list(fused.parameters()), cotangent)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@compiles
+def test_compiled_code_raises_as_well() -> None:
+    fused, _ = pair(encoding=Learned(41, WIDTH), num_segments=2, norm="layer_norm")
+    compiled = torch.compile(fused, fullgraph=True, backend="aot_eager")
+    good = torch.zeros(1, 3, dtype=torch.long)
+    assert torch.equal(compiled(good), fused(good))
+    with pytest.raises(RangeError, match="token id 29"):
+        compiled(torch.tensor([[0, VOCAB, 1]]))
+    assert torch.equal(compiled(good), fused(good))
+
+
+def test_the_parts_work_alone_as_before() -> None:
+    token, segment = TokenEmbedding(VOCAB, WIDTH), SegmentEmbedding(2, WIDTH)
+    ids = torch.randint(2, (BATCH, LENGTH))
+    assert torch.equal(token(ids), token.weight[ids])
+    assert torch.equal(segment(ids), segment.weight[ids])

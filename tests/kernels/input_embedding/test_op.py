@@ -1,0 +1,159 @@
+"""The operation as torch sees it: compilers, autograd, checkpointing, threads."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from locant.kernels.input_embedding import Operands, cpu, input_embedding, reference
+from tests.kernels.input_embedding.embedded import LEARNED, operands
+
+
+def values(o: Operands) -> tuple[Any, ...]:
+    return tuple(getattr(o, field.name) for field in dataclasses.fields(o))
+
+
+def learning(o: Operands, *names: str) -> Operands:
+    tables = {n: getattr(o, n).detach().requires_grad_() for n in names or LEARNED if getattr(o, n) is not None}
+    return dataclasses.replace(o, **tables)
+
+
+WITHOUT = [
+    (),
+    ("position", "position_index", "segment", "segments", "eps", "gamma", "beta", "padding_idx", "scale"),
+    ("segments", "beta"),
+]
+
+
+@pytest.mark.parametrize(("without", "p"), [(WITHOUT[0], 0.3), (WITHOUT[1], 0.0), (WITHOUT[2], 0.0)])
+def test_it_is_registered_as_torch_wants_it(without: tuple[str, ...], p: float) -> None:
+    """Schema, autograd, fake tensors with shapes known and unknown, and the same gradients compiled."""
+    o = learning(operands(without=without, seed=torch.tensor([5]), p=p))
+    torch.library.opcheck(input_embedding, values(o))
+
+
+@pytest.mark.parametrize("without", WITHOUT[:2], ids=len)
+def test_gradients_of_first_and_second_order(without: tuple[str, ...]) -> None:
+    given = learning(operands((1, 3), 3, dtype=torch.float64, without=without, seed=torch.tensor([5]), p=0.3))
+    names = [name for name in LEARNED if getattr(given, name) is not None]
+
+    def through(*tables: Tensor) -> Tensor:
+        return input_embedding(*values(dataclasses.replace(given, **dict(zip(names, tables, strict=True)))))[0]
+
+    tables = tuple(getattr(given, name) for name in names)
+    assert torch.autograd.gradcheck(through, tables)
+    assert torch.autograd.gradgradcheck(through, tables)
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_frozen_tables_get_no_gradient(name: str) -> None:
+    o = learning(operands(), name)
+    input_embedding(*values(o))[0].sum().backward()
+    whole = learning(operands())
+    for other in LEARNED:
+        assert (getattr(o, other).grad is not None) == (other == name), other
+    assert getattr(o, name).grad.shape == getattr(whole, name).shape
+
+
+def test_one_number_as_gradient() -> None:
+    """`sum().backward()` hands on a gradient of stride 0."""
+    first = learning(operands())
+    second = learning(first)
+    input_embedding(*values(first))[0].sum().backward()
+    input_embedding(*values(second))[0].backward(torch.ones(*first.ids.shape, first.width))
+    for name in LEARNED:
+        assert torch.equal(getattr(first, name).grad, getattr(second, name).grad), name
+
+
+def test_checkpointing_drops_the_same_entries() -> None:
+    """The seed is drawn outside, from the generator whose state checkpointing brings back."""
+    o = learning(operands())
+
+    def drawn(token: Tensor) -> Tensor:
+        seed = torch.randint(2**63 - 1, (1,))
+        return input_embedding(*values(dataclasses.replace(o, token=token, seed=seed, p=0.5)))[0]
+
+    cotangent = torch.randn(*o.ids.shape, o.width)
+    torch.manual_seed(3)
+    (kept_all,) = torch.autograd.grad(drawn(o.token), o.token, cotangent)
+    torch.manual_seed(3)
+    y = checkpoint(drawn, o.token, use_reentrant=False)
+    torch.randn(100)
+    assert isinstance(y, Tensor)
+    (again,) = torch.autograd.grad(y, o.token, cotangent)
+    assert torch.equal(kept_all, again)
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("width", [192, 131])
+def test_any_number_of_threads_gives_the_same_bits(width: int) -> None:
+    """Tensors large enough for torch to share them out among threads; 131 columns do not divide evenly."""
+    rows = {"token": torch.randn(101, width), "position": torch.randn(600, width)}
+    ids = torch.randint(101, (3, 599)).where(torch.rand(3, 599) < 0.7, 7)
+    for index in (torch.arange(599)[None], torch.randint(600, (3, 599))):
+        o = operands((3, 599), width, **rows, ids=ids, position_index=index, seed=torch.tensor([5]), p=0.1)
+        cotangent = torch.randn(3, 599, width)
+        found = []
+        for count in (1, 2):
+            with threads(count):
+                y, mean, rstd = cpu.forward(o)
+                found.append((y, *cpu.backward(cotangent, mean, rstd, o, [True] * 5)))
+        for other in found[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.slow
+def test_a_hundred_backward_passes_give_the_same_bits() -> None:
+    """Few hot ids, on one thread and on two, with everything that an input embedding has."""
+    ids = torch.randint(3, (8, 256)).where(torch.rand(8, 256) < 0.95, 22)
+    index = torch.randint(37, (8, 256))
+    for dtype in (torch.float32, torch.bfloat16):
+        parts = {"ids": ids, "position_index": index, "segments": torch.randint(3, (8, 256))}
+        o = learning(operands((8, 256), 64, dtype=dtype, **parts, seed=torch.tensor([5]), p=0.1))
+        cotangent = torch.randn(8, 256, 64).to(dtype)
+        tables = [getattr(o, name) for name in LEARNED]
+        first = None
+        for count in (1, 2):
+            with threads(count):
+                for _ in range(50):
+                    found = torch.autograd.grad(input_embedding(*values(o))[0], tables, cotangent)
+                    first = found if first is None else first
+                    assert all(torch.equal(a, b) for a, b in zip(first, found, strict=True))
+
+
+def test_nothing_as_large_as_the_result_is_kept_for_the_backward_pass() -> None:
+    o = learning(operands((16, 64), 64, seed=torch.tensor([5]), p=0.1))
+    held = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: held.append(x) or x, lambda x: x):
+        y = input_embedding(*values(o))[0]
+    new = [x for x in held if all(x is not v for v in values(o))]
+    assert sum(x.numel() for x in new) <= 2 * o.ids.numel() + sum(v.numel() for v in values(o) if isinstance(v, Tensor))
+    assert all(x.numel() < y.numel() for x in held)
+
+
+def test_the_result_is_no_view_of_something_else() -> None:
+    """FSDP warns of modules that return one."""
+    assert not input_embedding(*values(operands()))[0]._is_view()
+    assert not input_embedding(*values(operands(without=("eps", "gamma", "beta"))))[0]._is_view()
+
+
+def test_the_reference_agrees() -> None:
+    """What double backward and this package's documentation rest on."""
+    o = operands((5, 31), 13, seed=torch.tensor([5]), p=0.3)
+    torch.testing.assert_close(cpu.forward(o)[0], reference.input_embedding(o, cpu.kept(o)))
