@@ -19,7 +19,7 @@ VERBS = {
     "prepare": "Make a token store from files of text.",
     "export": "Write a token store in the format of another program, or one of theirs in ours.",
     "plot": "Draw a picture of an encoding.",
-    "bench": "Show what was measured against other people's code.",
+    "bench": "Show what was measured against other people's code, on which device.",
     "list": "List every encoding: door, parameters, reach, users, paper.",
 }
 
