@@ -1,12 +1,15 @@
 """`gigatoken`, made safe: text is only text to it, it is given nothing but UTF-8, and its memory is bounded.
 
-Four things about it (version 0.10) decide how it is used here:
+Five things about it (version 0.10) decide how it is used here:
 
 * It recognises special tokens in the text, always. So it is built from a definition that has none.
 * It takes the bytes it is given for UTF-8. Its engine for byte fallback ends the whole process at a byte that is not,
   so such a tokenizer is not given to it, and bytes that are not UTF-8 are spelled by us.
 * It composes letters and accents (NFC) by a newer version of Unicode than the trusted engine does. So it is given
   such texts only where every version leaves them as they are, and never to normalize.
+* It knows a newer version of Unicode in other ways too: some 4 700 code points are letters, marks or digits to it that
+  the trusted engine has never heard of, and words are parted around them differently. So texts that have a character
+  younger than Unicode 3.2 (2002), emoji and the like aside, are left to the trusted engine.
 * It remembers every word it has met. Invented words, none of them twice, make its memory grow by twelve times the
   text; usual text, by its size at first and then ever less. So it is thrown away and built anew (a twentieth of a
   second) when it has grown by `GROWTH`. That is measured where the system tells (Linux), and elsewhere bounded by
@@ -16,17 +19,19 @@ Four things about it (version 0.10) decide how it is used here:
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
 import json
 import re
 import sys
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int, Int32
+from jaxtyping import Bool, Int, Int32
 
 from locant.errors import InputError
 from locant.text.tokenizer.definition import Definition
@@ -53,6 +58,10 @@ _CHANGED_BY_NFC = re.compile(
     "\u30a1-\u30fe\u4e00-\u9fa5\uac00-\ud7a3\uff01-\uff5e\U0001f300-\U0001f6ff\U0001f900-\U0001f9ff]"
 )
 
+# The beginning, in UTF-8, of whatever could be a letter that not all versions of Unicode know. It leaves out what is
+# below U+0800, the blocks from U+2000 to U+9FFF, Korean, and from U+1F000 on emoji: only symbols are added there.
+_MAY_BE_NEW = re.compile(rb"[\xe0\xe1\xea\xf1-\xf4]|\xf0[^\x9f]")
+
 # The words of cl100k_base, as the library needs them spelled and as gigatoken knows them.
 _SPELLED = {
     ENCODINGS["cl100k_base"].pattern: (
@@ -64,6 +73,24 @@ _SPELLED = {
 _NFC = {"type": "NFC"}
 
 _STATM = Path("/proc/self/statm")
+
+
+@functools.cache
+def _long_known() -> Bool[np.ndarray, " code_points"]:
+    """Of every code point, whether all versions of Unicode from 3.2 on agree on what it is."""
+    known = np.zeros(sys.maxunicode + 1, dtype=bool)
+    category = unicodedata.ucd_3_2_0.category
+    known[:0x30000] = [category(chr(code)) != "Cn" for code in range(0x30000)]
+    known[0x2000:0x3000] = known[0x1F000:0x20000] = True  # see _MAY_BE_NEW
+    return known
+
+
+def _has_new_characters(text: str) -> bool:
+    """Whether two versions of Unicode may disagree about it."""
+    data = text.encode()
+    if _MAY_BE_NEW.search(data) is None:
+        return False
+    return not _long_known()[np.frombuffer(text.encode("utf-32-le"), dtype="<u4")].all()
 
 
 class _Panics:
@@ -124,13 +151,16 @@ class Fast:
     def _may_have(self, texts: list[bytes]) -> bool:
         """Whether all of this can be given to it as it is."""
         try:
-            together = b"\n".join(texts).decode()
+            return not self._is_strange(b"\n".join(texts).decode())
         except UnicodeDecodeError:
             return False
-        return not (self._changes and _CHANGED_BY_NFC.search(together))
+
+    def _is_strange(self, text: str) -> bool:
+        """Whether the trusted engine has to read it, because versions of Unicode differ about it."""
+        return _has_new_characters(text) or (self._changes and _CHANGED_BY_NFC.search(text) is not None)
 
     def _rows(self, texts: list[str]) -> list[Int32[np.ndarray, " _"]]:
-        trusted = [self._changes and _CHANGED_BY_NFC.search(text) is not None for text in texts]
+        trusted = [self._is_strange(text) for text in texts]
         ids, lengths = self._run([text.encode() for text, other in zip(texts, trusted, strict=True) if not other])
         rows = iter(np.split(ids, np.cumsum(lengths)[:-1]))
         others = iter(self._tokenizer.encode_batch([text for text, other in zip(texts, trusted, strict=True) if other]))
@@ -140,7 +170,10 @@ class Fast:
         library = self._library or self._build()
         before = self._resident()
         with _Panics():
-            layout = library.encode_batch(texts, parallel=self._parallel).layout
+            found = library.encode_batch(texts, parallel=self._parallel)
+        if isinstance(found, list):
+            raise KeyboardInterrupt  # it was interrupted while it made its array, and has swallowed that
+        layout = found.layout
         offsets, ids = np.asarray(layout.offsets.data), np.asarray(layout.content.data)
         self._account(before, ids.nbytes, sum(map(len, texts)))
         return ids[offsets[0] : offsets[-1]].view(np.int32), np.diff(offsets)
