@@ -10,10 +10,11 @@ import codecs
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 from locant.errors import InputError
 
-__all__ = ["STDIN", "read_texts", "sample_text", "well_formed"]
+__all__ = ["STDIN", "read_texts", "sample_text", "standard_input", "well_formed"]
 
 STDIN = "-"
 
@@ -68,9 +69,16 @@ def well_formed(text: str) -> str:
     return text
 
 
+def standard_input() -> BinaryIO:
+    """The bytes of standard input; a shell can start a program without it (``<&-``)."""
+    if sys.stdin is None:
+        raise InputError("got - for standard input, which is closed", "a file, or a pipe")
+    return sys.stdin.buffer
+
+
 def _read_text(path: str | Path) -> str:
     if path == STDIN:
-        return _decode(sys.stdin.buffer.read(), "standard input")
+        return _decode(standard_input().read(), "standard input")
     return _decode(_read_bytes(Path(path)), str(path))
 
 

@@ -288,3 +288,21 @@ class TestDataLoaders:
         assert torch.equal(second["ids"], before[0])
         assert torch.equal(second["targets"], before[1])
         assert torch.equal(first["targets"], before[2])
+
+
+def test_after_an_epoch_all_ranks_have_one_state() -> None:
+    """Thirteen windows in batches of four: the last step has one window, and two ranks get none of it."""
+    states = []
+    for rank in range(3):
+        loader = Windows(range(14), 1).loader(4, rank=rank, world_size=3)
+        for _ in loader:
+            pass
+        states.append(loader.state_dict())
+    assert states[0] == states[1] == states[2]
+    assert states[0]["windows_seen"] == 13
+
+
+@pytest.mark.parametrize("state", [None, 5, "epoch"])
+def test_what_is_no_state_is_refused(state: object) -> None:
+    with refuses(InputError, "as a state, expected a dictionary"):
+        Windows(range(14), 1).loader(4).load_state_dict(state)  # type: ignore[arg-type]

@@ -11,11 +11,11 @@ import numpy as np
 from jaxtyping import Integer
 
 from locant.errors import InputError
-from locant.text.prepare.pieces import Batch, Tally
+from locant.text.prepare.pieces import Batch, Piece, Tally
 from locant.text.prepare.plan import Plan, PlannedPiece
 from locant.text.prepare.sources import documents
 from locant.text.store import ShardRecord, ShardWriter
-from locant.text.tokenizer.engine import Engine
+from locant.text.tokenizer.engine import Encoded, Engine
 
 __all__ = ["Advance", "Shards", "with_ends", "write_shards"]
 
@@ -44,7 +44,7 @@ def _write_piece(planned: PlannedPiece, plan: Plan, shards: Shards, engine: Engi
     """Read, encode and write one piece; what of its file was read, and its hash."""
     piece, tally, seen, continues = plan.readable(planned.piece), Tally(), 0, False
     _require_unchanged(piece.path, planned)
-    for ids, lengths, unfinished in engine.stream(_in_morsels(documents(piece, tally))):
+    for ids, lengths, unfinished in _encoded(engine, piece, tally):
         if plan.end_of_text is not None:
             ids, lengths = with_ends(ids, lengths, plan.end_of_text, unfinished=unfinished)
         shards.append(ids, lengths, continues=continues, unfinished=unfinished)
@@ -54,6 +54,16 @@ def _write_piece(planned: PlannedPiece, plan: Plan, shards: Shards, engine: Engi
     _require_unchanged(piece.path, planned)
     advance(tally.bytes - seen)
     return {"path": planned.piece.path, "start": piece.start, "stop": piece.stop, "sha256": tally.sha256}
+
+
+def _encoded(engine: Engine, piece: Piece, tally: Tally) -> Iterator[Encoded]:
+    """The ids of a piece; an engine that refuses does not know whose text it reads."""
+    try:
+        yield from engine.stream(_in_morsels(documents(piece, tally)))
+    except InputError as error:
+        if piece.path in error.cause:
+            raise
+        raise InputError(f"{piece.path}, after byte {piece.start}: {error.cause}", error.remedy) from None
 
 
 def _in_morsels(batches: Iterable[Batch]) -> Iterator[Batch]:

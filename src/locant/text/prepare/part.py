@@ -90,7 +90,13 @@ def make_part(plan: Plan, number: int, engine: Engine, advance: Advance) -> None
             shards, pieces = write_shards(plan, number, folder, engine, advance)
             part = Part(plan=plan.digest, shards=shards, pieces=pieces)
             write_whole(folder / MARKER, part.to_json())
-    except OSError as error:
+    except (OSError, InputError) as error:
+        if not plan.folder.exists():
+            raise InputError(
+                f"another run has finished {plan.store} meanwhile, or discarded it", "the same again: a store is found"
+            ) from error
+        if isinstance(error, InputError):
+            raise
         where = f": {error.filename}" if error.filename else ""
         raise InputError(
             f"cannot make part {number} of {plan.store}: {error.strerror or error}{where}",

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from locant.errors import InputError, RangeError
+from locant.errors import InputError
+from locant.text.counts import at_least
 from locant.text.prepare.pieces import Source
 from locant.text.prepare.plan import STDIN_FILE, readable_sources
 from locant.text.prepare.sample import Sample
 from locant.text.prepare.sources import find_sources
-from locant.text.reading import STDIN
+from locant.text.reading import STDIN, standard_input, well_formed
 from locant.text.tokenizer import Tokenizer
 
 __all__ = ["VOCAB_SIZE", "EngineName", "Paths", "Request", "Stdin"]
 
 VOCAB_SIZE = 32_768
+LARGEST_VOCABULARY = 10_000_000
+"""What the trainer can make; it ends the process where memory does not suffice."""
 TRAINED = "a BPE trained on the input"
 BLOCK = 2**20
 
@@ -45,8 +47,8 @@ class Stdin:
 
     @classmethod
     def _copy(cls, file: BinaryIO | None) -> Stdin:
-        digest, size = hashlib.sha256(), 0
-        while block := sys.stdin.buffer.read(BLOCK):
+        digest, size, stdin = hashlib.sha256(), 0, standard_input()
+        while block := stdin.read(BLOCK):
             digest.update(block)
             size += len(block)
             if file is not None:
@@ -76,8 +78,12 @@ class Request:
         append_end_of_text: bool | None,
     ) -> Request:
         """The request of a call of `prepare`; its arguments, and errors, are those."""
-        if shard_size < 1:
-            raise RangeError(f"got shards of {shard_size} tokens, expected at least 1", "some millions")
+        shard_size = at_least("shard_size", shard_size, 1, 2**62, "some millions of tokens")
+        if vocab_size is not None:
+            vocab_size = at_least("vocab_size", vocab_size, 257, LARGEST_VOCABULARY, "vocab_size=32_768")
+        _require_texts(separator=separator, field=field)
+        if append_end_of_text not in (None, True, False):
+            raise InputError(f"got {append_end_of_text!r} for append_end_of_text", "True, False or None")
         if tokenizer is not None and vocab_size is not None:
             raise InputError(
                 "got both a tokenizer and a vocabulary size, which is for one that is trained here", "one of the two"
@@ -95,7 +101,7 @@ class Request:
             "append_end_of_text": ends if append_end_of_text is None else append_end_of_text,
             "shard_size": shard_size,
         }
-        sources = find_sources(paths, separator=separator, field=field)
+        sources = find_sources(_paths(paths), separator=separator, field=field)
         return cls(sources=sources, options=options, tokenizer=given)
 
     @property
@@ -133,7 +139,25 @@ class Request:
         return tokenizer.end_of_text if self.options["append_end_of_text"] else None
 
 
-def _loaded(tokenizer: Tokenizer | str | Path | None) -> Tokenizer | None:
+def _require_texts(**options: object) -> None:
+    for name, value in options.items():
+        if value is not None and not (isinstance(value, str) and value and value == well_formed(value)):
+            raise InputError(f"got {name}={value!r}, expected a text", f"{name}=None for the default")
+
+
+def _paths(paths: Any) -> Paths:
+    """The paths, each of them a str or a Path; one alone is a list of one."""
+    if isinstance(paths, (str, Path)):
+        return paths
+    several: list[Any] = [*paths] if isinstance(paths, Iterable) and not isinstance(paths, bytes) else [paths]
+    if odd := [path for path in several if not isinstance(path, (str, Path))]:
+        raise InputError(f"got {odd[0]!r} as a path, expected str or Path", "the path of a file or folder")
+    return several
+
+
+def _loaded(tokenizer: object) -> Tokenizer | None:
+    if tokenizer is not None and not isinstance(tokenizer, (Tokenizer, str, Path)):
+        raise InputError(f"got tokenizer={tokenizer!r}, expected a Tokenizer, a path or a name", 'tokenizer="bytes"')
     if tokenizer is None or isinstance(tokenizer, Tokenizer):
         return tokenizer
     return Tokenizer.bytes() if tokenizer == "bytes" else Tokenizer.load(tokenizer)

@@ -12,7 +12,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import overload
 
-from locant.errors import InputError, RangeError
+from locant.errors import InputError
+from locant.text.counts import at_least
 from locant.text.prepare.cluster import make_on_ray
 from locant.text.prepare.crew import Crew, num_cores
 from locant.text.prepare.finalize import join, missing_parts, note_tasks, recorded_request, tidy
@@ -140,7 +141,9 @@ def prepare(
             in `out`, no room on the disk, a worker that was killed.
         RangeError: a number of workers, tasks or tokens that makes no sense.
     """
-    out = Path(out)
+    out = _folder(out)
+    if workers is not None:
+        workers = at_least("workers", workers, 1, 4096, "workers=1")
     _require_share(task, num_tasks, ray, resume=resume)
     request = Request.of(
         paths,
@@ -164,11 +167,19 @@ def prepare(
         return join(plan, chosen) if task is None else None
 
 
+def _folder(out: object) -> Path:
+    """Where the store shall be, if that can be the name of a folder."""
+    if not isinstance(out, (str, Path)) or not str(out) or "\0" in str(out):
+        raise InputError(f"got {out!r} as the folder of a store, expected a path", "out='store'")
+    return Path(out)
+
+
 def _require_share(task: int | None, num_tasks: int | None, ray: str | None, *, resume: bool) -> None:
     if (task is None) != (num_tasks is None):
         raise InputError("got one of task and num_tasks, expected both or none", "task=0, num_tasks=1")
-    if task is not None and num_tasks is not None and not 0 <= task < num_tasks:
-        raise RangeError(f"got task {task} of {num_tasks}", f"0 to {max(num_tasks, 1) - 1}")
+    if num_tasks is not None:
+        at_least("num_tasks", num_tasks, 1, remedy="how many tasks divide the work")
+        at_least("task", task, 0, num_tasks - 1, f"0 to {num_tasks - 1}")
     if task is not None and ray is not None:
         raise InputError("got a task to do and a Ray cluster, which divides the work itself", "one of the two")
     if task is not None and not resume:
@@ -177,8 +188,6 @@ def _require_share(task: int | None, num_tasks: int | None, ray: str | None, *, 
 
 def _crew_size(workers: int | None, request: Request) -> int:
     """No more workers than there are parts."""
-    if workers is not None and workers < 1:
-        raise RangeError(f"got {workers} workers, expected at least 1", "workers=1")
     size = num_cores() if workers is None else workers
     if any(source.size is None for source in request.sources):
         return size

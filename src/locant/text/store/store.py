@@ -91,6 +91,8 @@ class TokenStore:
         tokenizer: Tokenizer | str | Path | None = None,
         end_of_text: int | None = None,
     ) -> None:
+        if not isinstance(path, (str, Path)) or "\0" in str(path):
+            raise InputError(f"got {path!r} as a store, expected a path", "the folder that locant prepare made")
         self.path = Path(path)
         self.format: Format = format
         self.mode: Mode = mode
@@ -201,7 +203,7 @@ class TokenStore:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A SHA-256 that is the same for the same tokens, documents and tokenizer, however they were prepared."""
+        """A SHA-256 that is the same for the same shards of the same tokenizer, whatever they were made from."""
         return self._contents.fingerprint
 
     @property

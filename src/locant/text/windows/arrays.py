@@ -1,8 +1,7 @@
-"""What callers pass as numbers and as arrays of them, checked: raw errors of NumPy and torch name no cause."""
+"""What callers pass as arrays of integers, checked: raw errors of NumPy and torch name no cause."""
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import numpy as np
@@ -10,27 +9,13 @@ import torch
 from jaxtyping import Integer
 from torch import Tensor
 
-from locant.errors import RangeError, ShapeError
-from locant.positions.where import MAX_INDEX
+from locant.errors import ShapeError
 
-__all__ = ["at_least", "one_axis"]
+__all__ = ["one_axis"]
 
 INTEGERS = frozenset(
     (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
 )
-
-
-def at_least(name: str, value: Any, low: int, high: int = MAX_INDEX, remedy: str = "a number of tokens") -> int:
-    """An integer between `low` and `high`."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or number < low:
-        raise RangeError(f"got {value!r} for {name}, expected an integer of {low} or more", remedy)
-    if number > high:
-        raise RangeError(f"got {value!r} for {name}, expected at most {high}", remedy)
-    return number
 
 
 def one_axis(name: str, values: Any) -> Integer[np.ndarray, " n"]:

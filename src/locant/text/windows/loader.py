@@ -118,6 +118,8 @@ class Loader:
         Raises:
             InputError: the state is not one, or is that of other windows or of another order.
         """
+        if not isinstance(state, Mapping):
+            raise InputError(f"got {state!r} as a state, expected a dictionary", "what Loader.state_dict returned")
         identity = self._identity()
         missing = [name for name in (*identity, "epoch", "windows_seen") if name not in state]
         if missing:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from jaxtyping import Int
 
 from locant.errors import InputError, RangeError
-from locant.text.windows.arrays import at_least
+from locant.text.counts import at_least
 from locant.text.windows.permutation import Permutation
 
 __all__ = ["BatchSampler"]

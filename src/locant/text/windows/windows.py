@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from locant.errors import InputError, RangeError
+from locant.text.counts import at_least
 from locant.text.store import TokenStore
-from locant.text.windows.arrays import at_least
 from locant.text.windows.collation import Batch, collate
 from locant.text.windows.cuts import Cuts, document_offsets
 from locant.text.windows.loader import Loader

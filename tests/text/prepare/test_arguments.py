@@ -1,0 +1,96 @@
+"""What makes no sense as an argument of `prepare` is said at once, in words, and nothing is left behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from locant.errors import LocantError
+from locant.text.prepare import finalize, prepare
+from locant.text.prepare import part as parts
+
+ODD: list[dict[str, Any]] = [
+    *({"workers": workers} for workers in ("2", 1.5, True, 0)),
+    *({"shard_size": size} for size in ("3", None, 1.5, True, 0, 2**63)),
+    *({"vocab_size": size} for size in ("300", 1.5, 256, 10**9)),
+    *({"separator": text} for text in (5, b"x", "", "\ud800")),
+    *({"field": field} for field in (5, "")),
+    *({"tokenizer": tokenizer} for tokenizer in (5, b"x", [])),
+    {"append_end_of_text": "yes"},
+    {"task": 0.5, "num_tasks": 2},
+    {"task": 0, "num_tasks": 10**12},
+    {"task": 2, "num_tasks": 2},
+]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "a.txt").write_text("one text and another")
+    return tmp_path / "a.txt"
+
+
+@pytest.mark.parametrize("options", ODD, ids=str)
+def test_odd_options_are_refused(source: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    tokenizer = {} if {"tokenizer", "vocab_size"} & options.keys() else {"tokenizer": "bytes"}
+    with pytest.raises(LocantError) as caught:
+        prepare(source, tmp_path / "store", **tokenizer, **options)
+    assert caught.value.remedy
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+@pytest.mark.parametrize("paths", [None, 5, b"a.txt", [5]])
+def test_odd_paths_are_refused(tmp_path: Path, paths: Any) -> None:
+    with pytest.raises(LocantError, match="as a path, expected str or Path"):
+        prepare(paths, tmp_path / "store", tokenizer="bytes")
+
+
+@pytest.mark.parametrize("out", [None, 7, "", "a\0b"])
+def test_odd_folders_are_refused(source: Path, out: Any) -> None:
+    with pytest.raises(LocantError, match="as the folder of a store"):
+        prepare(source, out, tokenizer="bytes")
+
+
+def test_standard_input_that_is_closed_is_refused(tmp_path: Path) -> None:
+    command = f'"$0" -m locant prepare - -o {tmp_path / "store"} --tokenizer bytes <&-'
+    done = subprocess.run(["sh", "-c", command, sys.executable], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("locant: got - for standard input, which is closed")
+
+
+def test_a_text_that_cannot_be_encoded_is_named(tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("x" * (17 * 2**20))
+    with pytest.raises(LocantError, match=r"long\.txt, after byte 0: a document has 1\d+ bytes"):
+        prepare(tmp_path / "long.txt", tmp_path / "store", vocab_size=300, engine="tokenizers", workers=1)
+
+
+def test_the_loser_of_a_race_is_told_so(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = parts.write_shards
+
+    def meanwhile(*arguments: Any) -> Any:
+        monkeypatch.setattr(parts, "write_shards", write)
+        prepare(source, tmp_path / "store", tokenizer="bytes", workers=1)
+        return write(*arguments)
+
+    monkeypatch.setattr(parts, "write_shards", meanwhile)
+    with pytest.raises(LocantError, match="another run has finished"):
+        prepare(source, tmp_path / "store", tokenizer="bytes", workers=1)
+    prepare(source, tmp_path / "store", tokenizer="bytes").verify()
+
+
+def test_every_folder_is_flushed_before_what_relies_on_it(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rename lasts once its folder was flushed: that of a part before it counts as done, the store's at the end."""
+    flushed: list[str] = []
+    monkeypatch.setattr(parts, "flush", lambda path: flushed.append(path.name))
+    prepare(source, tmp_path / "store", tokenizer="bytes", workers=1, task=0, num_tasks=1)
+    assert len(flushed) == 2
+    assert flushed[0].startswith("part-00000.")
+    assert flushed[1] == ".prepare"
+    monkeypatch.setattr(sys.modules["locant.text.prepare.finalize"], "flush", lambda path: flushed.append(path.name))
+    finalize(tmp_path / "store")
+    assert "store" in flushed[2:]
