@@ -108,7 +108,7 @@ def test_unfinished_work_can_be_discarded(run: Run) -> None:
         (("text.txt", "-o", "text.txt"), "which is a file"),
         (("text.txt", "-o", "."), "holds other things"),
         (("text.txt", "-o", "store", "--task", "2"), "num_tasks"),
-        (("text.txt", "-o", "store", "--task", "2", "--num-tasks", "2"), "task 2 of 2"),
+        (("text.txt", "-o", "store", "--task", "2", "--num-tasks", "2"), "got 2 for task"),
         (("text.txt", "-o", "store", "--workers", "0"), "--workers"),
         (("text.txt", "-o", "store", "--separator", ""), "separator"),
         (("text.txt", "-o", "store", "--engine", "fast"), "fast"),
