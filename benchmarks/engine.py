@@ -2,32 +2,22 @@
 
 One process, one thread each, in turns; cold is a fresh engine, warm one that has met these words. Refuses to report if
 the ids differ. Memory is what the process grew by over invented words, none twice, which no cache can help.
-
-    python benchmarks/engine.py [FILE]
 """
 
 from __future__ import annotations
 
-import statistics
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 
+from benchmarks.timing import Row, measure
 from locant.text import Tokenizer, sample_text
 from locant.text.tokenizer.engine import Engine
 from locant.text.tokenizer.fast import GROWTH, resident_bytes
 
+__all__ = ["rows"]
+
 MEGA = 1e6
-REPEATS = 3
-
-
-def rate(engine: Engine, documents: list[bytes]) -> float:
-    """Megabytes in a second."""
-    start = time.perf_counter()
-    engine.encode(documents)
-    return sum(map(len, documents)) / MEGA / (time.perf_counter() - start)
 
 
 def invented(seed: int, size: int) -> bytes:
@@ -37,34 +27,37 @@ def invented(seed: int, size: int) -> bytes:
     return letters.tobytes()
 
 
-def main() -> None:
-    """Print both comparisons."""
-    text = Path(sys.argv[1]).read_bytes()[:20_000_000] if len(sys.argv) > 1 else sample_text().encode() * 4
+def rows() -> list[Row]:
+    """Speed and memory of both."""
+    text = sample_text().encode() * 4
     documents = text.split(b"\n\n")
     tokenizer = Tokenizer.train(text[:2_000_000].decode(errors="replace"), 16_000)
     trusted, fast = (Engine(tokenizer, name, parallel=False) for name in ("tokenizers", "gigatoken"))
     for ours, theirs in zip(fast.encode(documents), trusted.encode(documents), strict=True):
         assert np.array_equal(ours, theirs), "the ids differ"
+    contenders = {
+        "gigatoken, warm": lambda: fast.encode(documents),
+        "gigatoken, cold": lambda: Engine(tokenizer, "gigatoken", parallel=False).encode(documents),
+        "tokenizers": lambda: trusted.encode(documents),
+    }
+    question = f"{len(text) / MEGA:.1f} MB of text to ids, one thread"
+    return [*measure(question, contenders, rounds=5, warmup=1), *_memory(tokenizer)]
 
-    rows: dict[str, list[float]] = {"tokenizers": [], "gigatoken, cold": [], "gigatoken, warm": []}
-    for _ in range(REPEATS):
-        rows["tokenizers"].append(rate(trusted, documents))
-        rows["gigatoken, cold"].append(rate(Engine(tokenizer, "gigatoken", parallel=False), documents))
-        rows["gigatoken, warm"].append(rate(fast, documents))
-    slowest = statistics.median(rows["tokenizers"])
-    for name, rates in rows.items():
-        print(f"{name:16} {statistics.median(rates) / slowest:6.1f} x   {statistics.median(rates):6.1f} MB/s")
 
+def _memory(tokenizer: Tokenizer) -> list[Row]:
+    """What is held at most while a hundred megabytes of invented words are encoded, beyond what was held before."""
     if (before := resident_bytes()) is None:
-        return
-    engine, most = Engine(tokenizer, "gigatoken", parallel=False), before
+        return []
+    engine, most, began = Engine(tokenizer, "gigatoken", parallel=False), before, time.perf_counter()
     for seed in range(50):
         engine.encode([invented(seed, 2_000_000)])
         most = max(most, resident_bytes() or 0)
-    print(
-        f"memory over 100 MB of invented words: +{(most - before) / MEGA:.0f} MB, bound {GROWTH / MEGA:.0f} MB a build"
-    )
-
-
-if __name__ == "__main__":
-    main()
+    return [
+        Row(
+            question=f"memory over 100 MB of invented words; built anew after {GROWTH / MEGA:.0f} MB",
+            contender="gigatoken",
+            milliseconds=round(1000 * (time.perf_counter() - began), 1),
+            ratio=1.0,
+            megabytes=round((most - before) / MEGA, 1),
+        )
+    ]

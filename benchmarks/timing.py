@@ -16,9 +16,10 @@ class Row:
 
     question: str
     contender: str
-    milliseconds: float
+    milliseconds: float | None
+    """``None`` where time is not what was asked."""
     ratio: float
-    """Its median time over that of the first contender."""
+    """Its median time, or else its memory, over that of the first contender."""
     megabytes: float | None = None
     """Memory it took, where that is what was asked."""
 

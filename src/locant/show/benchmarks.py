@@ -68,7 +68,11 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         if row["question"] != question:
             question = row["question"]
             lines.append(f"\n{question}")
-        memory = row.get("megabytes")
-        amount = " " * 13 if memory is None else f"{memory:10.1f} MB"
-        lines.append(f"  {row['ratio']:9.2f} x  {row['milliseconds']:11.3f} ms  {amount} {row['contender']}")
+        time = _amount(row["milliseconds"], 11, 3, "ms")
+        memory = _amount(row.get("megabytes"), 10, 1, "MB")
+        lines.append(f"  {row['ratio']:9.2f} x  {time}  {memory} {row['contender']}")
     return "\n".join(lines)
+
+
+def _amount(value: float | None, width: int, digits: int, unit: str) -> str:
+    return " " * (width + 1 + len(unit)) if value is None else f"{value:{width}.{digits}f} {unit}"
