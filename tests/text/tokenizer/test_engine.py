@@ -250,3 +250,47 @@ class TestLongDocuments:
         with pytest.raises(InputError, match="because its normalizer Prepend may join what is parted"):
             Engine(tokenizer("byte fallback")).encode([b"a b " * 300])
         assert len(Engine(Tokenizer.bytes()).encode([b"a" * 5000])[0]) == 5000
+
+
+class TestTrust:
+    """What `choose_engine` compares before it believes the fast engine."""
+
+    @staticmethod
+    def lying(monkeypatch: pytest.MonkeyPatch, change: object) -> list[list[bytes]]:
+        """Let the fast engine lie, and keep what both were asked."""
+        asked: list[list[bytes]] = []
+        encode = Engine.encode
+
+        def changed(self: Engine, documents: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+            asked.append([*documents])
+            ids, lengths = encode(self, documents)
+            return change(ids, lengths) if self.name == "gigatoken" else (ids, lengths)  # type: ignore[operator]
+
+        monkeypatch.setattr(Engine, "encode", changed)
+        return asked
+
+    def test_the_same_ids_in_other_documents_are_a_disagreement(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def moved(ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            first = int(np.flatnonzero(lengths)[0])
+            lengths[first : first + 2] += [-1, 1]
+            return ids, lengths
+
+        self.lying(monkeypatch, moved)
+        chosen = choose_engine("auto", tokenizer("byte level"), TEXTS)
+        assert (chosen.name, "gives other ids" in chosen.reason) == ("tokenizers", True)
+
+    def test_every_special_token_is_spelled_to_both(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked = self.lying(monkeypatch, lambda ids, lengths: (ids, lengths))
+        special = tokenizer("trained here")
+        choose_engine("auto", special, [b"a text without any"])
+        assert len(asked) == 2
+        for texts in asked:
+            assert all(any(name.encode() in text for text in texts) for name in special.special_tokens)
+
+
+def test_an_interruption_that_the_library_swallows_is_one() -> None:
+    fast = Fast(tokenizer("byte level"), parallel=False)
+    fast.encode([b"one"])
+    fast._library = type("Interrupted", (), {"encode_batch": lambda *_, **__: [[1], [2]]})()
+    with pytest.raises(KeyboardInterrupt):
+        fast.encode([b"one", b"two"])
