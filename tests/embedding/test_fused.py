@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import pickle
+import pickle  # modules are sent to other processes with it; nothing is read here that was not written here
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
