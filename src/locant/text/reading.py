@@ -10,13 +10,20 @@ import codecs
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Protocol, runtime_checkable
 
 from locant.errors import InputError
 
-__all__ = ["STDIN", "read_texts", "sample_text", "standard_input", "well_formed"]
+__all__ = ["STDIN", "Readable", "read_texts", "sample_text", "standard_input", "well_formed"]
 
 STDIN = "-"
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """What bytes can be read from."""
+
+    def read(self, size: int = -1, /) -> bytes: ...
 
 
 def sample_text() -> str:
@@ -69,7 +76,7 @@ def well_formed(text: str) -> str:
     return text
 
 
-def standard_input() -> BinaryIO:
+def standard_input() -> Readable:
     """The bytes of standard input; a shell can start a program without it (``<&-``)."""
     if sys.stdin is None:
         raise InputError("got - for standard input, which is closed", "a file, or a pipe")

@@ -9,21 +9,24 @@ from typing import Any
 
 import pytest
 
-from locant.errors import LocantError
+from locant.errors import InputError, LocantError, RangeError
 from locant.text.prepare import finalize, prepare
 from locant.text.prepare import part as parts
+from tests.refusal import refuses
 
-ODD: list[dict[str, Any]] = [
+NUMBERS: list[dict[str, Any]] = [
     *({"workers": workers} for workers in ("2", 1.5, True, 0)),
     *({"shard_size": size} for size in ("3", None, 1.5, True, 0, 2**63)),
     *({"vocab_size": size} for size in ("300", 1.5, 256, 10**9)),
+    {"task": 0.5, "num_tasks": 2},
+    {"task": 0, "num_tasks": 10**12},
+    {"task": 2, "num_tasks": 2},
+]
+OTHERS: list[dict[str, Any]] = [
     *({"separator": text} for text in (5, b"x", "", "\ud800")),
     *({"field": field} for field in (5, "")),
     *({"tokenizer": tokenizer} for tokenizer in (5, b"x", [])),
     {"append_end_of_text": "yes"},
-    {"task": 0.5, "num_tasks": 2},
-    {"task": 0, "num_tasks": 10**12},
-    {"task": 2, "num_tasks": 2},
 ]
 
 
@@ -33,24 +36,29 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "a.txt"
 
 
-@pytest.mark.parametrize("options", ODD, ids=str)
-def test_odd_options_are_refused(source: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [*((RangeError, odd) for odd in NUMBERS), *((InputError, odd) for odd in OTHERS)],
+    ids=str,
+)
+def test_odd_options_are_refused(
+    source: Path, tmp_path: Path, kind: type[LocantError], options: dict[str, Any]
+) -> None:
     tokenizer = {} if {"tokenizer", "vocab_size"} & options.keys() else {"tokenizer": "bytes"}
-    with pytest.raises(LocantError) as caught:
+    with refuses(kind):
         prepare(source, tmp_path / "store", **tokenizer, **options)
-    assert caught.value.remedy
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
 @pytest.mark.parametrize("paths", [None, 5, b"a.txt", [5]])
 def test_odd_paths_are_refused(tmp_path: Path, paths: Any) -> None:
-    with pytest.raises(LocantError, match="as a path, expected str or Path"):
+    with refuses(InputError, "as a path, expected str or Path"):
         prepare(paths, tmp_path / "store", tokenizer="bytes")
 
 
 @pytest.mark.parametrize("out", [None, 7, "", "a\0b"])
 def test_odd_folders_are_refused(source: Path, out: Any) -> None:
-    with pytest.raises(LocantError, match="as the folder of a store"):
+    with refuses(InputError, "as the folder of a store"):
         prepare(source, out, tokenizer="bytes")
 
 

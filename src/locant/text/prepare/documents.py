@@ -12,7 +12,8 @@ from locant.errors import InputError
 from locant.text.prepare.pieces import Batch, Piece, Tally
 from locant.text.prepare.records import LINE, gathered, json_texts, parquet_texts
 from locant.text.prepare.splitting import Parts, clean_start, split
-from locant.text.prepare.streams import BLOCK, File, Readable, blocks, call, opened, unpacked
+from locant.text.prepare.streams import BLOCK, File, blocks, call, opened, unpacked
+from locant.text.reading import Readable
 
 __all__ = ["SNIFFED", "documents", "require_text"]
 

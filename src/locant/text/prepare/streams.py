@@ -21,19 +21,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from locant.errors import InputError
 from locant.text.prepare.pieces import Compression, Tally
-from locant.text.reading import STDIN
+from locant.text.reading import STDIN, Readable
 
-__all__ = ["BLOCK", "File", "Readable", "blocks", "call", "opened", "require_arrow", "unpacked"]
+__all__ = ["BLOCK", "File", "blocks", "call", "opened", "require_arrow", "unpacked"]
 
 BLOCK = 4 * 2**20
 """Bytes that are read, split and encoded at a time."""
-
-
-@runtime_checkable
-class Readable(Protocol):
-    """What can be read from."""
-
-    def read(self, size: int = -1, /) -> bytes: ...
 
 
 @runtime_checkable
