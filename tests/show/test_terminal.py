@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from locant.positions.catalog import CATALOG
+from locant.show.comparison.losses import print_losses, record_line
+from locant.show.comparison.summary import summarise
 from locant.show.console import json_text, out
-from locant.show.flow import Plan, embed
-from locant.show.flow_table import print_flow
+from locant.show.embedding.flow import Plan, embed
+from locant.show.embedding.table import print_flow
 from locant.show.listing import catalog_facts, print_catalog
-from locant.show.losses import print_losses, record_line
 from locant.show.source import read_source
-from locant.show.summary import summarise
-from tests.show.fabricated import THE_FIELD, results
+from tests.show.comparison.fabricated import THE_FIELD, results
 
 WIDTHS = (60, 80, 160)
 

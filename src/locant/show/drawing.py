@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from locant.show.canvas import require_matplotlib, require_suffix, save
-from locant.show.figures import default_length, draw, encoding_to_draw
+from locant.show.figures.canvas import require_matplotlib, require_suffix, save
+from locant.show.figures.choice import default_length, draw, encoding_to_draw
 
 __all__ = ["draw_to_file"]
 

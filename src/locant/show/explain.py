@@ -13,9 +13,9 @@ from locant.checkpoints.explanation import Explanation, Layers, explain
 from locant.checkpoints.rotary_facts import PairFacts, RotaryFacts
 from locant.checkpoints.sources import read_source
 from locant.embedding.footprint import TableSize
-from locant.show.canvas import require_matplotlib, require_suffix, save
 from locant.show.console import QUIET, out, print_json, show, table
-from locant.show.explain_figure import draw_explanation
+from locant.show.figures.canvas import require_matplotlib, require_suffix, save
+from locant.show.figures.reach import draw_explanation
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -11,10 +11,10 @@ from locant.checkpoints.extension import Extension, extend
 from locant.checkpoints.sources import read_source
 from locant.errors import InputError
 from locant.files import replacing
-from locant.show.canvas import require_matplotlib, require_suffix, save
 from locant.show.console import QUIET, out, print_json, show, table
 from locant.show.explain import pair_spans, some_pairs, tokens
-from locant.show.explain_figure import draw_reach
+from locant.show.figures.canvas import require_matplotlib, require_suffix, save
+from locant.show.figures.reach import draw_reach
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from locant.errors import InputError
-from locant.show.summary import Cell, summarise
-from tests.show.fabricated import LENGTHS, THE_FIELD, results
+from locant.show.comparison.summary import Cell, summarise
+from tests.show.comparison.fabricated import LENGTHS, THE_FIELD, results
 
 
 def test_every_cell_is_the_mean_and_spread_over_seeds() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from locant.show.console import print_json, talk
-from locant.show.flow import Plan, embed, require_vectors_name, save_vectors
-from locant.show.flow_table import print_flow
+from locant.show.embedding.flow import Plan, embed, require_vectors_name, save_vectors
+from locant.show.embedding.table import print_flow
 from locant.show.source import read_source
 
 __all__ = ["embed_files"]

@@ -9,8 +9,8 @@ from locant.checkpoints.architectures import encoding_from_config
 from locant.checkpoints.explanation import Explanation
 from locant.checkpoints.rotary_facts import RotaryFacts
 from locant.errors import InputError
-from locant.show.canvas import LIGHT, Theme, add_legend, blank, dress, stroke
-from locant.show.figures import DRAWINGS, draw
+from locant.show.figures.canvas import LIGHT, Theme, add_legend, blank, dress, stroke
+from locant.show.figures.choice import DRAWINGS, draw
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

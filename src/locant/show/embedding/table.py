@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from locant.show.console import QUIET, out, show, table
-from locant.show.flow import Flow
+from locant.show.embedding.flow import Flow
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from locant.errors import InputError
-from locant.show.canvas import DARK, LIGHT
-from locant.show.folder import ReportFolder
-from locant.show.report import page
-from locant.show.reproduce import OPTIONS, command
-from tests.show.fabricated import THE_FIELD, results
+from locant.show.comparison.folder import ReportFolder
+from locant.show.comparison.report import page
+from locant.show.comparison.reproduce import OPTIONS, command
+from locant.show.figures.canvas import DARK, LIGHT
+from tests.show.comparison.fabricated import THE_FIELD, results
 
 pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
 

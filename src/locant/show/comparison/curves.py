@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from locant.show.canvas import LIGHT, Theme, add_legend, blank, dress, stroke
-from locant.show.summary import Row, Summary
+from locant.show.comparison.summary import Row, Summary
+from locant.show.figures.canvas import LIGHT, Theme, add_legend, blank, dress, stroke
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

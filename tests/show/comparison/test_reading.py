@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from locant.show.reading import read
-from locant.show.summary import summarise
-from tests.show.fabricated import THE_FIELD, Losses, results
+from locant.show.comparison.reading import read
+from locant.show.comparison.summary import summarise
+from tests.show.comparison.fabricated import THE_FIELD, Losses, results
 
 
 def sentences(*arguments: object, **options: object) -> list[str]:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from locant.show.canvas import DARK, LIGHT, Theme, svg
-from locant.show.curves import draw_loss_by_length, draw_loss_by_position
-from locant.show.reading import read
-from locant.show.reproduce import command
-from locant.show.stylesheet import stylesheet
-from locant.show.summary import Cell, Row, Summary, summarise
+from locant.show.comparison.curves import draw_loss_by_length, draw_loss_by_position
+from locant.show.comparison.reading import read
+from locant.show.comparison.reproduce import command
+from locant.show.comparison.stylesheet import stylesheet
+from locant.show.comparison.summary import Cell, Row, Summary, summarise
+from locant.show.figures.canvas import DARK, LIGHT, Theme, svg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,11 +10,11 @@ from typing import Any
 
 from locant.errors import InputError
 from locant.files import write_whole
-from locant.show.canvas import save
+from locant.show.comparison.curves import draw_loss_by_length, draw_loss_by_position
+from locant.show.comparison.report import page
+from locant.show.comparison.summary import summarise
 from locant.show.console import json_text
-from locant.show.curves import draw_loss_by_length, draw_loss_by_position
-from locant.show.report import page
-from locant.show.summary import summarise
+from locant.show.figures.canvas import save
 
 __all__ = ["ReportFolder"]
 

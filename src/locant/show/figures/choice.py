@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from locant.errors import InputError, RangeError
 from locant.positions import ALiBi, Learned, PositionEncoding, Rotary, Sinusoidal, T5Bias, XPos
 from locant.positions.catalog import ModelShape, find
-from locant.show.biases import draw_alibi, draw_any_bias, draw_t5
-from locant.show.canvas import LIGHT, Theme
-from locant.show.waves import draw_learned, draw_rotary, draw_sinusoidal, draw_xpos
+from locant.show.figures.biases import draw_alibi, draw_any_bias, draw_t5
+from locant.show.figures.canvas import LIGHT, Theme
+from locant.show.figures.waves import draw_learned, draw_rotary, draw_sinusoidal, draw_xpos
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

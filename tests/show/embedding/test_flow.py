@@ -11,8 +11,8 @@ import torch
 from safetensors import safe_open
 
 from locant.errors import InputError, LocantError, RangeError
-from locant.show.flow import Embedded, Plan, embed, save_vectors
-from locant.show.flow_table import shapes
+from locant.show.embedding.flow import Embedded, Plan, embed, save_vectors
+from locant.show.embedding.table import shapes
 from locant.show.source import SAMPLE, Source, read_source
 
 TEXT = "the cat sat on the mat; the rat sat on the cat. " * 7

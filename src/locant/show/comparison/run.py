@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from locant.errors import InputError
 from locant.lab import Progress, Results, Settings, compare
-from locant.show.canvas import require_matplotlib
+from locant.show.comparison.folder import ReportFolder
+from locant.show.comparison.losses import print_losses, record_line
+from locant.show.comparison.summary import summarise
 from locant.show.console import print_json, talk
-from locant.show.folder import ReportFolder
-from locant.show.losses import print_losses, record_line
+from locant.show.figures.canvas import require_matplotlib
 from locant.show.source import Source, read_source
-from locant.show.summary import summarise
 
 if TYPE_CHECKING:
     from tqdm import tqdm

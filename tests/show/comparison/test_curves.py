@@ -7,10 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
-from locant.show.canvas import DARK, LIGHT, Theme, stroke
-from locant.show.curves import draw_loss_by_length, draw_loss_by_position
-from locant.show.summary import summarise
-from tests.show.fabricated import LENGTHS, THE_FIELD, results
+from locant.show.comparison.curves import draw_loss_by_length, draw_loss_by_position
+from locant.show.comparison.summary import summarise
+from locant.show.figures.canvas import DARK, LIGHT, Theme, stroke
+from tests.show.comparison.fabricated import LENGTHS, THE_FIELD, results
 
 pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
 

@@ -13,10 +13,10 @@ import torch
 
 from locant.errors import InputError, LocantError, RangeError
 from locant.positions import ALiBi, Learned, PositionEncoding, Positions, Rotary, Sinusoidal, T5Bias, XPos
-from locant.show import canvas
-from locant.show.canvas import DARK, LIGHT, save, svg
 from locant.show.drawing import draw_to_file
-from locant.show.figures import default_length, draw, encoding_to_draw
+from locant.show.figures import canvas
+from locant.show.figures.canvas import DARK, LIGHT, save, svg
+from locant.show.figures.choice import default_length, draw, encoding_to_draw
 from tests.refusal import refuses
 
 pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from locant.show.comparison.reading import read
+from locant.show.comparison.summary import Row, Summary
 from locant.show.console import BEST, QUIET, out, show, table
-from locant.show.reading import read
-from locant.show.summary import Row, Summary
 
 __all__ = ["print_losses", "record_line"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from locant.show.canvas import DARK, LIGHT, Theme
+from locant.show.figures.canvas import DARK, LIGHT, Theme
 
 __all__ = ["stylesheet"]
 

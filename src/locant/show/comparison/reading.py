@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from locant.show.summary import Cell, Row, Summary
+from locant.show.comparison.summary import Cell, Row, Summary
 
 __all__ = ["read"]
 

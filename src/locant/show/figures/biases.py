@@ -13,7 +13,7 @@ from torch import Tensor
 from locant.errors import InputError
 from locant.positions import ALiBi, PositionEncoding, Positions, T5Bias
 from locant.positions.heads import Heads
-from locant.show.canvas import LIGHT, MAGNITUDES, SIGNED, Theme, add_legend, blank, dress, stroke
+from locant.show.figures.canvas import LIGHT, MAGNITUDES, SIGNED, Theme, add_legend, blank, dress, stroke
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

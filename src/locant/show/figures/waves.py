@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from locant.positions import Learned, Positions, Rotary, Sinusoidal, XPos
-from locant.show.canvas import ANGLES, LIGHT, SIGNED, Theme, add_legend, blank, dress, stroke
+from locant.show.figures.canvas import ANGLES, LIGHT, SIGNED, Theme, add_legend, blank, dress, stroke
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,1 @@
+"""Pictures of encodings: one file per kind, and the choice of the one for a given encoding."""
