@@ -57,6 +57,10 @@ class TestReadTexts:
         (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" * 2 + b"text")
         assert read_texts(str(tmp_path / "a.txt")) == ["\ufefftext"]
 
+    def test_what_never_ends_is_not_read(self) -> None:
+        with pytest.raises(InputError, match="/dev/zero, which is a device"):
+            read_texts("/dev/zero")
+
     def test_a_dash_is_standard_input(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("né\r\n".encode()), encoding="latin-1"))
         assert read_texts("-") == ["né\r\n"]

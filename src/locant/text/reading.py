@@ -91,7 +91,8 @@ def _read_text(path: str | Path) -> str:
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        if not path.is_char_device():  # some never end
+            return path.read_bytes()
     except FileNotFoundError:
         raise InputError(f"got {path}, but there is no such file", "the path of a text file") from None
     except IsADirectoryError:
@@ -101,6 +102,7 @@ def _read_bytes(path: Path) -> bytes:
         raise InputError(f"cannot read {path}: {reason}", "a file that you may read") from None
     except ValueError:  # a NUL character in the path
         raise InputError(f"got {str(path)!r}, which cannot be the name of a file", "the path of a text file") from None
+    raise InputError(f"got {path}, which is a device, expected a text file", "the path of a text file")
 
 
 def _decode(data: bytes, name: str) -> str:

@@ -89,6 +89,20 @@ class TestFinding:
         with pytest.raises(RangeError, match="pieces of 0 bytes"):
             cut(source, 0)
 
+    @pytest.mark.parametrize("spelled", ["./data", "data/", ".//data/.", "./data/a.txt", "data//*.txt"])
+    def test_a_path_is_the_same_however_it_is_spelled(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelled: str
+    ) -> None:
+        write(tmp_path, data__a_txt=b"1")
+        monkeypatch.chdir(tmp_path)
+        assert find_sources(spelled) == find_sources("data/a.txt")
+
+    def test_a_file_may_be_called_like_standard_input(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path("-").write_text("x")
+        with pytest.raises(InputError, match="expected a file that ends in"):
+            find_sources("./-")
+
     def test_links_are_followed_and_loops_end(self, tmp_path: Path) -> None:
         write(tmp_path, data__a_txt=b"1", other__b_txt=b"2")
         (tmp_path / "data" / "more").symlink_to(tmp_path / "other")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -64,3 +65,15 @@ def test_a_ray_cluster_of_two_workers_makes_the_same_store(corpus: Path, tmp_pat
     )
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "ray") == contents(tmp_path / "alone")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://127.0.0.1:{}", "127.0.0.1:123456789"])
+def test_a_cluster_that_is_not_there_is_said_so_before_ray_waits_for_it(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'locant[ray]'")
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray was asked"))
+    with socket.socket() as taken:  # a port that nothing listens at
+        taken.bind(("127.0.0.1", 0))
+        with refuses(InputError, "cannot reach a Ray cluster"):
+            prepare(corpus, tmp_path / "store", tokenizer="bytes", ray=address.format(taken.getsockname()[1]))

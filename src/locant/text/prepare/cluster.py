@@ -5,9 +5,11 @@ Every node has to see the inputs and the folder of the store under the same name
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from locant.errors import InputError, LocantError
 from locant.text.prepare.part import make_part
@@ -17,6 +19,8 @@ from locant.text.tokenizer.engine import Engine, EngineName
 __all__ = ["LOCAL", "make_on_ray"]
 
 LOCAL = "local"
+PATIENCE = 10.0
+"""Seconds until an address that does not answer is given up; Ray alone tries for minutes."""
 
 
 class _Maker:
@@ -74,9 +78,17 @@ def _connect(ray: Any, address: str, size: int) -> None:
         if address == LOCAL:
             ray.init(address=LOCAL, num_cpus=size, include_dashboard=False, log_to_driver=False)
         else:
+            _require_answer(address)
             ray.init(address=address, log_to_driver=False)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise InputError(f"cannot reach a Ray cluster at {address!r}: {error}", f"{LOCAL!r}, or ray start") from None
+
+
+def _require_answer(address: str) -> None:
+    """Knock at ``host:port`` and ``ray://host:port``; other addresses are Ray's to know."""
+    place = urlsplit(address if "://" in address else f"//{address}")
+    if place.hostname and place.port:
+        socket.create_connection((place.hostname, place.port), timeout=PATIENCE).close()
 
 
 def _run(ray: Any, crew: list[Any], numbers: Iterator[int], advance: Callable[[int], None]) -> None:

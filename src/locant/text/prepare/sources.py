@@ -88,8 +88,10 @@ def _named(path: str) -> list[str]:
     """The files that a path stands for."""
     if path == STDIN:
         return [path]
-    if "\0" in path:
+    if not path or "\0" in path:
         raise InputError(f"got {path!r}, which cannot be the name of a file", "the path of a text file")
+    if (plain := str(Path(path))) != STDIN:
+        path = plain  # "./a" and "a//" are what "a" is, and the same request
     if os.path.isdir(path):  # noqa: PTH112  # a path is a str here, as it was spelled
         return _within(path)
     if not os.path.exists(path) and glob.has_magic(path):  # noqa: PTH110
