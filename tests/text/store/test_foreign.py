@@ -186,6 +186,17 @@ def test_nanogpts_own_file(tmp_path: Path) -> None:
     assert with_ends != store
 
 
+@pytest.mark.parametrize("end_of_text", [-1, 257, "256", True, 1.5])
+def test_an_end_of_text_that_no_token_can_be_is_refused(tmp_path: Path, end_of_text: int) -> None:
+    TOKENS.astype("<u2").tofile(tmp_path / "train.bin")
+    with refuses(RangeError, "end_of_text"):
+        TokenStore(tmp_path, format="nanogpt", tokenizer=BYTES, end_of_text=end_of_text)
+    if end_of_text == 257:  # without a tokenizer, what the dtype can hold
+        assert TokenStore(tmp_path, format="nanogpt", end_of_text=2**16 - 1).documents.tolist() == [0, len(TOKENS)]
+        with refuses(RangeError, "at most 65535"):
+            TokenStore(tmp_path, format="nanogpt", end_of_text=2**16)
+
+
 def test_nanogpt_files_of_other_dtypes(tmp_path: Path) -> None:
     np.array([1, 70_000], dtype=np.uint32).tofile(tmp_path / "a.bin")
     assert TokenStore(tmp_path, format="nanogpt", dtype="uint32")[:].tolist() == [1, 70_000]

@@ -7,10 +7,10 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 from locant.errors import InputError
-from locant.text.counts import at_least
+from locant.numbers import whole
 from locant.text.prepare.pieces import Source
 from locant.text.prepare.plan import STDIN_FILE, readable_sources
 from locant.text.prepare.sample import Sample
@@ -18,7 +18,7 @@ from locant.text.prepare.sources import find_sources
 from locant.text.reading import STDIN, standard_input, well_formed
 from locant.text.tokenizer import Tokenizer
 
-__all__ = ["VOCAB_SIZE", "EngineName", "Paths", "Request", "Stdin"]
+__all__ = ["VOCAB_SIZE", "Paths", "Request", "Stdin"]
 
 VOCAB_SIZE = 32_768
 LARGEST_VOCABULARY = 10_000_000
@@ -26,7 +26,6 @@ LARGEST_VOCABULARY = 10_000_000
 TRAINED = "a BPE trained on the input"
 BLOCK = 2**20
 
-EngineName = Literal["auto", "tokenizers", "gigatoken"]
 Paths = str | Path | Iterable[str | Path]
 
 
@@ -78,9 +77,9 @@ class Request:
         append_end_of_text: bool | None,
     ) -> Request:
         """The request of a call of `prepare`; its arguments, and errors, are those."""
-        shard_size = at_least("shard_size", shard_size, 1, 2**62, "some millions of tokens")
+        shard_size = whole("shard_size", shard_size, 1, 2**62, remedy="some millions of tokens")
         if vocab_size is not None:
-            vocab_size = at_least("vocab_size", vocab_size, 257, LARGEST_VOCABULARY, "vocab_size=32_768")
+            vocab_size = whole("vocab_size", vocab_size, 257, LARGEST_VOCABULARY, remedy="vocab_size=32_768")
         _require_texts(separator=separator, field=field)
         if append_end_of_text not in (None, True, False):
             raise InputError(f"got {append_end_of_text!r} for append_end_of_text", "True, False or None")

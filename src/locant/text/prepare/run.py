@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import overload
 
 from locant.errors import InputError
-from locant.text.counts import at_least
+from locant.numbers import whole
 from locant.text.prepare.cluster import make_on_ray
 from locant.text.prepare.crew import Crew, num_cores
 from locant.text.prepare.finalize import join, missing_parts, note_tasks, recorded_request, tidy
@@ -29,12 +29,12 @@ from locant.text.prepare.plan import (
     read_plan,
     write_plan,
 )
-from locant.text.prepare.request import EngineName, Paths, Request, Stdin
+from locant.text.prepare.request import Paths, Request, Stdin
 from locant.text.prepare.sample import CHECKED_BYTES, TRAINING_BYTES, take_sample
 from locant.text.store import TokenStore
 from locant.text.store.layout import MANIFEST
 from locant.text.tokenizer import Tokenizer
-from locant.text.tokenizer.engine import choose_engine
+from locant.text.tokenizer.engine import EngineChoice, choose_engine
 
 __all__ = ["SHARD_SIZE", "prepare"]
 
@@ -57,7 +57,7 @@ def prepare(
     separator: str | None = ...,
     field: str | None = ...,
     append_end_of_text: bool | None = ...,
-    engine: EngineName = ...,
+    engine: EngineChoice = ...,
     task: None = ...,
     num_tasks: None = ...,
     ray: str | None = ...,
@@ -77,7 +77,7 @@ def prepare(
     separator: str | None = ...,
     field: str | None = ...,
     append_end_of_text: bool | None = ...,
-    engine: EngineName = ...,
+    engine: EngineChoice = ...,
     task: int,
     num_tasks: int,
     progress: Progress | None = ...,
@@ -96,7 +96,7 @@ def prepare(
     separator: str | None = None,
     field: str | None = None,
     append_end_of_text: bool | None = None,
-    engine: EngineName = "auto",
+    engine: EngineChoice = "auto",
     task: int | None = None,
     num_tasks: int | None = None,
     ray: str | None = None,
@@ -143,7 +143,7 @@ def prepare(
     """
     out = _folder(out)
     if workers is not None:
-        workers = at_least("workers", workers, 1, 4096, "workers=1")
+        workers = whole("workers", workers, 1, 4096, remedy="workers=1")
     _require_share(task, num_tasks, ray, resume=resume)
     request = Request.of(
         paths,
@@ -178,8 +178,8 @@ def _require_share(task: int | None, num_tasks: int | None, ray: str | None, *, 
     if (task is None) != (num_tasks is None):
         raise InputError("got one of task and num_tasks, expected both or none", "task=0, num_tasks=1")
     if num_tasks is not None:
-        at_least("num_tasks", num_tasks, 1, remedy="how many tasks divide the work")
-        at_least("task", task, 0, num_tasks - 1, f"0 to {num_tasks - 1}")
+        whole("num_tasks", num_tasks, 1, remedy="how many tasks divide the work")
+        whole("task", task, 0, num_tasks - 1, remedy=f"0 to {num_tasks - 1}")
     if task is not None and ray is not None:
         raise InputError("got a task to do and a Ray cluster, which divides the work itself", "one of the two")
     if task is not None and not resume:
@@ -265,7 +265,7 @@ def _make(
     plan: Plan,
     numbers: list[int],
     tokenizer: Tokenizer,
-    engine: EngineName,
+    engine: EngineChoice,
     progress: Progress | None,
     crew: Crew | None,
     ray: str | None,

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Int
 
 from locant.errors import InputError
+from locant.numbers import whole
 from locant.text.store.contents import Contents, check_tokens
 from locant.text.store.index import read_index
 from locant.text.store.layout import read_file, require_file
@@ -40,11 +41,13 @@ class ForeignContents(Contents):
         end_of_text: int | None,
     ) -> None:
         self.dtype = dtype
-        self.end_of_text = end_of_text
         self.tokens = np.array([_tokens(path, dtype) for path in bins], dtype=np.int64)
         self._bins = [os.path.abspath(path) for path in bins]  # noqa: PTH100  # a program may change its folder
         self._tokenizer = tokenizer if tokenizer is None or isinstance(tokenizer, Tokenizer) else _loaded(tokenizer)
         self.vocab_size = self._tokenizer.vocab_size if self._tokenizer else None
+        largest = self.vocab_size - 1 if self.vocab_size else int(np.iinfo(dtype).max)
+        remedy = "the id that stands after each document"
+        self.end_of_text = None if end_of_text is None else whole("end_of_text", end_of_text, 0, largest, remedy=remedy)
 
     @property
     def identity(self) -> str:

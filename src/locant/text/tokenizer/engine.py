@@ -23,9 +23,10 @@ from locant.text.tokenizer.fast import Fast, why_not_fast
 from locant.text.tokenizer.nasty import NASTY
 from locant.text.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["PART", "WHOLE", "Encoded", "Engine", "EngineName", "choose_engine"]
+__all__ = ["PART", "WHOLE", "Encoded", "Engine", "EngineChoice", "EngineName", "choose_engine"]
 
 EngineName = Literal["tokenizers", "gigatoken"]
+EngineChoice = Literal["auto"] | EngineName
 
 PART = 2**20
 """Longer texts are cut into parts of about so many bytes, where they may be."""
@@ -160,7 +161,7 @@ class Engine:
 
 
 def choose_engine(
-    name: Literal["auto"] | EngineName, tokenizer: Tokenizer, sample: Sequence[bytes], parallel: bool | None = None
+    name: EngineChoice, tokenizer: Tokenizer, sample: Sequence[bytes], parallel: bool | None = None
 ) -> Engine:
     """The engine to use; `Engine.reason` says why.
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from jaxtyping import Int
 
 from locant.errors import InputError, RangeError
-from locant.text.counts import at_least
+from locant.numbers import whole
 from locant.text.windows.permutation import Permutation
 
 __all__ = ["BatchSampler"]
@@ -67,9 +67,9 @@ class BatchSampler:
         drop_last: bool = False,
     ) -> None:
         self.num_windows = len(windows)
-        self.batch_size = at_least("batch_size", batch_size, 1, remedy="a number of windows")
+        self.batch_size = whole("batch_size", batch_size, 1, remedy="a number of windows")
         self.shuffle, self.drop_last = shuffle, drop_last
-        self.seed = at_least("seed", seed, 0, 2**64 - 1, "seed=0")
+        self.seed = whole("seed", seed, 0, 2**64 - 1, remedy="seed=0")
         self.rank, self.world_size = _place(rank, world_size)
         self.epoch, self.start = 0, 0
         if drop_last and self.num_windows < self.step_size:
@@ -85,8 +85,8 @@ class BatchSampler:
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Choose the epoch that is iterated next, and how many of its windows all ranks together have had already."""
-        self.epoch = at_least("epoch", epoch, 0, 2**63 - 1, "the number of epochs done")
-        self.start = at_least("start", start, 0, self.num_windows, "the windows that all ranks have had")
+        self.epoch = whole("epoch", epoch, 0, 2**63 - 1, remedy="the number of epochs done")
+        self.start = whole("start", start, 0, self.num_windows, remedy="the windows that all ranks have had")
 
     def reached(self, steps: int) -> int:
         """How many windows of the epoch all ranks together have had after so many steps from `start`."""
@@ -130,8 +130,8 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if rank is None or world_size is None:
         spread = dist.is_available() and dist.is_initialized()
         return (dist.get_rank(), dist.get_world_size()) if spread else (0, 1)
-    world_size = at_least("world_size", world_size, 1, remedy="the number of processes")
-    rank = at_least("rank", rank, 0, remedy="0 .. world_size - 1")
+    world_size = whole("world_size", world_size, 1, remedy="the number of processes")
+    rank = whole("rank", rank, 0, remedy="0 .. world_size - 1")
     if rank >= world_size:
         raise RangeError(f"got rank {rank} of {world_size}, expected 0 <= rank < world_size", "0 .. world_size - 1")
     return rank, world_size

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from locant.errors import InputError, RangeError
-from locant.text.counts import at_least
+from locant.numbers import whole
 from locant.text.store import TokenStore
 from locant.text.windows.collation import Batch, collate
 from locant.text.windows.cuts import Cuts, document_offsets
@@ -91,11 +91,11 @@ class Windows(Dataset[Batch]):
         drop_last: bool = False,
         pad_id: int = 0,
     ) -> None:
-        self.length = at_least("length", length, 1)
-        self.stride = self.length if stride is None else at_least("stride", stride, 1, 2**62)
+        self.length = whole("length", length, 1, remedy="a number of tokens")
+        self.stride = self.length if stride is None else whole("stride", stride, 1, 2**62, remedy="a number of tokens")
         self.mode = mode
         self.drop_last = drop_last
-        self.pad_id = at_least("pad_id", pad_id, 0, 2**63 - 1, "an id of the tokenizer")
+        self.pad_id = whole("pad_id", pad_id, 0, 2**63 - 1, remedy="an id of the tokenizer")
         self._tokens = tokens_of(store_or_ids)
         offsets = _offsets(mode, documents, store_or_ids, len(self._tokens))
         if mode == "packed":
