@@ -1,8 +1,9 @@
 """What does attention with a bias cost, beside plain causal attention without one?
 
 Time, and the most memory that was allocated meanwhile. Forward and backward, queries, keys and values of one size;
-on a GPU 16 384 tokens in bfloat16 through FlexAttention. It refuses to report where a contender's result is not the
-attention it stands for. ``PYTHONPATH=src python -m benchmarks attention``
+on a GPU 16 384 tokens in bfloat16 through FlexAttention. It refuses to report where a contender's result, or one of its
+gradients where it is trained, is not that of the attention it stands for, written out in float64.
+``PYTHONPATH=src python -m benchmarks attention``
 """
 
 from __future__ import annotations
@@ -27,16 +28,18 @@ DEVICE = "cuda" if CUDA else "cpu"
 DTYPE = torch.bfloat16 if CUDA else torch.float32
 FORWARD, TRAINING = (16_384, 16_384) if CUDA else (8_192, 4_096)
 FULL = "flex" if CUDA else "tiled"
+FEW = 32
+"""Queries that are looked at."""
 NEAR = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def rows() -> list[Row]:
-    """Forward alone without gradients, then forward and backward, then one token behind a cache."""
+    """Forward alone without gradients, of rows of every kind, forward and backward, then one token behind a cache."""
     if importlib.util.find_spec("x_transformers") is None:
         print("not installed, and so not measured: x-transformers")
-    return [*_forward(), *_training(), *_decoding()]
+    return [*_forward(), *_arranged(), *_training(), *_decoding()]
 
 
 def _forward() -> list[Row]:
@@ -53,17 +56,31 @@ def _forward() -> list[Row]:
     q, k, v = _drawn(FORWARD)
     for name, contender in contenders.items():
         _require_right(name, contender, q, k, v)
-
-    def run(attention: Attention) -> Callable[[], object]:
-        def forward() -> None:
-            with torch.no_grad():
-                attention(q, k, v)
-                _wait()
-
-        return forward
-
     question = f"attention, forward, {HEADS} heads of {HEAD_DIM}, {FORWARD} tokens, {DTYPE}, {DEVICE}"
-    return _with_memory(question, {name: run(each) for name, each in contenders.items()})
+    return _with_memory(question, {name: _without_gradients(each, q, k, v) for name, each in contenders.items()})
+
+
+def _arranged() -> list[Row]:
+    """Rows as they come from a tokenizer and from `Windows`."""
+    half, quarter = TRAINING // 2, TRAINING // 4
+    kinds = {
+        "one document": Positions.arange(TRAINING, device=DEVICE),
+        "a mask of ones": Positions.from_mask(torch.ones(1, TRAINING, device=DEVICE)),
+        "10 tokens of padding before": Positions.from_mask(torch.arange(TRAINING, device=DEVICE)[None] >= 10),
+        "2 documents": Positions.packed([half, half], device=DEVICE),
+        "7 documents": Positions.packed([half, 64, quarter - 64, 200, 100, 80, quarter - 380], device=DEVICE),
+    }
+    encodings = {"ALiBi": ALiBi(HEADS), "T5": T5Bias(HEADS).to(DEVICE), "FIRE": Fire(HEADS).to(DEVICE)}
+    contenders: dict[str, Attention] = {"plain causal SDPA, without a bias": _plain}
+    for name, encoding in encodings.items():
+        contenders |= {f"{name}, {kind}": _ours(encoding, where, "auto") for kind, where in kinds.items()}
+    q, k, v = _drawn(TRAINING)
+    for name, contender in contenders.items():
+        _require_right(name, contender, q, k, v)
+    question = (
+        f"attention, forward, rows of every kind, {HEADS} heads of {HEAD_DIM}, {TRAINING} tokens, {DTYPE}, {DEVICE}"
+    )
+    return _with_memory(question, {name: _without_gradients(each, q, k, v) for name, each in contenders.items()})
 
 
 def _training() -> list[Row]:
@@ -83,6 +100,8 @@ def _training() -> list[Row]:
     }
     q, k, v = (x.requires_grad_() for x in _drawn(TRAINING))
     cotangent = torch.randn_like(q)
+    for name, contender in contenders.items():
+        _require_right_gradients(name, contender, q, k, v)
 
     def run(attention: Attention) -> Callable[[], object]:
         def step() -> None:
@@ -101,21 +120,16 @@ def _decoding() -> list[Row]:
     q, k, v = _drawn(FORWARD)
     q = q[:, :, -1:]
 
-    def run(encoding: PositionEncoding | None, backend: str) -> Callable[[], object]:
-        def step() -> None:
-            with torch.no_grad():
-                attend(q, k, v, encoding=encoding, positions=here, k_positions=keys, backend=backend)  # type: ignore[call-overload]
-                _wait()
-
-        return step
-
     contenders = {
-        "without a bias": run(None, "auto"),
-        "ALiBi, locant auto": run(ALiBi(HEADS), "auto"),
-        "T5, locant auto": run(T5Bias(HEADS).to(DEVICE), "auto"),
-        "T5, locant tiled": run(T5Bias(HEADS).to(DEVICE), "tiled"),
+        "without a bias": _ours(None, here, "auto", keys),
+        "ALiBi, locant auto": _ours(ALiBi(HEADS), here, "auto", keys),
+        "T5, locant auto": _ours(T5Bias(HEADS).to(DEVICE), here, "auto", keys),
+        "T5, locant tiled": _ours(T5Bias(HEADS).to(DEVICE), here, "tiled", keys),
     }
-    return measure(f"attention of one token behind {FORWARD - 1} in the cache, {DTYPE}, {DEVICE}", contenders)
+    for name, contender in contenders.items():
+        _require_right(name, contender, q, k, v)
+    question = f"attention of one token behind {FORWARD - 1} in the cache, {DTYPE}, {DEVICE}"
+    return measure(question, {name: _without_gradients(each, q, k, v) for name, each in contenders.items()})
 
 
 # ---------------------------------------------------------------------- contenders
@@ -131,12 +145,23 @@ def _plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def _ours(encoding: PositionEncoding, positions: Positions, backend: str) -> Attention:
+def _ours(
+    encoding: PositionEncoding | None, positions: Positions, backend: str, keys: Positions | None = None
+) -> Attention:
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, k, v, encoding=encoding, positions=positions, backend=backend)  # type: ignore[call-overload]
+        return attend(q, k, v, encoding=encoding, positions=positions, k_positions=keys, backend=backend)  # type: ignore[call-overload]
 
-    attention.encoding = encoding  # type: ignore[attr-defined]
+    attention.encoding, attention.positions, attention.keys = encoding, positions, keys  # type: ignore[attr-defined]
     return attention
+
+
+def _without_gradients(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], object]:
+    def forward() -> None:
+        with torch.no_grad():
+            attention(q, k, v)
+            _wait()
+
+    return forward
 
 
 def _peer(length: int) -> Attention:
@@ -158,15 +183,36 @@ def _peer(length: int) -> Attention:
 
 
 def _require_right(name: str, attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """The last queries, written out in float64."""
-    encoding, few, length = getattr(attention, "encoding", None), 32, q.shape[2]
-    wide = q[:, :, -few:].double(), k.double(), v.double()
-    where = Positions.after(length - few, few, device=DEVICE)
-    keys = Positions.arange(length, device=DEVICE)
+    """The last queries."""
     with torch.no_grad():
-        truth = attend(*wide, encoding=encoding, positions=where, k_positions=keys, backend="eager")
-        error = float((attention(q, k, v)[:, :, -few:].double() - truth).abs().max())
+        truth = _written_out(attention, q[:, :, -FEW:].double(), k.double(), v.double())
+        error = float((attention(q, k, v)[:, :, -FEW:].double() - truth).abs().max())
     assert error < NEAR[q.dtype], f"{name} is off by {error}"
+
+
+def _require_right_gradients(name: str, attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """With a cotangent for the last queries: every gradient there is, that of a table or an MLP included."""
+    encoding = getattr(attention, "encoding", None)
+    parameters = [] if encoding is None else list(encoding.parameters())
+    cotangent = torch.zeros_like(q)
+    cotangent[:, :, -FEW:] = torch.randn_like(cotangent[:, :, -FEW:])
+    found = torch.autograd.grad(attention(q, k, v), [q, k, v, *parameters], cotangent)
+    wide = [x.detach().double().requires_grad_() for x in (q[:, :, -FEW:], k, v)]
+    y = _written_out(attention, *wide)
+    truth = torch.autograd.grad(y, [*wide, *parameters], cotangent[:, :, -FEW:].double())
+    assert not found[0][:, :, :-FEW].any(), f"{name} has gradients for queries that were not asked"
+    for ours, wanted in zip((found[0][:, :, -FEW:], *found[1:]), truth, strict=True):
+        error = float((ours.double() - wanted).abs().max() / wanted.abs().max().clamp(min=1.0))
+        assert error < NEAR[q.dtype], f"a gradient of {name} is off by {error} of its largest"
+
+
+def _written_out(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """What the last queries get, in the dtype they come in."""
+    encoding, length, few = getattr(attention, "encoding", None), k.shape[2], q.shape[2]
+    where = getattr(attention, "positions", Positions.arange(length, device=DEVICE))
+    keys = getattr(attention, "keys", None) or where
+    where = where.slice(where.seq_len - few, where.seq_len)
+    return attend(q, k, v, encoding=encoding, positions=where, k_positions=keys, backend="eager")
 
 
 def _with_memory(question: str, contenders: dict[str, Callable[[], object]]) -> list[Row]:

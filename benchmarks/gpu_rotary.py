@@ -137,7 +137,11 @@ def _backwards(turns: Mapping[str, Turn], q: Tensor, k: Tensor) -> dict[str, Cal
 
 
 def contenders(shape: Shape, device: str) -> dict[str, Turn]:
-    """Every way to turn q and k that there is here."""
+    """Every way to turn q and k that there is here.
+
+    What was compiled for another shape is forgotten: torch compiles a function 8 times, and then runs it as it is.
+    """
+    torch.compiler.reset()
     where = Positions.after(shape.offset, shape.seq).to(torch.device(device))
     half, interleaved = Rotary(shape.head_dim), Rotary(shape.head_dim, layout="interleaved")
     usual = Rotary(shape.head_dim, angles="float32")
@@ -148,7 +152,7 @@ def contenders(shape: Shape, device: str) -> dict[str, Turn]:
         "locant, interleaved layout": lambda q, k: interleaved.rotate(q, k, where),
         "locant, float32 angles": lambda q, k: usual.rotate(q, k, where),
         "usual code, eager": _usual(cos, sin),
-        "usual code, torch.compile": torch.compile(_usual(cos, sin), dynamic=False),
+        "usual code, torch.compile": torch.compile(_usual(cos, sin), dynamic=False, fullgraph=True),
         **_flash_attention(cos, sin, device),
         **_liger(cos, sin, device),
     }

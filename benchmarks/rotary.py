@@ -61,6 +61,7 @@ class _Case:
         first = 2.0 * torch.arange(self.head_dim // 2) / self.head_dim
         angle = torch.arange(self.seq)[:, None].double() / 10_000.0 ** first.double()
         self.cos, self.sin = angle.cos(), angle.sin()  # the truth, by a way of its own
+        torch.compiler.reset()  # torch compiles a function for 8 shapes and dtypes, and then runs it as it is
 
     def usual(self) -> tuple[Tensor, Tensor]:
         """The cosine and sine of the usual code, twice as wide, in the dtype of q."""
@@ -98,7 +99,7 @@ def _peers(case: _Case) -> dict[str, Contender]:
     """Other people's functions, with what they need made beforehand: that is in their favour."""
     q, k = case.q, case.k
     cos, sin = case.usual()
-    compiled = torch.compile(_usual)
+    compiled = torch.compile(_usual, fullgraph=True)
     found: dict[str, Contender] = {
         "usual code, eager": lambda: _usual(q, k, cos, sin),
         "usual code, torch.compile": lambda: compiled(q, k, cos, sin),
@@ -156,7 +157,7 @@ def _backward(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> list[Row
     q, k = case.q.requires_grad_(), case.k.requires_grad_()
     cotangents = torch.randn_like(q), torch.randn_like(k)
     cos, sin = case.usual()
-    compiled = torch.compile(_usual)
+    compiled = torch.compile(_usual, fullgraph=True)
     forward: dict[str, Contender] = {
         "locant, half layout": lambda: case.half.rotate(q, k, case.positions),
         "locant, interleaved layout": lambda: case.interleaved.rotate(q, k, case.positions),

@@ -122,6 +122,7 @@ def test_what_cannot_be_shown_is_named() -> None:
 
     assert "Silent" in shown(Silent())
     assert shown(10**5000) == "an integer of 16610 bits"
+    assert shown([10**5000]) == "a list that holds an integer of thousands of digits"
     assert shown("x" * 10**6).count("x") < 40
 
 

@@ -6,6 +6,7 @@ from . import embedding as embedding
 from . import errors as errors
 from . import parallel as parallel
 from . import positions as positions
+from . import scaling as scaling
 from . import text as text
 from ._version import __version__ as __version__
 from .attention import KVCache, attend
@@ -29,7 +30,6 @@ from .positions import (
     TransformerXL,
     XPos,
     encoding,
-    scaling,
 )
 from .text import Tokenizer, TokenStore, Windows
 from .text.prepare import prepare

@@ -75,7 +75,10 @@ def shown(value: object) -> str:
     """What was got, in a line: Python itself refuses to write an integer of thousands of digits."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"an integer of {value.bit_length()} bits"
-    return " ".join(reprlib.repr(value).split())
+    try:
+        return " ".join(reprlib.repr(value).split())
+    except ValueError:  # such an integer inside of something
+        return f"a {type(value).__name__} that holds an integer of thousands of digits"
 
 
 def _integer(value: Any) -> Any:

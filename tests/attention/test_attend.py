@@ -451,7 +451,7 @@ def test_weights_cannot_be_had_from_a_fused_backend() -> None:
 @pytest.mark.parametrize("dropout_p", [-0.1, 1.0, 1.5, float("nan")])
 def test_a_dropout_that_is_no_probability_is_refused(dropout_p: float) -> None:
     x = torch.zeros(2, 6, 5, 4)
-    with refuses(RangeError, f"dropout_p={dropout_p}"):
+    with refuses(RangeError, f"got {dropout_p} for dropout_p"):
         attend(x, x, x, positions=Positions.arange(5), dropout_p=dropout_p)
 
 
@@ -459,7 +459,7 @@ def test_a_dropout_that_is_no_probability_is_refused(dropout_p: float) -> None:
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_window_below_one_is_refused(causal: bool, window: int) -> None:
     x = torch.zeros(2, 6, 5, 4)
-    with refuses(RangeError, f"window={window}"):
+    with refuses(RangeError, f"got {window} for window"):
         attend(x, x, x, positions=Positions.arange(5), window=window, causal=causal)
 
 

@@ -82,7 +82,7 @@ def test_one_token_too_many_is_refused_and_loses_nothing() -> None:
 
 @pytest.mark.parametrize("max_len", [0, -1])
 def test_a_cache_of_nothing_is_refused(max_len: int) -> None:
-    with refuses(RangeError, f"max_len={max_len}"):
+    with refuses(RangeError, f"got {max_len} for max_len"):
         KVCache(max_len)
 
 

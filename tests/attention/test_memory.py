@@ -54,12 +54,19 @@ def test_by_distance_only_a_head_of_a_tile_is_held(encoding_name: str, window: i
     assert seen.peak < MATRIX / 2
 
 
+@pytest.mark.parametrize("encoding_name", BY_DISTANCE)
+def test_nor_is_more_where_rows_are_packed(encoding_name: str) -> None:
+    seen = training_step(BY_DISTANCE[encoding_name](), Positions.packed([600, 424]), "tiled")
+    assert seen.largest <= MATRIX / 8
+    assert seen.peak < MATRIX / 2
+
+
 @pytest.mark.parametrize("encoding_name", ["fire", "t5"])
 def test_otherwise_a_tile_is_held(encoding_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packed rows have no table; FIRE has none anywhere. Its look-ups are int64, twice as wide as a score."""
+    """Short documents have no table, FIRE has none anywhere. Its look-ups are int64, twice as wide as scores."""
     monkeypatch.setattr(tiled, "TILE_BYTES", MATRIX // 32)
     encoding = Fire(HEADS) if encoding_name == "fire" else T5Bias(HEADS)
-    seen = training_step(encoding, Positions.packed([600, 424]), "tiled")
+    seen = training_step(encoding, Positions.packed([100] * 10, length=LENGTH), "tiled")
     assert seen.largest <= MATRIX / 16
     assert seen.peak < MATRIX
 

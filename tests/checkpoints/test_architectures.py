@@ -85,27 +85,6 @@ def test_layer_types_of_gemma_3_have_to_be_named() -> None:
     assert full.base == 1_000_000.0
 
 
-@pytest.mark.parametrize("model_type", ["cohere2", "exaone4"])
-def test_full_attention_without_positions(model_type: str) -> None:
-    config = AutoConfig.for_model(model_type, hidden_size=64, num_attention_heads=2, sliding_window=4096)
-    assert type(encoding_from_config(config, layer_type="full_attention")) is PositionEncoding
-    assert isinstance(encoding_from_config(config, layer_type="sliding_attention"), Rotary)
-    with refuses(InputError, "full_attention"):
-        encoding_from_config(config)
-
-
-def test_layers_without_positions_by_a_list() -> None:
-    config = AutoConfig.for_model("smollm3", hidden_size=64, num_attention_heads=2, num_hidden_layers=4)
-    assert config.no_rope_layers == [1, 1, 1, 0]
-    assert type(encoding_from_config(config, layer_type="without")) is PositionEncoding
-    assert isinstance(encoding_from_config(config, layer_type="with"), Rotary)
-    config.no_rope_layers = [1, 1, 1, 1]
-    assert isinstance(encoding_from_config(config), Rotary)
-    bare = {k: v for k, v in config.to_dict().items() if k != "no_rope_layers"}
-    with refuses(InputError, "no_rope_layers"):
-        encoding_from_config(bare)
-
-
 # ------------------------------------------------------------------ against the models' own code
 
 
@@ -306,7 +285,24 @@ def test_a_missing_key_is_named(name: str, key: str) -> None:
         ("mpt-7b", {"attn_config": {"alibi": False, "alibi_bias_max": 8}}, "alibi"),
         ("mpt-7b", {"attn_config": {"alibi": True}}, "alibi_bias_max"),
         ("deberta-v3-base", {"position_biased_input": True}, "position_biased_input"),
-        ("gpt2", {"n_positions": 0}, "max_position_embeddings"),
+        ("bert-base", {"position_embedding_type": []}, "position_embedding_type=[]"),
+        ("roberta-base", {"position_embedding_type": []}, "position_embedding_type=[]"),
+        ("roberta-base", {"pad_token_id": "x"}, "pad_token_id='x'"),
+        ("roberta-base", {"pad_token_id": []}, "pad_token_id=[]"),
+        ("roberta-base", {"pad_token_id": math.nan}, "pad_token_id=nan"),
+        ("roberta-base", {"pad_token_id": -1}, "pad_token_id=-1"),
+        ("roberta-base", {"pad_token_id": 513}, "514 are no positions"),
+        ("mpt-7b", {"attn_config": 5}, "attn_config=5"),
+        ("mpt-7b", {"attn_config": {"alibi": "yes", "alibi_bias_max": 8}}, "alibi='yes'"),
+        ("falcon-7b", {"alibi": "false"}, "alibi='false'"),
+        ("deberta-v3-base", {"relative_attention": "yes"}, "relative_attention='yes'"),
+        ("deberta-v3-base", {"pos_att_type": 5}, "pos_att_type=5"),
+        ("deberta-v3-base", {"norm_rel_ebd": [5]}, "norm_rel_ebd=[5]"),
+        ("deberta-v3-base", {"position_buckets": "256"}, "position_buckets='256'"),
+        ("deberta-v3-base", {"num_attention_heads": 7}, "hidden_size=768 for 7 heads"),
+        ("mistral-7b", {"layer_types": 5}, "layer_types=5"),
+        ("mistral-7b", {"model_type": ["mistral"]}, "model_type=['mistral']"),
+        ("gpt2", {"n_positions": 0}, "n_positions=0"),
         ("gpt2", {"n_positions": "many"}, "many"),
         ("gpt2", {"max_position_embeddings": 7}, "n_positions=1024"),
     ],

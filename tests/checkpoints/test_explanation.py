@@ -119,17 +119,33 @@ def test_each_kind_of_layer_is_explained() -> None:
     assert [(layers.name, layers.kind) for layers in without.layers] == [("with", "Rotary"), ("without", "none")]
 
 
+LLAMA_4 = {
+    "model_type": "llama4_text", "head_dim": 64, "no_rope_layers": [1, 1, 1, 0], "attn_temperature_tuning": True,
+    "floor_scale": 8192, "attn_scale": 0.1,
+}  # fmt: skip
+PHIMOE = {
+    "type": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0] * 32, "short_mscale": 1.2,
+    "long_mscale": 1.2, "original_max_position_embeddings": 4096,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"rope_scaling": yarn(original_max_position_embeddings=8192)}, "32,768"),
         ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "says no trained length"),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "past 8,192 tokens"),
-        ({"partial_rotary_factor": 0.5}, "only 32 of 64 dimensions"),
-        ({"head_dim": 80, "partial_rotary_factor": 0.33}, "26.4 dimensions, rounded down to 26"),
-        ({"head_dim": 65, "partial_rotary_factor": 0.5}, "head_dim 65 is odd"),
+        ({"model_type": "phi", "partial_rotary_factor": 0.5}, "only 32 of 64 dimensions"),
+        (
+            {"model_type": "phi", "head_dim": 80, "partial_rotary_factor": 0.33},
+            "26.4 dimensions, rounded down to 26",
+        ),
+        ({"model_type": "phi", "head_dim": 65, "partial_rotary_factor": 0.5}, "head_dim 65 is odd"),
         ({"max_position_embeddings": 2**20}, "float32 angles"),
-        ({"rope_scaling": yarn(truncate=True), "model_type": "gpt_oss"}, "truncate"),
+        ({"rope_scaling": yarn(truncate=True), "model_type": "gpt_oss", "head_dim": 64}, "truncate"),
+        ({"rope_interleave": True}, "rope_interleave says that these weights were converted"),
+        (LLAMA_4, "multiplied by 1 + 0.1 log(1 + floor((n + 1) / 8,192))"),
+        ({"model_type": "phimoe", "rope_scaling": PHIMOE}, "never takes the long ones"),
         ({**PRESETS["deepseek-v3"]}, "scale=0.135234"),
         ({"model_type": "falcon", "alibi": True}, "sqrt(head_dim)"),
         ({**PRESETS["gpt2"]}, "position 1,023"),
@@ -167,6 +183,8 @@ def test_the_scale_of_latent_attention_is_that_of_transformers() -> None:
         ({"rope_scaling": yarn(mscale=1.0, mscale_all_dim=1.0)}, "differently", "mscale"),
         (dict(PRESETS["deepseek-v3"]), "yes", ""),
         (dict(PRESETS["phi-3-mini-128k"]), "differently", "long factors"),
+        ({"rope_interleave": True}, "differently", "rope_interleave"),
+        ({**PRESETS["deepseek-v3"], "rope_interleave": False}, "differently", "rope_interleave"),
         (dict(PRESETS["t5-base"]), "no", "t5"),
         ({**PRESETS["bert-base"], "position_embedding_type": "relative_key"}, "no", "absolute"),
     ],
@@ -176,6 +194,56 @@ def test_vllm_is_judged_by_what_it_reads(change: dict[str, Any], answer: str, wo
     assert verdict.answer == answer
     assert words in " ".join(verdict.reasons)
     assert bool(verdict.reasons) == (answer != "yes")
+
+
+def test_converted_weights_are_explained_in_the_layout_they_were_converted_to() -> None:
+    facts = rotary_of(explain(llama(rope_interleave=True)))
+    assert facts.layout == "interleaved"
+    assert rotary_of(explain(llama(rope_interleave=False))).layout == "half"
+    assert "converted" not in warnings_of(llama(rope_interleave=False))
+    assert "converted" not in warnings_of({**PRESETS["deepseek-v3"], "rope_interleave": False})
+
+
+def test_layers_that_only_let_queries_grow_are_explained() -> None:
+    turning, growing = explain(llama(**LLAMA_4)).layers
+    assert (turning.name, turning.kind) == ("with", "Rotary")
+    assert (growing.name, growing.kind, growing.doors) == ("without", "Tempered", ("rotate",))
+
+
+@pytest.mark.parametrize("longest", [2**31, 10**12, 10**400])
+def test_lengths_without_exact_angles_are_refused(longest: int) -> None:
+    for config in (llama(), dict(PRESETS["bloom-7b1"]), dict(PRESETS["gpt2"])):
+        key = next(key for key in ("max_position_embeddings", "seq_length", "n_positions") if key in config)
+        with refuses(InputError, "expected at most 2147483647"):
+            explain({**config, key: longest})
+
+
+def test_the_last_position_with_an_exact_angle_is_measured() -> None:
+    facts = rotary_of(explain(llama(max_position_embeddings=2**31 - 1)))
+    assert facts.length == 2**31 - 1
+    assert 0.1 < facts.precision.at_longest <= 2
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("gpt2", {"vocab_size": "50257"}),
+        ("gpt2", {"vocab_size": [50257]}),
+        ("gpt2", {"n_embd": "768"}),
+        ("bert-base", {"type_vocab_size": "2"}),
+        ("bert-base", {"type_vocab_size": -1}),
+        ("bloom-7b1", {"seq_length": "2048"}),
+        ("bloom-7b1", {"hidden_size": "4096"}),
+        ("bloom-7b1", {"tie_word_embeddings": "no"}),
+        ("mistral-7b", {"max_position_embeddings": "32768"}),
+        ("mistral-7b", {"original_max_position_embeddings": "32768"}),
+        ("mistral-7b", {"layer_types": 5}),
+        ("deepseek-v3", {"qk_nope_head_dim": "128"}),
+    ],
+)
+def test_a_size_that_is_no_number_is_refused_before_anything_is_printed(name: str, change: dict[str, Any]) -> None:
+    with refuses(InputError, next(iter(change))):
+        explain({**PRESETS[name], **change})
 
 
 def test_an_explanation_needs_a_known_architecture() -> None:
@@ -207,6 +275,7 @@ def test_a_preset_can_be_changed_without_harm() -> None:
         (b"[1]", "a list"),
         (b"", "not JSON"),
         (b"[" * 100_000, "not JSON"),
+        (b'{"hidden_size": ' + b"9" * 5000 + b"}", "not JSON"),
     ],
 )
 def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: bytes, words: str) -> None:

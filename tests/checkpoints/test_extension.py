@@ -10,8 +10,10 @@ import pytest
 import torch
 from transformers import AutoConfig, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
 
 from locant import InputError, Positions, RangeError, Rotary
+from locant.checkpoints import layer_types
 from locant.checkpoints.extension import METHODS, extend
 from locant.checkpoints.presets import PRESETS
 from locant.positions.scaling import DynamicNTK, Linear, Llama3, LongRoPE, Unscaled, YaRN
@@ -169,12 +171,68 @@ def test_a_configuration_object_is_taken_and_left_alone() -> None:
     assert LlamaConfig(**extended).rope_parameters["rope_type"] == "yarn"
 
 
+OLMO_3 = llama(model_type="olmo3", rope_theta=500_000.0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "config",
+    [
+        OLMO_3,
+        llama(model_type="modernbert", global_rope_theta=160_000.0, local_rope_theta=10_000.0),
+        llama(
+            model_type="modernbert", global_rope_theta=160_000.0, local_rope_theta=10_000.0,
+            rope_scaling={"rope_type": "default"},
+        ),
+        llama(model_type="gpt_oss", head_dim=64, rope_scaling={"rope_type": "default"}),
+        llama(model_type="apertus", rope_scaling={"rope_type": "default"}),
+        llama(rope_interleave=True),
+    ],
+)  # fmt: skip
+def test_what_is_written_says_to_transformers_what_it_says_here(config: dict[str, Any], method: str) -> None:
+    """For whichever layers, those that see a window as they were."""
+    if (config["model_type"], method) == ("olmo3", "ntk"):
+        pytest.skip("refused: one base for all layers")
+    if config["model_type"] == "modernbert":
+        config = {key: value for key, value in config.items() if key != "rope_theta"}
+    extended = extend(config, to=TO, method=method).config
+    theirs = AutoConfig.for_model(**copy.deepcopy(extended))
+    kinds = layer_types(config)
+    for kind in kinds or (None,):
+        layout = "interleaved" if "rope_interleave" in config else None
+        before, after, read = (
+            Rotary.from_config(one, layer_type=kind, layout=layout) for one in (config, extended, theirs)
+        )
+        assert (after.base, after.scaling) == (read.base, read.scaling)
+        stays = kind == "sliding_attention"
+        assert ((after.base, after.scaling) == (before.base, before.scaling)) == stays
+
+
+def test_the_weights_of_phi_3_5_moe_are_written() -> None:
+    config = llama(model_type="phimoe")
+    extended = extend(config, to=TO, method="longrope").config
+    magnitude = math.sqrt(1 + math.log(4) / math.log(TRAINED))
+    assert extended["rope_scaling"]["short_mscale"] == extended["rope_scaling"]["long_mscale"] == magnitude
+    theirs = PhimoeRotaryEmbedding(AutoConfig.for_model(**copy.deepcopy(extended)))
+    cos, _ = theirs(torch.zeros(1, 1, 1), torch.arange(TRAINED)[None])
+    ours, _ = Rotary.from_config(extended, angles="float32").cos_sin(Positions.arange(TRAINED))
+    assert torch.equal(cos[..., :32], ours)
+
+
 @pytest.mark.parametrize(
     ("config", "to", "method", "kind", "words"),
     [
         (llama(), TRAINED, "yarn", RangeError, ["4096"]),
         (llama(), 100, "yarn", RangeError, ["100", "4096"]),
-        (llama(), 2**31, "yarn", RangeError, ["2147483648"]),
+        (llama(), 2**31, "yarn", RangeError, ["2147483648", "at most 2147483647"]),
+        (llama(), 2**40, "yarn", RangeError, ["1099511627776", "at most 2147483647"]),
+        (llama(head_dim=2), TO, "ntk", RangeError, ["2 dimensions"]),
+        (llama(rope_theta=1.0), TO, "yarn", RangeError, ["base"]),
+        (llama(sliding_window="4096"), TO, "yarn", InputError, ["sliding_window='4096'"]),
+        (llama(model_type="cohere2", sliding_window=None), TO, "yarn", InputError, ["no layer"]),
+        (llama(model_type="smollm3", no_rope_layers=[0, 0]), TO, "yarn", InputError, ["no layer"]),
+        (llama(model_type="gpt_oss", head_dim=64), TO, "ntk", InputError, ["gpt_oss", "'rope_type': 'default'"]),
+        (OLMO_3, TO, "ntk", InputError, ["one base for all layers"]),
         (llama(), TO, "magic", InputError, ["magic", "yarn"]),
         (dict(PRESETS["llama-3.1-8b"]), 10**6, "yarn", InputError, ["Llama3", "already"]),
         (dict(PRESETS["gpt2"]), TO, "yarn", InputError, ["gpt2", "rotary"]),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from locant import InputError, Positions, Rotary, ShapeError
 from locant.checkpoints import convert_layout
-from locant.positions.rope_dialects import DIALECTS
+from locant.positions.rope_config.dialects import DIALECTS
 from tests.checkpoints.turned_otherwise import (
     MODELS,
     SIZES,
@@ -91,7 +91,7 @@ def test_scores_are_equal_in_both_layouts(heads: int, group: int, pairs: int, re
     start = data.draw(st.sampled_from([0, 65_530, 2**31 - 12]))
     config = {
         "model_type": "phi", "hidden_size": hidden, "num_attention_heads": heads * group, "num_key_value_heads": heads,
-        "head_dim": head_dim, "rotary_dim": 2 * pairs,
+        "head_dim": head_dim, "partial_rotary_factor": min(1.0, (2 * pairs + 0.5) / head_dim),
     }  # fmt: skip
     weights = {
         f"{Q}.weight": torch.randn(heads * group * head_dim, hidden, dtype=torch.float64),
@@ -345,8 +345,15 @@ def test_rows_that_do_not_fit_the_configuration_are_refused(
         ({"alibi": True, "model_type": "falcon"}, ("alibi",)),
         ({"model_type": "falcon"}, ("multi_query",)),
         ({"model_type": "phi"}, ("partial_rotary_factor",)),
-        ({"model_type": "phi", "rotary_dim": 3}, ("3 rotary dimensions",)),
-        ({"model_type": "phi", "rotary_dim": 8}, ("8 rotary dimensions", "head of 6")),
+        ({"model_type": "phi", "partial_rotary_factor": 0.5}, ("3 rotary dimensions",)),
+        ({"model_type": "phi", "partial_rotary_factor": 1.5}, ("1.5", "at most 1")),
+        ({"model_type": "llama", "partial_rotary_factor": 0.5}, ("0.5", "the whole head")),
+        ({"model_type": "qwen3", "head_dim": None}, ("qwen3", "head_dim")),
+        ({"model_type": ["llama"]}, ("model_type=['llama']",)),
+        ({"layer_types": 5}, ("layer_types=5",)),
+        ({"per_layer_config": []}, ("per_layer_config=[]",)),
+        ({"per_layer_config": {"0": 5}}, ("per_layer_config",)),
+        ({"per_layer_config": {"first": {}}}, ("per_layer_config", "first")),
         ({"rope_interleave": "yes"}, ("rope_interleave='yes'",)),
         ({"num_key_value_heads": 3}, ("4 heads of queries for 3",)),
         ({"num_attention_heads": None}, ("num_attention_heads",)),

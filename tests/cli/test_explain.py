@@ -85,6 +85,18 @@ def test_what_cannot_be_explained_is_one_line(complains: Complains, words: tuple
     assert said in complains("explain", *words)
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
+LONGROPE = {
+    "rope_type": "longrope", "short_factor": [1.0] * 64, "long_factor": [2.0] * 64, "factor": 4.0,
+    "original_max_position_embeddings": 1,
+}  # fmt: skip
+GEMMA_4 = {
+    "model_type": "gemma4_text", "head_dim": 64, "rope_theta": None, "rope_scaling": None,
+    "rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}},
+    "per_layer_config": {"0": {"head_dim": 128}},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -92,6 +104,20 @@ def test_what_cannot_be_explained_is_one_line(complains: Complains, words: tuple
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0}}, "original_max_position_embeddings"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "alpha": 3}}, "'alpha'"),
         ({"model_type": "mamba"}, "mamba"),
+        ({"model_type": ["llama"]}, "model_type=['llama']"),
+        ({"vocab_size": "128256"}, "vocab_size='128256'"),
+        ({"layer_types": 5}, "layer_types=5"),
+        ({"max_position_embeddings": 10**12}, "max_position_embeddings=1000000000000, expected at most 2147483647"),
+        ({"max_position_embeddings": 2**31}, "expected at most 2147483647"),
+        ({"hidden_size": 10**12}, "hidden_size=1000000000000"),
+        ({"head_dim": 2**31 - 2}, "for head_dim, expected at most 262144"),
+        ({"rope_theta": 1.0, "rope_scaling": YARN}, "got 1 for base"),
+        ({"rope_theta": -1.0, "rope_scaling": YARN}, "for base"),
+        ({"rope_theta": float("nan")}, "rope_theta=nan"),
+        ({"partial_rotary_factor": 1e308}, "partial_rotary_factor"),
+        ({"rope_scaling": LONGROPE}, "original_max_seq_len"),
+        (GEMMA_4, "layer_types"),
+        ({**GEMMA_4, "per_layer_config": []}, "per_layer_config=[]"),
     ],
 )
 def test_a_configuration_that_is_not_understood_is_one_line(
@@ -99,3 +125,18 @@ def test_a_configuration_that_is_not_understood_is_one_line(
 ) -> None:
     (folder / "config.json").write_text(json.dumps({**PRESETS["llama-3.1-8b"], **change}))
     assert said in complains("explain", "config.json")
+
+
+def test_a_number_of_thousands_of_digits_is_one_line(complains: Complains, folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "llama", "hidden_size": ' + "9" * 5000 + "}")
+    assert "is not JSON that can be read" in complains("explain", "config.json")
+
+
+def test_a_configuration_that_convert_wrote_is_explained(run: Run, folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({**PRESETS["llama-3.1-8b"], "rope_interleave": True}))
+    said = " ".join(run("explain", "config.json").stdout.split())
+    for words in (
+        "interleaved: dimension 2i turns with 2i + 1", "these weights were converted",
+        "vLLM yes, but not as the configuration says; its llama pairs dimensions as half",
+    ):  # fmt: skip
+        assert words in said

@@ -69,6 +69,7 @@ def test_the_configuration_itself_is_not_overwritten(complains: Complains, folde
     ("words", "said"),
     [
         (("mistral-7b", "--to", 1000), "expected more; try: --to 131072"),
+        (("mistral-7b", "--to", 2**40), "got 1099511627776 for the new length, expected at most 2147483647"),
         (("llama-3.1-8b", "--to", 10**6), "stretches already"),
         (("gpt2", "--to", 4096), "without rotary positions"),
         (("bloom-7b1", "--to", 4096), "without rotary positions"),

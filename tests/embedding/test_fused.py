@@ -256,7 +256,7 @@ def test_a_graph_that_leaves_the_package_has_no_operation_of_ours() -> None:
 
 
 def test_an_unknown_backend_is_refused() -> None:
-    with refuses(LocantError, "backend='fast'", "'auto', 'fused' or 'plain'"):
+    with refuses(LocantError, "got 'fast' for backend", "'auto', 'fused' or 'plain'"):
         InputEmbedding(VOCAB, WIDTH, backend="fast")  # type: ignore[arg-type]
 
 
@@ -302,8 +302,8 @@ def test_mistakes_are_told_in_the_same_words(kind: type[LocantError], arguments:
 
 def test_an_error_that_comes_late() -> None:
     late, ids = LateErrors(), torch.tensor([[3, 4], [99, 98]])
-    token = Asked(ids=ids, what="id", layer="TokenEmbedding", limit="vocab_size=29")
-    where = Asked(ids=torch.tensor([[7, 8]]), what="position", layer="Learned", limit="max_seq_len=8")
+    token = Asked(ids=ids, what="id", layer="TokenEmbedding", limit="vocab_size=29", num_rows=29)
+    where = Asked(ids=torch.tensor([[7, 8]]), what="position", layer="Learned", limit="max_seq_len=8", num_rows=8)
     late.watch(torch.tensor([NO_FAULT, NO_FAULT, NO_FAULT]), [token, where, None])
     late.raise_arrived()
     late.watch(torch.tensor([2, NO_FAULT, NO_FAULT]), [token, where, None])
@@ -317,9 +317,39 @@ def test_an_error_that_comes_late() -> None:
     late.raise_all()
 
 
+@pytest.mark.parametrize(
+    "refill",
+    [
+        lambda ids: ids.copy_(torch.tensor([[4, 3]])),
+        lambda ids: ids.copy_(torch.tensor([[4, 77]])),
+        lambda ids: ids.data.copy_(torch.tensor([[4, 3]])),
+    ],
+)
+def test_an_error_that_comes_late_names_no_id_of_a_later_batch(refill: Callable[[Tensor], object]) -> None:
+    """Ids of one batch after another are copied into the same memory, as for CUDA graphs."""
+    late, ids = LateErrors(), torch.tensor([[0, 99]])
+    late.watch(
+        torch.tensor([1]), [Asked(ids=ids, what="id", layer="TokenEmbedding", limit="vocab_size=29", num_rows=29)]
+    )
+    refill(ids)
+    with refuses(RangeError, "a bad id at (0, 1) in an earlier call", "TokenEmbedding has vocab_size=29"):
+        late.raise_all()
+
+
+def test_an_error_that_comes_late_for_ids_of_inference_mode() -> None:
+    """Nobody counts what is written into those."""
+    with torch.inference_mode():
+        late, ids = LateErrors(), torch.tensor([[0, 99]])
+        late.watch(
+            torch.tensor([1]), [Asked(ids=ids, what="id", layer="TokenEmbedding", limit="vocab_size=29", num_rows=29)]
+        )
+        with refuses(RangeError, "a bad id at (0, 1)"):
+            late.raise_all()
+
+
 def test_nothing_is_raised_before_it_is_known() -> None:
     late = LateErrors()
-    asked = Asked(ids=torch.tensor([[99]]), what="id", layer="TokenEmbedding", limit="vocab_size=29")
+    asked = Asked(ids=torch.tensor([[99]]), what="id", layer="TokenEmbedding", limit="vocab_size=29", num_rows=29)
     late.watch(torch.tensor([0]), [asked])
     event = mock.Mock()
     event.query.return_value = False
@@ -353,6 +383,24 @@ def test_compiled_code_raises_as_well() -> None:
     with pytest.raises(RangeError, match="token id 29"):
         compiled(torch.tensor([[0, VOCAB, 1]]))
     assert torch.equal(compiled(good), fused(good))
+
+
+@compiles
+@pytest.mark.parametrize("backend", ["fused", "plain"])
+def test_compiled_code_takes_no_row_before_the_offset_for_a_position(backend: Any) -> None:
+    """In a graph nobody knows the positions beforehand; -1 would read the second of the rows that are no places."""
+    fused, plain = pair(encoding=Learned(9, WIDTH, offset=2))
+    embedding, ids = fused if backend == "fused" else plain, torch.zeros(1, 3, dtype=torch.long)
+
+    def use(index: Tensor) -> Tensor:
+        return embedding(ids, Positions(index))
+
+    compiled = torch.compile(use, fullgraph=True, backend="aot_eager")
+    good = torch.tensor([[0, 8, 1]])
+    assert torch.equal(compiled(good), use(good))
+    for bad in (-1, -2, -3, 9):
+        with pytest.raises((RangeError, IndexError), match=r"position id|out of range"):
+            compiled(torch.tensor([[0, bad, 1]]))
 
 
 def test_the_parts_work_alone_as_before() -> None:

@@ -304,14 +304,14 @@ def test_an_encoding_of_another_width_is_refused() -> None:
 
 @pytest.mark.parametrize("dropout", [-0.1, 1.0, 2.0])
 def test_a_dropout_that_is_no_probability_is_refused(dropout: float) -> None:
-    with refuses(RangeError, f"dropout={dropout}"):
+    with refuses(RangeError, f"got {dropout} for dropout"):
         InputEmbedding(11, 6, dropout=dropout)
 
 
 def test_an_unknown_norm_or_encoding_is_refused() -> None:
-    with refuses(LocantError, "norm='rms'", "'layer_norm'"):
+    with refuses(LocantError, "got 'rms' for norm", "'layer_norm'"):
         InputEmbedding(11, 6, norm="rms")
     with refuses(LocantError, "str", "PositionEncoding"):
         InputEmbedding(11, 6, encoding="sinusoidal")
-    with refuses(RangeError, "scale='double'"):
+    with refuses(LocantError, "got 'double' for scale"):
         InputEmbedding(11, 6, scale="double")

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import GemmaConfig
 from transformers.models.gemma.modeling_gemma import GemmaModel
 
-from locant import RangeError, SegmentEmbedding, ShapeError, TokenEmbedding
+from locant import LocantError, RangeError, SegmentEmbedding, ShapeError, TokenEmbedding
 from locant.embedding import table_sizes
 from tests.refusal import refuses
 from tests.tolerances import assert_close
@@ -120,7 +120,7 @@ def test_rows_begin_with_length_one_and_scaled_entries_with_variance_one() -> No
 
 @pytest.mark.parametrize("scale", ["sqrt", "", "sqrt_d", "2.0"])
 def test_an_unknown_scale_is_refused(scale: str) -> None:
-    with refuses(RangeError, f"scale={scale!r}", "'sqrt_d_model'", "'sqrt_d_model_rounded'"):
+    with refuses(LocantError, f"got {scale!r} for scale", "'sqrt_d_model'", "'sqrt_d_model_rounded'"):
         TokenEmbedding(11, 7, scale=scale)
 
 
@@ -162,7 +162,7 @@ def test_the_padding_row_survives_resizing_resetting_and_loading() -> None:
 
 @pytest.mark.parametrize("padding_idx", [11, -12])
 def test_a_padding_row_outside_the_table_is_refused(padding_idx: int) -> None:
-    with refuses(RangeError, f"padding_idx={padding_idx}", "11"):
+    with refuses(RangeError, f"got {padding_idx} for padding_idx", "11"):
         TokenEmbedding(11, 7, padding_idx=padding_idx)
 
 
@@ -208,7 +208,7 @@ def test_resizing_keeps_a_frozen_table_frozen_and_a_meta_table_on_meta() -> None
 def test_a_table_never_shrinks(vocab_size: int) -> None:
     embedding = TokenEmbedding(11, 7)
     before = embedding.weight.detach().clone()
-    with refuses(RangeError, f"vocab_size={vocab_size}", "11 rows"):
+    with refuses(RangeError, f"got {vocab_size} for vocab_size", "11 or more", "never dropped"):
         embedding.resize(vocab_size)
     assert torch.equal(embedding.weight, before)
 
@@ -288,9 +288,10 @@ def test_ids_on_another_device_are_refused() -> None:
 
 @pytest.mark.parametrize("sizes", [(0, 7), (11, 0), (-1, 7)])
 def test_sizes_below_one_are_refused(sizes: tuple[int, int]) -> None:
-    with refuses(RangeError, f"vocab_size={sizes[0]}", f"d_model={sizes[1]}"):
+    rows, (number,) = sizes[0], [size for size in sizes if size < 1]
+    with refuses(RangeError, f"got {number} for {'vocab_size' if rows < 1 else 'd_model'}"):
         TokenEmbedding(*sizes)
-    with refuses(RangeError, f"num_segments={sizes[0]}", f"d_model={sizes[1]}"):
+    with refuses(RangeError, f"got {number} for {'num_segments' if rows < 1 else 'd_model'}"):
         SegmentEmbedding(*sizes)
 
 

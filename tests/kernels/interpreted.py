@@ -38,7 +38,22 @@ def interpreted(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     with mock.patch.dict(os.environ, TRITON_INTERPRET="1"):
         spec.loader.exec_module(module)
+    _count_in_tensors()
     return module
+
+
+@functools.cache
+def _count_in_tensors() -> None:
+    """A number is an array of one element, which NumPy 2.4 refuses as an index; Triton 3.5 has not heard of that."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_and_squeeze(tensor: Any, *scope: Any) -> None:
+        patch(tensor, *scope)
+        tensor.__index__ = lambda self: self.handle.data.item()
+
+    interpreter._patch_lang_tensor = patch_and_squeeze
 
 
 @dataclass(frozen=True)

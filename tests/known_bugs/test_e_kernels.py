@@ -34,7 +34,7 @@ def turning(place: Place, layout: str = "half") -> Turn:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         index = torch.full((1, x.shape[2]), 3, device=x.device)
         of = tables(x.shape[3] // 4 * 2, place.device)
-        module.rotate_(x, None, index, of, layout, 2 * of.pairs, out, None, False)
+        module.rotate_(x, None, index, of, layout, 2 * of.pairs(), out, None, False)
         return out
 
     return turn

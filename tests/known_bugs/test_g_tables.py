@@ -185,9 +185,9 @@ def test_82_a_resize_keeps_every_byte_of_every_old_row(padding_idx: int | None, 
             kept = table.weight.detach()[:before].contiguous().view(torch.uint8)
             assert torch.equal(kept, old), f"{before} to {after} rows: old rows are others"
             fresh = table.weight[before:]
-            assert (fresh != 0).all(1).all(), f"{before} to {after} rows: a new row is zeros"
+            assert (fresh != 0).any(1).all(), f"{before} to {after} rows: a new row is zeros"
             assert table.logits(torch.ones(2, 6, dtype=dtype)).shape == (2, after)
-            with pytest.raises(RangeError, match=f"already has {after} rows"):
+            with pytest.raises(RangeError, match=f"of {after} or more"):
                 table.resize(after - 1)
 
     exhibit(check, TokenEmbedding, twin=Initialises, because="1 to 2 rows: old rows are others")
@@ -199,7 +199,11 @@ def test_82_a_table_is_never_cut() -> None:
     def check(build: Tables) -> None:
         table = build(64, 4)  # padded from 50
         old = table.weight.detach().clone()
-        with pytest.raises(RangeError, match="already has 64 rows") if build is TokenEmbedding else no_error():
+        with (
+            pytest.raises(RangeError, match="expected an integer of 64 or more")
+            if build is TokenEmbedding
+            else no_error()
+        ):
             table.resize(50)
         assert table.vocab_size == 64, f"the table has {table.vocab_size} rows left"
         assert torch.equal(table.weight, old)

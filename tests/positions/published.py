@@ -66,6 +66,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "stablelm-2-1_6b": {
         **_llama(2048, 32, 10000, 4096), "model_type": "stablelm", "partial_rotary_factor": 0.25,
     },
+    "Llama-4-Scout-17B-16E": {
+        **_llama(5120, 40, 500000.0, 10485760, head_dim=128), "model_type": "llama4_text",
+        "rope_scaling": {**_llama3(16.0), "low_freq_factor": 1.0, "high_freq_factor": 1.0},
+    },
     "c4ai-command-r": {**_llama(8192, 64, 8000000.0, 131072), "model_type": "cohere"},
     "glm-4-9b": {
         **_llama(4096, 32, 10000.0, 131072, head_dim=128), "model_type": "glm", "partial_rotary_factor": 0.5,

@@ -100,7 +100,7 @@ def test_alibi_has_no_parameters() -> None:
 
 @pytest.mark.parametrize("num_heads", [0, -1])
 def test_no_heads_are_refused(num_heads: int) -> None:
-    with refuses(RangeError, f"num_heads={num_heads}"):
+    with refuses(RangeError, f"got {num_heads} for num_heads"):
         ALiBi(num_heads)
 
 

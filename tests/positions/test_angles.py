@@ -317,7 +317,7 @@ def test_an_unknown_angle_mode_is_refused() -> None:
 
 @pytest.mark.parametrize("base", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_base_that_is_no_positive_number_is_refused(base: float) -> None:
-    with refuses(RangeError, "base="):
+    with refuses(RangeError, f"got {base} for base"):
         Rotary(8, base)
-    with refuses(RangeError, "base="):
+    with refuses(RangeError, f"got {base} for base"):
         Sinusoidal(8, base=base)

@@ -141,9 +141,9 @@ def test_embeddings_begin_as_zeros_and_learn() -> None:
 
 
 def test_mistakes_are_named() -> None:
-    for wrong in ({"head_dim": 0}, {"head_dim": 4, "max_positions": 0}):
-        with refuses(RangeError, "head_dim=", "max_positions="):
-            Cope(**wrong)
+    for name in ("head_dim", "max_positions"):
+        with refuses(RangeError, f"got 0 for {name}"):
+            Cope(**{"head_dim": 4, name: 0})
     q = torch.zeros(1, 2, 3, 4)
     with refuses(ShapeError, "head_dim=5", "q of shape"):
         Cope(5).bias(q, q, Positions.arange(3))

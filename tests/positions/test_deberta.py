@@ -193,11 +193,13 @@ def test_ranks_hold_slices_of_one_model() -> None:
 
 
 def test_mistakes_are_named() -> None:
-    for wrong in ({"num_buckets": 3}, {"num_buckets": 8, "max_distance": 5}, {"num_buckets": None, "max_distance": 0}):
-        with refuses(RangeError, "num_buckets=", "max_distance="):
-            Deberta(2, 4, **wrong)
+    with refuses(RangeError, "got 3 for num_buckets"):
+        Deberta(2, 4, num_buckets=3)
+    for num_buckets, max_distance in ((8, 5), (None, 0)):
+        with refuses(RangeError, f"got {max_distance} for max_distance", f"num_buckets={num_buckets}"):
+            Deberta(2, 4, num_buckets=num_buckets, max_distance=max_distance)
     for terms in ((), ("p2p",), ("c2p", "c2p")):
-        with refuses(LocantError, "terms=", "'p2c'"):
+        with refuses(LocantError, "for terms", "'p2c'"):
             Deberta(2, 4, terms=terms)  # type: ignore[arg-type]
     q = torch.zeros(1, 2, 3, 4)
     with refuses(ShapeError, "Deberta(num_heads=3)"):

@@ -34,7 +34,7 @@ def test_values_and_gradients_are_those_of_the_mlp(hidden: int) -> None:
     queries, keys = [0, 1, 4, 11, 30], [0, 3, 10, 29, 50]
 
     def oracle(c, multiple, w1, b1, w2, b2):  # type: ignore[no-untyped-def]
-        return fire(queries, keys, c, multiple * 9.0, w1, b1, w2, b2)
+        return fire(queries, keys, c[0], multiple[0] * 9.0, w1, b1, w2, b2)
 
     claims.agrees_with_oracle(
         encoding, oracle, parameters(encoding), *zeros(HEADS, 5, 5), queries, keys, contextual=False
@@ -49,7 +49,7 @@ def test_hidden_units_that_never_or_always_fire_are_right() -> None:
         encoding.hidden.weight[:, 0] = torch.tensor([0.0, 0.0, -1.0, 2.0])
         encoding.hidden.bias[:] = torch.tensor([0.7, -0.7, 0.4, -0.6])
     values = {name: p.detach().double().numpy() for name, p in parameters(encoding).items()}
-    truth = fire(range(12), range(12), values["c"], values.pop("multiple") * 3.0,
+    truth = fire(range(12), range(12), values["c"][0], values.pop("multiple")[0] * 3.0,
                  *(values[name] for name in ("w1", "b1", "w2", "b2")))  # fmt: skip
     bias = encoding.bias(*zeros(2, 12, 12), Positions.arange(12)).detach()
     torch.testing.assert_close(bias[0].double(), torch.from_numpy(truth), rtol=1e-5, atol=1e-6)
@@ -58,6 +58,29 @@ def test_hidden_units_that_never_or_always_fire_are_right() -> None:
         encoding.hidden.bias.fill_(-1.0)
     dead = encoding.bias(*zeros(2, 12, 12), Positions.arange(12))[0]
     assert torch.equal(dead, encoding.output.bias[:, None, None].expand_as(dead))
+
+
+def test_a_hidden_unit_at_its_kink_learns_as_in_the_mlp() -> None:
+    """At 0 the derivative of torch's ReLU is 0, and so is ours for a unit whose weight and bias are."""
+    encoding = claims.shaken(Fire(2, hidden=3, threshold=4.0))
+    assert isinstance(encoding, Fire)
+    with torch.no_grad():
+        encoding.hidden.weight[:, 0] = torch.tensor([1.0, 0.0, -2.0])
+        encoding.hidden.bias[:] = torch.tensor([0.5, 0.0, 1.0])
+    cotangent = torch.randn(1, 2, 6, 6)
+    learned = (encoding.hidden.weight, encoding.hidden.bias)
+    ours = torch.autograd.grad(encoding.bias(*zeros(2, 6, 6), Positions.arange(6)), learned, cotangent)
+    place = torch.arange(6.0)
+    reach = (encoding.threshold_multiple.detach() * 4.0).abs().maximum(torch.maximum(place[:, None], place))
+    c = encoding.c.detach().abs()
+    ratio = torch.log1p(c * (place[:, None] - place).abs()) / (torch.log1p(c * reach) + 1e-6)
+    mlp = encoding.output(torch.relu(encoding.hidden(ratio[..., None]))).permute(2, 0, 1)[None]
+    theirs = torch.autograd.grad(mlp, learned, cotangent)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
+        assert torch.equal(mine[1], torch.zeros_like(mine[1]))
+        assert other[0] != 0
+        assert other[2] != 0
 
 
 def test_a_causal_pair_is_that_of_the_paper_whatever_else_is_asked() -> None:
@@ -133,7 +156,8 @@ def test_it_starts_as_the_authors_start_it() -> None:
 
 def test_mistakes_are_named() -> None:
     for wrong in ({"hidden": 0}, {"c": 0.0}, {"threshold": -1.0}, {"c": float("nan")}):
-        with refuses(RangeError, "hidden=", "c=", "threshold="):
+        name, number = next(iter(wrong.items()))
+        with refuses(RangeError, f"got {number} for {name}"):
             Fire(2, **wrong)  # type: ignore[arg-type]
     with refuses(ShapeError, "Fire(num_heads=3)"):
         Fire(3).bias(*zeros(2, 4, 4), Positions.arange(4))

@@ -124,7 +124,7 @@ def test_attention_uses_it() -> None:
 def test_mistakes_are_named() -> None:
     with refuses(LocantError, "'lag'", "'log'"):
         Kerple(2, "lag")  # type: ignore[arg-type]
-    with refuses(RangeError, "num_heads=0"):
+    with refuses(RangeError, "got 0 for num_heads"):
         Kerple(0)
     with refuses(ShapeError, "Kerple(num_heads=3)", "(1, 2, 4, 4)"):
         Kerple(3).bias(*zeros(2, 4, 4), Positions.arange(4))

@@ -100,12 +100,13 @@ def test_padding_of_any_width_has_a_row() -> None:
 
 @pytest.mark.parametrize("sizes", [(0, 3), (3, 0), (-1, 3)])
 def test_sizes_below_one_are_refused(sizes: tuple[int, int]) -> None:
-    with refuses(RangeError, f"max_seq_len={sizes[0]}", f"d_model={sizes[1]}"):
+    name, number = ("max_seq_len", sizes[0]) if sizes[0] < 1 else ("d_model", sizes[1])
+    with refuses(RangeError, f"got {number} for {name}"):
         Learned(*sizes)
 
 
 def test_a_negative_offset_is_refused() -> None:
-    with refuses(RangeError, "offset=-2"):
+    with refuses(RangeError, "got -2 for offset"):
         Learned(3, 3, offset=-2)
 
 

@@ -87,7 +87,7 @@ def test_the_same_size_changes_nothing_and_a_smaller_one_is_refused() -> None:
     learned.resize(4, method="interpolate")
     assert learned.weight is parameter
     for size in (3, 0, -1):
-        with refuses(RangeError, f"max_seq_len={size}", "4 positions", "never dropped"):
+        with refuses(RangeError, f"got {size} for max_seq_len", "4 or more", "never dropped"):
             learned.resize(size)
     with refuses(LocantError, "'stretch'", "'interpolate'"):
         learned.resize(8, method="stretch")  # type: ignore[arg-type]

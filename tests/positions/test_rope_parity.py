@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ MODULES = {
     "gpt_neox": "GPTNeoXRotaryEmbedding",
     "gpt_oss": "GptOssRotaryEmbedding",
     "llama": "LlamaRotaryEmbedding",
+    "llama4_text": "Llama4TextRotaryEmbedding",
     "mistral": "MistralRotaryEmbedding",
     "mixtral": "MixtralRotaryEmbedding",
     "phi": "PhiRotaryEmbedding",
@@ -91,7 +93,10 @@ def lengths_of(name: str) -> list[int]:
     return sorted({trained, longest})
 
 
-ELSEWHERE = ("gptj", "deepseek_v2")
+POLAR = ("deepseek_v2", "llama4_text")
+"""Their cosines come out of `torch.polar`, which rounds the last bit in its own way; the frequencies are the same."""
+
+ELSEWHERE = ("gptj", *POLAR)
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if PUBLISHED[name]["model_type"] not in ELSEWHERE])
@@ -110,9 +115,9 @@ def test_gpt_j_turns_as_in_transformers_bit_for_bit() -> None:
     assert torch.equal(cos[0], theirs[:, 32:])
 
 
-def test_deepseek_v2_turns_as_in_transformers() -> None:
-    # Its cosines come out of `torch.polar`, which rounds the last bit in its own way; the frequencies are the same.
-    config = as_object(PUBLISHED["DeepSeek-V2-Lite"])
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if PUBLISHED[name]["model_type"] in POLAR])
+def test_models_with_complex_angles_turn_as_in_transformers_up_to_the_last_bit(name: str) -> None:
+    config = as_object(PUBLISHED[name])
     rotary = Rotary.from_config(config, angles="float32")
     assert torch.equal(rotary.scaling.rounded(rotary.rotary_dim, rotary.base), reference(config).inv_freq)
     index = around(163840)
@@ -183,14 +188,28 @@ def test_every_rope_type_turns_as_in_transformers_bit_for_bit(name: str, base: f
         assert_same_bits(config, around(length))
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.375, 0.25])
 @pytest.mark.parametrize("name", ["default", "linear", "dynamic", "yarn", "llama3"])
-def test_partial_rotation_scales_as_in_transformers(name: str, share: float) -> None:
+@pytest.mark.parametrize("model_type", ["gpt_neox", "phi"])
+def test_partial_rotation_scales_as_in_transformers(model_type: str, name: str, share: float) -> None:
     # Exponents and the ramp count rotated dimensions, not those of the head.
-    config = llama({**ROPE_TYPES[name], "rope_theta": 10_000.0, "partial_rotary_factor": share})
-    if name == "default":  # the Llama module turns the whole head whatever is said; NeoX does as it is told
-        config = AutoConfig.for_model("gpt_neox", hidden_size=512, num_attention_heads=8, rotary_pct=share)
+    rope = {**ROPE_TYPES[name], "rope_theta": 10_000.0, "partial_rotary_factor": share}
+    sizes = {"hidden_size": 512, "num_attention_heads": 8, "max_position_embeddings": 8192}
+    config = AutoConfig.for_model(model_type, **sizes, rope_parameters=rope)
+    assert Rotary.from_config(config).rotary_dim == int(64 * share)
+    assert reference(config).inv_freq.shape == (int(64 * share) // 2,)
     assert_same_bits(config, around(2048))
+
+
+def test_equal_factors_of_llama_3_are_a_step_as_in_transformers() -> None:
+    step = {**ROPE_TYPES["llama3"], "low_freq_factor": 2.0, "high_freq_factor": 2.0, "rope_theta": 10_000.0}
+    config = llama(step)
+    assert_same_bits(config, around(8192))
+    waves = [2 * math.pi * 10_000 ** (2 * pair / 64) for pair in range(32)]
+    expected = [wave * (8.0 if wave > 2048 / 2.0 else 1.0) for wave in waves]
+    exact = [2 * math.pi / float(frequency) for frequency in Rotary.from_config(config).angles.frequencies]
+    assert exact == pytest.approx(expected, rel=1e-12)
+    assert {round(mine / wave) for mine, wave in zip(exact, waves, strict=True)} == {1, 8}
 
 
 @pytest.mark.parametrize("past", [0, 1, 2, 1000])

@@ -14,7 +14,9 @@ from transformers.models.llama import modeling_llama
 from transformers.models.phi import modeling_phi
 
 from locant import LocantError, Positions, RangeError, Rotary, ShapeError
+from locant.positions.scaling import DynamicNTK
 from tests import oracles
+from tests.known_bugs.exhibit import compiles
 from tests.refusal import refuses
 from tests.tolerances import assert_close
 
@@ -131,6 +133,66 @@ def test_in_place_writes_the_same_bits_into_the_memory_of_q_and_k(layout: str, d
         assert torch.equal(given_tensor, wanted)
 
 
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=compiles)])
+def test_in_place_one_tensor_is_turned_once_also_at_positions_of_its_own(compiled: bool) -> None:
+    rotary, x = Rotary(8), torch.randn(1, 4, 5, 8)
+    here = Positions.arange(5)
+    expected = rotary.rotate(x, x, here)[0]
+
+    def use(q: Tensor, k: Tensor, keys: Positions) -> tuple[Tensor, Tensor]:
+        return rotary.rotate(q, k, here, keys, inplace=True)
+
+    use = torch.compile(use, backend="aot_eager") if compiled else use
+    for keys in (here, Positions.arange(5)):
+        for view in (lambda x: x, lambda x: x.view(x.shape)):
+            whole = x.clone()
+            for out in (*use(whole, view(whole), keys), whole):
+                assert torch.equal(out, expected)
+    if not compiled:
+        with refuses(ShapeError, "two sets of positions", "clone"):
+            use(whole, whole, Positions.after(1, 5))
+        assert torch.equal(whole, expected)
+
+
+def test_in_place_nothing_is_written_where_the_keys_are_refused() -> None:
+    rotary, here = Rotary(8), Positions.arange(5)
+    stretched = Rotary(8, scaling=DynamicNTK(factor=4.0, original_max_seq_len=8))
+    with torch.inference_mode():
+        made_elsewhere = torch.randn(1, 2, 5, 8)
+        narrow = made_elsewhere.bfloat16()
+    q = torch.randn(1, 4, 5, 8)
+    before = q.clone()
+    refused = [
+        (rotary, torch.randn(1, 1, 5, 8).bfloat16().expand(1, 2, 5, 8), None),
+        (rotary, torch.randn(1, 1, 5, 8).expand(1, 2, 5, 8), Positions.arange(5)),
+        (rotary, made_elsewhere, None),
+        (rotary, narrow, None),
+        (rotary, q.view(torch.bfloat16)[..., :8], None),
+        (stretched, torch.randn(1, 2, 16, 8), Positions.arange(16)),
+        (rotary, torch.randn(1, 2, 5, 8).bfloat16().requires_grad_(), None),
+    ]
+    for encoding, k, keys in refused:
+        with pytest.raises(LocantError, match="try: "):
+            encoding.rotate(q, k, here, keys, inplace=True)
+        assert torch.equal(q, before)
+
+
+def test_queries_and_keys_of_different_batches_are_refused() -> None:
+    rotary, here = Rotary(8), Positions.arange(5)
+    for dtype, keys in ((torch.float32, None), (torch.bfloat16, None), (torch.float32, Positions.arange(5))):
+        for q_rows, k_rows in ((3, 2), (1, 2)):
+            with refuses(ShapeError, str(q_rows), str(k_rows), "q and k of the same"):
+                rotary.rotate(torch.randn(q_rows, 4, 5, 8), torch.randn(k_rows, 2, 5, 8).to(dtype), here, keys)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int32], ids=str)
+def test_dtypes_without_arithmetic_are_refused(dtype: torch.dtype) -> None:
+    q, k = torch.ones(1, 2, 5, 8), torch.ones(1, 2, 5, 8)
+    for given_q, given_k, name in ((q.to(dtype), k, "q"), (q, k.to(dtype), "k")):
+        with refuses(ShapeError, f"{name} of dtype {dtype}", "16 bits", f"{name}.float()"):
+            Rotary(8).rotate(given_q, given_k, Positions.arange(5))
+
+
 @pytest.mark.parametrize("options", [{}, {"layout": "interleaved"}, {"rotary_dim": 4}], ids=str)
 def test_gradients_reach_queries_and_keys(options: dict[str, object]) -> None:
     rotary, positions = Rotary(6, **options), Positions.packed([2, 3])
@@ -239,13 +301,13 @@ def test_partial_is_gpt_neox_and_phi(share: float) -> None:
 
 @pytest.mark.parametrize("head_dim", [-2, 0, 1, 7])
 def test_an_odd_or_missing_head_dim_is_refused(head_dim: int) -> None:
-    with refuses(RangeError, f"head_dim={head_dim}", "even"):
+    with refuses(RangeError, f"got {head_dim} for head_dim", "even"):
         Rotary(head_dim)
 
 
 @pytest.mark.parametrize("rotary_dim", [-2, 0, 3, 10])
 def test_a_rotary_dim_that_is_odd_or_too_large_is_refused(rotary_dim: int) -> None:
-    with refuses(RangeError, f"rotary_dim={rotary_dim}", "head_dim=8", "even"):
+    with refuses(RangeError, f"got {rotary_dim} for rotary_dim", "head_dim=8", "even"):
         Rotary(8, rotary_dim=rotary_dim)
 
 
@@ -263,7 +325,7 @@ def test_sections_that_do_not_add_up_are_refused(sections: tuple[int, ...]) -> N
 @pytest.mark.parametrize("sections", [(6, -2), (-1, 5), (4, 0, -1, 1)])
 def test_negative_sections_are_refused(sections: tuple[int, ...]) -> None:
     """They do add up; used, they made torch write outside of its memory."""
-    with refuses(RangeError, str(sections)):
+    with refuses(RangeError, f"got {min(sections)} for an entry of sections"):
         Rotary(8, sections=sections)
 
 

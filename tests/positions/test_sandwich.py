@@ -90,7 +90,7 @@ def test_ranks_hold_slices_of_one_model() -> None:
 
 def test_mistakes_are_named() -> None:
     for dim in (0, 1, 127):
-        with refuses(RangeError, f"dim={dim}"):
+        with refuses(RangeError, f"got {dim} for dim"):
             Sandwich(2, dim=dim)
     with refuses(ShapeError, "Sandwich(num_heads=3)"):
         Sandwich(3).bias(*zeros(2, 4, 4), Positions.arange(4))

@@ -126,9 +126,9 @@ def test_sizes_and_state() -> None:
 
 def test_mistakes_are_named() -> None:
     q = torch.zeros(1, 2, 3, 4)
-    for wrong in ({"head_dim": 0}, {"head_dim": 4, "max_distance": -1}, {"head_dim": 4, "max_later": -1}):
-        with refuses(RangeError, "head_dim=", "max_distance="):
-            Shaw(**wrong)
+    for name in ("head_dim", "max_distance", "max_later"):
+        with refuses(RangeError, f"got -1 for {name}"):
+            Shaw(**{"head_dim": 4, name: -1})
     with refuses(ShapeError, "head_dim=5", "q of shape"):
         Shaw(5).bias(q, q, Positions.arange(3))
     with refuses(ShapeError, "k of shape (1, 3, 3, 4)", "2 query heads"):

@@ -96,7 +96,7 @@ def test_the_gradient_is_handed_through() -> None:
 
 @pytest.mark.parametrize("d_model", [0, -3])
 def test_a_width_below_one_is_refused(d_model: int) -> None:
-    with refuses(RangeError, f"d_model={d_model}"):
+    with refuses(RangeError, f"got {d_model} for d_model"):
         Sinusoidal(d_model)
 
 

@@ -136,9 +136,9 @@ def test_the_scale_is_that_of_attend_unless_told() -> None:
 
 
 def test_mistakes_are_named() -> None:
-    for wrong in ({"d_model": 7}, {"d_model": 0}, {"d_model": 8, "head_dim": 0}):
-        with refuses(RangeError, "d_model=", "head_dim="):
-            TransformerXL(2, **wrong)
+    for name, number in (("d_model", 7), ("d_model", 0), ("head_dim", 0)):
+        with refuses(RangeError, f"got {number} for {name}"):
+            TransformerXL(2, **{"d_model": 8, name: number})
     q = torch.zeros(1, 2, 3, 4)
     with refuses(ShapeError, "TransformerXL(num_heads=4)"):
         TransformerXL(4, 16).bias(q, q, Positions.arange(3))

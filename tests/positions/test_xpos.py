@@ -106,6 +106,22 @@ def test_within_reach_every_number_is_normal(dtype: torch.dtype) -> None:
             xpos.rotate(ones, ones, Positions.of([place]))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "smallest", "largest"), [(torch.float16, -6, 7), (torch.bfloat16, -26, 27), (torch.float32, -26, 27)]
+)
+def test_within_reach_no_query_of_usual_size_loses_digits(dtype: torch.dtype, smallest: int, largest: int) -> None:
+    """Not only ones stay normal numbers: a half has 5 bits for its exponent, and queries are small and large."""
+    xpos = XPos(DIM)
+    fastest = 0.4 / 1.4  # zeta of pair 0
+    for place in (-xpos.reach(dtype), xpos.reach(dtype)):
+        for size in (2.0**smallest, 2.0**largest):
+            q = torch.full((1, 1, 1, DIM), size, dtype=dtype)
+            turned, _ = xpos.rotate(q, q, Positions.of([place]))
+            pair = torch.hypot(turned[0, 0, 0, 0].double(), turned[0, 0, 0, DIM // 2].double())
+            expected = size * 2**0.5 * fastest ** (place / 512)
+            assert float(pair) == pytest.approx(expected, rel=float(torch.finfo(dtype).eps))
+
+
 def test_a_larger_scale_base_reaches_farther() -> None:
     near, far = (XPos(DIM, scale_base=base).reach(torch.bfloat16) for base in (512.0, 5120.0))
     assert far == pytest.approx(10 * near, 1e-3)
@@ -144,6 +160,16 @@ def test_inplace_writes_into_q_and_k() -> None:
     assert torch.equal(k, expected[1])
 
 
+def test_inplace_one_tensor_cannot_be_both() -> None:
+    """Queries and keys are scaled in opposite ways: what is written last would be both."""
+    q, _ = tokens(4)
+    before = q.clone()
+    for k in (q, q.view(q.shape), q[:, :2]):
+        with refuses(ShapeError, "k", "clone"):
+            XPos(DIM).rotate(q, k, Positions.arange(4), inplace=True)
+        assert torch.equal(q, before)
+
+
 def test_gradcheck() -> None:
     claims.passes_gradcheck(XPos(4, scale_base=8.0), 2, 4)
 
@@ -159,9 +185,9 @@ def test_sizes_and_state() -> None:
 
 
 def test_mistakes_are_named() -> None:
-    for wrong in ({"head_dim": 5}, {"head_dim": 0}, {"head_dim": 4, "scale_base": 0.0}, {"head_dim": 4, "gamma": -1.0}):
-        with refuses(RangeError, "head_dim=", "scale_base=", "gamma="):
-            XPos(**wrong)  # type: ignore[arg-type]
+    for name, number in (("head_dim", 5), ("head_dim", 0), ("scale_base", 0.0), ("gamma", -1.0)):
+        with refuses(RangeError, f"got {number} for {name}"):
+            XPos(**{"head_dim": 4, name: number})  # type: ignore[arg-type]
     with refuses(LocantError, "'whole'"):
         XPos(4, layout="whole")  # type: ignore[arg-type]
     q, k = tokens(3)

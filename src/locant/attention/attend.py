@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, overload
 
@@ -10,16 +9,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from locant.attention.arguments import dropout_of, factor_of, require_encoding, require_tensors
 from locant.attention.backends import BackendName, Request, choose_backend
 from locant.attention.eager import eager_attention
 from locant.attention.flex import flex_attention
+from locant.attention.gradients import needs_gradient, sources
 from locant.attention.sdpa import sdpa_attention
-from locant.attention.tiled import has_bias, needs_gradient, takes_a_table, tiled_attention
+from locant.attention.tiled import takes_a_table, tiled_attention
 from locant.attention.visibility import steps_ahead, visibility
-from locant.errors import RangeError, ShapeError
+from locant.kernels.transforms import is_differentiated
 from locant.positions import PositionEncoding, Positions
-from locant.positions.masks import require_window
+from locant.positions.base import has_bias, has_score_mod
+from locant.positions.checks import flag
 from locant.positions.where import require_positions
+from locant.positions.where.masks import require_window
 
 __all__ = ["attend"]
 
@@ -64,13 +67,14 @@ def attend(
         encoding: its `bias` is added to the scores.
         positions: where the queries stand.
         k_positions: where the keys stand, if there are others than the queries (a cache, cross-attention).
-        causal: whether a query sees later tokens.
+        causal: whether later tokens are hidden.
         window: if set, only tokens fewer than this many steps away are seen.
         dropout_p: probability of dropping a weight; 0 unless training.
-        scale: default ``head_dim ** -0.5``.
+        scale: default ``head_dim ** -0.5``; a number, not learned.
         backend: how, never what. ``"sdpa"``: torch's fused kernels, with a matrix for bias and mask. ``"tiled"``: the
             same without the matrix, for a tile of queries at a time. ``"flex"``: FlexAttention (on a CPU without
-            gradients). ``"eager"``: written out. ``"auto"`` chooses by device and sizes.
+            gradients). ``"eager"``: written out, the one for gradients of gradients. ``"auto"`` chooses by device and
+            sizes, and takes ``"eager"`` inside `torch.func.grad`, `torch.func.jvp` and the like.
         return_weights: also return the weights, ``batch heads query key``.
 
     >>> import torch
@@ -79,24 +83,25 @@ def attend(
     >>> attend(q, k, k, encoding=ALiBi(8), positions=Positions.arange(5)).shape
     torch.Size([2, 8, 5, 16])
     """
-    _require_shapes(q, k, v, dropout_p)
-    if scale is not None and not math.isfinite(scale):
-        raise RangeError(f"got scale={scale}, expected a finite number", "scale=None for head_dim ** -0.5")
+    require_tensors(q, k, v)
+    require_encoding(encoding)
+    factor, dropout_p, window = factor_of(scale, q.shape[-1]), dropout_of(dropout_p), require_window(window)
+    causal, return_weights = flag("causal", causal), flag("return_weights", return_weights)
     for where in (positions, *([] if k_positions is None else [k_positions])):
         require_positions(where)
     keys = positions if k_positions is None else k_positions
     positions.require_fits(q.shape[0], q.shape[2], q.device, "q")
     keys.require_fits(k.shape[0], k.shape[2], k.device, "k")
-    require_window(window)
     request = _request(q, k, v, encoding, positions, keys, causal, window, dropout_p, return_weights)
     name = choose_backend(backend, request).name
-    factor = float(q.shape[-1]) ** -0.5 if scale is None else scale
     with _precision_of(q):
-        if name == "flex":
+        if name == "flex" and k.shape[2]:
             return flex_attention(q, k, v, encoding, positions, k_positions, causal, window, factor)
-        if name == "tiled":
+        if name == "tiled" and k.shape[2]:
             return tiled_attention(q, k, v, encoding, positions, k_positions, causal, window, factor, dropout_p)
         bias = None if encoding is None else encoding.bias(q, k, positions, k_positions)
+        if not k.shape[2]:
+            return _nothing(q, k, v, bias, return_weights)
         visible = visibility(positions, k_positions, causal, window)
         if name == "sdpa":
             return sdpa_attention(q, k, v, bias, visible, factor, dropout_p)
@@ -117,10 +122,11 @@ def _request(
         head_dim=max(q.shape[-1], v.shape[-1]),
         scores=q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2],
         gradient=torch.is_grad_enabled() and needs_gradient(q, k, v, encoding),
+        transformed=is_differentiated(*sources(q, k, v, encoding)),
         dropout=dropout_p > 0,
         return_weights=return_weights,
         bias=has_bias(encoding),
-        score_mod=encoding is None or type(encoding).score_mod is not PositionEncoding.score_mod,
+        score_mod=encoding is None or has_score_mod(encoding),
         mask=window is not None or not plain or (causal and not square and q.shape[2] > 1),
         table=takes_a_table(q, encoding, positions, keys, dropout_p),
         compiling=torch.compiler.is_compiling(),
@@ -130,35 +136,17 @@ def _request(
 def _precision_of(q: Tensor) -> AbstractContextManager[object]:
     """Autocast would round a float32 bias to the dtype it casts the queries to, and with it all far distances."""
     device = q.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    # `torch.amp.is_autocast_available` would know meta too, but the compiler of torch 2.9 cannot follow it.
+    if device != "meta" and torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)
     return nullcontext()
 
 
-def _require_shapes(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    if not q.ndim == k.ndim == v.ndim == 4:
-        raise ShapeError(
-            f"got {shapes}, expected (batch, heads, seq, head_dim) each",
-            "x.view(batch, seq, heads, -1).transpose(1, 2)",
-        )
-    if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3] or q.shape[-1] != k.shape[-1]:
-        raise ShapeError(
-            f"got {shapes}, expected one batch, one length for k and v, one head_dim for q and k",
-            "keys and values of the same tokens",
-        )
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ShapeError(
-            f"got {q.shape[1]} query heads for {k.shape[1]} key heads, expected a multiple",
-            "each key head serving the same number of query heads",
-        )
-    if not q.is_floating_point() or len({q.dtype, k.dtype, v.dtype}) > 1 or len({q.device, k.device, v.device}) > 1:
-        raise ShapeError(
-            f"got q, k, v of {q.dtype}, {k.dtype}, {v.dtype} on {q.device}, {k.device}, {v.device}, "
-            "expected one dtype, floating-point, and one device",
-            "k.to(q), v.to(q)",
-        )
-    if not 0 <= dropout_p < 1:
-        raise RangeError(
-            f"got dropout_p={dropout_p}, expected a probability from 0 to less than 1", "dropout_p=0.0 outside training"
-        )
+def _nothing(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, return_weights: bool
+) -> Output | tuple[Output, Weights]:
+    """Zeros, where there is no key to see; made of sums over nothing, so that they have a gradient all the same."""
+    y = q.new_zeros(*q.shape[:3], v.shape[-1])
+    for x in (q[:, :, :0], k, v, *([] if bias is None else [bias])):
+        y = y + x.sum().to(q.dtype)
+    return (y, q.new_zeros(*q.shape[:3], 0, dtype=torch.promote_types(q.dtype, torch.float32))) if return_weights else y

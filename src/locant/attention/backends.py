@@ -31,6 +31,8 @@ class Request:
     """Of all rows and heads: ``batch x heads x query x key``."""
     gradient: bool = False
     """Whether one is wanted, for q, k, v or what the bias is made of."""
+    transformed: bool = False
+    """Whether a derivative is wanted otherwise than by ``backward``: in forward mode, or by `torch.func`."""
     dropout: bool = False
     return_weights: bool = False
     bias: bool = False
@@ -68,6 +70,11 @@ def choose_backend(backend: str, request: Request) -> Choice:
         raise LocantError(
             f"got backend={backend!r} with return_weights=True, only eager ever holds the weights", "backend='eager'"
         )
+    if backend in ("flex", "tiled") and request.transformed:
+        raise LocantError(
+            f"got backend={backend!r} in forward mode or inside torch.func.grad and the like, it knows backward alone",
+            "backend='eager', which is made of plain operations",
+        )
     if backend == "flex" and (obstacle := _flex_obstacle(request)) is not None:
         raise LocantError(f"got backend='flex', {obstacle}", "backend='tiled', which needs as little memory")
     return Choice(backend, "asked for")
@@ -76,6 +83,8 @@ def choose_backend(backend: str, request: Request) -> Choice:
 def _chosen(request: Request) -> Choice:
     if request.return_weights:
         return Choice("eager", "only eager keeps the weights")
+    if request.transformed:
+        return Choice("eager", "torch.func and forward mode know no fused kernels")
     if not request.bias and not request.mask:
         return Choice("sdpa", "there is no bias and no mask to hold")
     if request.scores < SMALL:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from locant.errors import LocantError, RangeError, ShapeError
+from locant.numbers import whole
 from locant.positions import Positions
+from locant.positions.checks import tokens
+from locant.positions.where.documents import PADDING
 
 __all__ = ["KVCache"]
 
@@ -29,9 +34,7 @@ class KVCache:
     """
 
     def __init__(self, max_len: int | None = None) -> None:
-        if max_len is not None and max_len < 1:
-            raise RangeError(f"got max_len={max_len}, expected 1 or more", "max_len=None for no limit")
-        self.max_len = max_len
+        self.max_len = None if max_len is None else whole("max_len", max_len, 1, remedy="max_len=None for no limit")
         self._length = 0
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
@@ -60,45 +63,61 @@ class KVCache:
             )
         positions.require_fits(k.shape[0], k.shape[2], k.device, "k")
         self._require_matching(k, v)
+        joined = self._joined(positions)
         new_length = self._length + k.shape[2]
         self._keys = self._with_room(self._keys, k, new_length)
         self._values = self._with_room(self._values, v, new_length)
         self._keys[:, :, self._length : new_length] = k.detach()
         self._values[:, :, self._length : new_length] = v.detach()
-        self._positions = positions if self._positions is None else Positions.cat([self._positions, positions])
-        self._length = new_length
+        self._positions, self._length = joined, new_length
         return self._keys[:, :, :new_length], self._values[:, :, :new_length], self._positions
 
     def next_positions(self, n: int = 1) -> Positions:
         """The `n` positions after the last real token of every row, in that token's document."""
-        cached = self.positions
+        n, cached = tokens("n", n), self.positions
         if cached.start is not None:
             return Positions.after(cached.start + cached.seq_len, n, device=cached.device)
         cached.require_single_axis("KVCache.next_positions")
         if not cached.seq_len:
             return Positions.arange(n, batch=cached.batch, device=cached.device)
-        real = cached.document >= 0
+        real = cached.document != PADDING
         slots = torch.arange(cached.seq_len, device=cached.device)
         last = torch.where(real, slots, 0).amax(1, keepdim=True)
         steps = torch.arange(1, n + 1, device=cached.device)
-        index = torch.where(real.any(1, keepdim=True), cached.index.gather(1, last), -1) + steps
-        document = cached.document.gather(1, last).clamp(min=0).expand(-1, n)
+        known, index = real.any(1, keepdim=True), cached.index.gather(1, last)
+        document = torch.where(known, cached.document.gather(1, last), 0).expand(-1, n)
         order = None if cached.order_or_none is None else cached.order.amax(1, keepdim=True) + steps
-        high = None if cached.max_index is None else cached.max_index + n
-        return Positions.of(index, document, order=order, max_index=high)
+        low = None if cached.min_index is None else min(cached.min_index, 0)
+        high = None if cached.max_index is None else max(cached.max_index, -1) + n
+        following = Positions.of(torch.where(known, index, -1) + steps, order=order, max_index=high)
+        return dataclasses.replace(following, document_or_none=document, min_index=low)
 
     def clear(self) -> None:
         """Forget everything, memory included."""
         self._length, self._keys, self._values, self._positions = 0, None, None, None
+
+    def _joined(self, positions: Positions) -> Positions:
+        """Where everything stands, in an order in which the new tokens keep theirs: queries have only that.
+
+        An order that begins anew at 0, as that of an image does, puts all that is cached before it.
+        """
+        if self._positions is None:
+            return positions
+        joined = Positions.cat([self._positions, positions])
+        if joined.order_or_none is None or not positions.seq_len:
+            return joined
+        moved = joined.order[:, self._length] - positions.order[:, 0]
+        return dataclasses.replace(joined, order_or_none=joined.order - moved[:, None])
 
     def _with_room(self, store: Tensor | None, new: Tensor, length: int) -> Tensor:
         if self.max_len is not None and length > self.max_len:
             raise RangeError(
                 f"got {length} tokens for a cache of max_len={self.max_len}", "a larger max_len, or clear()"
             )
-        if store is not None and length <= store.shape[2]:
-            return store
-        room = length if store is None else max(length, 2 * store.shape[2])
+        fits = store is not None and length <= store.shape[2]
+        if store is not None and fits and (torch.is_inference_mode_enabled() or not store.is_inference()):
+            return store  # what inference mode has made cannot be written to outside of it
+        room = length if store is None else store.shape[2] if fits else max(length, 2 * store.shape[2])
         room = room if self.max_len is None else self.max_len
         grown = new.new_empty(new.shape[0], new.shape[1], room, new.shape[3])
         if store is not None:

@@ -6,12 +6,14 @@ reads it as an additive mask, row by row out of the cache, and nothing of the si
 not see are the ends of the table: minus infinity, and tiles of queries skip the keys that none of them sees.
 
 The bias of a pair has the bits that a matrix of them would have, and enters as it would there: added to the scaled
-score, once. So there is no error that the other backends do not have.
+score, once.
 
 ``locant::distance_attention`` is for CPUs, without dropout. Its backward is the kernel's own, tile by tile; where the
-table wants a gradient, scores are made once more, tile by tile, and summed along their diagonals. Measured on two cores
-(8 heads of 64, float32): 8192 tokens in 1.1 times what plain causal attention takes without a bias; forward and
-backward of 4096 tokens in 1.2 times, and in 1.6 times with a gradient for the table.
+table wants a gradient, scores are made once more, tile by tile, in float32 at least, and summed along their diagonals.
+In bfloat16 the kernel's own backward is less exact than that: it works with the rounded output, as torch's fused
+attention does with or without a bias. Measured on two cores
+(8 heads of 64, float32): 8192 tokens in 1.2 times what plain causal attention takes without a bias; forward and
+backward of 4096 tokens in 1.1 times, and in 1.1 to 1.3 times with a gradient for the table.
 """
 
 from __future__ import annotations
@@ -25,12 +27,20 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from locant.errors import LocantError
+from locant.kernels.transforms import is_differentiated
+
 __all__ = ["distance_attention"]
 
 TILE = 768
 """Queries at a time; from here on torch's kernel takes them in its largest steps."""
 NARROW_TILE = 256
 """The same where few keys are seen, or where scores of a head are held."""
+
+EAGER = "backend='eager', which is made of plain operations"
+
+TINY = 1e-30
+"""No sum of a row's weights is smaller, but for rows without any."""
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # the one behind F.scaled_dot_product_attention,
 FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  # which does not hand out its sums
@@ -53,13 +63,18 @@ def distance_attention(
         first, last: the entries that are seen; the others are hidden. A query that sees nothing gets zeros.
         scale: of the scores.
 
+    Derivatives by ``backward`` alone, and of the first order.
+
     >>> q = k = v = torch.ones(1, 1, 2, 4)
     >>> distance_attention(q, k, v, torch.zeros(1, 3), first=1, last=2, scale=1.0).shape
     torch.Size([1, 1, 2, 4])
     """
+    if is_differentiated(q, k, v, table):  # or torch would take what it knows no derivative of for constant
+        raise LocantError("got tensors in forward mode or inside torch.func.grad and the like", EAGER)
     width = max(q.shape[-1], v.shape[-1])  # the kernel takes one for both; zeros change no score
     q, k, v_wide = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
-    return _attend(q, k, v_wide, table, first, last, scale)[0][..., : v.shape[-1]]
+    y = _attend(q, k, v_wide, table, first, last, scale)[0]
+    return y if v.shape[-1] == width else y[..., : v.shape[-1]]  # no view where it can be helped: FSDP mistrusts them
 
 
 @dataclass(frozen=True)
@@ -157,7 +172,7 @@ def _attend_backward(
         part = (grad[:, :, rows], q[:, :, rows], keys[:, :, seen], values[:, :, seen])
         into = (grad_q[:, :, rows], grad_k[:, :, seen], grad_v[:, :, seen])
         if of_table:
-            _by_hand(*part, out[:, :, rows], sums[:, :, rows], tile, bias, scale, *into, grad_table)
+            _by_hand(*part, sums[:, :, rows], tile, bias, scale, *into, grad_table)
             continue
         found = FLASH_BACKWARD(
             *part, out[:, :, rows], sums[:, :, rows], 0.0, False, attn_mask=tile.bias(bias), scale=scale
@@ -175,13 +190,15 @@ def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, table: Tensor, *rest: Any) 
 
 
 def _by_hand(
-    grad: Tensor, q: Tensor, keys: Tensor, values: Tensor, out: Tensor, sums: Tensor, tile: _Tile, bias: Tensor,
-    scale: float, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, grad_table: Tensor,
+    grad: Tensor, q: Tensor, keys: Tensor, values: Tensor, sums: Tensor, tile: _Tile, bias: Tensor, scale: float,
+    grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, grad_table: Tensor,
 ) -> None:  # fmt: skip
     """Add the gradients of one tile, head by head, so that the scores of one head are all that is held.
 
-    The gradient of a score is the gradient of its bias. Written into rows that are one longer than they are read, what
-    stood on a diagonal stands in a column.
+    The gradient of a score is the gradient of its bias: its weight times how far what the weight is worth lies above
+    the mean of its row. The mean is taken of the weights that are here, not of the output, which was rounded to the
+    dtype of the queries: over a row the gradients of scores add up to zero, or distances would be drawn to the mean of
+    the values. Written into rows that are one longer than they are read, what stood on a diagonal stands in a column.
     """
     (rows, seen), group = (q.shape[2], keys.shape[2]), q.shape[1] // keys.shape[1]
     mask = tile.bias(bias)[0]
@@ -197,8 +214,10 @@ def _by_hand(
             bias_h = mask[h if len(mask) > 1 else 0]
             torch.addmm(bias_h, q_h, k_h.T, alpha=scale, out=weights).sub_(sums[b, h, :, None]).exp_()
             grad_v[there].addmm_(weights.T, g_h)
-            torch.mm(g_h, v_h.T, out=of_weights).sub_((g_h * out[b, h]).sum(-1, keepdim=True))
+            torch.mm(g_h, v_h.T, out=of_weights)
             torch.mul(of_weights, weights, out=scores_gradient)
+            mean = scores_gradient.sum(-1, keepdim=True) / weights.sum(-1, keepdim=True).clamp(min=TINY)
+            torch.mul(of_weights.sub_(mean), weights, out=scores_gradient)
             grad_q[b, h] = (scores_gradient @ k_h).mul_(scale)
             grad_k[there].addmm_(scores_gradient.T, q_h, alpha=scale)
             along = skewed[: rows * diagonals].view(rows, diagonals).sum(0)
@@ -218,3 +237,10 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _attend.register_autograd(_backward, setup_context=_keep)
+
+
+def _no_second(ctx: Any, *_: Tensor | None) -> tuple[None, ...]:
+    raise LocantError("got a gradient of a gradient through backend='tiled', which has those of first order", EAGER)
+
+
+_attend_backward.register_autograd(_no_second)

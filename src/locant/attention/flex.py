@@ -19,8 +19,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from locant.attention.block_mask import BLOCK, block_mask
+from locant.errors import LocantError
 from locant.positions import PositionEncoding, Positions
-from locant.positions.documents import PADDING
+from locant.positions.base import ScoreMod, has_bias
+from locant.positions.where.documents import PADDING
 
 __all__ = ["flex_attention"]
 
@@ -41,16 +43,28 @@ def flex_attention(
 ) -> Float[Tensor, "batch heads query value_dim"]:
     """The output in the dtype of `q`; the bias is the encoding's `score_mod`."""
     keys = positions if k_positions is None else k_positions
-    if not q.shape[2] or not k.shape[2]:
-        return q.new_zeros(*q.shape[:3], v.shape[-1]) + 0 * q.sum()
+    if not q.shape[2] or not v.shape[3]:
+        return q.new_zeros(*q.shape[:3], v.shape[3]) + q[:, :, :0].sum()
     queries = q.shape[2]
     if q.device.type == "cpu":
         q, positions = _filled(q, positions)
         (k, keys), v = _filled(k, keys), _filled(v, keys)[0]
-    score_mod = None if encoding is None else encoding.score_mod(q, k, positions, keys)
+    score_mod = None if encoding is None else _function_of(encoding, q, k, positions, keys)
     mask = block_mask(positions, keys, causal, window)
     y = _run(q, k, v, score_mod=score_mod, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     return y[:, :, :queries]
+
+
+def _function_of(
+    encoding: PositionEncoding, q: Tensor, k: Tensor, positions: Positions, keys: Positions
+) -> ScoreMod | None:
+    """Its `score_mod`; without one there must be no bias either."""
+    score_mod = encoding.score_mod(q, k, positions, keys) if has_bias(encoding) else None
+    if score_mod is None and encoding.bias(q[:, :, :1], k[:, :, :1], positions.slice(0, 1), keys.slice(0, 1)) is None:
+        return None
+    if score_mod is None:
+        raise LocantError(f"got {type(encoding).__name__} with a bias but no score_mod", "backend='tiled'")
+    return score_mod
 
 
 def _filled(x: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
@@ -59,7 +73,7 @@ def _filled(x: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
     if not more:
         return x, positions
     batch = positions.batch
-    nowhere = torch.zeros(batch, more, dtype=torch.int64)
+    nowhere = torch.zeros(batch, more, dtype=torch.int64, device=x.device)
     padding = Positions(nowhere, torch.full_like(nowhere, PADDING), min_index=0, max_index=0)
     return F.pad(x, (0, 0, 0, more)), Positions.cat([positions, padding])
 
@@ -70,9 +84,14 @@ def _run(*tensors: Tensor, **options: Any) -> Tensor:
 
         return flex_attention.flex_attention(*tensors, **options)  # type: ignore[return-value]
     from torch._dynamo import config
+    from torch._dynamo.exc import TorchDynamoException
 
-    with config.patch(recompile_limit=KINDS):
-        return _compiled(tensors[0].device.type)(*tensors, **options)
+    try:
+        with config.patch(recompile_limit=KINDS):
+            return _compiled(tensors[0].device.type)(*tensors, **options)
+    except TorchDynamoException as error:
+        cause = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise LocantError(f"torch could not compile FlexAttention here: {cause}", "backend='tiled'") from error
 
 
 @functools.cache

@@ -6,6 +6,7 @@ without one, plain causal attention needs no mask at all, and everything else a 
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
@@ -44,6 +45,6 @@ def _additive(bias: Tensor | None, visible: Visibility) -> Tensor | None:
     if bias is None:
         return visible.mask
     if visible.is_causal:
-        later = bias.new_ones(bias.shape[-2:]).triu(1).bool()
+        later = bias.new_ones(bias.shape[-2:], dtype=torch.bool).triu_(1)
         return bias.masked_fill(later, float("-inf"))
     return bias if visible.mask is None else bias.masked_fill(~visible.mask, float("-inf"))

@@ -1,9 +1,10 @@
 """Attention in tiles of queries: the bias of one tile is all that is held of it, in the backward pass too.
 
-Where the bias follows from the distance and both sides count plainly, not even that: see `distance.py`. Otherwise each
-tile asks the encoding for the bias of its queries and of the keys that one of them may see, goes through torch's fused
-attention, and is computed once more in the backward pass: ``tile x keys`` memory, gradients for everything the bias is
-made of, and a second forward pass as the price. Dropout drops the same weights both times.
+Where the bias follows from the distance and both sides count plainly, not even that: see `distance.py`; nor in packed
+and padded rows that consist of a few runs: see `runs.py`. Otherwise each tile asks the encoding for the bias of its
+queries and of the keys that one of them may see, goes through torch's fused attention, and is computed once more in the
+backward pass: ``tile x keys`` memory, gradients for everything the bias is made of, and a second forward pass as the
+price. Dropout drops the same weights both times.
 """
 
 from __future__ import annotations
@@ -14,36 +15,30 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from locant.attention.distance import distance_attention
+from locant.attention.gradients import needs_gradient
+from locant.attention.runs import attend_by_runs, longest_run, runs_of
 from locant.attention.sdpa import sdpa_attention
 from locant.attention.visibility import seen_distances, seen_keys, steps_ahead, visibility
 from locant.positions import PositionEncoding, Positions
-from locant.positions.base import bias_dtype, follows_distance
+from locant.positions.base import bias_dtype, follows_distance, has_bias
 
-__all__ = ["has_bias", "needs_gradient", "takes_a_table", "tiled_attention"]
+__all__ = ["takes_a_table", "tiled_attention"]
 
 TILE_BYTES = 2**24
 """Of a tile's bias over all keys: queries are taken a power of two at a time, and no fewer than FEWEST_ROWS."""
 FEWEST_ROWS = 16
 
 
-def has_bias(encoding: PositionEncoding | None) -> bool:
-    """Whether the encoding uses the third door."""
-    return encoding is not None and type(encoding).bias is not PositionEncoding.bias
-
-
-def needs_gradient(q: Tensor, k: Tensor, v: Tensor, encoding: PositionEncoding | None) -> bool:
-    """Whether the result depends on something that wants a gradient."""
-    parameters = () if encoding is None else encoding.parameters()
-    return any(tensor.requires_grad for tensor in (q, k, v, *parameters))
-
-
 def takes_a_table(
     q: Tensor, encoding: PositionEncoding | None, positions: Positions, keys: Positions, dropout_p: float
 ) -> bool:
     """Whether one number per head and distance says all there is to say."""
-    plain = steps_ahead(positions, keys) is not None
-    by_distance = encoding is None or not has_bias(encoding) or follows_distance(encoding)
-    return plain and by_distance and q.device.type == "cpu" and dropout_p == 0.0
+    return steps_ahead(positions, keys) is not None and _by_distance(q, encoding, dropout_p)
+
+
+def _by_distance(q: Tensor, encoding: PositionEncoding | None, dropout_p: float) -> bool:
+    follows = encoding is None or not has_bias(encoding) or follows_distance(encoding)
+    return follows and q.device.type == "cpu" and dropout_p == 0.0
 
 
 def tiled_attention(
@@ -71,6 +66,10 @@ def tiled_attention(
     if ahead is not None and takes_a_table(q, encoding, positions, keys, dropout_p):
         first, last = seen_distances(ahead, q.shape[2], k.shape[2], causal, window)
         return distance_attention(q, k, v, _table(q, k, encoding, ahead), first, last, scale)
+    if k_positions is None and _by_distance(q, encoding, dropout_p) and (runs := runs_of(positions)):
+        longest = longest_run(runs)
+        table = _table(q[:, :, :longest], k[:, :, :longest], encoding, 0)
+        return attend_by_runs(q, k, v, table, runs, causal, window, scale)
     parts: list[Tensor] = []
     rows = _rows(q.shape, keys.seq_len)
     again = torch.is_grad_enabled() and needs_gradient(q, k, v, encoding)

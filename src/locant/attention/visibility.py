@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Bool
 from torch import Tensor
 
 from locant.positions import Positions
+from locant.positions.checks import readable
 
 __all__ = ["Visibility", "seen_distances", "seen_keys", "steps_ahead", "visibility"]
 
@@ -72,7 +72,7 @@ def seen_keys(positions: Positions, keys: Positions, causal: bool, window: int |
     if ahead is not None:
         first, last = seen_distances(ahead, positions.seq_len, keys.seq_len, causal, window)
         low, high = keys.seq_len - 1 - last, keys.seq_len - 1 - first + positions.seq_len
-    elif positions.device.type == "cpu" and not torch.compiler.is_compiling():
+    elif readable(positions.index):
         slots = positions.mask(keys, causal=causal, window=window).any(0).any(1).flatten().nonzero()
         low, high = (int(slots[0]), int(slots[-1]) + 1) if len(slots) else (0, 0)
     else:

@@ -17,18 +17,22 @@ from locant.checkpoints.readers import (
     read_opt,
     read_roberta,
     read_rotary,
+    read_t5,
+)
+from locant.checkpoints.turning_layers import (
     read_rotary_in_some_layers,
     read_rotary_in_windows,
-    read_t5,
     some_layers,
     window_layers,
 )
 from locant.errors import InputError
 from locant.kernels.rotary import Layout
+from locant.numbers import shown
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
-from locant.positions.rope_config import config_dict, layer_types_of
-from locant.positions.rope_dialects import DIALECTS
+from locant.positions.rope_config.config import config_dict, layer_types_of
+from locant.positions.rope_config.dialects import DIALECTS
+from locant.positions.rope_config.sizes import layer_types_in
 
 __all__ = ["ARCHITECTURES", "Architecture", "architecture_of", "encoding_from_config", "layer_types"]
 
@@ -86,7 +90,7 @@ def architecture_of(config: Mapping[str, Any] | object) -> Architecture:
     name = config_dict(config).get("model_type")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise InputError(
-            f"got model_type={name!r}, expected one of {', '.join(sorted(ARCHITECTURES))}",
+            f"got model_type={shown(name)}, expected one of {', '.join(sorted(ARCHITECTURES))}",
             "Rotary.from_config(config, layout=...), if it has rotary positions",
         )
     return ARCHITECTURES[name]
@@ -128,13 +132,13 @@ def encoding_from_config(
     architecture = architecture_of(facts)
     kinds = architecture.layer_types(facts)
     chosen = architecture.default if layer_type is None else layer_type
-    shared = () if kinds else (None, *facts.get("layer_types", ()))
+    shared = () if kinds else (None, *layer_types_in(facts))
     if chosen not in (*kinds, *shared):
         expected = (
             f"one of {', '.join(kinds)}: their encodings differ" if kinds else "none: its layers share one encoding"
         )
         raise InputError(
-            f"got layer_type={layer_type!r} for {facts['model_type']}, expected {expected}",
+            f"got layer_type={shown(layer_type)} for {facts['model_type']}, expected {expected}",
             f"layer_type={kinds[0]!r}" if kinds else "no layer_type",
         )
     return architecture.read(Request(facts=facts, layer_type=chosen, angles=angles, layout=layout))

@@ -11,14 +11,15 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from locant.checkpoints.architectures import architecture_of, encoding_from_config, layer_types
+from locant.checkpoints.readers import flag
 from locant.checkpoints.rotary_facts import RotaryFacts, rotary_facts
 from locant.checkpoints.serving import Serving, serving
 from locant.checkpoints.traps import Case, traps
 from locant.embedding.footprint import TableSize, table_sizes
 from locant.positions.base import PositionEncoding
 from locant.positions.learned import Learned
-from locant.positions.rope_config import config_dict
-from locant.positions.rope_sizes import LENGTHS, TRAINED, WIDTHS, one_of
+from locant.positions.rope_config.config import config_dict
+from locant.positions.rope_config.sizes import LENGTHS, TRAINED, WIDTHS, integer_of, named_layout
 from locant.positions.rotary import Rotary
 from locant.positions.scaling import Linear, Proportional
 
@@ -76,8 +77,8 @@ def explain(config: Mapping[str, Any] | object) -> Explanation:
     """
     facts = config_dict(config)
     architecture_of(facts)
+    longest = integer_of(facts, *LENGTH_KEYS)
     named = {name: _on_meta(facts, name) for name in layer_types(facts) or (None,)}
-    longest = one_of(facts, *LENGTH_KEYS)
     rotaries = [encoding for encoding in named.values() if isinstance(encoding, Rotary)]
     return Explanation(
         model_type=facts["model_type"],
@@ -85,15 +86,15 @@ def explain(config: Mapping[str, Any] | object) -> Explanation:
         trained=trained_length(facts, rotaries[0]) if rotaries else longest,
         layers=tuple(_layers(facts, name, encoding, longest) for name, encoding in named.items()),
         tables=_tables(facts, named),
-        tied=facts.get("tie_word_embeddings"),
+        tied=flag(facts, "tie_word_embeddings") if "tie_word_embeddings" in facts else None,
         vllm=serving(facts, rotaries),
     )
 
 
 def trained_length(facts: Mapping[str, Any], rotary: Rotary) -> int | None:
     """The length that a model was trained with, as far as its configuration says it: with linear scaling, not."""
-    stated = getattr(rotary.scaling, "original_max_seq_len", None) or facts.get(TRAINED)
-    return stated or (None if isinstance(rotary.scaling, (Linear, Proportional)) else one_of(facts, *LENGTH_KEYS))
+    stated = getattr(rotary.scaling, "original_max_seq_len", None) or integer_of(facts, TRAINED)
+    return stated or (None if isinstance(rotary.scaling, (Linear, Proportional)) else integer_of(facts, *LENGTH_KEYS))
 
 
 def _layers(facts: Mapping[str, Any], name: str | None, encoding: PositionEncoding, longest: int | None) -> Layers:
@@ -118,9 +119,9 @@ MADE_FOR = 2048
 
 
 def _on_meta(facts: Mapping[str, Any], name: str | None) -> PositionEncoding:
-    """Tables are weighed, not made."""
+    """Tables are weighed, not made. Of converted weights the layout is the one they were converted to."""
     with torch.device("meta"), _Unfilled():
-        return encoding_from_config(facts, layer_type=name)
+        return encoding_from_config(facts, layer_type=name, layout=named_layout(facts))
 
 
 class _Unfilled(TorchFunctionMode):
@@ -137,12 +138,13 @@ def _doors(encoding: PositionEncoding) -> tuple[str, ...]:
 
 
 def _tables(facts: Mapping[str, Any], named: Mapping[str | None, PositionEncoding]) -> tuple[TableSize, ...]:
-    vocab, width = facts.get("vocab_size"), one_of({**facts, **_token_width(facts)}, *TOKEN_WIDTHS[:1])
+    vocab, width = integer_of(facts, "vocab_size"), _token_width(facts)
     tables: list[TableSize] = []
     if vocab is not None and width is not None:
         tables.append(TableSize(name="tokens", shape=(vocab, width)))
-        if facts.get("type_vocab_size"):
-            tables.append(TableSize(name="segments", shape=(facts["type_vocab_size"], width)))
+        segments = integer_of(facts, "type_vocab_size", low=0)
+        if segments:
+            tables.append(TableSize(name="segments", shape=(segments, width)))
     for name, encoding in named.items():
         for size in table_sizes(encoding):
             what = "positions" if isinstance(encoding, Learned) else f"positions.{size.name}"
@@ -150,7 +152,7 @@ def _tables(facts: Mapping[str, Any], named: Mapping[str | None, PositionEncodin
     return tuple(tables)
 
 
-def _token_width(facts: Mapping[str, Any]) -> dict[str, int]:
+def _token_width(facts: Mapping[str, Any]) -> int | None:
     """The width of the token table, which may be narrower than the layers."""
-    found = next((facts[key] for key in TOKEN_WIDTHS if facts.get(key) is not None), None)
-    return {} if found is None else {TOKEN_WIDTHS[0]: found}
+    found = next((key for key in TOKEN_WIDTHS if facts.get(key) is not None), None)
+    return None if found is None else integer_of(facts, found)

@@ -13,15 +13,18 @@ from typing import Any
 
 from locant.checkpoints.architectures import architecture_of, layer_types
 from locant.checkpoints.explanation import trained_length
-from locant.checkpoints.readers import read_falcon, read_rotary, read_rotary_in_some_layers, read_rotary_in_windows
+from locant.checkpoints.readers import read_falcon, read_rotary
 from locant.checkpoints.rotary_facts import RotaryFacts, rotary_facts
+from locant.checkpoints.turning_layers import read_rotary_in_some_layers, read_rotary_in_windows, turns_nowhere
 from locant.errors import InputError, RangeError
-from locant.positions.rope_config import config_dict, rotary_from_config
-from locant.positions.rope_dialects import DIALECTS
-from locant.positions.rope_sizes import LENGTHS, TRAINED
-from locant.positions.rope_types import write_scaling
+from locant.numbers import whole
+from locant.positions.rope_config.config import config_dict, rotary_from_config
+from locant.positions.rope_config.dialects import DIALECTS, Dialect
+from locant.positions.rope_config.layers import ropes_by_layer
+from locant.positions.rope_config.sizes import LENGTHS, TRAINED, named_layout
+from locant.positions.rope_config.types import integer, write_scaling, write_weights
 from locant.positions.rotary import Rotary
-from locant.positions.scaling import DynamicNTK, Linear, Llama3, LongRoPE, Scaling, Unscaled, YaRN
+from locant.positions.scaling import DynamicNTK, Linear, Llama3, LongRoPE, Scaling, Unscaled, YaRN, ntk_exponent
 from locant.positions.where import MAX_INDEX
 
 __all__ = ["METHODS", "Extension", "extend"]
@@ -94,15 +97,17 @@ def extend(config: Mapping[str, Any] | object, *, to: int, method: str = "yarn")
     facts = config_dict(config)
     _require_method(facts, method)
     layer_type = _layers_to_change(facts)
-    rotary = rotary_from_config(facts, layer_type=layer_type)
+    layout = named_layout(facts)  # of converted weights, which may not be the architecture's
+    rotary = rotary_from_config(facts, layer_type=layer_type, layout=layout)
     trained = _trained(facts, rotary)
-    if not trained < to <= MAX_INDEX:
+    to = whole("the new length", to, 1, MAX_INDEX, remedy=f"--to {4 * trained}")
+    if to <= trained:
         raise RangeError(f"got {to} tokens for a model of {trained}, expected more", f"--to {4 * trained}")
     latent = DIALECTS[facts["model_type"]].head_dim_key != "head_dim"
     stretch = _Stretch(rotary=rotary, trained=trained, factor=to / trained, latent=latent)
     changed = _changed(facts, stretch, METHODS[method], layer_type)
     new = {**facts, **changed}
-    after = rotary_from_config(new, layer_type=layer_type)
+    after = rotary_from_config(new, layer_type=layer_type, layout=layout)
     return Extension(
         method=method,
         trained=trained,
@@ -112,7 +117,7 @@ def extend(config: Mapping[str, Any] | object, *, to: int, method: str = "yarn")
         layer_type=layer_type,
         before=rotary_facts(rotary, trained, trained),
         after=rotary_facts(after, to, trained),
-        notes=_notes(METHODS[method], stretch, layer_type, facts.get("sliding_window")),
+        notes=_notes(METHODS[method], stretch, layer_type, _window(facts)),
     )
 
 
@@ -124,6 +129,8 @@ def _require_method(facts: Mapping[str, Any], method: str) -> None:
         raise InputError(
             f"got a {name} without rotary positions, whose context no scaling extends", "a model with them"
         )
+    if turns_nowhere(facts):
+        raise InputError(f"got a {name}, of which no layer has rotary positions", "a model with them")
     if DIALECTS[name].fixed_base is not None:
         raise InputError(f"got a {name}, whose code knows no scaling and no other base", "another architecture")
     if method not in ONLY.get(name, METHODS):
@@ -176,8 +183,7 @@ def _longrope(stretch: _Stretch) -> LongRoPE:
 
 
 def _larger_base(stretch: _Stretch) -> float:
-    dim = stretch.rotary.rotary_dim
-    return stretch.rotary.base * stretch.factor ** (dim / (dim - 2))
+    return stretch.rotary.base * stretch.factor ** ntk_exponent(stretch.rotary.rotary_dim)
 
 
 METHODS: Mapping[str, _Method] = {
@@ -222,18 +228,37 @@ METHODS: Mapping[str, _Method] = {
 def _changed(facts: Mapping[str, Any], stretch: _Stretch, method: _Method, layer_type: str | None) -> dict[str, Any]:
     """The new values of the keys that change, in the form that the configuration has."""
     scaling, base = method.scaling(stretch), method.base(stretch)
+    dialect = DIALECTS[facts["model_type"]]
     written = write_scaling(scaling)
+    if isinstance(scaling, LongRoPE) and dialect.weighted_longrope:
+        written |= write_weights(scaling)
     lengths = {key: method.longest(stretch) for key in LENGTHS if key in facts}
     if isinstance(scaling, LongRoPE) and (TRAINED in facts or facts["model_type"] in ONLY):
         lengths[TRAINED] = stretch.trained  # their classes have a default for it, which would win
-    rope = facts.get("rope_parameters")
+    rope: Any = facts.get("rope_parameters")
+    if rope is None and _reaches_other_layers(dialect, layer_type, written, base != stretch.rotary.base):
+        rope = ropes_by_layer(facts, dialect)  # the older form cannot say it
+        lengths |= {"rope_scaling": None} if "rope_scaling" in facts else {}
     if rope is None:
         return {**_older_form(facts, written, base, layer_type), **lengths}
-    inner = rope if layer_type is None else rope[layer_type]
+    inner: Mapping[str, Any] = rope if layer_type is None else rope[layer_type]
     new = {**{key: value for key, value in inner.items() if key not in ("type", "rope_type")}, **written}
     new["rope_theta"] = base
-    beside = {key: base for key in DIALECTS[facts["model_type"]].base_keys_of(layer_type) if key in facts}
+    beside = {key: base for key in dialect.base_keys_of(layer_type) if key in facts}
     return {"rope_parameters": new if layer_type is None else {**rope, layer_type: new}, **beside, **lengths}
+
+
+def _reaches_other_layers(
+    dialect: Dialect, layer_type: str | None, written: Mapping[str, Any], other_base: bool
+) -> bool:
+    """Whether a ``rope_scaling`` would act on layers that are to stay; a base that all layers share is refused."""
+    others = [kind for name, kind in dialect.layer_kinds.items() if name != layer_type]
+    if other_base and any(kind.base_key in dialect.base_keys_of(layer_type) for kind in others):
+        raise InputError(
+            "got a configuration with one base for all layers, and a method that changes it for some",
+            "another method, or rope_parameters with a dictionary per layer type",
+        )
+    return written != {"rope_type": "default"} and any(kind.scaled for kind in others)
 
 
 def _older_form(
@@ -264,6 +289,11 @@ def _put_back(config: Mapping[str, Any] | object, changed: Mapping[str, Any]) ->
         inner = inner["text_config"]
     inner.update(changed)
     return whole
+
+
+def _window(facts: Mapping[str, Any]) -> int | None:
+    window = facts.get("sliding_window")
+    return None if window is None else integer("sliding_window", window, 0)
 
 
 def _notes(method: _Method, stretch: _Stretch, layer_type: str | None, window: int | None) -> tuple[str, ...]:

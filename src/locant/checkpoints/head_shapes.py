@@ -10,11 +10,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from locant.errors import InputError
-from locant.positions.rope_dialects import DIALECTS, UNKNOWN, Dialect
-from locant.positions.rope_sizes import HEADS, Config, head_dim_of, one_of, rotary_dim_of
-from locant.positions.rope_types import integer
+from locant.positions.rope_config.dialects import Dialect, dialect_of
+from locant.positions.rope_config.layers import is_per_layer, rope_dictionary
+from locant.positions.rope_config.sizes import (
+    HEADS,
+    Config,
+    head_dim_of,
+    integer_of,
+    layer_types_in,
+    own_of_layers,
+    rotary_dim_of,
+)
+from locant.positions.rope_config.types import integer
 
-__all__ = ["HeadShape", "dialect_of", "head_shape_of"]
+__all__ = ["HeadShape", "head_shape_of", "rotary_dialect_of"]
 
 KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 LATENT = "qk_rope_head_dim"
@@ -40,11 +49,11 @@ class HeadShape:
     latent: int = 0
 
 
-def dialect_of(facts: Config) -> Dialect:
+def rotary_dialect_of(facts: Config) -> Dialect:
     """What is known about the architecture; a model without rotary positions raises."""
     if facts.get("alibi"):
         raise InputError("got alibi=true, a model without rotary positions", "the weights as they are")
-    return DIALECTS.get(facts.get("model_type", ""), UNKNOWN)
+    return dialect_of(facts)
 
 
 def head_shape_of(facts: Config, layer: int | None) -> HeadShape:
@@ -54,7 +63,7 @@ def head_shape_of(facts: Config, layer: int | None) -> HeadShape:
     >>> head_shape_of(facts, 0)
     HeadShape(queries=32, keys=32, width=80, start=0, turned=32, latent=0)
     """
-    dialect = dialect_of(facts)
+    dialect = rotary_dialect_of(facts)
     shapes = {_shape(facts, rope, dialect, layer_type, layer) for layer_type, rope in _parameters(facts, layer).items()}
     if len(shapes) > 1:
         where = "a tensor without the number of its layer" if layer is None else f"layer {layer}, and no layer_types"
@@ -69,10 +78,9 @@ def _shape(
     turned = 0 if rope is None else _turned(facts, rope, dialect, width)
     if turned % 2 or turned > width:
         raise InputError(f"got {turned} rotary dimensions of a head of {width}", "an even number up to the whole head")
-    queries = one_of(facts, *HEADS)
+    queries = integer_of(facts, *HEADS)
     if queries is None:
         raise InputError(f"got a configuration without {HEADS[0]}", "the config.json of the model")
-    queries = integer(HEADS[0], queries)
     if dialect.head_dim_key != LATENT:
         return HeadShape(queries=queries, keys=_keys(facts, layer, queries), width=width, turned=turned)
     start, latent = (_required(facts, key) for key in ("qk_nope_head_dim", "kv_lora_rank"))
@@ -96,9 +104,9 @@ def _keys(facts: Config, layer: int | None, queries: int) -> int:
         if not isinstance(facts.get("multi_query"), bool):
             raise InputError("got a falcon configuration without multi_query", "multi_query, as the model has it")
         return 1 if facts["multi_query"] else queries
-    own = facts.get("per_layer_config", {}).get(str(layer), {}).get(KEY_HEADS[0])
-    stated = own if own is not None else one_of(facts, *KEY_HEADS)
-    keys = queries if stated is None else integer(KEY_HEADS[0], stated)
+    own = None if layer is None else own_of_layers(facts).get(layer, {}).get(KEY_HEADS[0])
+    stated = integer_of(facts, *KEY_HEADS) if own is None else integer(KEY_HEADS[0], own)
+    keys = stated or queries
     if queries % keys:
         raise InputError(f"got {queries} heads of queries for {keys} of keys, expected a multiple", "the right counts")
     return keys
@@ -106,10 +114,8 @@ def _keys(facts: Config, layer: int | None, queries: int) -> int:
 
 def _parameters(facts: Config, layer: int | None) -> dict[str | None, Config | None]:
     """The rope parameters that may hold for this layer, by layer type; one entry where that is known."""
-    rope = one_of(facts, "rope_parameters", "rope_scaling") or {}
-    if not isinstance(rope, Mapping):
-        raise InputError(f"got rope parameters {rope!r}, expected a dictionary", "{'rope_theta': ...}")
-    nested: Mapping[Any, Any] = rope if rope and all(_is_set(value) for value in rope.values()) else {}
+    rope = rope_dictionary(facts)
+    nested: Mapping[Any, Any] = rope if is_per_layer(rope) else {}
     layer_type = _layer_type(facts, layer)
     if not nested:
         return {layer_type: rope}
@@ -120,14 +126,9 @@ def _parameters(facts: Config, layer: int | None) -> dict[str | None, Config | N
     return {layer_type: nested[layer_type]}
 
 
-def _is_set(value: object) -> bool:
-    """Whether it is the rope parameters of one layer type; ``None`` for layers that turn nothing."""
-    return value is None or isinstance(value, Mapping)
-
-
 def _layer_type(facts: Config, layer: int | None) -> str | None:
-    types = facts.get("layer_types")
-    return types[layer] if types is not None and layer is not None and layer < len(types) else None
+    types = layer_types_in(facts)
+    return types[layer] if layer is not None and layer < len(types) else None
 
 
 def _required(facts: Config, key: str) -> int:

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from locant.checkpoints.head_shapes import HeadShape, dialect_of, head_shape_of
+from locant.checkpoints.head_shapes import HeadShape, head_shape_of, rotary_dialect_of
 from locant.checkpoints.projections import (
     FUSED,
     NORMS,
@@ -30,9 +30,9 @@ from locant.checkpoints.projections import (
 )
 from locant.errors import InputError, ShapeError
 from locant.kernels.rotary import Layout
-from locant.positions.rope_config import config_dict
-from locant.positions.rope_dialects import DIALECTS
-from locant.positions.rope_sizes import Config
+from locant.positions.rope_config.config import config_dict
+from locant.positions.rope_config.dialects import DIALECTS
+from locant.positions.rope_config.sizes import Config, named_layout
 
 __all__ = ["LayoutChange", "convert_layout", "row_order"]
 
@@ -92,7 +92,7 @@ class LayoutChange:
     def __init__(self, config: Config | object, *, to: Layout, source: Layout | None = None) -> None:
         self.facts = config_dict(config)
         self.architecture: str | None = self.facts.get("model_type")
-        self.own: Layout | None = dialect_of(self.facts).layout
+        self.own: Layout | None = rotary_dialect_of(self.facts).layout
         for name, layout in (("to", to), ("source", source)):
             if layout not in (*LAYOUTS, *([None] if name == "source" else [])):
                 raise InputError(f"got {name}={layout!r}, expected 'half' or 'interleaved'", "one of these")
@@ -133,11 +133,9 @@ class LayoutChange:
 
     def _stated(self) -> Layout:
         """The layout of the weights according to the configuration."""
-        said = self.facts.get("rope_interleave")
-        if said is not None and not isinstance(said, bool):
-            raise InputError(f"got rope_interleave={said!r}, expected true or false", "a boolean")
+        said = named_layout(self.facts)
         if said is not None:
-            return "interleaved" if said else "half"
+            return said
         if self.own is None:
             raise InputError(
                 f"got model_type={self.architecture!r}, whose layout is not known; known are "

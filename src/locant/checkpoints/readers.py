@@ -16,22 +16,22 @@ import torch
 
 from locant.errors import InputError
 from locant.kernels.rotary import Layout
+from locant.numbers import shown
 from locant.positions.alibi import ALiBi, alibi_slopes
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.constant import Constant
 from locant.positions.deberta import Deberta
 from locant.positions.learned import Learned
-from locant.positions.rope_config import rotary_from_config
-from locant.positions.rope_sizes import HEADS, LENGTHS, WIDTHS, one_of
-from locant.positions.rope_types import integer, number
+from locant.positions.rope_config.config import rotary_from_config
+from locant.positions.rope_config.sizes import HEADS, LENGTHS, WIDTHS, integer_of
+from locant.positions.rope_config.types import integer, number
 from locant.positions.shaw import Shaw
 from locant.positions.t5 import T5Bias
 
 __all__ = [
-    "Request", "read_alibi", "read_bert", "read_deberta", "read_falcon", "read_learned", "read_mpt", "read_opt",
-    "read_roberta", "read_rotary", "read_rotary_in_some_layers", "read_rotary_in_windows", "read_t5", "required",
-    "some_layers", "window_layers",
+    "Request", "flag", "read_alibi", "read_bert", "read_deberta", "read_falcon", "read_learned", "read_mpt",
+    "read_opt", "read_roberta", "read_rotary", "read_t5", "required",
 ]  # fmt: skip
 
 T5_MAX_DISTANCE = 128
@@ -55,12 +55,20 @@ class Request:
 
 def required(facts: Mapping[str, Any], *keys: str) -> int:
     """The integer under one of these synonyms."""
-    value = one_of(facts, *keys)
+    value = integer_of(facts, *keys)
     if value is None:
         raise InputError(
             f"got a {facts.get('model_type')} configuration without {keys[0]}", f"{keys[0]!r}, as the model has it"
         )
-    return integer(keys[0], value)
+    return value
+
+
+def flag(facts: Mapping[str, Any], key: str, default: bool | None = None) -> bool:
+    """Whether a key says true; a text such as "false" would."""
+    value = facts.get(key, default)
+    if not isinstance(value, bool):
+        raise InputError(f"got {key}={shown(value)} for {facts.get('model_type')}, expected true or false", "a boolean")
+    return value
 
 
 def read_rotary(request: Request) -> PositionEncoding:
@@ -68,33 +76,6 @@ def read_rotary(request: Request) -> PositionEncoding:
     return rotary_from_config(
         request.facts, layer_type=request.layer_type, angles=request.angles, layout=request.layout
     )
-
-
-def read_rotary_in_windows(request: Request) -> PositionEncoding:
-    """Rotary positions where attention slides, and none where it is full (Cohere 2, Exaone 4)."""
-    return PositionEncoding() if request.layer_type == "full_attention" else _rotary_of_all(request)
-
-
-def window_layers(facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """The two types of layers, unless no layer has a window."""
-    if facts.get("sliding_window") is None:
-        return ()
-    return ("sliding_attention", "full_attention")
-
-
-def read_rotary_in_some_layers(request: Request) -> PositionEncoding:
-    """Rotary positions in the layers that a list names, and none in the others (SmolLM 3, Llama 4)."""
-    return PositionEncoding() if request.layer_type == "without" else _rotary_of_all(request)
-
-
-def some_layers(facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """``with`` and ``without``, unless all layers have rotary positions."""
-    if "no_rope_layers" not in facts:
-        raise InputError(
-            f"got a {facts['model_type']} configuration without no_rope_layers",
-            "1 for each layer with positions, else 0",
-        )
-    return () if all(facts["no_rope_layers"]) else ("with", "without")
 
 
 def read_learned(request: Request) -> PositionEncoding:
@@ -114,9 +95,12 @@ def read_roberta(request: Request) -> PositionEncoding:
         raise InputError(
             f"got a {facts['model_type']} configuration without pad_token_id", "'pad_token_id': 1, usually"
         )
-    offset = int(facts["pad_token_id"]) + 1
+    offset = integer("pad_token_id", facts["pad_token_id"], 0) + 1
     _require_absolute(facts)
-    return Learned(required(facts, *LENGTHS) - offset, required(facts, *TABLE_WIDTHS), offset=offset)
+    rows = required(facts, *LENGTHS)
+    if rows <= offset:
+        raise InputError(f"got max_position_embeddings={rows}, of which {offset} are no positions", "514, usually")
+    return Learned(rows - offset, required(facts, *TABLE_WIDTHS), offset=offset)
 
 
 def read_bert(request: Request) -> PositionEncoding:
@@ -125,11 +109,10 @@ def read_bert(request: Request) -> PositionEncoding:
     kind = facts.get("position_embedding_type", "absolute")
     if kind == "absolute":
         return read_learned(request)
-    if kind not in RELATIVE_KEYS:
+    if not isinstance(kind, str) or kind not in RELATIVE_KEYS:
         known = ", ".join(("absolute", *RELATIVE_KEYS))
-        raise InputError(f"got position_embedding_type={kind!r}, expected one of {known}", "one of these names")
-    width, heads = required(facts, *WIDTHS), required(facts, *HEADS)
-    return Shaw(width // heads, required(facts, *LENGTHS) - 1, key_term=RELATIVE_KEYS[kind])
+        raise InputError(f"got position_embedding_type={shown(kind)}, expected one of {known}", "one of these names")
+    return Shaw(_head_dim(facts), required(facts, *LENGTHS) - 1, key_term=RELATIVE_KEYS[kind])
 
 
 RELATIVE_KEYS: Mapping[str, bool] = {"relative_key": False, "relative_key_query": True}
@@ -149,8 +132,10 @@ def read_mpt(request: Request) -> PositionEncoding:
     """
     facts = request.facts
     attention = facts.get("attn_config", {})
-    missing = [key for key in ("alibi", "alibi_bias_max") if key not in attention]
-    if missing or not attention["alibi"]:
+    if not isinstance(attention, Mapping):
+        raise InputError(f"got attn_config={shown(attention)}, expected a dictionary", "{'alibi': True, ...}")
+    missing = [key for key in ("alibi", "alibi_bias_max") if attention.get(key) is None]
+    if missing or not flag(attention, "alibi"):
         got = f"without {' and '.join(missing)}" if missing else "with alibi=false, which transformers does not know"
         raise InputError(f"got an attn_config {got}", "{'alibi': True, 'alibi_bias_max': 8}")
     heads = required(facts, *HEADS)
@@ -166,10 +151,10 @@ def read_falcon(request: Request) -> PositionEncoding:
     facts = request.facts
     if "alibi" not in facts:
         raise InputError("got a falcon configuration without alibi", "'alibi': False for rotary positions")
-    if not facts["alibi"]:
+    if not flag(facts, "alibi"):
         return read_rotary(request)
-    heads, width = required(facts, *HEADS), required(facts, *WIDTHS)
-    return _alibi_with(heads, [slope / math.sqrt(width // heads) for slope in alibi_slopes(heads)])
+    heads, width = required(facts, *HEADS), _head_dim(facts)
+    return _alibi_with(heads, [slope / math.sqrt(width) for slope in alibi_slopes(heads)])
 
 
 def read_t5(request: Request) -> PositionEncoding:
@@ -188,27 +173,42 @@ def read_t5(request: Request) -> PositionEncoding:
 def read_deberta(request: Request) -> PositionEncoding:
     """Disentangled attention over log buckets (DeBERTa v2 and v3)."""
     facts = request.facts
-    if not facts.get("relative_attention") or facts.get("position_biased_input", True):
+    if not flag(facts, "relative_attention", False) or flag(facts, "position_biased_input", True):
         raise InputError(
             "got a deberta-v2 configuration with absolute positions (position_biased_input, or no relative_attention)",
             "'relative_attention': True and 'position_biased_input': False, as released models have them",
         )
-    terms: Any = facts.get("pos_att_type", ())
-    terms = [term.strip() for term in terms.lower().split("|")] if isinstance(terms, str) else terms
-    buckets, longest = facts.get("position_buckets", -1), facts.get("max_relative_positions", -1)
-    width, heads = required(facts, *WIDTHS), required(facts, *HEADS)
+    heads = required(facts, *HEADS)
+    buckets, longest = (_positive(facts, key) for key in ("position_buckets", "max_relative_positions"))
     return Deberta(
         heads,
-        width // heads,
-        num_buckets=buckets if buckets > 0 else None,
-        max_distance=longest if longest > 0 else required(facts, *LENGTHS),
-        terms=terms,
-        norm="layer_norm" in facts.get("norm_rel_ebd", "none"),
+        _head_dim(facts),
+        num_buckets=buckets,
+        max_distance=longest or required(facts, *LENGTHS),
+        terms=_texts(facts, "pos_att_type"),  # type: ignore[arg-type]  # it knows its terms, and refuses others
+        norm="layer_norm" in _texts(facts, "norm_rel_ebd"),
     )
 
 
-def _rotary_of_all(request: Request) -> PositionEncoding:
-    return rotary_from_config(request.facts, angles=request.angles, layout=request.layout)
+def _positive(facts: Mapping[str, Any], key: str) -> int | None:
+    """A number of which -1 means none."""
+    return integer(key, facts.get(key, -1), -1) if facts.get(key, -1) not in (-1, 0) else None
+
+
+def _texts(facts: Mapping[str, Any], key: str) -> list[str]:
+    """Names in a list, or in one text with bars between them."""
+    said = facts.get(key, "")
+    names = said.split("|") if isinstance(said, str) else said
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise InputError(f"got {key}={shown(said)}, expected names", "'p2c|c2p', or a list of them")
+    return [name.strip().lower() for name in names if name.strip()]
+
+
+def _head_dim(facts: Mapping[str, Any]) -> int:
+    width, heads = required(facts, *WIDTHS), required(facts, *HEADS)
+    if width % heads:
+        raise InputError(f"got hidden_size={width} for {heads} heads, expected a multiple", "the sizes of the model")
+    return width // heads
 
 
 def _alibi_with(heads: int, slopes: list[float]) -> ALiBi:
@@ -221,6 +221,6 @@ def _require_absolute(facts: Mapping[str, Any]) -> None:
     kind = facts.get("position_embedding_type", "absolute")
     if kind != "absolute":
         raise InputError(
-            f"got position_embedding_type={kind!r} for {facts['model_type']}, expected 'absolute'",
+            f"got position_embedding_type={shown(kind)} for {facts['model_type']}, expected 'absolute'",
             "a BERT of that kind",
         )

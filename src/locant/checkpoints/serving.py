@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from locant.positions.rope_config.dialects import DIALECTS
 from locant.positions.rotary import Rotary
 from locant.positions.scaling import DynamicNTK, LongRoPE, YaRN
 
@@ -22,7 +23,7 @@ SERVED = frozenset(
         "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "kimi_k2", "llama", "llama4_text", "mistral", "mixtral",
         "modernbert", "mpt", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi3",
         "phimoe", "qwen2", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen3",
-        "qwen3_moe", "qwen3_vl", "qwen3_vl_text", "roberta", "seed_oss", "smollm3", "stablelm", "starcoder2",
+        "qwen3_moe", "qwen3_vl_text", "roberta", "seed_oss", "smollm3", "stablelm", "starcoder2",
         "xlm-roberta",
     }
 )  # fmt: skip
@@ -74,4 +75,17 @@ def _longrope(rotary: Rotary, name: str) -> str | None:
     return "it takes the long factors for every sequence if it is started with a longer context (vllm#27414)"
 
 
-RULES: tuple[Callable[[Rotary, str], str | None], ...] = (_attention_factor, _weights, _dynamic, _longrope)
+def _layout(rotary: Rotary, name: str) -> str | None:
+    own = DIALECTS[name].layout if name in DIALECTS else None
+    return (
+        None if own in (None, rotary.layout) else f"its {name} pairs dimensions as {own}, whatever rope_interleave says"
+    )
+
+
+RULES: tuple[Callable[[Rotary, str], str | None], ...] = (
+    _attention_factor,
+    _weights,
+    _dynamic,
+    _longrope,
+    _layout,
+)

@@ -38,8 +38,8 @@ def _parsed(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_bytes())
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", "a file that you may read") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise InputError(f"got {path}, which is not JSON: {error}", f"the {NAME} of a model") from None
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
+        raise InputError(f"got {path}, which is not JSON that can be read: {error}", f"the {NAME} of a model") from None
     if not isinstance(config, dict):
         raise InputError(f"got {path}, which holds a {type(config).__name__}", f"the {NAME} of a model, an object")
     return config

@@ -11,10 +11,13 @@ from locant.checkpoints.rotary_facts import RotaryFacts
 from locant.positions.base import PositionEncoding
 from locant.positions.deberta import Deberta
 from locant.positions.learned import Learned
+from locant.positions.rope_config.dialects import DIALECTS, UNKNOWN
+from locant.positions.rope_config.types import integer
 from locant.positions.rotary import Rotary
 from locant.positions.scaling import DynamicNTK, Linear, LongRoPE, YaRN
 from locant.positions.shaw import Shaw
 from locant.positions.t5 import T5Bias
+from locant.positions.tempered import Tempered
 
 __all__ = ["Case", "traps"]
 
@@ -49,9 +52,11 @@ def _lengths_disagree(case: Case) -> str | None:
 
 def _scale_of_latent_attention(case: Case) -> str | None:
     scaling = getattr(case.encoding, "scaling", None)
-    if not isinstance(scaling, YaRN) or not scaling.mscale_all_dim or "qk_nope_head_dim" not in case.facts:
+    if case.rotary is None or not isinstance(scaling, YaRN) or not scaling.mscale_all_dim:
         return None
-    width = case.facts["qk_nope_head_dim"] + case.facts["qk_rope_head_dim"]
+    if "qk_nope_head_dim" not in case.facts:
+        return None
+    width = integer("qk_nope_head_dim", case.facts["qk_nope_head_dim"]) + case.rotary.head_dim
     weight = 0.1 * scaling.mscale_all_dim * math.log(scaling.factor) + 1
     return (
         f"the attention factor is {scaling.magnitude:g}, because mscale_all_dim acts on all scores instead: attend "
@@ -62,8 +67,9 @@ def _scale_of_latent_attention(case: Case) -> str | None:
 def _latent_attention(case: Case) -> str | None:
     if case.rotary is None or "qk_nope_head_dim" not in case.facts:
         return None
+    more = integer("qk_nope_head_dim", case.facts["qk_nope_head_dim"])
     return (
-        f"each head has {case.facts['qk_nope_head_dim']} more dimensions without positions beside these "
+        f"each head has {more} more dimensions without positions beside these "
         f"{case.rotary.head_dim}, and all heads share one rotated key"
     )
 
@@ -165,6 +171,33 @@ def _falcon_rounds(case: Case) -> str | None:
     )
 
 
+def _converted(case: Case) -> str | None:
+    dialect = DIALECTS.get(case.facts["model_type"], UNKNOWN)
+    if case.rotary is None or dialect.interleave_key or dialect.layout in (None, case.rotary.layout):
+        return None
+    return (
+        f"rope_interleave says that these weights were converted, but the code of {case.facts['model_type']} in "
+        f"transformers and vLLM pairs dimensions as {dialect.layout} whatever is said: convert them back for those; "
+        f"here, say layout={case.rotary.layout!r}"
+    )
+
+
+def _growing_queries(case: Case) -> str | None:
+    if not isinstance(case.encoding, Tempered):
+        return None
+    step, weight = case.encoding.step, case.encoding.weight
+    return (
+        f"attn_temperature_tuning: queries are multiplied by 1 + {weight:g} log(1 + floor((n + 1) / {step:,})) at "
+        "position n, which changes nothing in the first ones; keys stay as they are, and nothing turns"
+    )
+
+
+def _short_factors_of_phimoe(case: Case) -> str | None:
+    if case.facts["model_type"] != "phimoe" or not isinstance(getattr(case.encoding, "scaling", None), LongRoPE):
+        return None
+    return "transformers turns phimoe with the short factors at every length, and never takes the long ones"
+
+
 VISIBLE_IN_BFLOAT16 = 2**-8
 
 RULES: tuple[Callable[[Case], str | None], ...] = (
@@ -183,6 +216,9 @@ RULES: tuple[Callable[[Case], str | None], ...] = (
     _scale_of_deberta,
     _flipped_table,
     _falcon_rounds,
+    _converted,
+    _growing_queries,
+    _short_factors_of_phimoe,
 )
 
 

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
-from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
-from torch.autograd import forward_ad
 from torch.nn.modules import module as hooks
 
 from locant.embedding.late import Asked, LateErrors
@@ -23,6 +21,7 @@ from locant.embedding.lookup import WholeTable, require_ids
 from locant.embedding.segment import SegmentEmbedding, require_segments
 from locant.embedding.token import TokenEmbedding
 from locant.kernels.input_embedding import input_embedding
+from locant.kernels.transforms import in_forward_mode, is_transforming
 from locant.positions import Learned, PositionEncoding, Positions, Sinusoidal
 from locant.positions.where import require_positions
 
@@ -111,15 +110,15 @@ def _why_now(embedding: InputEmbedding) -> str | None:
     if weight.dtype.itemsize < 4 and torch.is_autocast_enabled(weight.device.type):
         return "autocast chooses dtypes between the modules"
     tracing = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]  # it is in torch's documentation
-    if tracing or (torch.compiler.is_compiling() and torch.compiler.is_exporting()):
+    # What `is_exporting` returns; asked itself, it is true of everything that torch 2.9 compiles.
+    exporting = torch.compiler._is_exporting_flag  # pyright: ignore[reportPrivateUsage]
+    if tracing or (torch.compiler.is_compiling() and exporting):
         return "the graph leaves this package"
     if torch.compiler.is_compiling():
         return None
-    # What follows has no public door.
-    if hooks._has_any_global_hook():  # pyright: ignore[reportPrivateUsage]
+    if hooks._has_any_global_hook():  # pyright: ignore[reportPrivateUsage]  # it has no public door
         return "there are hooks on every module"
-    forward_mode = forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
-    if forward_mode or functorch.peek_interpreter_stack() is not None:
+    if in_forward_mode() or is_transforming():
         return "a transform of functions is at work"
     return None
 
@@ -183,10 +182,7 @@ def _learned_index(encoding: Learned, positions: Positions) -> Int[Tensor, "#bat
             f"Learned(max_seq_len={encoding.max_seq_len})",
             "shorter windows, or a larger max_seq_len",
         )
-    if not encoding.offset:
-        return positions.index
-    index = positions.index + encoding.offset
-    return index if bounds_known else index.masked_fill(positions.index < 0, -1)  # rows before the offset are no places
+    return encoding.row_of(positions)
 
 
 def _sinusoidal_rows(
@@ -205,11 +201,14 @@ def _asked(embedding: InputEmbedding, ids: Tensor, positions: Positions, segment
     """What errors that come later will say."""
     encoding, segment = embedding.encoding, embedding.segment
     asked: list[Asked | None] = [None, None, None]
-    asked[0] = Asked(ids=ids, what="id", layer="TokenEmbedding", limit=f"vocab_size={embedding.token.vocab_size}")
+    rows = embedding.token.vocab_size
+    asked[0] = Asked(ids=ids, what="id", layer="TokenEmbedding", limit=f"vocab_size={rows}", num_rows=rows)
     if isinstance(encoding, Learned):
-        limit = f"max_seq_len={encoding.max_seq_len}"
-        asked[1] = Asked(ids=positions.index, what="position", layer="Learned", limit=limit)
+        rows = encoding.max_seq_len
+        limit = f"max_seq_len={rows}"
+        asked[1] = Asked(ids=positions.index, what="position", layer="Learned", limit=limit, num_rows=rows)
     if segment is not None and segments is not None:
-        limit = f"num_segments={segment.weight.shape[0]}"
-        asked[2] = Asked(ids=segments, what="id", layer="SegmentEmbedding", limit=limit)
+        rows = segment.weight.shape[0]
+        limit = f"num_segments={rows}"
+        asked[2] = Asked(ids=segments, what="id", layer="SegmentEmbedding", limit=limit, num_rows=rows)
     return asked

@@ -11,8 +11,10 @@ from locant.embedding.fused import embed, why_plain
 from locant.embedding.late import LateErrors
 from locant.embedding.segment import SegmentEmbedding, require_segments
 from locant.embedding.token import Scale, TokenEmbedding
-from locant.errors import LocantError, RangeError, ShapeError
+from locant.errors import LocantError, ShapeError
+from locant.numbers import real, shown, whole
 from locant.positions import PositionEncoding, Positions
+from locant.positions.checks import require_one_of
 from locant.positions.where import require_positions
 
 __all__ = ["InputEmbedding"]
@@ -61,12 +63,13 @@ class InputEmbedding(nn.Module):
         backend: Literal["auto", "fused", "plain"] = "auto",
     ) -> None:
         super().__init__()
-        if backend not in ("auto", "fused", "plain"):
-            raise LocantError(f"got backend={backend!r}, expected 'auto', 'fused' or 'plain'", "backend='auto'")
-        if not 0 <= dropout < 1:
-            raise RangeError(f"got dropout={dropout}, expected a probability from 0 to less than 1", "dropout=0.1")
-        if isinstance(norm, str) and norm != "layer_norm":
-            raise LocantError(f"got norm={norm!r}, expected 'layer_norm', a module or None", "norm='layer_norm'")
+        require_one_of("backend", backend, ("auto", "fused", "plain"), "backend='auto'")
+        dropout = real("dropout", dropout, low=0, below=1, remedy="dropout=0.1, a probability")
+        num_segments = whole("num_segments", num_segments, 0, remedy="num_segments=2, or 0 for none")
+        if not (norm is None or isinstance(norm, nn.Module) or (isinstance(norm, str) and norm == "layer_norm")):
+            raise LocantError(
+                f"got {shown(norm)} for norm, expected 'layer_norm', a module or None", "norm='layer_norm'"
+            )
         if encoding is not None and not isinstance(encoding, PositionEncoding):
             raise LocantError(
                 f"got an encoding of type {type(encoding).__name__}, expected a PositionEncoding",
@@ -75,7 +78,7 @@ class InputEmbedding(nn.Module):
         self.token = TokenEmbedding(vocab_size, d_model, scale=scale, padding_idx=padding_idx)
         self.encoding = PositionEncoding() if encoding is None else encoding
         self.segment = SegmentEmbedding(num_segments, d_model) if num_segments else None
-        self.norm = nn.LayerNorm(d_model) if isinstance(norm, str) else norm
+        self.norm = nn.LayerNorm(self.token.d_model) if isinstance(norm, str) else norm
         self.dropout = nn.Dropout(dropout)
         self.backend: Literal["auto", "fused", "plain"] = backend
         self._late = LateErrors()
@@ -87,6 +90,8 @@ class InputEmbedding(nn.Module):
         segments: Integer[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
         """Without `positions` every row counts from 0; without `segments` all tokens are in segment 0."""
+        if not isinstance(ids, Tensor):
+            raise ShapeError(f"got ids of type {type(ids).__name__}, expected a tensor", "torch.tensor(ids)")
         if ids.ndim != 2:
             raise ShapeError(
                 f"got ids of shape {tuple(ids.shape)}, expected (batch, seq)", "ids[None] for a single row"
@@ -113,6 +118,8 @@ class InputEmbedding(nn.Module):
         segments: Integer[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
         """The same for vectors that are embedded already, such as image patches: they are not scaled."""
+        if not isinstance(x, Tensor):
+            raise ShapeError(f"got x of type {type(x).__name__}, expected a tensor", "torch.tensor(x)")
         if x.ndim != 3:
             raise ShapeError(f"got x of shape {tuple(x.shape)}, expected (batch, seq, d_model)", "x.view(1, *x.shape)")
         batch, seq_len, _ = x.shape
@@ -129,4 +136,8 @@ class InputEmbedding(nn.Module):
         require_segments(self.segment, segments, x.shape[:2])
         if self.segment is None:
             return x
+        if x.shape[-1] != self.segment.weight.shape[1]:
+            raise ShapeError(
+                f"got x of width {x.shape[-1]}, expected {self.segment.weight.shape[1]}", "vectors of the model's width"
+            )
         return x + (self.segment.weight[0] if segments is None else self.segment(segments))

@@ -30,24 +30,41 @@ class Asked:
     layer: str
     limit: str
     """What the layer has, as the error says it."""
+    num_rows: int
+    """Ids from 0 to this are good."""
+
+    def at(self, row: int, slot: int, version: int | None) -> str:
+        """The id as the error says it, or that there was one, where other ids may have taken its place by now.
+
+        Batches that are copied into the same memory one after the other, as for CUDA graphs, are not kept for this.
+        """
+        value = int(self.ids[row if self.ids.shape[0] > 1 else 0, slot])
+        unchanged = version is not None and version == _version(self.ids)
+        return f"{self.what} {value}" if unchanged and not 0 <= value < self.num_rows else f"a bad {self.what}"
 
 
 @dataclass(frozen=True)
 class _Note:
     first: Int[Tensor, " tables"]
     asked: list[Asked | None]
+    versions: list[int | None]
     arrived: torch.cuda.Event | None
 
     def raise_fault(self) -> None:
-        for asked, first in zip(self.asked, self.first.tolist(), strict=True):
+        for asked, version, first in zip(self.asked, self.versions, self.first.tolist(), strict=True):
             if asked is None or first == NO_FAULT:
                 continue
             row, slot = divmod(first, asked.ids.shape[1])
-            value = int(asked.ids[row if asked.ids.shape[0] > 1 else 0, slot])
+            got = asked.at(row, slot, version)
             raise RangeError(
-                f"got {asked.what} {value} at ({row}, {slot}) in an earlier call, {asked.layer} has {asked.limit}",
+                f"got {got} at ({row}, {slot}) in an earlier call, {asked.layer} has {asked.limit}",
                 "the ids of that call; its output for that token was NaN, and nothing else is wrong",
             )
+
+
+def _version(ids: Tensor) -> int | None:
+    """Goes up when something is written; tensors of inference mode have none."""
+    return None if ids.is_inference() else ids._version
 
 
 class LateErrors:
@@ -64,15 +81,16 @@ class LateErrors:
 
         Not while a graph is captured or compiled: there is no later call in it.
         """
+        versions = [None if one is None else _version(one.ids) for one in asked]
         if not first.is_cuda:
-            self._notes.append(_Note(first, asked, None))
+            self._notes.append(_Note(first, asked, versions, None))
             return
         if torch.cuda.is_current_stream_capturing():
             return
         on_host = torch.empty_like(first, device="cpu", pin_memory=True).copy_(first, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
-        self._notes.append(_Note(on_host, asked, arrived))
+        self._notes.append(_Note(on_host, asked, versions, arrived))
 
     def raise_arrived(self) -> None:
         """Raise for the first fault that is known by now; asks nobody to wait."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from locant.errors import RangeError, ShapeError
+from locant.positions.checks import has_values
 
 __all__ = ["Table", "WholeTable", "require_ids"]
 
@@ -80,11 +81,13 @@ def require_ids(
     device-side assert that poisons the process. Not while compiling or capturing a graph: nothing may be read there.
     Nor without `read`, for look-ups that can cope with any id.
     """
+    if not isinstance(ids, Tensor):
+        raise ShapeError(f"got ids of type {type(ids).__name__} for {layer}, expected a tensor", "torch.tensor(ids)")
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise ShapeError(f"got ids of dtype {ids.dtype} for {layer}, expected integers", "ids.long()")
     if ids.device != device:
         raise ShapeError(f"got ids on {ids.device}, {layer} is on {device}", f"ids.to({str(device)!r})")
-    if not read or torch.compiler.is_compiling() or ids.device.type == "meta" or not ids.numel():
+    if not read or not has_values(ids) or not ids.numel():
         return ids.long()
     if ids.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return ids.long()

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.embedding.lookup import require_ids
-from locant.errors import LocantError, RangeError, ShapeError
+from locant.errors import LocantError, ShapeError
+from locant.numbers import WIDEST, whole
 
 __all__ = ["SegmentEmbedding", "require_segments"]
 
@@ -24,11 +25,9 @@ class SegmentEmbedding(nn.Module):
 
     def __init__(self, num_segments: int, d_model: int) -> None:
         super().__init__()
-        if num_segments < 1 or d_model < 1:
-            raise RangeError(
-                f"got num_segments={num_segments}, d_model={d_model}, expected 1 or more", "SegmentEmbedding(2, 768)"
-            )
-        self.weight = nn.Parameter(torch.empty(num_segments, d_model))
+        rows = whole("num_segments", num_segments, 1, remedy="SegmentEmbedding(2, 768)")
+        width = whole("d_model", d_model, 1, WIDEST, remedy="the width of the token embeddings")
+        self.weight = nn.Parameter(torch.empty(rows, width))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -52,6 +51,9 @@ def require_segments(
         return
     if table is None:
         raise LocantError("got segments for an InputEmbedding that has none", "num_segments=2 when building it")
+    if not isinstance(segments, Tensor):
+        got = f"got segments of type {type(segments).__name__}, expected a tensor"
+        raise ShapeError(got, "torch.tensor(segments)")
     if segments.shape != shape:
         raise ShapeError(
             f"got segments of shape {tuple(segments.shape)}, expected {tuple(shape)}", "one segment per token"

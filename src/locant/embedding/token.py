@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal, cast, get_args
 
 import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from locant.embedding.lookup import Table, WholeTable, require_ids
-from locant.errors import RangeError, ShapeError
+from locant.errors import ShapeError
+from locant.numbers import WIDEST, real, shown, whole
+from locant.positions.checks import require_one_of
 
 __all__ = ["Scale", "TokenEmbedding"]
 
@@ -39,23 +41,12 @@ class TokenEmbedding(nn.Module):
         self, vocab_size: int, d_model: int, *, scale: Scale | None = None, padding_idx: int | None = None
     ) -> None:
         super().__init__()
-        if vocab_size < 1 or d_model < 1:
-            raise RangeError(
-                f"got vocab_size={vocab_size}, d_model={d_model}, expected 1 or more", "TokenEmbedding(50_257, 768)"
-            )
-        if padding_idx is not None and not -vocab_size <= padding_idx < vocab_size:
-            raise RangeError(f"got padding_idx={padding_idx}, expected a row of the {vocab_size}", "padding_idx=None")
-        if isinstance(scale, str) and scale not in ("sqrt_d_model", "sqrt_d_model_rounded"):
-            raise RangeError(
-                f"got scale={scale!r}, expected a number, 'sqrt_d_model' or 'sqrt_d_model_rounded'",
-                "scale='sqrt_d_model'",
-            )
-        if isinstance(scale, (int, float)) and not math.isfinite(scale):
-            raise RangeError(f"got scale={scale}, expected a finite number", "scale=None")
-        self.scale: Scale | None = scale
-        self.padding_idx = padding_idx if padding_idx is None else padding_idx % vocab_size
+        rows = whole("vocab_size", vocab_size, 1, remedy="the vocab_size of the tokenizer")
+        width = whole("d_model", d_model, 1, WIDEST, remedy="the width of the model")
+        self.scale: Scale | None = None if scale is None else _scale(scale)
+        self.padding_idx = None if padding_idx is None else _row(padding_idx, rows)
         self.table: Table = WholeTable()
-        self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
+        self.weight = nn.Parameter(torch.empty(rows, width))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -94,10 +85,15 @@ class TokenEmbedding(nn.Module):
 
     def logits(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab_size"]:
         """Scores of all tokens from the same table (tied head, Press and Wolf 2017); the scale is not applied."""
+        if not isinstance(x, Tensor) or not x.ndim:
+            raise ShapeError(f"got {shown(x)} for x, expected vectors", "the model's last hidden state")
         if x.shape[-1] != self.d_model:
             raise ShapeError(
                 f"got x of width {x.shape[-1]}, expected d_model={self.d_model}", "the model's last hidden state"
             )
+        dtype = self.weight.dtype
+        if x.dtype != dtype and not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
+            raise ShapeError(f"got x of dtype {x.dtype}, the table is {dtype}", f"x.to({dtype}), or torch.autocast")
         return self.table.logits(self.weight, x)
 
     def resize(self, vocab_size: int) -> None:
@@ -106,11 +102,8 @@ class TokenEmbedding(nn.Module):
         It never shrinks (a table padded to a round size keeps its padding). The weight is a new parameter
         afterwards: build the optimizer after resizing.
         """
-        if vocab_size < self.vocab_size:
-            raise RangeError(
-                f"got vocab_size={vocab_size}, the table already has {self.vocab_size} rows",
-                f"resize({self.vocab_size}) or more; rows are never dropped",
-            )
+        has = self.vocab_size
+        vocab_size = whole("vocab_size", vocab_size, has, remedy=f"resize({has}) or more; rows are never dropped")
         if vocab_size == self.vocab_size:
             return
         with torch.no_grad():
@@ -122,6 +115,18 @@ class TokenEmbedding(nn.Module):
         scale = "" if self.scale is None else f", scale={self.scale!r}"
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"vocab_size={self.vocab_size}, d_model={self.d_model}{scale}{padding}"
+
+
+def _scale(scale: Any) -> Scale:
+    if not isinstance(scale, str):
+        return real("scale", scale, remedy="scale=None, or 'sqrt_d_model'")
+    names = get_args(get_args(Scale)[1])
+    require_one_of("scale", scale, names, "scale='sqrt_d_model', or a number")
+    return cast(Scale, scale)
+
+
+def _row(padding_idx: Any, rows: int) -> int:
+    return whole("padding_idx", padding_idx, -rows, rows - 1, remedy=f"None, or a row of the {rows}") % rows
 
 
 def _rounded(factor: float, dtype: torch.dtype) -> float:

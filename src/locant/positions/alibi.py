@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from locant.errors import RangeError
 from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
+from locant.positions.checks import flag
 from locant.positions.constant import Constant
 from locant.positions.distance import distances
-from locant.positions.heads import Heads
+from locant.positions.heads import Heads, heads_of
 from locant.positions.pairs import step_mod
 from locant.positions.where import Positions
 
@@ -27,8 +27,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
     >>> alibi_slopes(4)
     [0.25, 0.0625, 0.015625, 0.00390625]
     """
-    if num_heads < 1:
-        raise RangeError(f"got num_heads={num_heads}, expected 1 or more", "the number of query heads")
+    num_heads = heads_of(num_heads)
     power = 2 ** int(math.log2(num_heads))
     slopes = [2.0 ** (-8.0 * (head + 1) / power) for head in range(power)]
     between = [2.0 ** (-4.0 * (head + 1) / power) for head in range(0, 2 * power, 2)]
@@ -58,9 +57,9 @@ class ALiBi(PositionEncoding):
     def __init__(self, num_heads: int, *, learned: bool = False, head_slice: slice | None = None) -> None:
         super().__init__()
         self.heads = Heads.of(num_heads, head_slice)
-        self.num_heads = num_heads
-        self.learned = learned
-        self.slopes = nn.Parameter(torch.empty(len(self.heads))) if learned else Constant(self._paper_slopes())
+        self.num_heads = self.heads.num_heads
+        self.learned = flag("learned", learned)
+        self.slopes = nn.Parameter(torch.empty(len(self.heads))) if self.learned else Constant(self._paper_slopes())
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

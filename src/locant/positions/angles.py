@@ -18,15 +18,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locant.errors import LocantError
 from locant.kernels.rotary.reference import cos_sin
 from locant.kernels.rotary.tables import Tables
+from locant.positions.checks import require_one_of
 from locant.positions.constant import Constant
 from locant.positions.frequencies import PRECISION, TWO_PI
 
@@ -43,7 +43,8 @@ class Angles:
     Args:
         frequencies: radians per position, one per pair.
         mode: ``"exact"``, or ``"float32"`` for the rounding that models were trained with: position and frequency are
-            rounded to float32 and multiplied, as `transformers` does, bit for bit.
+            rounded to float32 and multiplied, as `transformers` does, bit for bit; where a model of theirs makes its
+            cosines with `torch.polar` (DeepSeek-V2, Llama 4), the last bit may differ.
         rounded: the frequencies as a reference implementation rounds them, for the float32 mode.
         magnitude: a factor on every cosine and sine.
 
@@ -60,8 +61,7 @@ class Angles:
         rounded: Float[Tensor, " pairs"] | None = None,
         magnitude: float = 1.0,
     ) -> None:
-        if mode not in ("exact", "float32"):
-            raise LocantError(f"got angles={mode!r}, expected 'exact' or 'float32'", "angles='exact'")
+        require_one_of("angles", mode, get_args(AngleMode), "angles='exact'")
         self.mode: AngleMode = mode
         self.magnitude = magnitude
         self.frequencies = tuple(frequencies)

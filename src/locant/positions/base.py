@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from locant.positions.where import Positions
 
-__all__ = ["PositionEncoding", "ScoreMod", "bias_dtype", "follows_distance"]
+__all__ = ["PositionEncoding", "ScoreMod", "bias_dtype", "follows_distance", "has_bias", "has_score_mod"]
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's ``(score, batch, head, query, key) -> score``."""
@@ -30,6 +30,9 @@ class PositionEncoding(nn.Module):
         x = encoding.embed(x, positions)                     # once, after the token embedding
         q, k = encoding.rotate(q, k, positions)              # in every layer, before the KV cache
         y = attend(q, k, v, encoding=encoding, positions=positions)
+
+    Parameters are sharded with the block that uses them. The doors are no ``forward``: for FSDP to gather those of an
+    encoding that is sharded by itself, torch has to be told: ``register_fsdp_forward_method(encoding, "bias")``.
 
     >>> PositionEncoding().embed(torch.ones(1, 2, 3), Positions.arange(2)).shape
     torch.Size([1, 2, 3])
@@ -82,14 +85,36 @@ class PositionEncoding(nn.Module):
         positions: Positions,
         k_positions: Positions | None = None,
     ) -> ScoreMod | None:
-        """The same bias as a function for FlexAttention, which never holds it as a tensor; or ``None``."""
+        """The same bias as a function for FlexAttention, which never holds it as a tensor; or ``None``.
+
+        It is believed only of the class that defines `bias`, or of one below it: whoever overrides `bias` says it
+        again, or is computed without.
+        """
         return None
+
+
+def has_bias(encoding: PositionEncoding | None) -> bool:
+    """Whether the encoding uses the third door."""
+    return encoding is not None and _owner(encoding, "bias") is not PositionEncoding
+
+
+def has_score_mod(encoding: PositionEncoding) -> bool:
+    """Whether `score_mod` says what `bias` says: whoever overrides `bias` says it again, or has none."""
+    bias, score_mod = _owner(encoding, "bias"), _owner(encoding, "score_mod")
+    if isinstance(bias, type) and isinstance(score_mod, type):
+        return score_mod is not PositionEncoding and issubclass(score_mod, bias)
+    return score_mod is encoding
 
 
 def follows_distance(encoding: PositionEncoding) -> bool:
     """Whether the class whose `bias` this is says that it follows from the distance alone."""
-    owner = next(kind for kind in type(encoding).__mro__ if "bias" in vars(kind))
-    return bool(vars(owner).get("by_distance", False))
+    return bool(vars(_owner(encoding, "bias")).get("by_distance", False))
+
+
+def _owner(encoding: PositionEncoding, door: str) -> type | PositionEncoding:
+    """Whose method it is: that of a class, or of this one object."""
+    places = (encoding, *type(encoding).__mro__)
+    return next(place for place in places if door in vars(place))
 
 
 def bias_dtype(q: Tensor) -> torch.dtype:

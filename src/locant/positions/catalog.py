@@ -7,6 +7,7 @@ import inspect
 from dataclasses import dataclass
 
 from locant.errors import LocantError
+from locant.numbers import shown
 from locant.positions.alibi import ALiBi
 from locant.positions.base import PositionEncoding
 from locant.positions.cope import Cope
@@ -140,11 +141,11 @@ CATALOG: tuple[Entry, ...] = (
 def find(name: str) -> Entry:
     """The entry of this name; an unknown one gets a "did you mean"."""
     entries = {entry.name: entry for entry in CATALOG}
-    if name in entries:
+    if isinstance(name, str) and name in entries:
         return entries[name]
     close = difflib.get_close_matches(str(name).lower(), entries, n=1, cutoff=0.5)
     hint = f"{close[0]!r}, did you mean that?" if close else "one of these names"
-    raise LocantError(f"got encoding {name!r}, expected one of {', '.join(entries)}", hint)
+    raise LocantError(f"got encoding {shown(name)}, expected one of {', '.join(entries)}", hint)
 
 
 def encoding(name: str, **options: object) -> PositionEncoding:

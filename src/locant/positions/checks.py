@@ -3,37 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
-from locant.errors import RangeError, ShapeError
+from locant.errors import LocantError, RangeError, ShapeError
+from locant.numbers import LARGEST, Real, real, shown, whole
 
-__all__ = ["bounds", "integers", "padding_mask", "require_count", "rows_of"]
+__all__ = [
+    "bounds", "entries", "flag", "has_values", "index_bound", "integers", "known_device", "padding_mask",
+    "readable", "require_arithmetic", "require_one_of", "rows_of", "scale_of", "tokens",
+]  # fmt: skip
+
+
+# ---------------------------------------------------------------------- one value
+
+
+def tokens(name: str, value: Any, remedy: str = "a length in tokens") -> int:
+    """A number of tokens or rows, 0 or more; its upper end would become a condition of every graph that is exported."""
+    return whole(name, value, 0, None if torch.compiler.is_compiling() else LARGEST + 1, remedy=remedy)
+
+
+def index_bound(value: Any) -> int | None:
+    """The largest index, where the caller says it."""
+    if value is None:
+        return None
+    return whole("max_index", value, -LARGEST, remedy="a bound of 2**31 - 1 or less, or None")
+
+
+def scale_of(scale: Any, usual: float) -> Real:
+    """What products are multiplied with, and the usual where nothing is said."""
+    return usual if scale is None else real("scale", scale, remedy=f"scale=None, which is {usual:g} here")
+
+
+def flag(name: str, value: Any) -> bool:
+    """A truth value; texts are refused, of which "no" would be true."""
+    if not isinstance(value, (int, np.bool_)) or value not in (0, 1):
+        raise LocantError(f"got {shown(value)} for {name}, expected True or False", f"{name}=True")
+    return bool(value)
+
+
+def require_one_of(name: str, value: object, names: tuple[str, ...], remedy: str) -> None:
+    """Raise unless `value` is one of these names."""
+    if not isinstance(value, str) or value not in names:
+        known = ", ".join(map(repr, names[:-1])) + f" or {names[-1]!r}"
+        raise LocantError(f"got {shown(value)} for {name}, expected {known}", remedy)
+
+
+def known_device(value: Any) -> torch.device | None:
+    """The device of this name."""
+    if value is None or isinstance(value, torch.device):
+        return value
+    try:
+        return torch.device(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise LocantError(f"got {shown(value)} for device, expected a device of torch", "device='cpu'") from error
+
+
+# ---------------------------------------------------------------------- several
+
+
+def entries(name: str, value: Any, remedy: str) -> tuple[Any, ...]:
+    """What a list, tuple or array holds."""
+    try:
+        if not isinstance(value, (str, bytes, dict)):
+            return tuple(value)
+    except TypeError:
+        pass
+    raise ShapeError(f"got {shown(value)} for {name}, expected a list", remedy)
 
 
 def rows_of(lengths: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
     """One list per row, from a list per row or the list of the only row."""
-    nested = [[*row] for row in lengths if isinstance(row, Sequence)]
-    flat = [number for number in lengths if not isinstance(number, Sequence)]
+    rows = entries("lengths", lengths, "Positions.packed([5, 3])")
+    nested = [[*row] for row in rows if isinstance(row, Sequence)]
+    flat = [number for number in rows if not isinstance(number, Sequence)]
     if nested and flat:
         raise ShapeError(
             f"got lengths {lengths}, expected numbers or a list per row", "Positions.packed([[5, 3], [8]])"
         )
-    return nested or [flat]
-
-
-def require_count(name: str, value: object) -> None:
-    """Raise unless `value` is an integer of 0 or more."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer, torch.SymInt)) or value < 0:
-        raise RangeError(f"got {value!r} for {name}, expected an integer of 0 or more", "a length in tokens")
+    return [[tokens("a document's length", number) for number in row] for row in nested or [flat]]
 
 
 def integers(name: str, value: object, device: torch.device | str | None = None) -> Int[Tensor, "*shape"]:
     """`value` as int64; floats and booleans are refused rather than rounded."""
-    tensor = torch.as_tensor(value, device=device)
+    tensor = _as_tensor(name, value, device)
     if tensor.numel() == 0:
         return tensor.long()
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
@@ -43,7 +101,7 @@ def integers(name: str, value: object, device: torch.device | str | None = None)
 
 def bounds(index: Tensor) -> tuple[int | None, int | None]:
     """Smallest and largest index, where the host can read them."""
-    if torch.compiler.is_compiling() or index.device.type != "cpu":
+    if not readable(index):
         return None, None
     if index.numel() == 0:
         return 0, 0
@@ -51,14 +109,39 @@ def bounds(index: Tensor) -> tuple[int | None, int | None]:
     return int(low), int(high)
 
 
+def readable(tensor: Tensor) -> bool:
+    """Whether the host can look at the values without waiting for a device, and without fixing them in a graph."""
+    return tensor.device.type == "cpu" and has_values(tensor)
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether there are any to look at; graphs, the meta device and fake tensors know only the shape."""
+    return not (torch.compiler.is_compiling() or tensor.device.type == "meta" or isinstance(tensor, FakeTensor))
+
+
+def require_arithmetic(name: str, x: object) -> None:
+    """Raise unless this is a tensor that torch can add and multiply; of 8 bits it can only be converted."""
+    if not isinstance(x, Tensor):
+        raise ShapeError(f"got {name} of type {type(x).__name__}, expected a tensor", f"torch.tensor({name})")
+    if not x.is_floating_point() or x.dtype.itemsize < 2:
+        expected = "expected floating-point numbers of 16 bits or more"
+        raise ShapeError(f"got {name} of dtype {x.dtype}, {expected}", f"{name}.float()")
+
+
 def padding_mask(value: object) -> Bool[Tensor, "batch seq"]:
     """A padding mask of ones and zeros as booleans."""
-    mask = torch.atleast_2d(torch.as_tensor(value))
+    mask = torch.atleast_2d(_as_tensor("attention_mask", value))
     if mask.ndim != 2:
         got = f"got an attention mask of shape {tuple(mask.shape)}, expected (batch, seq)"
         raise ShapeError(got, "the 2-D padding mask of the tokenizer")
-    readable = mask.device.type == "cpu" and not torch.compiler.is_compiling()
-    if readable and mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
+    if readable(mask) and mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
         got = "got an attention mask with values other than 0 and 1"
         raise RangeError(got, "1 for real tokens and 0 for padding, not an additive mask")
     return mask.bool()
+
+
+def _as_tensor(name: str, value: Any, device: torch.device | str | None = None) -> Tensor:
+    try:
+        return torch.as_tensor(value, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:  # texts, rows of several lengths, more than 64 bits
+        raise ShapeError(f"got {shown(value)} for {name}, expected integers", "a tensor of integers") from error

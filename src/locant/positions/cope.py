@@ -6,8 +6,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from locant.errors import RangeError, ShapeError
+from locant.errors import ShapeError
+from locant.numbers import WIDEST, whole
 from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
+from locant.positions.checks import scale_of
 from locant.positions.exact_dot import exact_dot
 from locant.positions.heads import for_query_heads
 from locant.positions.where import Positions
@@ -44,14 +46,10 @@ class Cope(PositionEncoding):
 
     def __init__(self, head_dim: int, max_positions: int = 64, *, scale: float | None = None) -> None:
         super().__init__()
-        if head_dim < 1 or max_positions < 1:
-            raise RangeError(
-                f"got head_dim={head_dim}, max_positions={max_positions}, expected 1 or more", "Cope(64, 64)"
-            )
-        self.head_dim = head_dim
-        self.max_positions = max_positions
-        self.scale = head_dim**-0.5 if scale is None else scale
-        self.weight = nn.Parameter(torch.empty(max_positions, head_dim))
+        self.head_dim = whole("head_dim", head_dim, 1, WIDEST, remedy="the width of a head")
+        self.max_positions = whole("max_positions", max_positions, 1, remedy="max_positions=64")
+        self.scale = scale_of(scale, self.head_dim**-0.5)
+        self.weight = nn.Parameter(torch.empty(self.max_positions, self.head_dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.errors import LocantError, RangeError, ShapeError
+from locant.numbers import WIDEST, shown, whole
 from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
+from locant.positions.checks import entries, flag, scale_of
 from locant.positions.constant import Constant
-from locant.positions.distance import distances
+from locant.positions.distance import MAX_DISTANCE, distances
 from locant.positions.exact_dot import exact_dot
 from locant.positions.heads import Heads, blank_linear, for_query_heads
 from locant.positions.pairs import pick, step_mod
@@ -75,20 +77,21 @@ class Deberta(PositionEncoding):
         head_slice: slice | None = None,
     ) -> None:
         super().__init__()
-        _require_sizes(head_dim, num_buckets, max_distance, terms)
         self.heads = Heads.of(num_heads, head_slice)
-        self.num_heads = num_heads
-        self.head_dim = head_dim
-        self.d_model = num_heads * head_dim if d_model is None else d_model
-        self.num_buckets = num_buckets
-        self.max_distance = max_distance
-        self.terms = tuple(terms)
-        self.scale = (head_dim * (1 + len(self.terms))) ** -0.5 if scale is None else scale
-        self.span = max_distance if num_buckets is None else num_buckets
-        self._bucket_of = Constant(_bucket_table(num_buckets, max_distance))
+        self.num_heads = self.heads.num_heads
+        self.head_dim = whole("head_dim", head_dim, 1, WIDEST, remedy="the width of a head")
+        d_model = self.num_heads * self.head_dim if d_model is None else d_model
+        self.d_model = whole("d_model", d_model, 1, WIDEST, remedy="the width of the table, num_heads * head_dim")
+        remedy = "num_buckets=256, or None for one row per distance"
+        self.num_buckets = None if num_buckets is None else whole("num_buckets", num_buckets, 4, remedy=remedy)
+        self.max_distance = _farthest(max_distance, self.num_buckets)
+        self.terms: tuple[DebertaTerm, ...] = _terms(terms)
+        self.scale = scale_of(scale, (self.head_dim * (1 + len(self.terms))) ** -0.5)
+        self.span = self.max_distance if self.num_buckets is None else self.num_buckets
+        self._bucket_of = Constant(_bucket_table(self.num_buckets, self.max_distance))
         self.weight = nn.Parameter(torch.empty(2 * self.span, self.d_model))
-        self.norm = nn.LayerNorm(self.d_model, eps=LAYER_NORM_EPS) if norm else None
-        width = len(self.heads) * head_dim
+        self.norm = nn.LayerNorm(self.d_model, eps=LAYER_NORM_EPS) if flag("norm", norm) else None
+        width = len(self.heads) * self.head_dim
         self.key_projection = blank_linear(self.d_model, width) if "c2p" in self.terms else None
         self.query_projection = blank_linear(self.d_model, width) if "p2c" in self.terms else None
         self.reset_parameters()
@@ -181,17 +184,32 @@ class Deberta(PositionEncoding):
         return f"{self.heads}, {sizes}, terms={self.terms}, scale={self.scale:g}"
 
 
-def _require_sizes(head_dim: int, num_buckets: int | None, max_distance: int, terms: Sequence[str]) -> None:
-    unknown = [term for term in terms if term not in get_args(DebertaTerm)]
-    if unknown or not terms or len(set(terms)) < len(terms):
-        raise LocantError(f"got terms={tuple(terms)}, expected 'c2p', 'p2c' or both", "terms=('c2p', 'p2c')")
+def _terms(terms: Any) -> tuple[DebertaTerm, ...]:
+    remedy = "terms=('c2p', 'p2c')"
+    given = entries("terms", terms, remedy)
+    if any(not isinstance(term, str) or term not in get_args(DebertaTerm) for term in given) or not given:
+        raise LocantError(f"got {shown(given)} for terms, expected 'c2p', 'p2c' or both", remedy)
+    if len(set(given)) < len(given):
+        raise LocantError(f"got {shown(given)} for terms, expected each once", remedy)
+    return given
+
+
+def _farthest(max_distance: Any, num_buckets: int | None) -> int:
+    """The largest distance, as the constructor was given it."""
     least = 1 if num_buckets is None else num_buckets // 2 + 2
-    if head_dim < 1 or max_distance < least or (num_buckets is not None and num_buckets < 4):
+    remedy = f"num_buckets=256, max_distance=512: from {least} to {MAX_DISTANCE} for num_buckets={num_buckets}"
+    farthest = whole("max_distance", max_distance, least, MAX_DISTANCE, remedy=remedy)
+    if num_buckets is not None and _first_out_of_table(num_buckets, farthest) > MAX_DISTANCE:
         raise RangeError(
-            f"got head_dim={head_dim}, num_buckets={num_buckets}, max_distance={max_distance}, "
-            f"expected a positive width, 4 buckets or more, and a max_distance of {least} or more",
-            "Deberta(num_heads, head_dim, num_buckets=256, max_distance=512)",
+            f"got {farthest} for max_distance, whose {num_buckets} buckets reach farther than {MAX_DISTANCE}", remedy
         )
+    return farthest
+
+
+def _first_out_of_table(num_buckets: int, max_distance: int) -> float:
+    """Where the logarithm has used up the buckets: `max_distance`, about, but much farther for a small odd number."""
+    exact = num_buckets // 2
+    return exact * ((max_distance - 1) / exact) ** ((num_buckets - exact - 1) / (exact - 1))
 
 
 def _bucket_table(num_buckets: int | None, max_distance: int) -> Int[Tensor, " distances"]:
@@ -204,8 +222,7 @@ def _bucket_table(num_buckets: int | None, max_distance: int) -> Int[Tensor, " d
         return torch.arange(max_distance + 1, device="cpu")
     exact = num_buckets // 2
     growth = (max_distance - 1) / exact
-    out_of_table = exact * growth ** ((num_buckets - exact - 1) / (exact - 1))
-    distance = torch.arange(int(out_of_table * 1.125) + 8, device="cpu")
+    distance = torch.arange(int(_first_out_of_table(num_buckets, max_distance) * 1.125) + 8, device="cpu")
     share = torch.log(distance / exact) / torch.log(torch.tensor(growth, device="cpu"))
     logarithmic = (torch.ceil(share * (exact - 1)) + exact).clamp(0, num_buckets).long()
     return torch.where(distance <= exact, distance, logarithmic)

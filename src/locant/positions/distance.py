@@ -7,7 +7,10 @@ from torch import Tensor
 
 from locant.positions.where import Positions
 
-__all__ = ["distances"]
+__all__ = ["MAX_DISTANCE", "distances"]
+
+MAX_DISTANCE = 2**24
+"""Encodings that list the bucket of every distance go no farther: 128 MiB, and seconds to make."""
 
 
 def distances(

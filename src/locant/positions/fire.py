@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.errors import RangeError
+from locant.numbers import WIDEST, real, whole
 from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
 from locant.positions.distance import distances
 from locant.positions.heads import Heads, blank_linear
@@ -58,19 +59,15 @@ class Fire(PositionEncoding):
         head_slice: slice | None = None,
     ) -> None:
         super().__init__()
-        if hidden < 1 or not c > 0 or not threshold > 0:
-            raise RangeError(
-                f"got hidden={hidden}, c={c}, threshold={threshold}, expected positive numbers", "Fire(num_heads)"
-            )
         self.heads = Heads.of(num_heads, head_slice)
-        self.num_heads = num_heads
-        self.hidden_width = hidden
-        self.initial_c = c
-        self.initial_threshold = threshold
-        self.c = nn.Parameter(torch.empty(()))
-        self.threshold_multiple = nn.Parameter(torch.empty(()))
-        self.hidden = blank_linear(1, hidden)
-        self.output = blank_linear(hidden, len(self.heads))
+        self.num_heads = self.heads.num_heads
+        self.hidden_width = whole("hidden", hidden, 1, WIDEST, remedy="hidden=32, the width of the MLP")
+        self.initial_c = real("c", c, above=0, remedy="c=0.1")
+        self.initial_threshold = real("threshold", threshold, above=0, remedy="threshold=512.0")
+        self.c = nn.Parameter(torch.empty(1))  # of one dimension: FSDP has no way to shard fewer
+        self.threshold_multiple = nn.Parameter(torch.empty(1))
+        self.hidden = blank_linear(1, self.hidden_width)
+        self.output = blank_linear(self.hidden_width, len(self.heads))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -83,6 +80,14 @@ class Fire(PositionEncoding):
             (self.output.bias, (self.num_heads,)),
         ):
             self.heads.fill(parameter, parameter.new_empty(shape).uniform_(-bound, bound))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **options: Any) -> None:
+        """Where c and L were saved without a dimension, as they were once, they are given one."""
+        for name in (prefix + "c", prefix + "threshold_multiple"):
+            stored = state_dict.get(name)
+            if isinstance(stored, Tensor) and stored.ndim == 0:
+                state_dict[name] = stored[None]
+        super()._load_from_state_dict(state_dict, prefix, *args, **options)
 
     def bias(
         self,
@@ -126,8 +131,8 @@ class Fire(PositionEncoding):
 
     def _ratio_of(self, dtype: torch.dtype) -> Callable[[Int[Tensor, "*pairs"], Int[Tensor, "*pairs"]], Tensor]:
         """``psi(distance) / psi(max(L, later of the two))`` as a function of both."""
-        c = self.c.to(dtype).abs()
-        threshold = (self.threshold_multiple.to(dtype) * self.initial_threshold).abs()
+        c = self.c[0].to(dtype).abs()
+        threshold = (self.threshold_multiple[0].to(dtype) * self.initial_threshold).abs()
 
         def ratio(steps: Tensor, later: Tensor) -> Tensor:
             reach = torch.maximum(later.to(dtype), threshold)

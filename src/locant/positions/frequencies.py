@@ -10,15 +10,29 @@ from __future__ import annotations
 import decimal
 import operator
 from decimal import Decimal
+from typing import Any
 
-from locant.errors import RangeError
+from locant.numbers import Real, real, whole
 
-__all__ = ["PRECISION", "TWO_PI", "inverse_frequencies"]
+__all__ = ["MAX_DIM", "PRECISION", "TWO_PI", "base_of", "inverse_frequencies", "width_of"]
+
+MAX_DIM = 2**18
+"""The most dimensions that have angles: their tables take 2 GiB, and several times that while they are made."""
 
 PRECISION = decimal.Context(prec=50)
 """The arithmetic in which frequencies are computed."""
 
 TWO_PI = Decimal("6.28318530717958647692528676655900576839433879875021164195")
+
+
+def base_of(base: Any) -> Real:
+    """The base of frequencies, as a constructor was given it."""
+    return real("base", base, above=0, remedy="base=10_000.0, the usual one")
+
+
+def width_of(name: str, dim: Any, low: int = 2, *, even: bool = True, remedy: str) -> int:
+    """A number of dimensions that angles turn, as a constructor was given it."""
+    return whole(name, dim, low, MAX_DIM, even=even, remedy=remedy)
 
 
 def inverse_frequencies(dim: int, base: float | Decimal) -> tuple[Decimal, ...]:
@@ -31,12 +45,8 @@ def inverse_frequencies(dim: int, base: float | Decimal) -> tuple[Decimal, ...]:
     >>> [round(float(frequency), 4) for frequency in inverse_frequencies(64, 10_000.0)[:4]]
     [1.0, 0.7499, 0.5623, 0.4217]
     """
-    base = base if isinstance(base, Decimal) else float(base)  # numbers of NumPy are no numbers to decimals
     dim = operator.index(dim)
-    if not 0 < base < float("inf"):
-        raise RangeError(f"got base={base}, expected a positive number", "base=10_000.0, the usual one")
-    exact_base = Decimal(base)
-    log_base = exact_base.ln(PRECISION)
+    log_base = (base if isinstance(base, Decimal) else Decimal(base_of(base))).ln(PRECISION)
     return tuple(
         PRECISION.exp(PRECISION.multiply(log_base, PRECISION.divide(Decimal(-2 * pair), Decimal(dim))))
         for pair in range((dim + 1) // 2)

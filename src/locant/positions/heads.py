@@ -8,14 +8,24 @@ all of them: ranks with one seed hold slices of one and the same model.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from locant.errors import RangeError, ShapeError
+from locant.numbers import shown, whole
 
-__all__ = ["Heads", "blank_linear", "for_query_heads"]
+__all__ = ["Heads", "blank_linear", "for_query_heads", "heads_of"]
+
+MAX_HEADS = 2**20
+"""Slopes and slices are made head by head."""
+
+
+def heads_of(num_heads: Any) -> int:
+    """The number of query heads, as a constructor was given it."""
+    return whole("num_heads", num_heads, 1, MAX_HEADS, remedy="the number of query heads")
 
 
 @dataclass(frozen=True)
@@ -32,13 +42,11 @@ class Heads:
     @classmethod
     def of(cls, num_heads: int, head_slice: slice | None = None) -> Heads:
         """`head_slice` as for a list of all heads; ``None``: all of them."""
-        if num_heads < 1:
-            raise RangeError(f"got num_heads={num_heads}, expected 1 or more", "the number of query heads")
-        mine = range(num_heads) if head_slice is None else range(num_heads)[head_slice]
-        beyond = head_slice is not None and max(head_slice.start or 0, head_slice.stop or 0) > num_heads
-        if not mine or beyond:
+        num_heads = heads_of(num_heads)
+        mine = range(num_heads) if head_slice is None else _cut(num_heads, head_slice)
+        if not mine:
             raise RangeError(
-                f"got head_slice={head_slice}, expected some of {num_heads} heads",
+                f"got {shown(head_slice)} for head_slice, expected a slice of some of {num_heads} heads",
                 f"slice(rank * n, (rank + 1) * n) with n = {num_heads} // number of ranks",
             )
         return cls(num_heads, mine)
@@ -70,6 +78,15 @@ class Heads:
             return f"num_heads={self.num_heads}"
         step = "" if self.mine.step == 1 else f", {self.mine.step}"
         return f"num_heads={self.num_heads}, head_slice=slice({self.mine.start}, {self.mine.stop}{step})"
+
+
+def _cut(num_heads: int, part: Any) -> range:
+    """The heads of a slice; none where it is no slice, or goes past the last, which Python cuts short."""
+    try:
+        mine = range(num_heads)[part]
+        return mine if max(part.start or 0, part.stop or 0) <= num_heads else range(0)
+    except (TypeError, ValueError, IndexError, AttributeError):  # AttributeError: a single number, which has no start
+        return range(0)
 
 
 def for_query_heads(

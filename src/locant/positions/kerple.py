@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from locant.errors import LocantError
 from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
+from locant.positions.checks import require_one_of
 from locant.positions.distance import distances
 from locant.positions.heads import Heads
 from locant.positions.pairs import step_mod
@@ -53,11 +53,10 @@ class Kerple(PositionEncoding):
 
     def __init__(self, num_heads: int, kind: KerpleKind = "log", *, head_slice: slice | None = None) -> None:
         super().__init__()
-        if kind not in INITIAL:
-            raise LocantError(f"got kind={kind!r}, expected 'log' or 'power'", "kind='log'")
+        require_one_of("kind", kind, tuple(INITIAL), "kind='log'")
         self.kind: KerpleKind = kind
         self.heads = Heads.of(num_heads, head_slice)
-        self.num_heads = num_heads
+        self.num_heads = self.heads.num_heads
         self.r1 = nn.Parameter(torch.empty(len(self.heads)))
         self.r2 = nn.Parameter(torch.empty(len(self.heads)))
         self.reset_parameters()

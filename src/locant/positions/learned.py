@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.errors import LocantError, RangeError, ShapeError
+from locant.errors import LocantError, ShapeError
+from locant.numbers import WIDEST, real, whole
 from locant.positions.base import PositionEncoding
+from locant.positions.checks import require_arithmetic
 from locant.positions.where import Positions, require_positions
 
 __all__ = ["Learned", "ResizeMethod"]
@@ -39,16 +41,11 @@ class Learned(PositionEncoding):
 
     def __init__(self, max_seq_len: int, d_model: int, *, offset: int = 0, init_std: float = INIT_STD) -> None:
         super().__init__()
-        if max_seq_len < 1 or d_model < 1 or offset < 0:
-            raise RangeError(
-                f"got max_seq_len={max_seq_len}, d_model={d_model}, offset={offset}, "
-                "expected positive sizes and an offset of 0 or more",
-                "Learned(512, 256)",
-            )
-        self.max_seq_len = max_seq_len
-        self.offset = offset
-        self.init_std = init_std
-        self.weight = nn.Parameter(torch.empty(max_seq_len + offset, d_model))
+        self.max_seq_len = whole("max_seq_len", max_seq_len, 1, remedy="the number of positions")
+        width = whole("d_model", d_model, 1, WIDEST, remedy="the width of the token embeddings")
+        self.offset = whole("offset", offset, 0, remedy="offset=0, or 2 for tables of RoBERTa and OPT")
+        self.init_std = real("init_std", init_std, low=0, remedy="init_std=0.02")
+        self.weight = nn.Parameter(torch.empty(self.max_seq_len + self.offset, width))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -61,8 +58,7 @@ class Learned(PositionEncoding):
     def embed(self, x: Float[Tensor, "batch seq d_model"], positions: Positions) -> Float[Tensor, "batch seq d_model"]:
         """`x` with each token's row added; a `RangeError` names the first position that has no row."""
         require_positions(positions)
-        if not x.is_floating_point():
-            raise ShapeError(f"got x of dtype {x.dtype}, expected floating-point numbers", "x.float()")
+        require_arithmetic("x", x)
         if x.ndim != 3:
             raise ShapeError(
                 f"got x of shape {tuple(x.shape)}, expected (batch, seq, d_model={self.d_model})", "x.view(1, *x.shape)"
@@ -80,7 +76,15 @@ class Learned(PositionEncoding):
             f"Learned(max_seq_len={self.max_seq_len})",
             "shorter windows, or a larger max_seq_len",
         )
-        return x + F.embedding(positions.index + self.offset, self.weight)
+        return x + F.embedding(self.row_of(positions), self.weight)
+
+    def row_of(self, positions: Positions) -> Int[Tensor, "batch seq"]:
+        """Which row of the table each position has; in a graph, one before 0 may come, and gets -1, which has none."""
+        if not self.offset:
+            return positions.index
+        rows = positions.index + self.offset
+        bounds_known = positions.min_index is not None and positions.max_index is not None
+        return rows if bounds_known else rows.masked_fill(positions.index < 0, -1)  # not one of those before the offset
 
     def resize(self, max_seq_len: int, *, method: ResizeMethod = "extend") -> None:
         """Grow the table in place to `max_seq_len` positions; it never shrinks, and offset rows are kept as they are.
@@ -101,11 +105,8 @@ class Learned(PositionEncoding):
         """
         if method not in get_args(ResizeMethod):
             raise LocantError(f"got method={method!r}, expected 'extend' or 'interpolate'", "method='extend'")
-        if max_seq_len < self.max_seq_len:
-            raise RangeError(
-                f"got max_seq_len={max_seq_len}, the table already has {self.max_seq_len} positions",
-                f"resize({self.max_seq_len}) or more; rows are never dropped",
-            )
+        has = self.max_seq_len
+        max_seq_len = whole("max_seq_len", max_seq_len, has, remedy=f"resize({has}) or more; rows are never dropped")
         if max_seq_len == self.max_seq_len:
             return
         with torch.no_grad():

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.errors import LocantError, RangeError, ShapeError
-from locant.kernels.rotary import Layout, Tables, rotate, turn
+from locant.kernels.rotary import Layout, Tables, is_transformed, require_writable, rotate, turn
 from locant.kernels.rotary.reference import cos_sin
+from locant.numbers import shown, whole
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import PositionEncoding
+from locant.positions.checks import entries, flag, has_values, require_arithmetic, require_one_of
 from locant.positions.constant import Constant
+from locant.positions.frequencies import base_of, width_of
 from locant.positions.scaling import Scaling, Unscaled
 from locant.positions.where import MAX_INDEX, Positions, require_positions
 
@@ -66,38 +69,22 @@ class Rotary(PositionEncoding):
         seq_len: int | None = None,
     ) -> None:
         super().__init__()
-        rotary_dim = head_dim if rotary_dim is None else rotary_dim
-        if layout not in ("half", "interleaved"):
-            raise LocantError(
-                f"got layout={layout!r}, expected 'half' or 'interleaved'", "the layout the weights were trained with"
-            )
-        if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
-            raise RangeError(
-                f"got rotary_dim={rotary_dim} of head_dim={head_dim}, expected an even number from 2 to head_dim",
-                f"an even head_dim, or rotary_dim={max(2, min(rotary_dim, head_dim) // 2 * 2)}",
-            )
+        require_one_of("layout", layout, get_args(Layout), "the layout the weights were trained with")
         if scaling is not None and not isinstance(scaling, Scaling):
-            raise LocantError(f"got scaling={scaling!r}, expected one of locant.scaling", "Linear(factor=4.0)")
-        if axial and sections is None:
-            raise LocantError("got axial=True without sections", "sections=(pairs of the first axis, ...)")
-        if sections is not None and (sum(sections) != rotary_dim // 2 or min(sections) < 0):
-            raise RangeError(
-                f"got sections {tuple(sections)}, expected them to add up to {rotary_dim // 2} pairs",
-                "rotary_dim / 2 pairs in all",
-            )
-        if seq_len is not None and seq_len < 1:
-            raise RangeError(
-                f"got seq_len={seq_len}, expected 1 or more", "the length of the whole sequence, cache included"
-            )
-        self.head_dim = head_dim
-        self.base = base
+            raise LocantError(f"got {shown(scaling)} for scaling, expected one of locant.scaling", "Linear(factor=4.0)")
+        whole_head, remedy = rotary_dim is None, "an even head_dim, or rotary_dim, an even number from 2 to head_dim"
+        self.head_dim = width_of("head_dim", head_dim, even=whole_head, remedy=remedy)
+        self.rotary_dim = self.head_dim if whole_head else _part_of(self.head_dim, rotary_dim)
+        self.base = base_of(base)
         self.scaling = Unscaled() if scaling is None else scaling
         self.layout: Layout = layout
-        self.rotary_dim = rotary_dim
-        self.sections = None if sections is None else tuple(sections)
-        self.axial = axial
-        self._axis_of_pair = Constant(_axis_of_pair(self.sections or (rotary_dim // 2,)))
-        self.seq_len = seq_len
+        self.sections = None if sections is None else _sections(sections, self.rotary_dim // 2)
+        self.axial = flag("axial", axial)
+        if self.axial and self.sections is None:
+            raise LocantError("got axial=True without sections", "sections=(pairs of the first axis, ...)")
+        self._axis_of_pair = Constant(_axis_of_pair(self.sections or (self.rotary_dim // 2,)))
+        remedy = "the length of the whole sequence, cache included"
+        self.seq_len = None if seq_len is None else whole("seq_len", seq_len, 1, MAX_INDEX + 1, remedy=remedy)
         self.angles = self._angles(angles)
 
     @classmethod
@@ -121,7 +108,7 @@ class Rotary(PositionEncoding):
         >>> Rotary.from_config(config)
         Rotary(head_dim=128, base=1e+06, layout='half', angles='exact')
         """
-        from locant.positions.rope_config import rotary_arguments
+        from locant.positions.rope_config.config import rotary_arguments
 
         return cls(**rotary_arguments(config_or_dict, layer_type=layer_type, angles=angles, layout=layout))
 
@@ -132,7 +119,7 @@ class Rotary(PositionEncoding):
             max_seq_len: the longest sequence, where the scaling does not imply it.
             form: ``"rope_parameters"``, or ``"rope_scaling"`` for earlier releases of both programs.
         """
-        from locant.positions.rope_config import rotary_to_config
+        from locant.positions.rope_config.config import rotary_to_config
 
         return rotary_to_config(self, max_seq_len=max_seq_len, form=form)
 
@@ -188,6 +175,7 @@ class Rotary(PositionEncoding):
         self, positions: Positions, dtype: torch.dtype = torch.float32
     ) -> tuple[Float[Tensor, "batch seq pairs"], Float[Tensor, "batch seq pairs"]]:
         """The cosine and sine by which each pair of each token is turned, times the scaling's magnitude."""
+        require_positions(positions)
         index, tables = self._index_and_tables(positions)
         return cos_sin(index, tables, dtype)
 
@@ -200,14 +188,35 @@ class Rotary(PositionEncoding):
         *,
         inplace: bool = False,
     ) -> tuple[Float[Tensor, "batch heads query head_dim"], Float[Tensor, "batch kv_heads key head_dim"]]:
-        """Turned queries and keys, in the dtype they came in; the arithmetic is float32 at least."""
+        """Turned queries and keys, in the dtype they came in; the arithmetic is float32 at least.
+
+        With `inplace`, `q` and `k` may be the same elements, which are turned once; elements that only some of both
+        share are refused before anything is written, as is what torch cannot overwrite.
+        """
+        keys = positions if k_positions is None else k_positions
         self._require_fits(q, positions, "q")
-        self._require_fits(k, positions if k_positions is None else k_positions, "k")
-        if k_positions is None and k.dtype == q.dtype:
+        self._require_fits(k, keys, "k")
+        if keys is positions and k.dtype == q.dtype:
             return rotate(q, k, *self._index_and_tables(positions), self.layout, inplace=inplace)
-        k_positions = positions if k_positions is None else k_positions
-        turned_q, _ = rotate(q, None, *self._index_and_tables(positions), self.layout, inplace=inplace)
-        turned_k, _ = rotate(k, None, *self._index_and_tables(k_positions), self.layout, inplace=inplace)
+        return self._rotate_each(q, k, positions, keys, inplace)
+
+    def _rotate_each(
+        self, q: Tensor, k: Tensor, positions: Positions, keys: Positions, inplace: bool
+    ) -> tuple[Tensor, Tensor]:
+        """One after the other, where they differ in positions or dtype; all that can be wrong is found out before."""
+        if q.shape[0] != k.shape[0]:
+            raise ShapeError(f"got q for {q.shape[0]} rows and k for {k.shape[0]}", "q and k of the same batch")
+        of_q, of_k = self._index_and_tables(positions), self._index_and_tables(keys)
+        same = inplace and require_writable(q, k)
+        if inplace and (is_transformed() or not has_values(q)):  # nobody says what overlaps
+            turned_q, turned_k = self._rotate_each(q, k, positions, keys, False)
+            return q.copy_(turned_q), k.copy_(turned_k)
+        if same:
+            if positions != keys:
+                raise ShapeError("got one tensor as q and k to turn in place, at two sets of positions", "k.clone()")
+            return rotate(q, k, *of_q, self.layout, inplace=True)
+        turned_q, _ = rotate(q, None, *of_q, self.layout, inplace=inplace)
+        turned_k, _ = rotate(k, None, *of_k, self.layout, inplace=inplace)
         return turned_q, turned_k
 
     def _index_and_tables(self, positions: Positions) -> tuple[Int[Tensor, "batch seq *axes"], Tables]:
@@ -236,13 +245,12 @@ class Rotary(PositionEncoding):
         )
 
     def _require_fits(self, x: Tensor, positions: Positions, name: str) -> None:
+        require_arithmetic(name, x)
         if x.ndim != 4 or x.shape[-1] != self.head_dim:
             raise ShapeError(
                 f"got {name} of shape {tuple(x.shape)}, expected (batch, heads, seq, head_dim={self.head_dim})",
                 "q.view(batch, seq, heads, head_dim).transpose(1, 2)",
             )
-        if not x.is_floating_point():
-            raise ShapeError(f"got {name} of dtype {x.dtype}, expected floating-point numbers", f"{name}.float()")
         require_positions(positions)
         positions.require_fits(x.shape[0], x.shape[2], x.device, name)
 
@@ -258,6 +266,21 @@ class Rotary(PositionEncoding):
         length = "" if self.seq_len is None else f", seq_len={self.seq_len}"
         shape = f"head_dim={self.head_dim}, base={self.base:g}{partial}{scaling}{sections}{length}"
         return f"{shape}, layout={self.layout!r}, angles={self.angles.mode!r}"
+
+
+def _part_of(head_dim: int, rotary_dim: Any) -> int:
+    remedy = f"an even number from 2 to head_dim={head_dim}"
+    return whole("rotary_dim", rotary_dim, 2, head_dim, even=True, remedy=remedy)
+
+
+def _sections(sections: Any, pairs: int) -> tuple[int, ...]:
+    remedy = "rotary_dim / 2 pairs in all"
+    counts = tuple(
+        whole("an entry of sections", count, 0, remedy=remedy) for count in entries("sections", sections, remedy)
+    )
+    if sum(counts) != pairs:
+        raise RangeError(f"got {shown(counts)} for sections, expected them to add up to {pairs} pairs", remedy)
+    return counts
 
 
 def _axis_of_pair(sections: Sequence[int]) -> Int[Tensor, " pairs"]:

@@ -6,12 +6,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locant.errors import RangeError
 from locant.positions.angles import Angles
 from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
 from locant.positions.constant import Constant
 from locant.positions.distance import distances
-from locant.positions.frequencies import inverse_frequencies
+from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.heads import Heads
 from locant.positions.pairs import step_mod
 from locant.positions.where import Positions
@@ -49,14 +48,12 @@ class Sandwich(PositionEncoding):
         self, num_heads: int, *, dim: int = 128, base: float = 10_000.0, head_slice: slice | None = None
     ) -> None:
         super().__init__()
-        if dim < 2 or dim % 2:
-            raise RangeError(f"got dim={dim}, expected an even number of 2 or more", "dim=128, the paper's")
         self.heads = Heads.of(num_heads, head_slice)
-        self.num_heads = num_heads
-        self.dim = dim
-        self.base = base
-        self.angles = Angles(inverse_frequencies(dim, base))
-        ratios = torch.arange(1, num_heads + 1, dtype=torch.float64, device="cpu") * 8 / num_heads
+        self.num_heads = self.heads.num_heads
+        self.dim = width_of("dim", dim, remedy="dim=128, the paper's")
+        self.base = base_of(base)
+        self.angles = Angles(inverse_frequencies(self.dim, self.base))
+        ratios = torch.arange(1, self.num_heads + 1, dtype=torch.float64, device="cpu") * 8 / self.num_heads
         self.ratios = Constant(self.heads.own(ratios))
 
     def decay(

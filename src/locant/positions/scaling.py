@@ -20,12 +20,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from locant.errors import RangeError, ShapeError
+from locant.numbers import Real, real, whole
+from locant.positions.checks import entries, flag, require_one_of
 from locant.positions.frequencies import PRECISION, TWO_PI, inverse_frequencies
 
-__all__ = ["NTK", "DynamicNTK", "Linear", "Llama3", "LongRoPE", "Proportional", "Scaling", "Unscaled", "YaRN"]
+__all__ = [
+    "NTK", "DynamicNTK", "Linear", "Llama3", "LongRoPE", "Proportional", "Scaling", "Unscaled", "YaRN", "ntk_exponent",
+]  # fmt: skip
 
 Frequencies = tuple[Decimal, ...]
 Rounded = Float[Tensor, " pairs"]
+
+FEWEST_TURNS = 1e-9
+"""YaRN takes the logarithm of the trained length over these."""
 
 
 class Scaling(ABC):
@@ -49,18 +56,24 @@ class Scaling(ABC):
         """The length from which on the frequencies depend on the length of the sequence; ``None``: they never do."""
         return None
 
-    def _require_positive(self, *names: str) -> None:
+    def _settle(self, **values: object) -> None:
+        """Set fields, which are frozen afterwards."""
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _settle_reals(self, *names: str, **ends: Real) -> None:
+        """Make plain numbers of these fields, within `ends`; a ``None`` stays."""
+        kind, remedy = type(self).__name__, _example(type(self))
+        optional = {field.name for field in fields(type(self)) if field.default is None}  # type: ignore[arg-type]  # all are dataclasses
         for name in names:
             value = getattr(self, name)
-            if isinstance(value, bool) or not 0 < value < math.inf:
-                cls = type(self).__name__
-                raise RangeError(f"got {cls}({name}={value}), expected a positive number", _example(type(self)))
+            if value is not None or name not in optional:
+                self._settle(**{name: real(f"{kind}'s {name}", value, remedy=remedy, **ends)})
 
-    def _require_stretch(self, factor: float) -> None:
-        self._require_positive("factor")
-        if factor < 1:
-            name = type(self).__name__
-            raise RangeError(f"got {name}(factor={factor}), expected 1 or more", "the new length over the trained one")
+    def _settle_length(self, low: int = 1) -> None:
+        """The same for the trained length."""
+        name, given = f"{type(self).__name__}'s original_max_seq_len", getattr(self, "original_max_seq_len", None)
+        self._settle(original_max_seq_len=whole(name, given, low, remedy="the trained length"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +94,7 @@ class Linear(Scaling):
     factor: float
 
     def __post_init__(self) -> None:
-        self._require_positive("factor")
+        self._settle_reals("factor", above=0)
 
     def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
         factor = Decimal(self.factor)
@@ -103,15 +116,14 @@ class NTK(Scaling):
     form: str = "aware"
 
     def __post_init__(self) -> None:
-        self._require_positive("factor")
-        if self.form not in ("aware", "base"):
-            raise RangeError(f"got NTK(form={self.form!r}), expected 'aware' or 'base'", "NTK(factor=4.0)")
+        self._settle_reals("factor", above=0)
+        require_one_of("NTK's form", self.form, ("aware", "base"), "NTK(factor=4.0)")
 
     def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
         return inverse_frequencies(dim, _stretched_base(dim, base, Decimal(self.factor), self.form))
 
     def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
-        return 1.0 / _powers(dim, base * self.factor ** (_ntk_exponent(dim) if self.form == "aware" else 1.0))
+        return 1.0 / _powers(dim, base * self.factor ** (ntk_exponent(dim) if self.form == "aware" else 1.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +138,8 @@ class DynamicNTK(Scaling):
     original_max_seq_len: int
 
     def __post_init__(self) -> None:
-        self._require_stretch(self.factor)
-        self._require_positive("original_max_seq_len")
+        self._settle_reals("factor", low=1)
+        self._settle_length()
 
     @property
     def length_that_matters(self) -> int:
@@ -144,7 +156,7 @@ class DynamicNTK(Scaling):
         # The reference takes the length off the position ids, so its arithmetic on it is that of a float32 tensor.
         length = torch.tensor(float(max(seq_len or 0, self.original_max_seq_len)), dtype=torch.float32, device="cpu")
         stretch = (self.factor * length / self.original_max_seq_len) - (self.factor - 1)
-        return 1.0 / _powers(dim, base * stretch ** _ntk_exponent(dim))
+        return 1.0 / _powers(dim, base * stretch ** ntk_exponent(dim))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,14 +186,16 @@ class YaRN(Scaling):
     mscale_all_dim: float | None = None
 
     def __post_init__(self) -> None:
-        self._require_stretch(self.factor)
-        self._require_positive("original_max_seq_len", "beta_fast", "beta_slow")
+        self._settle_reals("factor", low=1)
+        self._settle_length()
+        self._settle_reals("beta_fast", "beta_slow", low=FEWEST_TURNS)
+        self._settle_reals("mscale", "mscale_all_dim", low=0)
+        self._settle_reals("attention_factor", above=0)
+        self._settle(truncate=flag("YaRN's truncate", self.truncate))
         if self.beta_fast < self.beta_slow:
             raise RangeError(
                 f"got beta_fast={self.beta_fast} below beta_slow={self.beta_slow}", "beta_fast=32, beta_slow=1"
             )
-        if self.attention_factor is not None:
-            self._require_positive("attention_factor")
 
     @property
     def magnitude(self) -> float:
@@ -209,6 +223,8 @@ class YaRN(Scaling):
 
     def _ramp_ends(self, dim: int, base: float) -> tuple[float, float]:
         """First and last pair of the ramp. The reference computes them in float64, so that is their definition."""
+        if base == 1:
+            raise RangeError("got 1 for base, at which all pairs turn alike and YaRN has no ramp", "Linear(factor=...)")
 
         def pair_that_turns(times: float) -> float:
             return dim * math.log(self.original_max_seq_len / (times * 2 * math.pi)) / (2 * math.log(base))
@@ -242,14 +258,13 @@ class LongRoPE(Scaling):
 
     def __post_init__(self) -> None:
         for name in ("short_factor", "long_factor"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-            if not getattr(self, name) or not all(0 < value < math.inf for value in getattr(self, name)):
-                raise RangeError(
-                    f"got LongRoPE({name}={getattr(self, name)}), expected positive numbers", "one per pair"
-                )
-        self._require_positive("original_max_seq_len", "factor")
-        if self.attention_factor is not None:
-            self._require_positive("attention_factor")
+            given = entries(f"LongRoPE's {name}", getattr(self, name), "one number per pair")
+            if not given:
+                raise RangeError(f"got nothing for LongRoPE's {name}, expected numbers above 0", "one per pair")
+            numbers = (real(f"an entry of LongRoPE's {name}", one, above=0, remedy="one per pair") for one in given)
+            self._settle(**{name: tuple(numbers)})
+        self._settle_reals("factor", "attention_factor", above=0)
+        self._settle_length(2)
 
     @property
     def length_that_matters(self) -> int:
@@ -287,7 +302,8 @@ class Llama3(Scaling):
     """By wavelength, as in Llama 3.1 (Dubey et al. 2024, arXiv 2407.21783).
 
     Wavelengths shorter than ``original_max_seq_len / high_freq_factor`` stay, those longer than
-    ``original_max_seq_len / low_freq_factor`` are stretched by `factor`, and those between are blended.
+    ``original_max_seq_len / low_freq_factor`` are stretched by `factor`, and those between are blended. With two equal
+    factors there is a step.
     """
 
     factor: float
@@ -296,11 +312,12 @@ class Llama3(Scaling):
     original_max_seq_len: int
 
     def __post_init__(self) -> None:
-        self._require_positive("factor", "low_freq_factor", "high_freq_factor", "original_max_seq_len")
-        if self.high_freq_factor <= self.low_freq_factor:
+        self._settle_reals("factor", "low_freq_factor", "high_freq_factor", above=0)
+        self._settle_length()
+        if self.high_freq_factor < self.low_freq_factor:
             raise RangeError(
                 f"got high_freq_factor={self.high_freq_factor}, "
-                f"expected more than low_freq_factor={self.low_freq_factor}",
+                f"expected at least low_freq_factor={self.low_freq_factor}",
                 "low_freq_factor=1, high_freq_factor=4",
             )
 
@@ -309,8 +326,8 @@ class Llama3(Scaling):
         scaled: list[Decimal] = []
         for frequency in inverse_frequencies(dim, base):
             turns = PRECISION.divide(PRECISION.multiply(frequency, self.original_max_seq_len), TWO_PI)
-            share = PRECISION.divide(PRECISION.subtract(turns, low), PRECISION.subtract(high, low))
-            kept = min(max(share, Decimal(0)), Decimal(1))
+            above, width = PRECISION.subtract(turns, low), PRECISION.subtract(high, low)
+            kept = min(max(PRECISION.divide(above, width), Decimal(0)), Decimal(1)) if width else Decimal(above >= 0)
             scaled.append(_blend(PRECISION.divide(frequency, factor), frequency, kept))
         return tuple(scaled)
 
@@ -322,6 +339,8 @@ class Llama3(Scaling):
             self.original_max_seq_len / self.high_freq_factor,
         )
         scaled = torch.where(wavelength > longest, plain / self.factor, plain)
+        if self.high_freq_factor == self.low_freq_factor:
+            return scaled
         kept = (self.original_max_seq_len / wavelength - self.low_freq_factor) / (
             self.high_freq_factor - self.low_freq_factor
         )
@@ -341,11 +360,8 @@ class Proportional(Scaling):
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        self._require_positive("factor")
-        if not 0 <= self.rotated_share <= 1:
-            raise RangeError(
-                f"got Proportional(rotated_share={self.rotated_share}), expected 0 to 1", "rotated_share=0.25"
-            )
+        self._settle_reals("factor", above=0)
+        self._settle_reals("rotated_share", low=0, high=1)
 
     def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
         turning = int(self.rotated_share * dim // 2)
@@ -370,14 +386,15 @@ def _powers(dim: int, base: float | Float[Tensor, ""], pairs: int | None = None)
     return base**exponents
 
 
-def _ntk_exponent(dim: int) -> float:
+def ntk_exponent(dim: int) -> float:
+    """The power of the factor by which a base grows for the slowest of ``dim / 2`` pairs to be stretched by it."""
     if dim <= 2:
         raise RangeError(f"got NTK scaling of {dim} dimensions, expected 4 or more", "Linear, for heads that small")
     return dim / (dim - 2)
 
 
 def _stretched_base(dim: int, base: float, stretch: Decimal, form: str) -> Decimal:
-    _ntk_exponent(dim)
+    ntk_exponent(dim)
     exponent = PRECISION.divide(Decimal(dim), Decimal(dim - 2)) if form == "aware" else Decimal(1)
     return PRECISION.multiply(Decimal(base), PRECISION.power(stretch, exponent))
 

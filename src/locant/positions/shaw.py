@@ -6,8 +6,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from locant.errors import RangeError, ShapeError
+from locant.errors import ShapeError
+from locant.numbers import WIDEST, whole
 from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
+from locant.positions.checks import flag, scale_of, tokens
 from locant.positions.distance import distances
 from locant.positions.exact_dot import exact_dot
 from locant.positions.heads import for_query_heads
@@ -55,19 +57,12 @@ class Shaw(PositionEncoding):
         scale: float | None = None,
     ) -> None:
         super().__init__()
-        max_later = max_distance if max_later is None else max_later
-        if head_dim < 1 or max_distance < 0 or max_later < 0:
-            raise RangeError(
-                f"got head_dim={head_dim}, max_distance={max_distance}, max_later={max_later}, "
-                "expected a positive width and distances of 0 or more",
-                "Shaw(64, 16)",
-            )
-        self.head_dim = head_dim
-        self.max_distance = max_distance
-        self.max_later = max_later
-        self.key_term = key_term
-        self.scale = head_dim**-0.5 if scale is None else scale
-        self.weight = nn.Parameter(torch.empty(max_distance + 1 + max_later, head_dim))
+        self.head_dim = whole("head_dim", head_dim, 1, WIDEST, remedy="the width of a head")
+        self.max_distance = tokens("max_distance", max_distance)
+        self.max_later = self.max_distance if max_later is None else tokens("max_later", max_later)
+        self.key_term = flag("key_term", key_term)
+        self.scale = scale_of(scale, self.head_dim**-0.5)
+        self.weight = nn.Parameter(torch.empty(self.max_distance + 1 + self.max_later, self.head_dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

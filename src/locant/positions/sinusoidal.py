@@ -6,10 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from locant.errors import RangeError, ShapeError
+from locant.errors import ShapeError
 from locant.positions.angles import Angles
 from locant.positions.base import PositionEncoding
-from locant.positions.frequencies import inverse_frequencies
+from locant.positions.checks import require_arithmetic
+from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.where import Positions, require_positions
 
 __all__ = ["Sinusoidal"]
@@ -31,14 +32,13 @@ class Sinusoidal(PositionEncoding):
 
     def __init__(self, d_model: int, *, base: float = 10_000.0) -> None:
         super().__init__()
-        if d_model < 1:
-            raise RangeError(f"got d_model={d_model}, expected 1 or more", "the width of the token embeddings")
-        self.d_model = d_model
-        self.base = base
-        self.angles = Angles(inverse_frequencies(d_model, base))
+        self.d_model = width_of("d_model", d_model, 1, even=False, remedy="the width of the token embeddings")
+        self.base = base_of(base)
+        self.angles = Angles(inverse_frequencies(self.d_model, self.base))
 
     def vectors(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "batch seq d_model"]:
         """The position vectors themselves, in float32 or float64."""
+        require_positions(positions)
         positions.require_single_axis("Sinusoidal")
         cos, sin = self.angles.cos_sin(positions.index, positions.max_index, positions.min_index, dtype)
         return torch.stack([sin, cos], dim=-1).flatten(-2)[..., : self.d_model]
@@ -46,8 +46,7 @@ class Sinusoidal(PositionEncoding):
     def embed(self, x: Float[Tensor, "batch seq d_model"], positions: Positions) -> Float[Tensor, "batch seq d_model"]:
         """Adds in float32 and rounds once to the dtype of `x`."""
         require_positions(positions)
-        if not x.is_floating_point():
-            raise ShapeError(f"got x of dtype {x.dtype}, expected floating-point numbers", "x.float()")
+        require_arithmetic("x", x)
         if x.ndim != 3:
             raise ShapeError(
                 f"got x of shape {tuple(x.shape)}, expected (batch, seq, d_model={self.d_model})", "x.view(1, *x.shape)"

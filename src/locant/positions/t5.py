@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from locant.errors import RangeError
+from locant.numbers import whole
 from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
+from locant.positions.checks import flag
 from locant.positions.constant import Constant
-from locant.positions.distance import distances
+from locant.positions.distance import MAX_DISTANCE, distances
 from locant.positions.heads import Heads
 from locant.positions.pairs import step_mod
 from locant.positions.where import Positions
@@ -52,21 +53,17 @@ class T5Bias(PositionEncoding):
         head_slice: slice | None = None,
     ) -> None:
         super().__init__()
-        one_sided = num_buckets // 2 if bidirectional else num_buckets
-        if num_heads < 1 or one_sided < 2 or max_distance <= one_sided // 2:
-            raise RangeError(
-                f"got num_heads={num_heads}, num_buckets={num_buckets}, max_distance={max_distance}, "
-                "expected at least one head, "
-                f"two buckets a side, and a max_distance above {one_sided // 2}",
-                "T5Bias(num_heads, num_buckets=32, max_distance=128)",
-            )
         self.heads = Heads.of(num_heads, head_slice)
-        self.num_heads = num_heads
-        self.num_buckets = num_buckets
-        self.max_distance = max_distance
-        self.bidirectional = bidirectional
-        self.weight = nn.Parameter(torch.empty(num_buckets, len(self.heads)))
-        self._bucket_of = Constant(_bucket_table(one_sided, max_distance))
+        self.num_heads = self.heads.num_heads
+        self.bidirectional = flag("bidirectional", bidirectional)
+        sides = 2 if self.bidirectional else 1
+        self.num_buckets = whole("num_buckets", num_buckets, 2 * sides, remedy="num_buckets=32, two a side or more")
+        one_sided = self.num_buckets // sides
+        nearest = one_sided // 2 + 1
+        remedy = f"num_buckets=32, max_distance=128: from {nearest} to {MAX_DISTANCE} for {num_buckets} buckets"
+        self.max_distance = whole("max_distance", max_distance, nearest, MAX_DISTANCE, remedy=remedy)
+        self.weight = nn.Parameter(torch.empty(self.num_buckets, len(self.heads)))
+        self._bucket_of = Constant(_bucket_table(one_sided, self.max_distance))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -6,11 +6,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from locant.errors import RangeError, ShapeError
+from locant.errors import ShapeError
+from locant.numbers import WIDEST, whole
 from locant.positions.angles import Angles
 from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
+from locant.positions.checks import scale_of
 from locant.positions.exact_dot import exact_dot
-from locant.positions.frequencies import inverse_frequencies
+from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.heads import Heads, for_query_heads
 from locant.positions.where import Positions
 
@@ -59,22 +61,17 @@ class TransformerXL(PositionEncoding):
     ) -> None:
         super().__init__()
         self.heads = Heads.of(num_heads, head_slice)
-        head_dim = d_model // num_heads if head_dim is None else head_dim
-        if d_model < 2 or d_model % 2 or head_dim < 1:
-            raise RangeError(
-                f"got d_model={d_model}, head_dim={head_dim}, expected an even d_model and a positive head_dim",
-                "TransformerXL(num_heads=8, d_model=512)",
-            )
-        self.num_heads = num_heads
-        self.d_model = d_model
-        self.head_dim = head_dim
-        self.base = base
-        self.scale = head_dim**-0.5 if scale is None else scale
-        self.angles = Angles(inverse_frequencies(d_model, base))
+        self.num_heads = self.heads.num_heads
+        self.d_model = width_of("d_model", d_model, remedy="TransformerXL(num_heads=8, d_model=512)")
+        head_dim = self.d_model // self.num_heads if head_dim is None else head_dim
+        self.head_dim = whole("head_dim", head_dim, 1, WIDEST, remedy="d_model of num_heads or more, or head_dim")
+        self.base = base_of(base)
+        self.scale = scale_of(scale, self.head_dim**-0.5)
+        self.angles = Angles(inverse_frequencies(self.d_model, self.base))
         here = len(self.heads)
-        self.weight = nn.Parameter(torch.empty(here * head_dim, d_model))
-        self.u = nn.Parameter(torch.empty(here, head_dim))
-        self.v = nn.Parameter(torch.empty(here, head_dim))
+        self.weight = nn.Parameter(torch.empty(here * self.head_dim, self.d_model))
+        self.u = nn.Parameter(torch.empty(here, self.head_dim))
+        self.v = nn.Parameter(torch.empty(here, self.head_dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from locant.errors import LocantError, RangeError, ShapeError
-from locant.kernels.rotary import Layout, turn
+from locant.errors import ShapeError
+from locant.kernels.rotary import Layout, require_writable, turn
+from locant.numbers import real, whole
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import PositionEncoding
+from locant.positions.checks import require_one_of
 from locant.positions.constant import Constant
-from locant.positions.frequencies import inverse_frequencies
-from locant.positions.where import Positions
+from locant.positions.frequencies import base_of, inverse_frequencies, width_of
+from locant.positions.where import MAX_INDEX, Positions
 
 __all__ = ["XPos"]
 
@@ -65,25 +68,17 @@ class XPos(PositionEncoding):
         angles: AngleMode = "exact",
     ) -> None:
         super().__init__()
-        if layout not in ("half", "interleaved"):
-            raise LocantError(
-                f"got layout={layout!r}, expected 'half' or 'interleaved'", "the layout the weights were trained with"
-            )
-        if head_dim < 2 or head_dim % 2 or not scale_base > 0 or not gamma > 0:
-            raise RangeError(
-                f"got head_dim={head_dim}, scale_base={scale_base}, gamma={gamma}, "
-                "expected an even head_dim of 2 or more, and positive numbers",
-                "XPos(64, scale_base=512.0, gamma=0.4)",
-            )
-        self.head_dim = head_dim
-        self.base = base
-        self.scale_base = scale_base
-        self.gamma = gamma
-        self.center = center
+        require_one_of("layout", layout, get_args(Layout), "the layout the weights were trained with")
+        self.head_dim = width_of("head_dim", head_dim, remedy="XPos(64), an even width")
+        self.base = base_of(base)
+        self.scale_base = real("scale_base", scale_base, above=0, remedy="scale_base=512.0")
+        self.gamma = real("gamma", gamma, above=0, remedy="gamma=0.4")
+        self.center = whole("center", center, -MAX_INDEX, MAX_INDEX, remedy="center=0")
         self.layout: Layout = layout
-        self.angles = Angles(inverse_frequencies(head_dim, base), angles)
-        zeta = (torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim + gamma) / (1 + gamma)
-        self.fading = Constant(zeta.log() / scale_base)
+        self.angles = Angles(inverse_frequencies(self.head_dim, self.base), angles)
+        place = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device="cpu") / self.head_dim
+        zeta = (place + self.gamma) / (1 + self.gamma)
+        self.fading = Constant(zeta.log() / self.scale_base)
 
     def reach(self, dtype: torch.dtype) -> int:
         """How far from `center` a token may stand for its q and k to be normal numbers of this dtype."""
@@ -103,7 +98,11 @@ class XPos(PositionEncoding):
         keys = positions if k_positions is None else k_positions
         turned_q = turn(q, *self._turn(q, positions, "q", 1), self.layout)
         turned_k = turn(k, *self._turn(k, keys, "k", -1), self.layout)
-        return (q.copy_(turned_q), k.copy_(turned_k)) if inplace else (turned_q, turned_k)
+        if not inplace:
+            return turned_q, turned_k
+        if require_writable(q, k):
+            raise ShapeError("got one tensor as q and k, which xPos scales in opposite ways, in place", "k.clone()")
+        return q.copy_(turned_q), k.copy_(turned_k)
 
     def _turn(
         self, x: Tensor, positions: Positions, name: str, direction: int

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,8 +16,9 @@ from torch import Tensor
 from locant.errors import RangeError
 from locant.kernels.input_embedding import NO_FAULT, Operands, cpu
 from tests.kernels.input_embedding.embedded import Kernel, operands
-from tests.kernels.interpreted import Place, watched
+from tests.kernels.interpreted import Place, sparse, watched, without_copying_back
 from tests.refusal import refuses
+from tests.tolerances import assert_close
 
 BAD = [-1, 23, 2**31, 2**63 - 1, -(2**63)]
 
@@ -93,6 +98,70 @@ def test_rows_that_lie_more_than_four_gigabytes_apart(kernel: Kernel) -> None:
         there = kernel.there(dataclasses.replace(o, token=near))
         expected = kernel.module.forward(there)[0]
         assert torch.equal(kernel.module.forward(dataclasses.replace(there, token=far))[0], expected)
+
+
+FAR, WIDE = 2**20, 2**12
+"""Number FAR of rows as wide as WIDE begins at element 2**32, which 32 bits take for element 0."""
+
+
+@contextlib.contextmanager
+def only_program(number: int) -> Iterator[None]:
+    """Programs say that they are this one: the ones before it do not have to run."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    asked = InterpreterBuilder.create_get_program_id
+
+    def ask(builder: Any, axis: int) -> Any:
+        handle = asked(builder, axis)
+        handle.data = handle.data + np.array(number if axis == 0 else 0, dtype=handle.data.dtype)
+        return handle
+
+    with mock.patch.object(InterpreterBuilder, "create_get_program_id", ask), without_copying_back():
+        yield
+
+
+def test_far_programs_of_the_backward_pass_write_where_they_should() -> None:
+    """A norm's gradients come in one row for every program. Memory nobody touches costs nothing."""
+    pytest.importorskip("triton", reason="there is no Triton for this platform")
+    module = Place("cpu").load("locant.kernels.input_embedding.triton")
+    o = operands((1, 1), WIDE, without=("beta", "gamma", "segment", "segments", "position", "position_index"))
+    grad, dx, partial = sparse((FAR + 1) * WIDE), sparse((FAR + 1) * WIDE), sparse((FAR + 3) * WIDE)
+    cotangent = torch.randn(WIDE).half()
+    grad[FAR * WIDE :] = cotangent
+    mean, rstd = torch.zeros(FAR + 1), torch.ones(FAR + 1)
+    far = dataclasses.replace(o, ids=torch.zeros(1, FAR + 1, dtype=torch.long))
+    given = (grad, dx, partial, mean, rstd, *module._tables(far), *module._of_norm(far), *module._sizes(far), 1)
+    with only_program(FAR):
+        module._backward[(1,)](*given, **module._constants(far) | {"ROWS": 1})
+    x = o.token[0] * 1.7
+    assert_close(partial[FAR * WIDE :][:WIDE], cotangent * x)
+    assert_close(partial[(FAR + 1) * WIDE :][:WIDE], cotangent)
+    assert not partial[:WIDE].any()
+    assert dx[FAR * WIDE :].any()
+
+
+def test_far_runs_of_sorted_ids_are_found() -> None:
+    """What is left of a run goes to a row of its number, and is fetched from there."""
+    pytest.importorskip("triton", reason="there is no Triton for this platform")
+    module = Place("cpu").load("locant.kernels.input_embedding.triton")
+    ids, order = torch.zeros(FAR + 3, dtype=torch.long), torch.zeros(FAR + 3, dtype=torch.long)
+    ids[FAR:], order[FAR:] = torch.tensor([5, 5, 5]), torch.tensor([1, 2, 3])
+    rows = torch.randn(4, WIDE).half()
+    head, tail, grad = sparse((FAR + 3) * WIDE), sparse((FAR + 3) * WIDE), torch.zeros(7, WIDE).half()
+    constants = {"WIDTH": WIDE, "SCALE": 1.0, "RUN": 1, "BLOCK": WIDE}
+    for number in (FAR, FAR + 1, FAR + 2):
+        with only_program(number):
+            module._add_runs[(1, 1)](rows, order, ids, head, tail, grad, FAR + 3, 7, -1, **constants)
+    assert torch.equal(tail[FAR * WIDE :][:WIDE], rows[1])
+    assert torch.equal(head[(FAR + 1) * WIDE :].view(2, WIDE), rows[2:])
+    assert not head[:WIDE].any()
+    assert not tail[:WIDE].any()
+    last_run = torch.zeros(FAR + 3, dtype=torch.long)
+    last_run[FAR:] = FAR + 2
+    with only_program(FAR):
+        module._join_runs[(1, 1)](ids, last_run, head, tail, grad, 7, -1, TOGETHER=2, **constants)
+    assert_close(grad[5], rows[1:].double().sum(0), torch.float16)
+    assert not grad[:5].any()
 
 
 @pytest.mark.parametrize("without", [(), ("eps", "gamma", "beta")], ids=["with norm", "without"])

@@ -80,6 +80,11 @@ def test_positions_that_count_up(kernel: Kernel, shape: tuple[int, int]) -> None
     require(kernel, operands(shape, 5, position_index=torch.arange(8, 8 + shape[1])[None]))
 
 
+@pytest.mark.parametrize("index", [[0, 3, 1, 3], [4, 6, 5, 7], [0, 1, 2, 5], [1, 1, 2, 3]], ids=str)
+def test_positions_that_only_seem_to_count_up(kernel: Kernel, index: list[int]) -> None:
+    require(kernel, operands((2, 4), 5, position_index=torch.tensor([index])))
+
+
 def test_parts_of_several_rows_and_of_less_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU cuts where its parts are full: between rows, or within one."""
     from locant.kernels.input_embedding import cpu

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from locant.kernels.input_embedding import Operands, cpu, input_embedding, reference
 from tests.kernels.input_embedding.embedded import LEARNED, operands
+from tests.tolerances import assert_close
 
 
 def values(o: Operands) -> tuple[Any, ...]:
@@ -41,7 +42,8 @@ def test_it_is_registered_as_torch_wants_it(without: tuple[str, ...], p: float) 
 
 @pytest.mark.parametrize("without", WITHOUT[:2], ids=len)
 def test_gradients_of_first_and_second_order(without: tuple[str, ...]) -> None:
-    given = learning(operands((1, 3), 3, dtype=torch.float64, without=without, seed=torch.tensor([5]), p=0.3))
+    ids = torch.tensor([[4, 7, 4]])  # none of padding, which finite differences know nothing of
+    given = learning(operands((1, 3), 3, dtype=torch.float64, ids=ids, without=without, seed=torch.tensor([5]), p=0.3))
     names = [name for name in LEARNED if getattr(given, name) is not None]
 
     def through(*tables: Tensor) -> Tensor:
@@ -50,6 +52,22 @@ def test_gradients_of_first_and_second_order(without: tuple[str, ...]) -> None:
     tables = tuple(getattr(given, name) for name in names)
     assert torch.autograd.gradcheck(through, tables)
     assert torch.autograd.gradgradcheck(through, tables)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_gradients_that_can_be_differentiated_are_the_same(p: float, dtype: torch.dtype) -> None:
+    """They are computed by other operations, which have to drop the same entries."""
+    given = learning(operands((3, 5), 7, dtype=dtype, seed=torch.tensor([5]), p=p))
+    tables = [getattr(given, name) for name in LEARNED]
+    y = input_embedding(*values(given))[0]
+    assert bool((y == 0).any()) == (p > 0)
+    cotangent = torch.randn_like(y)
+    plain = torch.autograd.grad(y, tables, cotangent, retain_graph=True)
+    differentiable = torch.autograd.grad(y, tables, cotangent, create_graph=True)
+    for name, one, other in zip(LEARNED, plain, differentiable, strict=True):
+        assert other.requires_grad, name
+        assert_close(other.detach(), one)
 
 
 @pytest.mark.parametrize("name", LEARNED)

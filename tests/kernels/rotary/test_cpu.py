@@ -33,9 +33,9 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 def turned(q: Tensor, k: Tensor | None, index: Tensor, of: Tables, layout: Any, inverse: bool = False) -> Any:
     """Into fresh memory full of NaN, and again in place: both have to be the same bits."""
     out = [None if x is None else torch.full_like(x, torch.nan) for x in (q, k)]
-    cpu.rotate_(q, k, index, of, layout, 2 * of.pairs, out[0], out[1], inverse)
+    cpu.rotate_(q, k, index, of, layout, 2 * of.pairs(), out[0], out[1], inverse)
     same = [None if x is None else x.clone() for x in (q, k)]
-    cpu.rotate_(same[0], same[1], index, of, layout, 2 * of.pairs, same[0], same[1], inverse)
+    cpu.rotate_(same[0], same[1], index, of, layout, 2 * of.pairs(), same[0], same[1], inverse)
     for fresh, overwritten in zip(out, same, strict=True):
         assert fresh is None or torch.equal(fresh, overwritten)
     return out

@@ -473,7 +473,7 @@ def _join_runs(
         if begins & has_row:
             b_sum = tl.load(tail + i_run * WIDTH + o_column, mask=m_column, other=0.0)
             for i_head in range(i_run + 1, i_last + 1, TOGETHER):
-                o_head = i_head + tl.arange(0, TOGETHER)
+                o_head = i_head + tl.arange(0, TOGETHER).to(tl.int64)
                 m_head = (o_head <= i_last)[:, None] & m_column[None, :]
                 b_heads = tl.load(head + o_head[:, None] * WIDTH + o_column[None, :], mask=m_head, other=0.0)
                 b_sum += tl.reduce(b_heads, 0, _ADD)

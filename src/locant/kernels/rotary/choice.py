@@ -44,7 +44,7 @@ def choose_kernel(
         return Choice("reference", "triton is not installed")
     from locant.kernels.rotary import triton
 
-    reason = triton.unsupported(q, k, positions, tables, layout, 2 * tables.pairs)
+    reason = triton.unsupported(q, k, positions, tables, layout, 2 * tables.pairs())
     return Choice("triton", "q is on a GPU") if reason is None else Choice("reference", reason)
 
 

@@ -67,7 +67,7 @@ def rotate_(
         work = [(x[..., :rotary_dim], out[..., :rotary_dim]) for x, out in work]
     dtype = torch.promote_types(q.dtype, torch.float32)
     scratch = _scratch(max(x.numel() for x, _ in work), dtype, q.device)
-    for tokens in _cut(positions.shape[1], ANGLES // (positions.shape[0] * tables.pairs)):
+    for tokens in _cut(positions.shape[1], ANGLES // (positions.shape[0] * tables.pairs())):
         angles = _angles(_at(positions, ALL, tokens), tables, layout, dtype, inverse)
         for x, out in work:
             _turn(_at(x, ALL, ALL, tokens), _at(out, ALL, ALL, tokens), angles, layout, scratch)
@@ -96,7 +96,7 @@ def _at(x: Tensor, *place: slice) -> Tensor:
 
 def _angles(positions: Tensor, tables: Tables, layout: Layout, dtype: torch.dtype, inverse: bool) -> Angles:
     """The angles of these tokens, made in float64 and rounded to `dtype`."""
-    if tables.exact and _is_whole(positions.shape[0] * positions.shape[1] * tables.pairs, tables.pairs):
+    if tables.exact() and _is_whole(positions.shape[0] * positions.shape[1] * tables.pairs(), tables.pairs()):
         turn = _product_of_levels(positions, tables).to(dtype.to_complex())
         if layout == "interleaved":
             return (turn.conj_physical_() if inverse else turn,)

@@ -8,13 +8,15 @@ The kernels, one file each, agree on this::
     triton.unsupported(q, k, positions, tables, layout, rotary_dim) -> str | None           why it cannot, or None
 
     q            [batch, heads, seq, head_dim], any strides, any floating dtype
-    k            [batch, kv_heads, seq, head_dim], the same dtype and device, other strides; or None: q alone
+    k            [batch, kv_heads, seq, head_dim], the same dtype and device, other strides; or None: q alone.
+                 `rotate` refuses another batch: kernels take the sizes of q for those of both
     positions    int64 [batch or 1, seq], any strides; or [batch or 1, seq, axes] together with tables.axis_of_pair
     tables       `Tables`, see tables.py
     layout       "half": pair i is (i, i + rotary_dim / 2); "interleaved": (2i, 2i + 1)
-    rotary_dim   2 * tables.pairs; dimensions from there on are handed through
+    rotary_dim   2 * tables.pairs(); dimensions from there on are handed through
     out_q, out_k of the shape and dtype of q and k, any strides without overlap; every element is written, those from
-                 rotary_dim on included. They may be q and k themselves (the same tensor objects): in place
+                 rotary_dim on included. They may be q and k themselves (the same tensor objects): in place; then
+                 q and k share no memory
     inverse      turn by the negative angle (sine negated, magnitude as it is): the backward
 
 Arithmetic: cos and sin are formed as `Tables` says, rounded to float32 (float64 for float64 inputs), then
@@ -38,8 +40,10 @@ from torch import Tensor
 from locant.errors import LocantError, ShapeError
 from locant.kernels.rotary import reference
 from locant.kernels.rotary.choice import choose_kernel
+from locant.kernels.rotary.inplace import are_the_same, is_transformed, require_writable
 from locant.kernels.rotary.reference import Layout
 from locant.kernels.rotary.tables import Tables
+from locant.kernels.transforms import holds_several, in_forward_mode, is_functionalizing, is_transforming
 
 __all__ = ["rotate"]
 
@@ -73,30 +77,62 @@ def rotate(
     *,
     inplace: bool = False,
 ) -> tuple[Float[Tensor, "batch heads seq head_dim"], Float[Tensor, "batch kv_heads seq head_dim"] | None]:
-    """Turn the first ``2 * tables.pairs`` dimensions of every head by its token's position.
+    """Turn the first ``2 * tables.pairs()`` dimensions of every head by its token's position.
 
     Args:
         q, k: of one dtype, on one device; `k` may be missing.
         positions: one per token, or several per token where `tables.axis_of_pair` says which pair takes which.
         tables: where cosines and sines come from.
         layout: which dimensions form a pair.
-        inplace: write into `q` and `k`, and return them. Where both are one tensor, it is turned once.
+        inplace: write into `q` and `k`, and return them. Where both are the same elements, these are turned once.
+
+    Raises:
+        ShapeError: `q` and `k` differ in more than their heads; or, in place, a tensor repeats its elements in memory,
+            or `q` and `k` have only some in common.
+        LocantError: what is to be overwritten is a leaf, or a view that torch cannot follow. Nothing is written then.
 
     >>> one_turn_a_token = Tables(torch.tensor([torch.pi / 2]))
     >>> rotate(torch.tensor([[[[1.0, 0.0]]]]), None, torch.tensor([[2]]), one_turn_a_token, "half")[0].round()
     tensor([[[[-1., -0.]]]])
     """
     rest = (positions, tables.table, tables.axis_of_pair, tables.levels, tables.magnitude, layout, False)
+    if k is not None:
+        _require_alike(q, k)
     if not inplace:
         return _turned(q, k, *rest)
-    twice = k is not None and _is_same(q, k)
-    for x in (q,) if k is None else (q, k):
-        _require_writable(x)
-    if torch.is_grad_enabled() and (q.requires_grad or (k is not None and k.requires_grad)):
-        turned_q = _turned_in_graph(q, rest)
-        return turned_q, turned_q if twice else None if k is None else _turned_in_graph(k, rest)
-    _write(q, None if twice else k, *rest)
+    same = require_writable(q, k)
+    in_graph = torch.is_grad_enabled() and (q.requires_grad or (k is not None and k.requires_grad))
+    if is_transformed() or (in_graph and torch.compiler.is_compiling()):
+        return _turned_and_copied(q, k, rest)
+    if in_graph:
+        _require_kept(positions)
+        turned_q = _TurnInPlace.apply(q, *rest)
+        return turned_q, turned_q if same else None if k is None else _TurnInPlace.apply(k, *rest)
+    _write(q, None if same else k, *rest)
     return q, k
+
+
+def _require_alike(q: Tensor, k: Tensor) -> None:
+    if q.shape[0] != k.shape[0] or q.shape[2:] != k.shape[2:]:
+        raise ShapeError(
+            f"got q of shape {tuple(q.shape)} and k of shape {tuple(k.shape)}, which differ in more than their heads",
+            "q and k of the same tokens",
+        )
+
+
+def _require_kept(positions: Tensor) -> None:
+    """Torch keeps no tensors of inference mode for a backward pass; it says so, but once q is overwritten."""
+    if positions.is_inference():
+        raise LocantError("got positions made in inference mode for a gradient", "positions made outside of it")
+
+
+def _turned_and_copied(q: Tensor, k: Tensor | None, rest: tuple[Any, ...]) -> tuple[Tensor, Tensor | None]:
+    """In place through operators of torch alone, both turned before either is written: they may be views of each other.
+
+    Transforms of functions know these operators, and a compiler finds out by itself that the copy can be spared.
+    """
+    turned_q, turned_k = _turned(q, k, *rest)
+    return q.copy_(turned_q), None if k is None or turned_k is None else k.copy_(turned_k)
 
 
 def _write(q: Tensor, k: Tensor | None, *rest: Any) -> None:
@@ -109,20 +145,6 @@ def _write(q: Tensor, k: Tensor | None, *rest: Any) -> None:
 def _is_plain(q: Tensor) -> bool:
     """Whether it can be turned without asking torch which kind of tensor it is."""
     return type(q) is Tensor and q.device.type == "cpu"
-
-
-def _is_same(q: Tensor, k: Tensor) -> bool:
-    """Whether both are one tensor, or views of exactly the same elements."""
-    return q is k or (not torch.compiler.is_compiling() and q.is_set_to(k))
-
-
-def _require_writable(x: Tensor) -> None:
-    """Raise before anything is written: afterwards it would be too late."""
-    if any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)):
-        raise ShapeError("got a tensor that repeats its elements (stride 0) to turn in place", "x.contiguous()")
-    leaf = x._base if not torch.compiler.is_compiling() and x._is_view() else x
-    if torch.is_grad_enabled() and leaf is not None and leaf.requires_grad and leaf.is_leaf:
-        raise LocantError("got a leaf that requires a gradient to turn in place", "inplace=False")
 
 
 # ---------------------------------------------------------------------- what torch knows of it
@@ -150,6 +172,7 @@ def _empty(q: Tensor, k: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
     "locant::rotate_", mutates_args=("q", "k"), schema=f"(Tensor(a!) q, Tensor(b!)? k, {ARGUMENTS}) -> ()"
 )
 def _rotate_(q: Tensor, k: Tensor | None, *rest: Any) -> None:
+    k = None if are_the_same(q, k) else k  # compiled code hears of it only here
     _run(q, k, q, k, *rest)
 
 
@@ -183,18 +206,23 @@ def _run(
         from locant.kernels.rotary.cpu import rotate_
     else:
         from locant.kernels.rotary.triton import rotate_
-    rotate_(q, k, positions, tables, layout, 2 * tables.pairs, out_q, None if k is None else out_k, inverse)
+    rotate_(q, k, positions, tables, layout, 2 * tables.pairs(), out_q, None if k is None else out_k, inverse)
 
 
 # ---------------------------------------------------------------------- derivatives
 
 
 def _turned(q: Tensor, k: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor | None]:
-    """A compiler is given the operator; everyone else the function, which `torch.func` can look into."""
-    if not torch.compiler.is_compiling():
-        return _Turn.apply(q, k, *rest)
-    turned_q, turned_k = _rotate(q, k, *rest)
-    return turned_q, None if k is None else turned_k
+    """A compiler is given the operator; everyone else the function, which `torch.func` can look into.
+
+    Where nobody differentiates, as in generating, that one is left out too: it alone costs 50 microseconds.
+    """
+    if torch.compiler.is_compiling() or is_functionalizing():
+        turned_q, turned_k = _rotate(q, k, *rest)
+        return turned_q, None if k is None else turned_k
+    wanted = torch.is_grad_enabled() and (q.requires_grad or (k is not None and k.requires_grad))
+    differentiated = wanted or in_forward_mode() or is_transforming()
+    return _Turn.apply(q, k, *rest) if differentiated else _Turn.forward(q, k, *rest)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
@@ -210,13 +238,23 @@ def _turn_back(ctx: Any, grad_q: Tensor | None, grad_k: Tensor | None) -> tuple[
     *numbers, layout, inverse = ctx.settings
     rest = (*ctx.saved_tensors, *numbers, layout, not inverse)
     wanted = [grad if needed else None for grad, needed in zip((grad_q, grad_k), ctx.needs_input_grad, strict=False)]
-    return *_turned_where_given(wanted[0], wanted[1], rest), *(None for _ in rest)
+    turn = _turned_plainly if any(grad is not None and holds_several(grad) for grad in wanted) else _turned_where_given
+    return *turn(wanted[0], wanted[1], rest), *(None for _ in rest)
 
 
 def _turned_where_given(q: Tensor | None, k: Tensor | None, rest: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
     if q is not None:
         return _turned(q, k, *rest)
     return None, None if k is None else _turned(k, None, *rest)[0]
+
+
+def _turned_plainly(q: Tensor | None, k: Tensor | None, rest: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
+    """Through operators of torch alone, with the same bits."""
+    positions, table, axis_of_pair, levels, magnitude, layout, inverse = rest
+    tables = Tables(table, levels, magnitude, axis_of_pair)
+    return tuple(
+        None if x is None else reference.rotate(x, None, positions, tables, layout, inverse)[0] for x in (q, k)
+    )
 
 
 class _Turn(torch.autograd.Function):
@@ -271,12 +309,6 @@ class _TurnInPlace(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         turned, _, *nothing = _turn_back(ctx, grads[0], None)
         return turned, *nothing
-
-
-def _turned_in_graph(x: Tensor, rest: tuple[Any, ...]) -> Tensor:
-    if torch.compiler.is_compiling():  # which finds out by itself that the copy can be spared
-        return x.copy_(_turned(x, None, *rest)[0])
-    return _TurnInPlace.apply(x, *rest)
 
 
 def _over_samples(

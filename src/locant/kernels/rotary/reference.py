@@ -50,13 +50,14 @@ def turn(
     """
     rotary_dim = 2 * cos.shape[-1]
     cos, sin = cos[:, None], sin[:, None]
-    turned, rest = x[..., :rotary_dim].to(cos.dtype), x[..., rotary_dim:]
+    turned, rest = x.split([rotary_dim, x.shape[-1] - rotary_dim], dim=-1)
+    turned = turned.to(cos.dtype)
     if layout == "half":
         a, b = turned.chunk(2, dim=-1)
         turned = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
     else:
         a, b = turned[..., 0::2], turned[..., 1::2]
-        turned = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
+        turned = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).reshape(turned.shape)
     return torch.cat([turned.to(x.dtype), rest], dim=-1)
 
 
@@ -68,7 +69,7 @@ def cos_sin(
     With `tables.axis_of_pair`, the last dimension of `positions` is the axis.
     """
     per_pair = positions[..., None] if tables.axis_of_pair is None else positions[..., tables.axis_of_pair]
-    if tables.exact:
+    if tables.exact():
         cos, sin = _product_of_levels(per_pair, tables)
     else:
         angle = per_pair.to(torch.float32) * tables.table
@@ -92,6 +93,6 @@ def _row(tables: Tables, level: int, per_pair: Tensor) -> tuple[Tensor, Tensor]:
     if tables.axis_of_pair is None:
         found = rows[byte.squeeze(-1)]
     else:
-        found = rows[byte, torch.arange(tables.pairs, device=byte.device)]
+        found = rows[byte, torch.arange(tables.pairs(), device=byte.device)]
     cos, sin = found.unbind(-1)
     return cos, sin

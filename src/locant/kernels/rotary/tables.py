@@ -31,10 +31,10 @@ class Tables(NamedTuple):
     axis_of_pair: Tensor | None = None
     """int64 ``[pairs]``: which axis of the positions turns each pair; only for positions with several axes."""
 
-    @property
-    def pairs(self) -> int:
-        return self.table.shape[-2] if self.exact else self.table.shape[-1]
+    # Not properties: of a named tuple's, the compiler of torch 2.9 knows nothing.
 
-    @property
+    def pairs(self) -> int:
+        return self.table.shape[-2] if self.exact() else self.table.shape[-1]
+
     def exact(self) -> bool:
         return self.table.ndim == 4

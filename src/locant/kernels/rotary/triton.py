@@ -127,7 +127,7 @@ def _constants(work: Work, positions: Tensor, tables: Tables, layout: Layout, ro
         "PAIRS": rotary_dim // 2,
         "REST": rest,
         "INTERLEAVED": layout == "interleaved",
-        "LEVELS": (2 if tables.levels <= 2 else 4) if tables.exact else 0,
+        "LEVELS": (2 if tables.levels <= 2 else 4) if tables.exact() else 0,
         "AXES": tables.axis_of_pair is not None and positions.ndim == 3,
         "MAGNITUDE": float(tables.magnitude),
         "UNIT": math.gcd(16 // x.element_size(), *strides),

@@ -24,6 +24,7 @@ from locant.files import replacing
 from locant.positions import PositionEncoding, Positions
 from locant.positions.angles import Angles
 from locant.positions.catalog import ModelShape, find
+from locant.positions.where.documents import PADDING
 from locant.show.source import Source
 from locant.text import Windows
 
@@ -150,7 +151,7 @@ def embed(source: Source, plan: Plan) -> Embedded:
     batch = windows.__getitems__(list(range(count)))
     ids, positions = batch["ids"], batch["positions"]
     x = embedding(ids, positions)
-    place = torch.where(positions.document >= 0, positions.index, -1).expand_as(ids).contiguous()
+    place = torch.where(positions.document == PADDING, -1, positions.index).expand_as(ids).contiguous()
     vectors = Vectors(ids=ids, targets=batch["targets"], positions=place, embeddings=x)
     return Embedded(flow=_flow(source, plan, windows, embedding, vectors, positions), vectors=vectors)
 

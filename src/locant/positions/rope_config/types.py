@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from locant.errors import InputError
+from locant.numbers import LARGEST, shown
 from locant.positions.scaling import (
     DynamicNTK,
     Linear,
@@ -23,7 +24,10 @@ from locant.positions.scaling import (
     YaRN,
 )
 
-__all__ = ["ROPE_TYPES", "Lengths", "RopeType", "integer", "number", "read_scaling", "rope_type_of", "write_scaling"]
+__all__ = [
+    "ROPE_TYPES", "Lengths", "RopeType", "integer", "number", "read_scaling", "rope_type_of", "write_scaling",
+    "write_weights",
+]  # fmt: skip
 
 FIELDS = {
     "original_max_position_embeddings": "original_max_seq_len",
@@ -78,6 +82,16 @@ ROPE_TYPES: Mapping[str, RopeType] = {
     )
 }
 
+WEIGHTS = ("short_mscale", "long_mscale")
+"""What Phi-3.5-MoE multiplies cosines and sines with, up to the trained length and past it."""
+
+WEIGHTED_LONGROPE = RopeType(
+    name="longrope",
+    scaling=LongRoPE,
+    required=(*WEIGHTS, "short_factor", "long_factor", "original_max_position_embeddings"),
+    optional=("factor",),
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
@@ -93,16 +107,22 @@ class Lengths:
         return self.longest / trained
 
 
-def rope_type_of(rope: Mapping[str, Any], aliases: Mapping[str, str]) -> RopeType:
-    """The type that a dictionary names, as ``rope_type`` or in the older way as ``type``."""
+def rope_type_of(rope: Mapping[str, Any], aliases: Mapping[str, str], *, weighted: bool = False) -> RopeType:
+    """The type that a dictionary names, as ``rope_type`` or in the older way as ``type``.
+
+    Args:
+        rope: the dictionary.
+        aliases: other names of types.
+        weighted: whether LongRoPE reads the two weights of Phi-3.5-MoE instead of an attention factor.
+    """
     names = [rope[key] for key in ("rope_type", "type") if rope.get(key) is not None]
     resolved = {aliases.get(name, name) for name in names if isinstance(name, str)}
     if len(resolved) > 1 or not all(isinstance(name, str) for name in names):
-        raise InputError(f"got the types {names} in rope parameters, expected one name", "rope_type alone")
+        raise InputError(f"got the types {shown(names)} in rope parameters, expected one name", "rope_type alone")
     name = resolved.pop() if resolved else "default"
     if name not in ROPE_TYPES:
         raise InputError(f"got rope_type {name!r}, expected one of {', '.join(ROPE_TYPES)}", "one of these names")
-    return ROPE_TYPES[name]
+    return WEIGHTED_LONGROPE if weighted and name == WEIGHTED_LONGROPE.name else ROPE_TYPES[name]
 
 
 def read_scaling(rope: Mapping[str, Any], rope_type: RopeType, lengths: Lengths) -> Scaling:
@@ -140,29 +160,40 @@ def write_scaling(scaling: Scaling) -> dict[str, Any]:
     return {"rope_type": rope_type.name, **kept}
 
 
+def write_weights(scaling: LongRoPE) -> dict[str, float]:
+    """The attention factor as Phi-3.5-MoE's configuration says it."""
+    return dict.fromkeys(WEIGHTS, scaling.magnitude)
+
+
 def number(key: str, value: object) -> float:
     """`value`, if it is a finite number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InputError(f"got {key}={value!r}, expected a number", f"a finite number for {key!r}")
-    return float(value)
+    try:
+        read = math.nan if isinstance(value, bool) or not isinstance(value, (int, float)) else float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        read = math.inf
+    if not math.isfinite(read):
+        raise InputError(f"got {key}={shown(value)}, expected a number", f"a finite number for {key!r}")
+    return read
 
 
-def integer(key: str, value: object) -> int:
-    """`value`, if it is a whole number above 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value // 1 or value < 1:
-        raise InputError(f"got {key}={value!r}, expected an integer of 1 or more", f"an integer for {key!r}")
+def integer(key: str, value: object, low: int = 1) -> int:
+    """`value`, if it is a whole number of `low` or more that 31 bits can hold; 4096.0 is one."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value // 1 or value < low:
+        raise InputError(f"got {key}={shown(value)}, expected an integer of {low} or more", f"an integer for {key!r}")
+    if value > LARGEST:
+        raise InputError(f"got {key}={shown(value)}, expected at most {LARGEST}", f"an integer for {key!r}")
     return int(value)
 
 
 def _flag(key: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise InputError(f"got {key}={value!r}, expected true or false", f"a boolean for {key!r}")
+        raise InputError(f"got {key}={shown(value)}, expected true or false", f"a boolean for {key!r}")
     return value
 
 
 def _factors(key: str, value: object) -> tuple[float, ...]:
     if not isinstance(value, (list, tuple)) or not value:
-        raise InputError(f"got {key}={value!r}, expected a list of numbers", "one number per pair of dimensions")
+        raise InputError(f"got {key}={shown(value)}, expected a list of numbers", "one number per pair of dimensions")
     return tuple(number(f"{key}[{place}]", one) for place, one in enumerate(value))
 
 
@@ -205,7 +236,7 @@ def _settle_original(given: dict[str, Any], rope_type: RopeType, lengths: Length
         return
     if given.setdefault(key, outside) != outside:
         where = "max_position_embeddings" if rope_type.name == "dynamic" else f"{key} outside the rope parameters"
-        raise InputError(f"got {key}={given[key]} and {where}={outside}, expected one value", f"{key}={outside}")
+        raise InputError(f"got {key}={shown(given[key])} and {where}={outside}, expected one value", f"{key}={outside}")
 
 
 def _check_yarn(given: dict[str, Any], lengths: Lengths) -> None:
@@ -220,7 +251,7 @@ def _check_yarn(given: dict[str, Any], lengths: Lengths) -> None:
             f"the configuration without {' and '.join(weights)}",
         )
     if weights and not (len(weights) == 2 and all(number(key, given[key]) > 0 for key in weights)):
-        got = ", ".join(f"{key}={given[key]}" for key in weights)
+        got = ", ".join(f"{key}={shown(given[key])}" for key in weights)
         raise InputError(
             f"got {got}, expected both mscale and mscale_all_dim above 0, or neither: alone, DeepSeek's code reads one "
             "and transformers does not",
@@ -230,14 +261,26 @@ def _check_yarn(given: dict[str, Any], lengths: Lengths) -> None:
 
 def _check_longrope(given: dict[str, Any], lengths: Lengths) -> None:
     trained = integer("original_max_position_embeddings", given["original_max_position_embeddings"])
+    if WEIGHTS[0] in given:
+        given["attention_factor"] = _one_weight(*(number(key, given.pop(key)) for key in WEIGHTS))
     if "factor" not in given:
         given["factor"] = lengths.ratio_to(trained)
     elif "attention_factor" in given and round(number("factor", given["factor"]) * trained) != lengths.longest:
         raise InputError(
-            f"got factor={given['factor']} and attention_factor, of which only attention_factor would count, and "
+            f"got factor={given['factor']} and an attention factor, of which only the latter would count, and "
             f"max_position_embeddings={lengths.longest} instead of factor x {trained}",
             "the configuration without factor",
         )
+
+
+def _one_weight(short: float, long: float) -> float:
+    if short != long:
+        raise InputError(
+            f"got short_mscale={short:g} and long_mscale={long:g}, expected one value: the attention factor of an "
+            "encoding does not change with the length",
+            "two encodings, with one of the values each",
+        )
+    return short
 
 
 def _nothing(given: dict[str, Any], lengths: Lengths) -> None:

@@ -14,8 +14,9 @@ from typing import Any, TypedDict
 from locant.errors import InputError
 from locant.kernels.rotary import Layout
 from locant.positions.angles import AngleMode
-from locant.positions.rope_dialects import DIALECTS, UNKNOWN, Dialect
-from locant.positions.rope_sizes import (
+from locant.positions.rope_config.dialects import UNKNOWN, Dialect, dialect_of
+from locant.positions.rope_config.layers import rope_of_layers, ropes_by_layer
+from locant.positions.rope_config.sizes import (
     TRAINED,
     Config,
     base_of,
@@ -26,9 +27,19 @@ from locant.positions.rope_sizes import (
     rotary_dim_of,
     sections_of,
 )
-from locant.positions.rope_types import read_scaling, rope_type_of, write_scaling
+from locant.positions.rope_config.types import integer, read_scaling, rope_type_of, write_scaling
 from locant.positions.rotary import Rotary
-from locant.positions.scaling import NTK, DynamicNTK, Llama3, LongRoPE, Proportional, Scaling, Unscaled, YaRN
+from locant.positions.scaling import (
+    NTK,
+    DynamicNTK,
+    Llama3,
+    LongRoPE,
+    Proportional,
+    Scaling,
+    Unscaled,
+    YaRN,
+    ntk_exponent,
+)
 
 __all__ = [
     "RotaryArguments", "config_dict", "layer_types_of", "rotary_arguments", "rotary_from_config",
@@ -79,17 +90,18 @@ def rotary_arguments(
 ) -> RotaryArguments:
     """The same as arguments of `Rotary`, without building its tables."""
     facts = config_dict(config)
-    dialect = _dialect_of(facts)
+    dialect = dialect_of(facts)
     _require_rotary(facts, dialect)
-    rope = _rope_of_layers(facts, dialect, layer_type)
-    rope_type = rope_type_of(rope, {"su": "longrope", **dialect.rope_types})
+    rope = rope_of_layers(facts, dialect, layer_type)
+    rope_type = rope_type_of(rope, {"su": "longrope", **dialect.rope_types}, weighted=dialect.weighted_longrope)
     proportional = rope_type.scaling is Proportional
-    share = {"partial_rotary_factor": facts.get("partial_rotary_factor")} if proportional else {}
     head_dim = head_dim_of(facts, dialect, layer_type)
     return RotaryArguments(
         head_dim=head_dim,
         base=base_of(facts, rope, dialect, layer_type),
-        scaling=read_scaling({**share, **rope}, rope_type, lengths_of(facts)),
+        scaling=read_scaling(
+            {**rope, **_rotated_share(facts, rope)} if proportional else rope, rope_type, lengths_of(facts)
+        ),
         layout=layout_of(facts, dialect, layout),
         rotary_dim=head_dim if proportional else rotary_dim_of(facts, rope, dialect, head_dim),
         angles=angles,
@@ -102,12 +114,17 @@ def rotary_to_config(
 ) -> dict[str, Any]:
     """What a configuration has to say for `transformers` and vLLM to turn as this encoding does.
 
-    Reading it back gives an equal encoding; the length of `for_length` is not part of it, and neither is `angles`.
-    An architecture has one layout, which its configuration cannot change (but for DeepSeek's). ``rope_interleave`` is
-    written so that a configuration of another layout is refused when it is read, instead of turning wrongly.
+    Reading it back gives an encoding that turns alike. It is equal, but for `NTK`, which is written as the larger base
+    that it is, and for fields without an effect, which are not written: a lone ``mscale`` of `YaRN`, or both beside an
+    ``attention_factor``, and the ``factor`` of `LongRoPE` where an ``attention_factor`` stands beside it and
+    `max_seq_len` says another. The length of `for_length` is not part of it, and neither is `angles`.
+
+    An architecture has one layout, and turns whole heads or parts of them, which its configuration cannot change.
+    ``rope_interleave`` and ``partial_rotary_factor`` are written so that a configuration of an architecture that does
+    otherwise is refused when it is read, instead of turning wrongly.
 
     Args:
-        rotary: any; `NTK` is written as the larger base that it is, and comes back as that.
+        rotary: any, but for sections with ladders of their own, and `Proportional` over a part of the head.
         max_seq_len: the longest sequence; default: what the scaling implies, if it does.
         form: ``"rope_parameters"`` (transformers 5), or the older ``"rope_scaling"`` beside ``rope_theta``, which
             earlier releases of both programs read.
@@ -117,13 +134,22 @@ def rotary_to_config(
     """
     if rotary.axial:
         raise InputError("got axial=True, which no text model's configuration can express", "sections alone")
+    if isinstance(rotary.scaling, Proportional) and rotary.rotary_dim != rotary.head_dim:
+        raise InputError(
+            f"got Proportional scaling of {rotary.rotary_dim} of {rotary.head_dim} dimensions, where a configuration "
+            "has one share for both",
+            "rotary_dim=head_dim, or another scaling",
+        )
     scaling, base = _with_base(rotary)
+    lengths = _written_lengths(scaling, None if max_seq_len is None else integer("max_seq_len", max_seq_len))
     rope = write_scaling(scaling)
+    if _is_idle_factor(scaling, lengths):
+        del rope["factor"]
     if rotary.sections is not None:
         rope["mrope_section"] = list(rotary.sections)
     share = {} if rotary.rotary_dim == rotary.head_dim else {"partial_rotary_factor": _share_of(rotary)}
     sizes: dict[str, Any] = {"head_dim": rotary.head_dim, "rope_interleave": rotary.layout == "interleaved"}
-    sizes |= _written_lengths(scaling, max_seq_len)
+    sizes |= lengths
     if form == "rope_parameters":
         return {"rope_parameters": {**rope, "rope_theta": base, **share}, **sizes}
     if form != "rope_scaling":
@@ -131,8 +157,12 @@ def rotary_to_config(
     return {"rope_scaling": None if rope == {"rope_type": "default"} else rope, "rope_theta": base, **share, **sizes}
 
 
+NULL_SAYS = ("sliding_window",)
+"""Keys whose null is not their absence: there is no window, whatever the class has for a default."""
+
+
 def config_dict(config: Config | object) -> dict[str, Any]:
-    """A configuration as a dictionary, without its null values; the text part of a multimodal one."""
+    """A configuration as a dictionary, without the nulls that say nothing; the text part of a multimodal one."""
     to_dict = getattr(config, "to_dict", None)
     facts = to_dict() if callable(to_dict) else config
     if not isinstance(facts, Mapping):
@@ -141,24 +171,22 @@ def config_dict(config: Config | object) -> dict[str, Any]:
             "the content of config.json",
         )
     text = facts.get("text_config")
-    return {key: value for key, value in facts.items() if value is not None} if text is None else config_dict(text)
+    if text is not None:
+        return config_dict(text)
+    return {key: value for key, value in facts.items() if value is not None or key in NULL_SAYS}
 
 
 def layer_types_of(config: Config | object) -> tuple[str, ...]:
     """The layer types that have rotary parameters of their own; empty where all layers share them."""
     facts = config_dict(config)
-    return tuple(_nested(facts, _dialect_of(facts)) or ())
-
-
-def _dialect_of(facts: Config) -> Dialect:
-    return DIALECTS.get(facts.get("model_type", ""), UNKNOWN)
+    return tuple(ropes_by_layer(facts, dialect_of(facts)) or ())
 
 
 def _require_rotary(facts: Config, dialect: Dialect) -> None:
     """Refuse a model that turns nothing, and keys about rotary positions that are not understood."""
     if facts.get("alibi"):
         raise InputError("got alibi=true, a model without rotary positions", "locant.encoding_from_config(config)")
-    strange = [key for key in facts if ("rope" in key or "rotary" in key) and key not in dialect.keys]
+    strange = [key for key in facts if ("rope" in str(key) or "rotary" in str(key)) and key not in dialect.keys]
     strange = [key for key in strange if key != "qk_rope_head_dim" or dialect is UNKNOWN]
     if strange:
         name = facts.get("model_type", "a configuration of this kind")
@@ -167,54 +195,24 @@ def _require_rotary(facts: Config, dialect: Dialect) -> None:
         )
 
 
-def _rope_of_layers(facts: Config, dialect: Dialect, layer_type: str | None) -> Config:
-    """The dictionary of rope parameters for these layers."""
-    nested = _nested(facts, dialect)
-    if nested is None:
-        if layer_type is not None and layer_type not in facts.get("layer_types", ()):
-            raise InputError(
-                f"got layer_type={layer_type!r} for a configuration whose layers share one encoding", "no layer_type"
-            )
-        return _dictionary(facts)
-    if layer_type not in nested:
+def _rotated_share(facts: Config, rope: Config) -> dict[str, Any]:
+    """The share of the pairs that turn, in or beside the dictionary; it has no other name there."""
+    others = [key for key in ("rotary_pct", "rotary_dim") if key in facts]
+    if others:
         raise InputError(
-            f"got layer_type={layer_type!r}, expected one of {', '.join(nested)}: their rotary positions differ",
-            f"layer_type={next(iter(nested))!r}",
+            f"got {others[0]!r} beside rope_type 'proportional', which reads partial_rotary_factor", "that"
         )
-    rope = nested[layer_type]
-    if rope is None:
-        raise InputError(f"got layer_type={layer_type!r}, which has no rotary positions", "PositionEncoding() for them")
-    return rope
-
-
-def _nested(facts: Config, dialect: Dialect) -> dict[str, Config | None] | None:
-    """Rope parameters per layer type, where there are such."""
-    rope = _dictionary(facts)
-    if rope and all(value is None or isinstance(value, Mapping) for value in rope.values()):
-        return dict(rope)
-    if not dialect.layer_base_keys:
-        return None
-    nested: dict[str, Config | None] = {}
-    for place, (layer_type, key) in enumerate(dialect.layer_base_keys.items()):
-        if key not in facts:
-            remedy = f"{key!r}, or 'rope_parameters' with a dictionary per layer type"
-            raise InputError(f"got a configuration without {key}, the base of {layer_type} layers", remedy)
-        nested[layer_type] = {"rope_theta": facts[key], **(rope if place == 0 else {})}
-    return nested
-
-
-def _dictionary(facts: Config) -> Config:
-    rope = one_of(facts, "rope_parameters", "rope_scaling")
-    if rope is not None and not isinstance(rope, Mapping):
-        raise InputError(f"got rope parameters {rope!r}, expected a dictionary", "{'rope_theta': ...}")
-    return rope or {}
+    key = "partial_rotary_factor"
+    said = {"in the rope parameters": rope.get(key), "beside them": facts.get(key)}
+    share = one_of(said, *said)
+    return {} if share is None else {key: share}
 
 
 def _with_base(rotary: Rotary) -> tuple[Scaling, float]:
     """NTK scaling is nothing but a larger base."""
     if not isinstance(rotary.scaling, NTK):
         return rotary.scaling, float(rotary.base)
-    exponent = rotary.rotary_dim / (rotary.rotary_dim - 2) if rotary.scaling.form == "aware" else 1.0
+    exponent = ntk_exponent(rotary.rotary_dim) if rotary.scaling.form == "aware" else 1.0
     return Unscaled(), rotary.base * rotary.scaling.factor**exponent
 
 
@@ -222,6 +220,13 @@ def _share_of(rotary: Rotary) -> float:
     """A factor from which ``int(head_dim * factor)`` gives the rotary dimension back, however it rounds."""
     share = rotary.rotary_dim / rotary.head_dim
     return share if int(rotary.head_dim * share) == rotary.rotary_dim else (rotary.rotary_dim + 0.5) / rotary.head_dim
+
+
+def _is_idle_factor(scaling: Scaling, lengths: Mapping[str, Any]) -> bool:
+    """Whether the factor of LongRoPE says another longest sequence than is written, and decides nothing."""
+    if not isinstance(scaling, LongRoPE) or scaling.attention_factor is None:
+        return False
+    return round(scaling.factor * scaling.original_max_seq_len) != lengths["max_position_embeddings"]
 
 
 def _written_lengths(scaling: Scaling, max_seq_len: int | None) -> dict[str, Any]:

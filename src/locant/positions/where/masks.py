@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from jaxtyping import Int
 from torch import Tensor
 
-from locant.errors import RangeError
-from locant.positions.documents import PADDING
+from locant.numbers import whole
+from locant.positions.where.documents import PADDING
 
 __all__ = ["MaskMod", "require_window", "same_document"]
 
@@ -25,7 +26,7 @@ def same_document(
     window: int | None,
 ) -> MaskMod:
     """Same document and not padding; if `causal`, not later in order; if `window`, fewer steps away than that."""
-    require_window(window)
+    window = require_window(window)
     one_row = q_document.shape[0] == 1
 
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -42,7 +43,6 @@ def same_document(
     return visible
 
 
-def require_window(window: int | None) -> None:
-    """Raise unless it is a number of steps, or none."""
-    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
-        raise RangeError(f"got window={window}, expected an integer of 1 or more", "window=None for no limit")
+def require_window(window: Any) -> int | None:
+    """A number of steps, or none."""
+    return None if window is None else whole("window", window, 1, remedy="window=None for no limit")

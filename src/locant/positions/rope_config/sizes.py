@@ -7,12 +7,13 @@ from typing import Any
 
 from locant.errors import InputError
 from locant.kernels.rotary import Layout
-from locant.positions.rope_dialects import DIALECTS, Dialect
-from locant.positions.rope_types import Lengths, integer, number
+from locant.numbers import shown
+from locant.positions.rope_config.dialects import DIALECTS, Dialect
+from locant.positions.rope_config.types import Lengths, integer, number
 
 __all__ = [
-    "HEADS", "LENGTHS", "TRAINED", "WIDTHS", "Config", "base_of", "head_dim_of", "layout_of", "lengths_of", "one_of",
-    "rotary_dim_of", "sections_of",
+    "HEADS", "LENGTHS", "TRAINED", "WIDTHS", "Config", "base_of", "head_dim_of", "integer_of", "layer_types_in",
+    "layout_of", "lengths_of", "named_layout", "one_of", "own_of_layers", "rotary_dim_of", "sections_of",
 ]  # fmt: skip
 
 Config = Mapping[str, Any]
@@ -28,13 +29,15 @@ def one_of(config: Config, *keys: str) -> Any:
     return _agreed({key: config[key] for key in keys if config.get(key) is not None})
 
 
+def integer_of(config: Config, *keys: str, low: int = 1) -> int | None:
+    """The integer under whichever of these synonyms is there, or ``None``."""
+    value = one_of(config, *keys)
+    return None if value is None else integer(next(key for key in keys if config.get(key) is not None), value, low)
+
+
 def lengths_of(config: Config) -> Lengths:
     """The longest sequence, and the trained one where it is said apart."""
-    longest, trained = one_of(config, *LENGTHS), config.get(TRAINED)
-    return Lengths(
-        longest=None if longest is None else integer(LENGTHS[0], longest),
-        trained=None if trained is None else integer(TRAINED, trained),
-    )
+    return Lengths(longest=integer_of(config, *LENGTHS), trained=integer_of(config, TRAINED))
 
 
 def base_of(config: Config, rope: Config, dialect: Dialect, layer_type: str | None) -> float:
@@ -56,11 +59,12 @@ def head_dim_of(config: Config, dialect: Dialect, layer_type: str | None) -> int
     stated = _head_dim_of_layers(config, dialect, layer_type) or config.get(dialect.head_dim_key)
     if stated is not None:
         return integer(dialect.head_dim_key, stated)
-    width, heads = one_of(config, *WIDTHS), one_of(config, *HEADS)
-    if dialect.head_dim_key != "head_dim" or width is None or heads is None:
-        remedy = "it, or hidden_size and num_attention_heads" if dialect.head_dim_key == "head_dim" else "it"
-        raise InputError(f"got a configuration without {dialect.head_dim_key}", remedy)
-    width, heads = integer("hidden_size", width), integer("num_attention_heads", heads)
+    width, heads = integer_of(config, *WIDTHS), integer_of(config, *HEADS)
+    derived = dialect.head_dim_key == "head_dim" and not dialect.head_dim_required
+    if not derived or width is None or heads is None:
+        what = f"a {config['model_type']} configuration" if dialect.head_dim_required else "a configuration"
+        remedy = "it, or hidden_size and num_attention_heads" if derived else "it, as the model was trained with"
+        raise InputError(f"got {what} without {dialect.head_dim_key}", remedy)
     if width % heads:
         raise InputError(f"got hidden_size={width} for {heads} heads, expected a multiple", "head_dim, which is clear")
     return width // heads
@@ -68,11 +72,14 @@ def head_dim_of(config: Config, dialect: Dialect, layer_type: str | None) -> int
 
 def rotary_dim_of(config: Config, rope: Config, dialect: Dialect, head_dim: int) -> int:
     """How many dimensions are turned; a share of the head is rounded down, as the reference does."""
-    said = {key: config[key] for key in dialect.share_keys if key in config and key != "rotary_dim"}
+    keys = dict.fromkeys(("partial_rotary_factor", *dialect.share_keys))
+    said = {key: config[key] for key in keys if key in config and key != "rotary_dim"}
     if rope.get("partial_rotary_factor") is not None:
         said["partial_rotary_factor of the rope parameters"] = rope["partial_rotary_factor"]
     share = _agreed(said)
-    dims = {} if share is None else {f"int({head_dim} x {share})": int(head_dim * number("the share", share))}
+    dims = (
+        {} if share is None else {f"int({head_dim} x {shown(share)})": _share_of(head_dim, *next(iter(said.items())))}
+    )
     if "rotary_dim" in config and "rotary_dim" in dialect.share_keys:
         dims["rotary_dim"] = integer("rotary_dim", config["rotary_dim"])
     if not dims and dialect.share_required:
@@ -81,7 +88,23 @@ def rotary_dim_of(config: Config, rope: Config, dialect: Dialect, head_dim: int)
             "part of each head",
             f"{dialect.share_keys[0]!r}, as the model was trained with",
         )
-    return _agreed(dims) if dims else head_dim
+    turned = _agreed(dims) if dims else head_dim
+    if turned != head_dim and not dialect.share_keys:
+        raise InputError(
+            f"got partial_rotary_factor={shown(share)} for {config['model_type']}, whose code in transformers turns "
+            "the whole head, or stops, where other programs turn a part",
+            "the configuration without it, if the model was trained that way",
+        )
+    return turned
+
+
+def _share_of(head_dim: int, key: str, share: Any) -> int:
+    share = number(key, share)
+    if not 0 < share <= 1:
+        raise InputError(
+            f"got {key}={share:g}, expected a number above 0 and of at most 1", "0.5 for half of each head"
+        )
+    return int(head_dim * share)
 
 
 def sections_of(config: Config, rope: Config, dialect: Dialect) -> tuple[int, ...] | None:
@@ -96,19 +119,21 @@ def sections_of(config: Config, rope: Config, dialect: Dialect) -> tuple[int, ..
     if dialect.refused_sections:
         raise InputError(f"got mrope_section of {config['model_type']}: {dialect.refused_sections}", "another model")
     if not isinstance(sections, Sequence) or isinstance(sections, str):
-        raise InputError(f"got mrope_section={sections!r}, expected a list", "pairs per axis, such as [16, 24, 24]")
+        raise InputError(
+            f"got mrope_section={shown(sections)}, expected a list", "pairs per axis, such as [16, 24, 24]"
+        )
     return tuple(0 if section == 0 else integer("mrope_section", section) for section in sections)
 
 
 def layout_of(config: Config, dialect: Dialect, layout: Layout | None) -> Layout:
     """Which dimensions form a pair: what was asked for, what the configuration says, or what the architecture does."""
-    named = _named_layout(config)
+    named = named_layout(config)
     if layout is not None:
         return layout
     if dialect.layout is None:
         if named is None:
             raise InputError(
-                f"got model_type={config.get('model_type')!r}, whose layout is not known; known are "
+                f"got model_type={shown(config.get('model_type'))}, whose layout is not known; known are "
                 + ", ".join(sorted(DIALECTS)),
                 "layout='half' or 'interleaved', as its weights were trained with",
             )
@@ -122,24 +147,48 @@ def layout_of(config: Config, dialect: Dialect, layout: Layout | None) -> Layout
     return named or dialect.layout
 
 
-def _named_layout(config: Config) -> Layout | None:
+def named_layout(config: Config) -> Layout | None:
+    """What ``rope_interleave`` says."""
     said = config.get("rope_interleave")
     if said is None:
         return None
     if not isinstance(said, bool):
-        raise InputError(f"got rope_interleave={said!r}, expected true or false", "a boolean")
+        raise InputError(f"got rope_interleave={shown(said)}, expected true or false", "a boolean")
     return "interleaved" if said else "half"
+
+
+def layer_types_in(config: Config) -> tuple[str, ...]:
+    """The type of each layer, where a configuration lists them."""
+    types = config.get("layer_types", ())
+    if not isinstance(types, (list, tuple)) or not all(isinstance(one, str) for one in types):
+        raise InputError(f"got layer_types={shown(types)}, expected a list of names", "['full_attention', ...]")
+    return tuple(types)
+
+
+def own_of_layers(config: Config) -> dict[int, Config]:
+    """What single layers have of their own, by their number."""
+    layers = config.get("per_layer_config", {})
+    if not isinstance(layers, Mapping) or not all(isinstance(layer, Mapping) for layer in layers.values()):
+        raise InputError(f"got per_layer_config={shown(layers)}, expected a dictionary per layer", "{'5': {...}}")
+    numbers = [str(place) for place in layers]
+    if not all(place.isdecimal() and len(place) < 10 for place in numbers):
+        raise InputError(f"got per_layer_config of layers {shown(numbers)}, expected numbers", "{'5': {...}}")
+    return {int(place): layer for place, layer in zip(numbers, layers.values(), strict=True)}
 
 
 def _head_dim_of_layers(config: Config, dialect: Dialect, layer_type: str | None) -> Any:
     """What layers of this type have of their own (Gemma 4: wider heads where attention is full)."""
     if dialect.full_head_dim_key is None:
         return None
-    layers = config.get("per_layer_config", {})
+    types, layers = layer_types_in(config), own_of_layers(config)
+    if any(place >= len(types) for place in layers):
+        raise InputError(
+            f"got per_layer_config of layer {max(layers)}, and layer_types of {len(types)} layers", "the type of each"
+        )
     widths = {
         f"head_dim of layer {place}": layer["head_dim"]
         for place, layer in layers.items()
-        if config["layer_types"][int(place)] == layer_type and "head_dim" in layer
+        if types[place] == layer_type and layer.get("head_dim") is not None
     }
     if layer_type == "full_attention" and dialect.full_head_dim_key in config:
         widths[dialect.full_head_dim_key] = config[dialect.full_head_dim_key]
@@ -151,7 +200,7 @@ def _head_dim_of_layers(config: Config, dialect: Dialect, layer_type: str | None
 def _agreed(said: Mapping[str, Any]) -> Any:
     """The one value that all of these say; ``None`` where nothing is said."""
     values = list(said.values())
-    if any(value != values[0] for value in values):
-        got = " and ".join(f"{key}={value}" for key, value in said.items())
+    if any(value is not values[0] and value != values[0] for value in values):  # NaN differs from itself
+        got = " and ".join(f"{key}={shown(value)}" for key, value in said.items())
         raise InputError(f"got {got}, expected one value", "a configuration that says it once")
     return values[0] if values else None

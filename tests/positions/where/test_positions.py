@@ -212,7 +212,7 @@ def test_documents_that_do_not_divide_are_refused() -> None:
 
 @pytest.mark.parametrize("rank", [-1, 2])
 def test_a_rank_outside_the_group_is_refused(rank: int) -> None:
-    with refuses(RangeError, f"rank {rank} of 2"):
+    with refuses(RangeError, f"got {rank} for rank"):
         Positions.arange(4).shard(rank, 2)
 
 
@@ -279,7 +279,7 @@ def test_a_window_of_three_sees_three_tokens() -> None:
 
 @pytest.mark.parametrize("window", [0, -3])
 def test_a_window_below_one_is_refused(window: int) -> None:
-    with refuses(RangeError, f"window={window}"):
+    with refuses(RangeError, f"got {window} for window"):
         Positions.arange(3).mask(window=window)
 
 
@@ -443,7 +443,7 @@ def test_a_length_that_is_no_count_is_refused(n: object) -> None:
 
 
 def test_a_negative_cache_is_refused() -> None:
-    with refuses(RangeError, "cache_len=-1"):
+    with refuses(RangeError, "got -1 for cache_len"):
         Positions.after(-1, 2)
     with refuses(RangeError, "-2", "cache_len"):
         Positions.after([3, -2], 2)

@@ -10,11 +10,21 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from locant.errors import RangeError, ShapeError
+from locant.numbers import LARGEST
+from locant.positions.checks import bounds
 
-__all__ = ["PADDING", "pack", "shard_slots"]
+__all__ = ["PADDING", "pack", "require_documents", "shard_slots"]
 
 PADDING = -1
 """The document of tokens that are not there."""
+
+
+def require_documents(document: Int[Tensor, "batch seq"]) -> None:
+    """Raise where one is neither padding nor a number of a document, as far as the host can read them."""
+    low, high = bounds(document)
+    if low is not None and high is not None and (low < PADDING or high > LARGEST):
+        worst = low if low < PADDING else high
+        raise RangeError(f"got document {worst}, expected 0 to {LARGEST}, or -1 for padding", "numbering from 0")
 
 
 def pack(
@@ -46,8 +56,6 @@ def _boundaries(document: Int[Tensor, "batch seq"]) -> Bool[Tensor, "batch seq"]
 
 def shard_slots(document: Int[Tensor, "batch seq"], rank: int, world: int, zigzag: bool) -> Int[Tensor, " n"]:
     """The slots of a row that belong to `rank`: an equal part of every document."""
-    if not 0 <= rank < world:
-        raise RangeError(f"got rank {rank} of {world}, expected 0 <= rank < world", "the rank within its group")
     pieces: list[Tensor] = []
     for first, length in _runs(document.cpu()):
         parts = 2 * world if zigzag else world

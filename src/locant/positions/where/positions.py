@@ -27,9 +27,23 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from locant.errors import LocantError, RangeError, ShapeError
-from locant.positions.checks import bounds, integers, padding_mask, require_count, rows_of
-from locant.positions.documents import PADDING, pack, shard_slots
-from locant.positions.masks import MaskMod, same_document
+from locant.numbers import whole
+from locant.positions.checks import (
+    bounds,
+    entries,
+    flag,
+    has_values,
+    index_bound,
+    integers,
+    known_device,
+    padding_mask,
+    readable,
+    rows_of,
+    tokens,
+)
+from locant.positions.where.documents import PADDING, pack, require_documents, shard_slots
+from locant.positions.where.joining import joined
+from locant.positions.where.masks import MaskMod, same_document
 
 __all__ = ["MAX_INDEX", "Positions", "require_positions"]
 
@@ -70,7 +84,7 @@ class Positions:
     @classmethod
     def arange(cls, seq_len: int, *, batch: int = 1, device: torch.device | str | None = None) -> Positions:
         """0, 1, ..., seq_len - 1 in every row."""
-        return cls._counting(0, seq_len, batch, device)
+        return cls._counting(0, tokens("seq_len", seq_len), batch, device)
 
     @classmethod
     def after(
@@ -89,14 +103,10 @@ class Positions:
         tensor([[3, 4],
                 [5, 6]])
         """
+        device, max_index, n = known_device(device), index_bound(max_index), tokens("n", n)
         if isinstance(cache_len, (int, np.integer)):
-            cache_len = int(cache_len)
-            if cache_len < 0:
-                raise RangeError(
-                    f"got cache_len={cache_len}, expected 0 or more", "the number of tokens already cached"
-                )
+            cache_len = tokens("cache_len", cache_len, "the number of tokens already cached")
             return cls._counting(cache_len, n, 1, device)
-        require_count("n", n)
         lengths = integers("cache_len", cache_len, device)
         if lengths.ndim != 1:
             raise ShapeError(
@@ -119,6 +129,8 @@ class Positions:
             attention_mask: ``batch seq`` (or ``seq``), bool or 0/1 numbers, one for every real token.
         """
         real = padding_mask(attention_mask)
+        if readable(real) and bool(real.all()):
+            return cls.arange(real.shape[1], batch=real.shape[0], device=real.device)
         index = (real.long().cumsum(1) - 1).clamp(min=0)
         low, high = bounds(index)
         if high is None:
@@ -143,11 +155,9 @@ class Positions:
                 [ 0, -1, -1]])
         """
         rows = rows_of(lengths)
-        for number in itertools.chain.from_iterable(rows):
-            require_count("a document's length", number)
-        index, document = pack(rows, length)
+        index, document = pack(rows, None if length is None else tokens("length", length))
         high = max(itertools.chain.from_iterable(rows), default=0) - 1
-        device = device or "cpu"
+        device = known_device(device) or "cpu"
         return cls._checked(
             torch.from_numpy(index).to(device), torch.from_numpy(document).to(device), None, 0, max(high, 0)
         )
@@ -164,12 +174,12 @@ class Positions:
         """
         if not sizes:
             raise ShapeError("got a grid without sizes, expected one per axis", "Positions.grid(height, width)")
-        for size in sizes:
-            require_count("a grid's size", size)
-        axes = [torch.arange(size, device=device) for size in sizes]
+        device = known_device(device)
+        counts = [tokens("a grid's size", size) for size in sizes]
+        axes = [torch.arange(count, device=device) for count in counts]
         index = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).reshape(1, -1, len(sizes))
         order = torch.arange(index.shape[1], device=device)[None]
-        return cls._checked(index, None, order, 0, max(max(sizes) - 1, 0))
+        return cls._checked(_without_single_axis(index), None, order, 0, max(max(counts) - 1, 0))
 
     @classmethod
     def of(
@@ -188,6 +198,7 @@ class Positions:
             order: ``seq`` or ``batch seq``; default: the index, or the slot in the row where there are several axes.
             max_index: saves the sync that reading the bound from an accelerator would cost.
         """
+        max_index = index_bound(max_index)
         where = integers("index", index).clone()  # or what the caller writes into its tensor would move the tokens
         where = where[None] if where.ndim == 1 else where
         if where.ndim not in (2, 3):
@@ -195,6 +206,7 @@ class Positions:
                 f"got an index of shape {tuple(where.shape)}, expected (batch, seq) or (batch, seq, axes)",
                 "one integer per token and axis",
             )
+        where = _without_single_axis(where)
         rows = {"document": document, "order": order}
         tensors: dict[str, Tensor | None] = {}
         for name, value in rows.items():
@@ -204,6 +216,8 @@ class Positions:
                     f"got {name} of shape {tuple(tensor.shape)} for an index of shape {tuple(where.shape)}",
                     f"a {name} of shape {tuple(where.shape[:2])}",
                 )
+        if (named := tensors["document"]) is not None:
+            require_documents(named)
         if where.ndim == 3 and tensors["order"] is None:
             tensors["order"] = torch.arange(where.shape[1], device=where.device).expand(where.shape[:2])
         low, high = bounds(where) if max_index is None else (None, max_index)
@@ -216,39 +230,15 @@ class Positions:
         The same document number is the same document, before and after. An order that begins at 0, as that of a grid
         does, goes on where the part before it ended.
         """
-        if not parts:
-            raise ShapeError(
-                "got no positions to join, expected at least one", "Positions.arange(0) for an empty sequence"
-            )
-        axes = {part.axes for part in parts}
-        if len(axes) > 1:
-            raise ShapeError(
-                f"got positions with {sorted(axes)} axes, expected the same number",
-                "text with its index repeated on every axis",
-            )
-        batch = max(part.batch for part in parts)
-        wide = [part.expand(batch) for part in parts]
-        plain = all(part.document_or_none is None for part in wide)
-        ordered = all(part.order_or_none is None for part in wide)
-        lows, highs = (
-            [part.min_index for part in wide if part.seq_len],
-            [part.max_index for part in wide if part.seq_len],
-        )
-        chain = all(a.start is not None and b.start == a.start + a.seq_len for a, b in itertools.pairwise(wide))
-        return cls(
-            torch.cat([part.index for part in wide], dim=1),
-            None if plain else torch.cat([part.document for part in wide], dim=1),
-            None if ordered else _joined_orders(wide),
-            min((low for low in lows if low is not None), default=0) if None not in lows else None,
-            max((high for high in highs if high is not None), default=0) if None not in highs else None,
-            wide[0].start if chain else None,
-        )
+        parts = entries("parts", parts, "Positions.cat([text, image])")
+        for part in parts:
+            require_positions(part)
+        return cls(*joined(parts))
 
     @classmethod
     def _counting(cls, start: int, n: int, batch: int, device: torch.device | str | None) -> Positions:
-        require_count("the number of positions", n)
-        require_count("batch", batch)
-        index = torch.arange(start, start + n, device=device).expand(batch, n)
+        batch = tokens("batch", batch, "a number of rows")
+        index = torch.arange(start, start + n, device=known_device(device)).expand(batch, n)
         return cls._checked(index, None, None, start, max(start + n - 1, start), start)
 
     @classmethod
@@ -343,7 +333,9 @@ class Positions:
         parts, or with `zigzag` into ``2 * world`` of which a rank gets the ``rank``-th from both ends. Padding is
         cut like a document. Reads the documents on the host.
         """
-        return shard_slots(self.document, rank, world, zigzag)
+        world = whole("world", world, 1, remedy="the number of ranks")
+        rank = whole("rank", rank, 0, world - 1, remedy=f"0 to {world - 1}, the rank within its group")
+        return shard_slots(self.document, rank, world, flag("zigzag", zigzag))
 
     # ------------------------------------------------------------------ what follows from them
 
@@ -413,9 +405,7 @@ class Positions:
             and self.min_index >= low
             and self.max_index <= high
         )
-        if within or not self.index.numel() or torch.compiler.is_compiling():
-            return
-        if self.device.type == "meta":
+        if within or not self.index.numel() or not has_values(self.index):
             return
         outside = ((self.index < low) | (self.index > high)).nonzero()
         if len(outside):
@@ -466,15 +456,9 @@ class Positions:
         return f"Positions({shape}, index {self.min_index}..{self.max_index}{documents})"
 
 
-def _joined_orders(parts: Sequence[Positions]) -> Int[Tensor, "batch seq"]:
-    joined: list[Tensor] = []
-    for part in parts:
-        order = part.order
-        if joined and joined[-1].shape[1] and order.shape[1]:
-            reached = torch.stack([before.amax(1) for before in joined if before.shape[1]]).amax(0)
-            order = order + torch.where(order.amin(1) == 0, reached + 1, 0)[:, None]
-        joined.append(order)
-    return torch.cat(joined, dim=1)
+def _without_single_axis(index: Tensor) -> Tensor:
+    """An index of one axis is written as ``batch seq``, and as that alone: encodings of tokens in a row read it so."""
+    return index.squeeze(2) if index.ndim == 3 and index.shape[2] == 1 else index
 
 
 def require_positions(positions: object) -> None:

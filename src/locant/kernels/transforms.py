@@ -1,0 +1,66 @@
+"""Which transforms of functions are at work: `torch.func`, forward mode, several gradients at once.
+
+Kernels work on memory, and under a transform a tensor stands for more than its memory holds. torch has no public way
+to ask, so what is asked of its private parts is asked here and nowhere else. Compilers see through transforms by
+themselves and are answered no.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
+from torch.autograd import forward_ad
+
+__all__ = ["holds_several", "in_forward_mode", "is_differentiated", "is_functionalizing", "is_transforming"]
+
+
+def is_transforming() -> bool:
+    """Whether any transform of `torch.func` is at work."""
+    return not torch.compiler.is_compiling() and functorch.peek_interpreter_stack() is not None
+
+
+def is_functionalizing() -> bool:
+    """Whether the innermost is `torch.func.functionalize`, which looks into operators and not into functions."""
+    transform = None if torch.compiler.is_compiling() else functorch.peek_interpreter_stack()
+    return transform is not None and transform.key() == functorch.TransformType.Functionalize
+
+
+def in_forward_mode() -> bool:
+    """Whether tensors may have tangents."""
+    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
+
+
+def holds_several(grad: Tensor) -> bool:
+    """Whether torch has put several gradients into one that looks like a single one (``is_grads_batched``)."""
+    return not torch.compiler.is_compiling() and functorch.is_legacy_batchedtensor(grad)
+
+
+def is_differentiated(*tensors: Tensor) -> bool:
+    """Whether one of them is differentiated otherwise than by ``backward``: in forward mode, or by `torch.func`.
+
+    `torch.func.vmap` alone is none of these. Compilers are answered, too: of the graph as a whole.
+    """
+    if torch.compiler.is_compiling():
+        return _is_graph_differentiated()
+    if in_forward_mode() and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        return True
+    return is_transforming() and any(_is_tracked(tensor) for tensor in tensors)
+
+
+def _is_tracked(tensor: Tensor) -> bool:
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_gradtrackingtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
+def _is_graph_differentiated() -> bool:
+    """A graph is traced anew where it meets other transforms, so this holds for all of it."""
+    levels = functorch.get_interpreter_stack() or []
+    return any(level.key() != functorch.TransformType.Vmap for level in levels)
+
+
+# What `torch.compiler.assume_constant_result` says of it, which imports the whole compiler to say so.
+_is_graph_differentiated._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -1,0 +1,112 @@
+"""Which dictionary of rope parameters holds for which layers, in all the forms that configurations have had.
+
+Up to transformers 4 there was one ``rope_scaling``, and each architecture decided in its code which layers it acts on;
+since 5 there is a dictionary per layer type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from locant.errors import InputError
+from locant.numbers import shown
+from locant.positions.rope_config.dialects import Dialect, LayerKind
+from locant.positions.rope_config.sizes import Config, layer_types_in, one_of
+
+__all__ = ["is_per_layer", "rope_dictionary", "rope_of_layers", "ropes_by_layer"]
+
+
+def rope_of_layers(config: Config, dialect: Dialect, layer_type: str | None) -> Config:
+    """The dictionary of rope parameters for these layers."""
+    nested = ropes_by_layer(config, dialect)
+    if nested is None:
+        if layer_type is not None and layer_type not in layer_types_in(config):
+            raise InputError(
+                f"got layer_type={shown(layer_type)} for a configuration whose layers share one encoding",
+                "no layer_type",
+            )
+        return _required(config, rope_dictionary(config), dialect)
+    if layer_type not in nested:
+        raise InputError(
+            f"got layer_type={shown(layer_type)}, expected one of {', '.join(nested)}: their rotary positions differ",
+            f"layer_type={next(iter(nested))!r}",
+        )
+    rope = nested[layer_type]
+    if rope is None:
+        raise InputError(f"got layer_type={layer_type!r}, which has no rotary positions", "PositionEncoding() for them")
+    return rope
+
+
+def ropes_by_layer(config: Config, dialect: Dialect) -> dict[str, Config | None] | None:
+    """Rope parameters per layer type, where there are such."""
+    rope = rope_dictionary(config)
+    if is_per_layer(rope):
+        return _nested(config, rope, dialect)
+    if dialect.layer_kinds:
+        _require_older_form(config, dialect)
+        return {name: _older(config, rope, name, kind) for name, kind in dialect.layer_kinds.items()}
+    if dialect.per_layer and dialect.layout is not None:
+        raise InputError(
+            f"got a {config['model_type']} configuration without rope_parameters per layer type",
+            "{'full_attention': {'rope_type': ..., 'rope_theta': ...}, 'sliding_attention': ...}",
+        )
+    return None
+
+
+def rope_dictionary(config: Config) -> Config:
+    """The dictionary of rope parameters, or an empty one."""
+    rope = one_of(config, "rope_parameters", "rope_scaling")
+    if rope is not None and not isinstance(rope, Mapping):
+        raise InputError(f"got rope parameters {shown(rope)}, expected a dictionary", "{'rope_theta': ...}")
+    return rope or {}
+
+
+def is_per_layer(rope: Config) -> bool:
+    """Whether it holds a dictionary per layer type; ``None`` is for layers that turn nothing."""
+    return bool(rope) and all(value is None or isinstance(value, Mapping) for value in rope.values())
+
+
+def _nested(config: Config, rope: Config, dialect: Dialect) -> dict[str, Config | None]:
+    if not dialect.per_layer:
+        raise InputError(
+            f"got rope parameters per layer type ({', '.join(map(str, rope))}), of which {config['model_type']} reads "
+            "none: its layers share one encoding",
+            "{'rope_type': ..., 'rope_theta': ...} for all layers",
+        )
+    missing = [name for name in dialect.layer_kinds if rope.get(name) is None]
+    if missing:
+        raise InputError(f"got rope parameters without those of {' and '.join(missing)} layers", f"{missing[0]!r}")
+    return dict(rope)
+
+
+def _older(config: Config, rope: Config, name: str, kind: LayerKind) -> dict[str, Any]:
+    """What `transformers` makes of one base per layer type, and of a ``rope_scaling`` that acts on some of them."""
+    base = config.get(kind.base_key)
+    if base is None:
+        remedy = f"{kind.base_key!r}, or 'rope_parameters' with a dictionary per layer type"
+        raise InputError(f"got a configuration without {kind.base_key}, the base of {name} layers", remedy)
+    if kind.only_base not in (None, base):
+        raise InputError(
+            f"got {kind.base_key}={shown(base)}, but transformers turns {name} layers with {kind.only_base:g}, "
+            "whatever this form of a configuration says",
+            "'rope_parameters' with a dictionary per layer type",
+        )
+    return {"rope_theta": base, **(rope if kind.scaled else {})}
+
+
+def _require_older_form(config: Config, dialect: Dialect) -> None:
+    if config.get("rope_parameters"):
+        raise InputError(
+            f"got rope_parameters for all layers alike, of which {config['model_type']} reads none",
+            f"a dictionary for each of {', '.join(dialect.layer_kinds)}, or rope_scaling for what the scaling acts on",
+        )
+
+
+def _required(config: Config, rope: Config, dialect: Dialect) -> Config:
+    if not rope and dialect.scaling_required:
+        raise InputError(
+            f"got a {config['model_type']} configuration without rope parameters, where its class takes a scaling",
+            "'rope_scaling', as the model has it, or {'rope_type': 'default'} for none",
+        )
+    return rope

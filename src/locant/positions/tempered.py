@@ -1,0 +1,61 @@
+"""Queries that grow with their position, and nothing that turns: the other layers of Llama 4."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from locant.errors import ShapeError
+from locant.numbers import real, whole
+from locant.positions.base import PositionEncoding
+from locant.positions.where import Positions
+
+__all__ = ["Tempered"]
+
+
+class Tempered(PositionEncoding):
+    """Multiplies the query at position n by ``1 + weight * log(1 + floor((n + 1) / step))``, and leaves keys alone.
+
+    Softmax spreads over more and more keys; larger scores keep it sharp (Nakanishi 2025, arXiv 2501.19399). Up to
+    `step` tokens nothing changes, and no order of the keys is said anywhere: it is no position encoding but for that.
+
+    Args:
+        step: tokens after which the factor grows.
+        weight: how much.
+
+    >>> q = k = torch.ones(1, 1, 2, 4)
+    >>> q_grown, _ = Tempered().rotate(q, k, Positions.of([0, 8191]))
+    >>> q_grown[0, 0, :, 0]
+    tensor([1.0000, 1.0693])
+    """
+
+    def __init__(self, step: int = 8192, weight: float = 0.1) -> None:
+        super().__init__()
+        self.step = whole("step", step, 1, remedy="step=8192")
+        self.weight = real("weight", weight, remedy="weight=0.1")
+
+    def rotate(
+        self,
+        q: Float[Tensor, "batch heads query head_dim"],
+        k: Float[Tensor, "batch kv_heads key head_dim"],
+        positions: Positions,
+        k_positions: Positions | None = None,
+        *,
+        inplace: bool = False,
+    ) -> tuple[Float[Tensor, "batch heads query head_dim"], Float[Tensor, "batch kv_heads key head_dim"]]:
+        """Grown queries in the dtype they came in, and the keys as they are."""
+        if q.ndim != 4:
+            raise ShapeError(
+                f"got q of shape {tuple(q.shape)}, expected (batch, heads, seq, head_dim)",
+                "q.view(batch, seq, heads, head_dim).transpose(1, 2)",
+            )
+        positions.require_single_axis("Tempered")
+        positions.require_fits(q.shape[0], q.shape[2], q.device, "q")
+        steps = (positions.index.clamp(min=0) + 1) // self.step
+        factor = torch.log1p(steps.to(torch.promote_types(q.dtype, torch.float32))) * self.weight + 1.0
+        grown = (q * factor[:, None, :, None]).to(q.dtype)
+        return (q.copy_(grown) if inplace else grown), k
+
+    def extra_repr(self) -> str:
+        return f"step={self.step}, weight={self.weight:g}"

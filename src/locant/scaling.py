@@ -1,0 +1,13 @@
+"""Ways to stretch rotary frequencies over longer contexts, under their public name: see `locant.positions.scaling`."""
+
+from locant.positions.scaling import NTK as NTK
+from locant.positions.scaling import DynamicNTK as DynamicNTK
+from locant.positions.scaling import Linear as Linear
+from locant.positions.scaling import Llama3 as Llama3
+from locant.positions.scaling import LongRoPE as LongRoPE
+from locant.positions.scaling import Proportional as Proportional
+from locant.positions.scaling import Scaling as Scaling
+from locant.positions.scaling import Unscaled as Unscaled
+from locant.positions.scaling import YaRN as YaRN
+
+__all__ = ["NTK", "DynamicNTK", "Linear", "Llama3", "LongRoPE", "Proportional", "Scaling", "Unscaled", "YaRN"]

@@ -1,0 +1,181 @@
+"""Derivatives otherwise than by ``backward``: forward mode, `torch.func`, gradients of gradients. Right, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, hessian, jacfwd, jvp, vmap
+
+from locant import ALiBi, Fire, LocantError, PositionEncoding, Positions, attend
+from locant.attention import backends
+from locant.attention.distance import distance_attention
+from locant.kernels.transforms import is_differentiated
+from tests.refusal import refuses
+from tests.tolerances import assert_close
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's forward mode, about itself
+
+HEADS, LENGTH, HEAD_DIM = 2, 5, 3
+
+ENCODINGS: dict[str, Callable[[], PositionEncoding | None]] = {
+    "none": lambda: None,
+    "alibi": lambda: ALiBi(HEADS),
+    "alibi, learned": lambda: ALiBi(HEADS, learned=True),
+    "fire": lambda: Fire(HEADS, hidden=3),
+}
+
+
+@pytest.fixture(autouse=True)
+def _everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that `auto` thinks of tiles."""
+    monkeypatch.setattr(backends, "SMALL", 0)
+
+
+def drawn() -> Tensor:
+    return torch.randn(1, HEADS, LENGTH, HEAD_DIM, dtype=torch.float64)
+
+
+class Layer(nn.Module):
+    def __init__(self, encoding: PositionEncoding | None, backend: str) -> None:
+        super().__init__()
+        self.encoding, self.backend = encoding if encoding is None else encoding.double(), backend
+        self.k, self.v = drawn(), drawn()
+
+    def forward(self, q: Tensor) -> Tensor:
+        where = Positions.arange(LENGTH)
+        y = attend(q, self.k, self.v, encoding=self.encoding, positions=where, backend=self.backend)
+        return y.sin()
+
+    def written_out(self, q: Tensor) -> Tensor:
+        scores = q @ self.k.mT * HEAD_DIM**-0.5
+        if self.encoding is not None:
+            scores = scores + self.encoding.bias(q, self.k, Positions.arange(LENGTH))
+        later = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+        return (scores.masked_fill(later, float("-inf")).softmax(-1) @ self.v).sin()
+
+
+def in_a_dual_level(function: Callable[[Tensor], Tensor], q: Tensor, tangent: Tensor) -> Tensor | None:
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(function(forward_ad.make_dual(q, tangent))).tangent
+
+
+WAYS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor, Tensor], Tensor | None]] = {
+    "jvp": lambda f, q, t: jvp(f, (q,), (t,))[1],
+    "dual level": in_a_dual_level,
+    "jacfwd": lambda f, q, t: jacfwd(f)(q),
+    "grad": lambda f, q, t: grad(lambda q: (f(q) * t).sum())(q),
+    "grad per sample": lambda f, q, t: vmap(grad(lambda q: (f(q) * t).sum()))(torch.stack([q, t])),
+    "grad of grad": lambda f, q, t: grad(lambda q: (grad(lambda q: (f(q) * t).sum())(q) * t).sum())(q),
+    "hessian": lambda f, q, t: hessian(lambda q: (f(q) * t).sum())(q),
+}
+
+
+@pytest.mark.parametrize("encoding_name", ENCODINGS)
+@pytest.mark.parametrize("way", WAYS)
+def test_auto_gives_the_derivative_of_the_formula(way: str, encoding_name: str) -> None:
+    layer = Layer(ENCODINGS[encoding_name](), "auto")
+    q, tangent = drawn(), drawn()
+    found, truth = WAYS[way](layer, q, tangent), WAYS[way](layer.written_out, q, tangent)
+    assert found is not None
+    assert truth is not None
+    assert bool(truth.any())
+    assert_close(found, truth)
+
+
+@pytest.mark.parametrize("encoding_name", ENCODINGS)
+@pytest.mark.parametrize("way", WAYS)
+def test_tiles_refuse_rather_than_answer_with_zeros(way: str, encoding_name: str) -> None:
+    layer = Layer(ENCODINGS[encoding_name](), "tiled")
+    with refuses(LocantError, "backend='tiled'", "torch.func", "eager"):
+        WAYS[way](layer, drawn(), drawn())
+
+
+@pytest.mark.parametrize("encoding_name", ["alibi, learned", "fire"])
+def test_the_derivative_at_parameters(encoding_name: str) -> None:
+    encoding = ENCODINGS[encoding_name]()
+    q, layers = drawn(), {backend: Layer(encoding, backend) for backend in ("auto", "tiled")}
+    layers["auto"].k.copy_(layers["tiled"].k)
+    layers["auto"].v.copy_(layers["tiled"].v)
+    parameters = {name: each.detach() for name, each in layers["auto"].named_parameters()}
+    tangents = {name: torch.randn_like(each) for name, each in parameters.items()}
+
+    def through(parameters: dict[str, Tensor], layer: Layer, name: str) -> Tensor:
+        asked = Written(layer) if name == "written out" else layer
+        prefix = "layer." if name == "written out" else ""
+        return functional_call(asked, {prefix + key: each for key, each in parameters.items()}, (q,)).sum()
+
+    found = jvp(lambda each: through(each, layers["auto"], "auto"), (parameters,), (tangents,))[1]
+    truth = jvp(lambda each: through(each, layers["auto"], "written out"), (parameters,), (tangents,))[1]
+    assert bool(truth != 0)
+    assert_close(found, truth)
+    for way in (
+        lambda: jvp(lambda each: through(each, layers["tiled"], "tiled"), (parameters,), (tangents,)),
+        lambda: grad(lambda each: through(each, layers["tiled"], "tiled"))(parameters),
+    ):
+        with refuses(LocantError, "backend='tiled'", "eager"):
+            way()
+
+
+class Written(nn.Module):
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, q: Tensor) -> Tensor:
+        return self.layer.written_out(q)
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_the_operation_itself_refuses(which: int) -> None:
+    """Whatever it is that has the tangent: a bias may be made of what is no parameter."""
+    inputs = [drawn(), drawn(), drawn(), torch.randn(HEADS, 2 * LENGTH - 1, dtype=torch.float64)]
+    with forward_ad.dual_level():
+        inputs[which] = forward_ad.make_dual(inputs[which], torch.ones_like(inputs[which]))
+        with refuses(LocantError, "forward mode", "eager"):
+            distance_attention(*inputs, 0, 8, 1.0)
+
+
+@pytest.mark.parametrize("encoding_name", ["none", "alibi", "alibi, learned"])
+def test_a_gradient_of_a_gradient_through_a_table_is_refused(encoding_name: str) -> None:
+    q, layer = drawn().requires_grad_(), Layer(ENCODINGS[encoding_name](), "tiled")
+    y = (layer(q) * drawn()).sum()
+    first = torch.autograd.grad(y, q, create_graph=True)[0]  # asked for, not used: fine
+    assert_close(first, torch.autograd.grad(y, q, retain_graph=True)[0])
+    with refuses(LocantError, "gradient of a gradient", "tiled", "eager"):
+        torch.autograd.grad(first.sum(), q)
+
+
+def test_a_gradient_of_a_gradient_in_tiles_is_that_of_the_formula() -> None:
+    q, layer, cotangent = drawn().requires_grad_(), Layer(Fire(HEADS, hidden=3), "tiled"), drawn()
+
+    def second(function: Callable[[Tensor], Tensor]) -> Tensor:
+        first = torch.autograd.grad((function(q) * cotangent).sum(), q, create_graph=True)[0]
+        return torch.autograd.grad((first * cotangent).sum(), q)[0]
+
+    assert_close(second(layer), second(layer.written_out))
+
+
+def test_vmap_alone_is_no_derivative() -> None:
+    layer, q = Layer(ALiBi(HEADS), "auto"), torch.stack([drawn(), drawn()])
+    asked = []
+    vmap(lambda x: (asked.append(is_differentiated(x)), x)[1])(q)
+    assert asked == [False]
+    assert_close(vmap(layer)(q), torch.stack([layer.written_out(each) for each in q]))
+
+
+@pytest.mark.parametrize("backend", ["auto", "tiled"])
+def test_compiled_it_is_no_other(backend: str, request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--jaxtyping-packages", default=None):
+        pytest.skip("runtime shape checks get between torch's tracer and the functions it traces")
+    layer, q, tangent = Layer(ALiBi(HEADS), backend), drawn(), drawn()
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q: jvp(layer, (q,), (tangent,))[1], backend="aot_eager")
+    if backend == "auto":
+        assert_close(compiled(q), jvp(layer.written_out, (q,), (tangent,))[1])
+    else:
+        with pytest.raises(Exception, match=r"torch\.func"):  # whatever torch's tracer makes of it
+            compiled(q)

@@ -1,0 +1,145 @@
+"""What is said beside `bias` (a `score_mod`, `by_distance`) is believed only of who says both: backends are no choice
+of what is computed."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from locant import ALiBi, LocantError, PositionEncoding, Positions, attend
+from locant.attention import flex
+from locant.attention.backends import Choice, Request
+from locant.positions.base import ScoreMod, follows_distance, has_bias, has_score_mod
+from tests.refusal import refuses
+from tests.tolerances import assert_close
+
+ATTEND = importlib.import_module("locant.attention.attend")
+HEADS, LENGTH, HEAD_DIM = 2, 9, 16
+
+
+def tilt(q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None = None) -> Tensor:
+    """Depends on the place of the key, not on the distance."""
+    keys = positions if k_positions is None else k_positions
+    return ALiBi(HEADS).bias(q, k, positions, k_positions) + keys.index[:, None, None] % 3
+
+
+class Tilted(ALiBi):
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None = None) -> Tensor:
+        return tilt(q, k, positions, k_positions)
+
+
+class TiltedThrice(Tilted):
+    """Says nothing of its own."""
+
+
+class TiltedAgain(Tilted):
+    def score_mod(self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None = None) -> ScoreMod:
+        keys, plain = positions if k_positions is None else k_positions, super().score_mod(q, k, positions, k_positions)
+        index = keys.expand(q.shape[0]).index
+        return lambda score, b, h, i, j: plain(score, b, h, i, j) + index[b, j] % 3
+
+
+class SameBias(ALiBi):
+    """A function of its own for the bias of another."""
+
+    def score_mod(self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None = None) -> ScoreMod:
+        return super().score_mod(q, k, positions, k_positions)
+
+
+class FunctionAlone(PositionEncoding):
+    def score_mod(self, *_: object) -> ScoreMod:
+        return lambda score, b, h, i, j: score + j
+
+
+class Silent(ALiBi):
+    """Has both, and no function to give."""
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None = None) -> Tensor:
+        return super().bias(q, k, positions, k_positions)
+
+    def score_mod(self, *_: object) -> None:
+        return None
+
+
+def on_the_object() -> ALiBi:
+    encoding = ALiBi(HEADS)
+    encoding.bias = tilt  # type: ignore[method-assign]
+    return encoding
+
+
+TILTED: dict[str, Callable[[], PositionEncoding]] = {
+    "a class": lambda: Tilted(HEADS),
+    "a class below it": lambda: TiltedThrice(HEADS),
+    "the object": on_the_object,
+}
+
+
+def drawn() -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = torch.randn(3, 1, HEADS, LENGTH, HEAD_DIM)
+    return q, k, v
+
+
+def with_tilt(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    slopes = torch.tensor([2.0**-4, 2.0**-8], dtype=torch.float64)
+    i, j = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
+    scores = q.double() @ k.double().mT * HEAD_DIM**-0.5 - slopes[:, None, None] * (i - j).abs() + j % 3
+    return scores.masked_fill(j > i, float("-inf")).softmax(-1) @ v.double()
+
+
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled", "eager"])
+@pytest.mark.parametrize("where", TILTED)
+def test_every_backend_takes_the_bias_that_overrides(where: str, backend: str) -> None:
+    q, k, v = drawn()
+    y = attend(q, k, v, encoding=TILTED[where](), positions=Positions.arange(LENGTH), backend=backend)
+    assert_close(y, with_tilt(q, k, v), torch.float32)
+
+
+@pytest.mark.parametrize("where", TILTED)
+def test_flex_is_refused_what_overrides_the_bias_alone(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = drawn()
+    with refuses(LocantError, "backend='flex'", "no score_mod", "tiled"):
+        attend(q, k, v, encoding=TILTED[where](), positions=Positions.arange(LENGTH), backend="flex")
+    seen: list[Request] = []
+    monkeypatch.setattr(ATTEND, "choose_backend", lambda _, request: (seen.append(request), Choice("eager", ""))[1])
+    attend(q, k, v, encoding=TILTED[where](), positions=Positions.arange(LENGTH))
+    assert (seen[0].bias, seen[0].score_mod, seen[0].table) == (True, False, False)
+
+
+def test_who_is_believed() -> None:
+    def said(encoding: PositionEncoding) -> tuple[bool, bool, bool]:
+        return has_bias(encoding), has_score_mod(encoding), follows_distance(encoding)
+
+    assert said(ALiBi(HEADS)) == (True, True, True)
+    assert said(SameBias(HEADS)) == (True, True, True)
+    assert said(TiltedAgain(HEADS)) == (True, True, False)
+    assert said(PositionEncoding())[:2] == (False, False)
+    assert not has_bias(FunctionAlone())
+    both = on_the_object()
+    both.score_mod = lambda *_: None  # type: ignore[method-assign, misc, return-value]
+    assert said(both) == (True, True, False)
+
+
+@pytest.fixture
+def _uncompiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.config.getoption("--jaxtyping-packages", default=None):
+        pytest.skip("runtime shape checks get between torch's tracer and the functions it traces")
+    from torch.nn.attention.flex_attention import flex_attention
+
+    monkeypatch.setattr(flex, "_compiled", lambda device: flex_attention)
+
+
+@pytest.mark.usefixtures("_uncompiled")
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_says_what_the_others_say() -> None:
+    q, k, v = drawn()
+    where = Positions.arange(LENGTH)
+    y = attend(q, k, v, encoding=TiltedAgain(HEADS), positions=where, backend="flex")
+    assert_close(y, with_tilt(q, k, v), torch.float32)
+    plain = attend(q, k, v, positions=where, backend="eager")
+    assert_close(attend(q, k, v, encoding=FunctionAlone(), positions=where, backend="flex"), plain)
+    with refuses(LocantError, "Silent", "no score_mod", "tiled"):
+        attend(q, k, v, encoding=Silent(HEADS), positions=where, backend="flex")

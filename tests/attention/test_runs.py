@@ -1,0 +1,135 @@
+"""Packed and padded rows as runs of tokens that count plainly: the same attention, and what is no such row."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from locant import Positions, attend
+from locant.attention import distance, runs, tiled
+from locant.attention.runs import runs_of
+from tests.attention.arrangements import BATCH, HEAD_DIM, HEADS, Arrangement, Inputs, parameters_of, shaken
+from tests.tolerances import assert_close
+
+BY_DISTANCE = ["none", "alibi", "alibi, learned", "t5, both ways", "kerple", "sandwich"]
+
+ROWS: dict[str, Positions] = {
+    "packed": Positions.packed([[5, 0, 1, 9, 3], [2, 13]], length=19),
+    "packed alike": Positions.packed([[5, 9, 3]], length=19),
+    "left padding": Positions.from_mask(torch.tensor([[0] * 6 + [1] * 13, [0] * 2 + [1] * 17])),
+    "left padding of one width": Positions.from_mask(torch.tensor([[0] * 6 + [1] * 13])),
+    "right padding": Positions.from_mask(torch.tensor([[1] * 12 + [0] * 7, [1] * 18 + [0]])),
+    "a row of padding": Positions.from_mask(torch.tensor([[0] * 9, [1] * 9])),
+    "documents that begin anywhere": Positions.of(
+        [[7, 8, 9, 0, 1], [3, 4, -2, -1, 0]], [[4, 4, 4, 0, 0], [4, 4, 1, 1, 1]]
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _runs_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "SHORTEST", 0)
+    monkeypatch.setattr(distance, "NARROW_TILE", 4)
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many runs there were, by call."""
+    calls: list[int] = []
+
+    def listening(q: Tensor, k: Tensor, v: Tensor, table: Tensor, rows: list[list[runs.Run]], *rest: object) -> Tensor:
+        calls.append(sum(map(len, rows)))
+        return runs.attend_by_runs(q, k, v, table, rows, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tiled, "attend_by_runs", listening)
+    return calls
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 4}, {"causal": False}, {"window": 3, "causal": False}], ids=str)
+@pytest.mark.parametrize("kv_heads", [2, HEADS])
+@pytest.mark.parametrize("encoding_name", BY_DISTANCE)
+@pytest.mark.parametrize("kind", ROWS)
+def test_outputs_and_all_gradients_are_those_of_numpy(
+    kind: str, encoding_name: str, kv_heads: int, options: dict[str, object], taken: list[int]
+) -> None:
+    arrangement, encoding = dataclasses.replace(Arrangement(ROWS[kind]), **options), shaken(encoding_name)
+    inputs = Inputs.draw(arrangement, kv_heads=kv_heads)
+    y = inputs.through(arrangement, encoding, "tiled")
+    assert len(taken) == 1
+    cotangent = torch.randn_like(y)
+    y.backward(cotangent)
+    expected, gradients = inputs.expected(arrangement, encoding, cotangent)
+    assert_close(y, expected)
+    found = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **parameters_of(encoding)}
+    for name, wanted in gradients.items():
+        assert found[name].grad is not None
+        assert_close(found[name].grad, wanted)
+    blind = ~torch.from_numpy(arrangement.seen()).any(2)[:, None].expand(BATCH, HEADS, -1)
+    assert not y[blind].any()
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=2, max_size=2), st.integers(0, 3))
+def test_what_is_packed_comes_apart_as_it_went_in(lengths: list[list[int]], more: int) -> None:
+    width = max(map(sum, lengths)) + more
+    positions = Positions.packed(lengths, length=width)
+    found = runs_of(positions)
+    if not any(map(sum, lengths)):
+        assert found is None
+        return
+    assert found is not None
+    documents = [[n for n in row if n] for row in lengths]
+    rows = [[*((n, True) for n in row), *([(width - sum(row), False)] * (sum(row) < width))] for row in documents]
+    assert found in (rows, rows[:1])
+    assert len(found) == 2 or rows[0] == rows[1]
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        Positions.of([0, 1, 3, 4]),
+        Positions.of([3, 2, 1, 0]),
+        Positions.of([0, 1, 0, 1]),
+        Positions.of([0, 1, 2, 3], [0, 1, 0, 1]),
+        Positions.of([0, 1, 2, 3], order=[0, 1, 2, 3]),
+        Positions.from_mask(torch.tensor([[1, 0, 1, 1]])),
+        Positions.from_mask(torch.zeros(2, 4)),
+        Positions.grid(2, 2),
+        Positions.packed([2, 2]).to("meta"),
+        Positions.packed([]),
+    ],
+    ids=["a gap", "backwards", "anew", "in turns", "an order", "a hole", "padding", "a grid", "no values", "nothing"],
+)
+def test_what_is_no_row_of_runs(positions: Positions, taken: list[int]) -> None:
+    assert runs_of(positions) is None
+    if positions.axes == 1 and positions.device.type == "cpu":
+        x = torch.randn(positions.batch, HEADS, positions.seq_len, HEAD_DIM, requires_grad=True)
+        y = attend(x, x, x, encoding=shaken("alibi"), positions=positions, backend="tiled")
+        assert_close(y, attend(x, x, x, encoding=shaken("alibi"), positions=positions, backend="eager"))
+        y.sum().backward()
+    assert not taken
+
+
+def test_short_runs_and_what_has_no_table_go_in_tiles(taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    x, positions = torch.randn(1, HEADS, 10, HEAD_DIM), Positions.packed([4, 6])
+    attend(x, x, x, encoding=shaken("fire", torch.float32), positions=positions, backend="tiled")
+    attend(x, x, x, positions=positions, backend="tiled", dropout_p=0.5)
+    attend(x, x, x, positions=positions, k_positions=positions, backend="tiled")
+    monkeypatch.setattr(runs, "SHORTEST", 6)
+    attend(x, x, x, positions=positions, backend="tiled")
+    assert not taken
+    monkeypatch.setattr(runs, "SHORTEST", 5)
+    attend(x, x, x, positions=positions, backend="tiled")
+    assert taken == [2]
+
+
+@pytest.mark.parametrize("make", [torch.ones, lambda *shape: torch.ones(*shape, dtype=torch.bool)])
+def test_a_mask_of_ones_is_a_row_that_counts(make: object) -> None:
+    positions = Positions.from_mask(make(2, 5))  # type: ignore[operator]
+    assert positions.start == 0
+    assert positions == Positions.arange(5, batch=2)
+    assert Positions.from_mask(torch.tensor([[1, 1], [1, 0]])).start is None

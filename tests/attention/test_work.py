@@ -1,0 +1,103 @@
+"""How much is computed and held, counted where the results cannot tell: keys that nobody sees, tiles, second passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from locant import ALiBi, Fire, PositionEncoding, Positions, T5Bias, attend
+from locant.attention import distance, tiled
+from tests.attention.allocations import allocations_of
+
+HEADS, HEAD_DIM = 2, 8
+MANY = Positions.packed([100] * 21)
+"""Documents so short that tiles of queries are made of several."""
+
+
+def drawn(length: int, heads: int = HEADS) -> Tensor:
+    return torch.randn(1, heads, length, HEAD_DIM)
+
+
+class Counter:
+    """Pairs of queries and keys that a function is called with."""
+
+    def __init__(self, function: Callable[..., object], first: int = 0) -> None:
+        self.function, self.first, self.pairs = function, first, 0
+
+    def __call__(self, *tensors: Tensor, **options: object) -> object:
+        self.pairs += tensors[self.first].shape[2] * tensors[self.first + 1].shape[2]
+        return self.function(*tensors, **options)
+
+
+@pytest.fixture
+def forward(monkeypatch: pytest.MonkeyPatch) -> Counter:
+    monkeypatch.setattr(distance, "NARROW_TILE", 16)
+    counter = Counter(distance.FLASH)
+    monkeypatch.setattr(distance, "FLASH", counter)
+    return counter
+
+
+@pytest.fixture
+def backward(monkeypatch: pytest.MonkeyPatch) -> Counter:
+    counter = Counter(distance.FLASH_BACKWARD, first=1)
+    monkeypatch.setattr(distance, "FLASH_BACKWARD", counter)
+    return counter
+
+
+@pytest.mark.parametrize(
+    ("window", "causal", "pairs"),
+    [(None, True, 16 * (16 + 32 + 48 + 64)), (None, False, 64 * 64), (9, True, 16 * (16 + 24 * 3))],
+    ids=["causal", "both ways", "window"],
+)
+def test_keys_that_no_query_of_a_tile_sees_are_left_out(
+    window: int | None, causal: bool, pairs: int, forward: Counter, backward: Counter
+) -> None:
+    q = drawn(64).requires_grad_()
+    options = {"window": window, "causal": causal, "backend": "tiled", "positions": Positions.arange(64)}
+    attend(q, q, q, encoding=ALiBi(HEADS), **options).sum().backward()
+    assert forward.pairs == backward.pairs == pairs
+
+
+@pytest.mark.parametrize(
+    ("positions", "pairs"),
+    [
+        (Positions.packed([32, 32]), 2 * (16 * 16 + 16 * 32)),
+        (Positions.from_mask(torch.arange(64)[None] >= 32), 16 * 1 + 16 * 1 + 16 * 16 + 16 * 32),
+    ],
+    ids=["packed", "padded"],
+)
+def test_keys_of_other_documents_are_left_out(
+    positions: Positions, pairs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiled, "TILE_BYTES", 0)
+    counter = Counter(tiled.sdpa_attention)
+    monkeypatch.setattr(tiled, "sdpa_attention", counter)
+    q = drawn(64)
+    attend(q, q, q, encoding=Fire(HEADS), positions=positions, backend="tiled")
+    assert counter.pairs == pairs
+
+
+@pytest.mark.parametrize("which", ["q", "k", "v", "the encoding"])
+def test_tiles_are_not_kept_for_the_backward_pass_whoever_wants_it(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    length, heads = 512, 4
+    monkeypatch.setattr(tiled, "TILE_BYTES", heads * length**2 * 4 // 32)
+    encoding = T5Bias(heads).requires_grad_(which == "the encoding")
+    tensors = {name: drawn(length, heads).requires_grad_(name == which) for name in ("q", "k", "v")}
+
+    def run() -> None:
+        y = attend(**tensors, encoding=encoding, positions=MANY.slice(0, length), backend="tiled")
+        y.sum().backward()
+
+    assert allocations_of(run).peak < heads * length**2 * 4 / 5
+
+
+@pytest.mark.parametrize("build", [lambda heads: T5Bias(heads), lambda heads: ALiBi(heads)])
+def test_tiles_of_the_size_that_ships_are_small(build: Callable[[int], PositionEncoding]) -> None:
+    length, heads = 2048, 4
+    q, positions = drawn(length, heads), MANY.slice(0, length)
+    with torch.no_grad():
+        seen = allocations_of(lambda: attend(q, q, q, encoding=build(heads), positions=positions, backend="tiled"))
+    assert seen.largest <= heads * length**2 * 4 / 4

@@ -1,0 +1,60 @@
+"""What is timed under the name of torch.compile was compiled, for every shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import gpu_rotary, input_embedding, rotary
+from tests.known_bugs.exhibit import compiles
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """One entry for every graph; carried out as it is, which is quicker than compiling it."""
+    made: list[Any] = []
+
+    def backend(graph: nn.Module, inputs: object) -> Any:
+        made.append(graph)
+        return graph.forward
+
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: real(function, backend=backend, **options))
+    return made
+
+
+@compiles
+def test_every_shape_of_the_gpu_benchmark_is_compiled_both_ways(graphs: list[Any]) -> None:
+    for i, shape in enumerate(gpu_rotary.SHAPES):
+        small = shape._replace(batch=2 + i, seq=min(shape.seq, 7 + i), heads=4, kv_heads=2)
+        turn = gpu_rotary.contenders(small, "cpu")["usual code, torch.compile"]
+        q, k = (small.tokens(heads, torch.bfloat16, "cpu") for heads in (4, 2))
+        for leaf in (False, True):
+            before = len(graphs)
+            turn(q.clone().requires_grad_(leaf), k.clone().requires_grad_(leaf))
+            assert len(graphs) == before + 1, f"{shape.name}: it is the usual code that is timed"
+
+
+@compiles
+def test_every_case_of_the_cpu_benchmark_is_compiled(graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotary.importlib.util, "find_spec", lambda name: None)  # nothing is asked of others
+    for length in range(1, 12):
+        case = rotary._Case((1, 2, 1, length, 4), torch.float32)
+        before = len(graphs)
+        rotary._peers(case)["usual code, torch.compile"]()
+        assert len(graphs) == before + 1
+
+
+@compiles
+def test_every_case_of_the_input_embedding_is_compiled(graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in {"VOCAB": 11, "LENGTH": 3, "WIDTH": 4, "BATCH": 2}.items():
+        monkeypatch.setattr(input_embedding, name, size)
+    monkeypatch.setattr(input_embedding.importlib.util, "find_spec", lambda name: None)  # theirs has other sizes
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64) * 3:
+        case = input_embedding._BertInput(dtype, 0.0)
+        before = len(graphs)
+        case.calls["torch.compile of the plain modules"]()
+        assert len(graphs) > before

@@ -1,0 +1,50 @@
+"""Configurations for tests: a Llama to be changed, one dictionary of rope parameters per type, and what to compare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from locant import Rotary
+
+__all__ = ["ROPES", "fields", "llama"]
+
+FIELDS = ("head_dim", "base", "scaling", "layout", "rotary_dim", "sections")
+PAIRS = 32
+
+
+def fields(rotary: Rotary) -> dict[str, Any]:
+    return {name: getattr(rotary, name) for name in FIELDS} | {"angles": rotary.angles.mode}
+
+
+def llama(rope: dict[str, Any] | None = None, **others: Any) -> dict[str, Any]:
+    sizes = {"model_type": "llama", "hidden_size": 512, "num_attention_heads": 8, "max_position_embeddings": 8192}
+    return {**sizes, "rope_theta": 10_000.0, "rope_scaling": rope, **others}
+
+
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 2.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 8192},
+    "yarn": {
+        "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 1024, "beta_fast": 20.0,
+        "beta_slow": 2.0, "truncate": True, "attention_factor": 1.3,
+    },
+    "yarn, weights": {
+        "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 1024, "mscale": 1.2,
+        "mscale_all_dim": 0.7,
+    },
+    "longrope": {
+        "rope_type": "longrope", "short_factor": [1.0 + pair / 50 for pair in range(PAIRS)],
+        "long_factor": [2.0 + pair for pair in range(PAIRS)], "original_max_position_embeddings": 1024, "factor": 8.0,
+    },
+    "longrope, attention factor": {
+        "rope_type": "longrope", "short_factor": [1.0 + pair / 50 for pair in range(PAIRS)],
+        "long_factor": [2.0 + pair for pair in range(PAIRS)], "original_max_position_embeddings": 1024, "factor": 8.0,
+        "attention_factor": 1.1,
+    },
+    "llama3": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 1024,
+    },
+    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 2.0},
+}  # fmt: skip

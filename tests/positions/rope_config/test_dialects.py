@@ -1,0 +1,192 @@
+"""What the table says of an architecture is what its code in `transformers` does."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModel
+
+from locant import Positions, Rotary
+from locant.positions.rope_config.config import layer_types_of
+from locant.positions.rope_config.dialects import DIALECTS
+
+HEADS, TOKENS, DIM = 3, 7, 16
+NOT_IN_TRANSFORMERS = {"kimi_k2"}
+"""Runs DeepSeek-V3's modeling code, shipped with its weights."""
+
+KINDS = {"qwen3_vl_moe_text": "qwen3_vl_moe"}
+
+Turn = Callable[[object, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def of_repeated_halves(module: object, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    return module.apply_rotary_pos_emb(q, k, torch.cat([cos, cos], -1), torch.cat([sin, sin], -1))  # type: ignore[attr-defined]
+
+
+def of_single_angles(module: object, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    return module.apply_rotary_pos_emb(q, k, cos, sin)  # type: ignore[attr-defined]
+
+
+def of_repeated_neighbours(module: object, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    return module.apply_rotary_pos_emb(q, k, cos.repeat_interleave(2, -1), sin.repeat_interleave(2, -1))  # type: ignore[attr-defined]
+
+
+def of_deepseek(module: object, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    return module.apply_rotary_pos_emb_interleave(q, k, torch.cat([cos, cos], -1), torch.cat([sin, sin], -1))  # type: ignore[attr-defined]
+
+
+def one_by_one(module: object, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    twice = torch.cat([cos, cos], -1), torch.cat([sin, sin], -1)
+    return module.apply_rotary_pos_emb(q, *twice), module.apply_rotary_pos_emb(k, *twice)  # type: ignore[attr-defined]
+
+
+def of_gpt_j(module: object, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    turned = (module.apply_rotary_pos_emb(x.transpose(1, 2), sin, cos).transpose(1, 2) for x in (q, k))  # type: ignore[attr-defined]
+    return next(turned), next(turned)
+
+
+def of_complex(module: object, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    return module.apply_rotary_emb(q, k, torch.complex(cos, sin))  # type: ignore[attr-defined]
+
+
+def of_complex_by_token(module: object, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    turned = module.apply_rotary_emb(q.transpose(1, 2), k.transpose(1, 2), torch.complex(cos, sin))  # type: ignore[attr-defined]
+    return turned[0].transpose(1, 2), turned[1].transpose(1, 2)
+
+
+TURNS: dict[str, Turn] = {
+    "cohere": of_repeated_neighbours,
+    "cohere2": of_repeated_neighbours,
+    "codegen": of_gpt_j,
+    "deepseek_v2": of_complex,
+    "deepseek_v3": of_deepseek,
+    "gemma4_text": one_by_one,
+    "gpt_oss": of_single_angles,
+    "gptj": of_gpt_j,
+    "llama4_text": of_complex_by_token,
+}
+"""How the code of an architecture wants its angles; most want them twice, half after half."""
+
+
+@pytest.mark.parametrize("model_type", sorted(DIALECTS.keys() - NOT_IN_TRANSFORMERS))
+def test_the_layout_is_that_of_the_modeling_code(model_type: str) -> None:
+    kind = KINDS.get(model_type, model_type.removesuffix("_text"))
+    module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+    q, k = torch.randn(1, HEADS, TOKENS, DIM), torch.randn(1, HEADS, TOKENS, DIM)
+    positions = Positions.after(5, TOKENS)
+    scores = {}
+    for layout in ("half", "interleaved"):
+        rotary = Rotary(DIM, layout=layout)  # type: ignore[arg-type]
+        turned_q, turned_k = rotary.rotate(q, k, positions)
+        scores[layout] = turned_q @ turned_k.transpose(-1, -2)
+    cos, sin = rotary.cos_sin(positions)
+    their_q, their_k = TURNS.get(model_type, of_repeated_halves)(module, q, k, cos, sin)
+    theirs = their_q @ their_k.transpose(-1, -2)
+    near = {layout for layout, ours in scores.items() if torch.allclose(ours, theirs, rtol=1e-5, atol=1e-4)}
+    assert near == {DIALECTS[model_type].layout}
+
+
+# ------------------------------------------------------------------ what comes in where a key is missing
+
+IN_TRANSFORMERS = sorted(DIALECTS.keys() - NOT_IN_TRANSFORMERS)
+CODED = [name for name in IN_TRANSFORMERS if DIALECTS[name].fixed_base is None]
+"""Those whose rotary positions are configured at all."""
+
+
+def defaults(model_type: str) -> Any:
+    """The text part of a configuration object that was told sizes, and nothing about rotary positions."""
+    config = AutoConfig.for_model(model_type, hidden_size=960, num_attention_heads=24, num_hidden_layers=6)
+    return config.get_text_config()
+
+
+@pytest.mark.parametrize("model_type", CODED)
+def test_a_width_is_required_where_the_class_has_one_of_its_own(model_type: str) -> None:
+    said = defaults(model_type).to_dict().get("head_dim")
+    own = said not in (None, 960 // 24) and DIALECTS[model_type].head_dim_key == "head_dim"
+    assert DIALECTS[model_type].head_dim_required == own
+
+
+@pytest.mark.parametrize("model_type", CODED)
+def test_rope_parameters_are_required_where_the_class_has_a_scaling(model_type: str) -> None:
+    rope = defaults(model_type).rope_parameters
+    flat = "rope_type" in rope
+    assert DIALECTS[model_type].per_layer == (not flat)
+    assert DIALECTS[model_type].scaling_required == (flat and rope["rope_type"] != "default")
+
+
+TINY: dict[str, Any] = {
+    "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1, "head_dim": 16,
+    "vocab_size": 32, "intermediate_size": 8, "intermediate_size_mlp": 8, "moe_intermediate_size": 8,
+    "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "num_experts": 2, "num_local_experts": 2, "n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1,
+    "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 8, "v_head_dim": 8, "vocab_size_per_layer_input": 32, "hidden_size_per_layer_input": 4,
+    "global_head_dim": 16, "layer_types": ["full_attention"], "no_rope_layers": [1],
+}  # fmt: skip
+"""One layer of any architecture; most have no use for some of these."""
+
+
+def output(model_type: str, **options: Any) -> Tensor:
+    """What one layer with random weights makes of nine tokens."""
+    sizes = {key: value for key, value in TINY.items() if model_type != "falcon" or key != "head_dim"}
+    model = AutoModel.from_config(AutoConfig.for_model(model_type, **{**sizes, **options}), attn_implementation="eager")
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+        return model.eval()(torch.arange(3, 12)[None]).last_hidden_state
+
+
+def reads(model_type: str, key: str) -> bool:
+    """Whether the code turns another part of the head where this key says another share."""
+    try:
+        return not torch.equal(output(model_type, **{key: 0.25}), output(model_type, **{key: 0.75}))
+    except RuntimeError as error:
+        if "must match the size" in str(error):  # its tables are narrower, and the heads that they turn are not
+            return False
+        raise
+
+
+@pytest.mark.parametrize("model_type", [name for name in CODED if "vl" not in name])
+def test_a_share_is_read_where_the_code_turns_a_part_of_the_head(model_type: str) -> None:
+    for key in ("partial_rotary_factor", "rotary_pct"):
+        assert reads(model_type, key) == (key in DIALECTS[model_type].share_keys)
+
+
+FLAT: dict[str, Any] = {
+    "hidden_size": 64, "num_attention_heads": 2, "head_dim": 32, "qk_rope_head_dim": 32, "num_hidden_layers": 4,
+    "max_position_embeddings": 4096, "sliding_window": 512,
+}  # fmt: skip
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+
+
+def flat(model_type: str, rope: dict[str, Any]) -> dict[str, Any]:
+    """A configuration in the form before transformers 5, with everything that this architecture has to be told."""
+    dialect = DIALECTS[model_type]
+    keys = {key: 500_000.0 for key in dialect.base_keys if key != "rope_theta" or dialect.base_key == "rope_theta"}
+    shares = dict.fromkeys(dialect.share_keys[:1], 0.5)
+    own = {key: value for key, value in FLAT.items() if model_type != "falcon" or key != "head_dim"}
+    sections = {"mrope_section": [4, 6, 6]} if dialect.sections_required else {}
+    return {"model_type": model_type, **own, **keys, **shares, "rope_scaling": {**rope, **sections}}
+
+
+NO_OLDER_FORM = {"gemma4_text"}
+PHI = {"phi3", "phimoe"}
+"""They take no linear scaling."""
+
+
+@pytest.mark.parametrize("model_type", [name for name in CODED if name not in NO_OLDER_FORM])
+def test_a_scaling_of_the_older_form_acts_on_the_layers_that_transformers_scales(model_type: str) -> None:
+    facts = flat(model_type, {"rope_type": "default"} if model_type in PHI else LINEAR)
+    theirs = AutoConfig.for_model(**flat(model_type, facts["rope_scaling"]))
+    kinds = layer_types_of(facts)
+    assert set(kinds) == set(layer_types_of(theirs))
+    for kind in kinds or (None,):
+        ours, other = (Rotary.from_config(one, layer_type=kind) for one in (facts, theirs))
+        for field in ("head_dim", "base", "scaling", "layout", "rotary_dim", "sections"):
+            assert getattr(ours, field) == getattr(other, field), (kind, field)

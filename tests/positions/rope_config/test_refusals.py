@@ -1,0 +1,258 @@
+"""What cannot be read is refused with the name of its key, and what a class would add is not guessed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, BertConfig
+
+from locant import InputError, LocantError, RangeError, ShapeError
+from locant.positions.rope_config.config import layer_types_of, rotary_from_config
+from locant.positions.rope_config.dialects import DIALECTS
+from locant.positions.scaling import Proportional, Unscaled
+from tests.positions.published import PUBLISHED, layer_type_of
+from tests.positions.rope_config.configurations import ROPES, llama
+from tests.refusal import refuses
+
+OLMO_3 = {**llama({"rope_type": "linear", "factor": 8.0}, rope_theta=500_000.0), "model_type": "olmo3"}
+
+
+def test_a_missing_base_is_not_guessed() -> None:
+    for name, config in PUBLISHED.items():
+        bare = {k: v for k, v in config.items() if k not in ("rope_theta", "rotary_emb_base")}
+        if name == "gpt-j-6b":
+            assert rotary_from_config(bare).base == 10_000.0  # its code knows no other
+            continue
+        with refuses(InputError, "rope_theta" if "neox" not in name and "pythia" not in name else "rotary_emb_base"):
+            rotary_from_config(bare, layer_type=layer_type_of(config))
+
+
+@pytest.mark.parametrize("model_type", [name for name, dialect in DIALECTS.items() if dialect.share_required])
+def test_a_missing_share_is_not_guessed_where_the_class_would_not_take_the_whole_head(model_type: str) -> None:
+    config = {**llama(), "model_type": model_type, "head_dim": 64}
+    if DIALECTS[model_type].fixed_base:
+        del config["rope_theta"]
+    with refuses(InputError, f"without {DIALECTS[model_type].share_keys[0]}", model_type):
+        rotary_from_config(config)
+
+
+@pytest.mark.parametrize("model_type", [name for name, dialect in DIALECTS.items() if dialect.head_dim_required])
+def test_a_missing_width_is_not_derived_where_the_class_has_another(model_type: str) -> None:
+    rope = {kind: {"rope_theta": 1e4} for kind in ("full_attention", "sliding_attention")}
+    config = {**llama(), "model_type": model_type, "rope_theta": None, "partial_rotary_factor": None}
+    if not DIALECTS[model_type].per_layer:
+        rope = {"rope_theta": 1e4}
+    config = {**config, "rope_parameters": rope, "global_head_dim": 128}
+    layer_type = "sliding_attention" if DIALECTS[model_type].per_layer else None
+    with refuses(InputError, "without head_dim", model_type):
+        rotary_from_config(config, layer_type=layer_type)
+
+
+@pytest.mark.parametrize("said", [{}, {"rope_scaling": {}}, {"rope_parameters": {}}])
+@pytest.mark.parametrize("model_type", ["gpt_oss", "apertus"])
+def test_missing_rope_parameters_are_not_taken_for_none_where_the_class_has_a_scaling(
+    model_type: str, said: dict[str, Any]
+) -> None:
+    with refuses(InputError, model_type, "{'rope_type': 'default'}"):
+        rotary_from_config({**llama(), "model_type": model_type, "head_dim": 64, **said})
+    plain = rotary_from_config(
+        {**llama(), "model_type": model_type, "head_dim": 64, "rope_scaling": {"rope_type": "default"}}
+    )
+    assert plain.scaling == Unscaled()
+
+
+WHOLE = [name for name, dialect in DIALECTS.items() if not dialect.share_keys and not dialect.per_layer]
+
+
+@pytest.mark.parametrize("model_type", WHOLE)
+def test_a_share_is_refused_where_the_code_turns_the_whole_head(model_type: str) -> None:
+    sections = {"mrope_section": [16, 8, 8]} if "2" in model_type and "_vl" in model_type else {}
+    rope = {"rope_type": "default", **sections}
+    config = {**llama(rope), "model_type": model_type, "head_dim": 64, "qk_rope_head_dim": 64}
+    for share in (0.25, 0.5):
+        with refuses(InputError, f"partial_rotary_factor={share}", model_type):
+            rotary_from_config({**config, "partial_rotary_factor": share})
+        with refuses(InputError, f"partial_rotary_factor={share}", model_type):
+            rotary_from_config({**config, "rope_scaling": {**rope, "partial_rotary_factor": share}})
+    with refuses(InputError, "'rotary_dim'", model_type):
+        rotary_from_config({**config, "rotary_dim": 16})
+    assert rotary_from_config({**config, "partial_rotary_factor": 1.0}).rotary_dim == 64
+
+
+def test_a_share_has_the_name_that_the_code_reads() -> None:
+    neox = {k: v for k, v in PUBLISHED["gpt-neox-20b"].items() if k != "rotary_pct"}
+    with refuses(InputError, "'partial_rotary_factor'", "gpt_neox"):
+        rotary_from_config({**neox, "partial_rotary_factor": 0.25})
+    with refuses(InputError, "'rotary_dim'", "phi"):
+        rotary_from_config({**PUBLISHED["phi-2"], "rotary_dim": 32})
+
+
+def test_pairs_that_stand_still_are_one_share_of_the_head_and_nothing_else() -> None:
+    config = {**llama(ROPES["proportional"]), "model_type": "of_somebody"}
+    for others in ({"rotary_dim": 32}, {"rotary_pct": 0.5}):
+        with refuses(InputError, f"{next(iter(others))!r}", "proportional"):
+            rotary_from_config({**config, **others}, layout="half")
+    with refuses(InputError, "0.5", "0.25"):
+        rotary_from_config(llama(ROPES["proportional"], partial_rotary_factor=0.25))
+    beside = llama({"rope_type": "proportional"}, partial_rotary_factor=0.25)
+    assert rotary_from_config(beside).scaling == Proportional(rotated_share=0.25)
+
+
+PER_LAYER = {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 1e4}}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (llama(rope_theta=None, rope_parameters=PER_LAYER), ["full_attention", "llama", "share one"]),
+        ({**PUBLISHED["gemma-3-4b"], "rope_scaling": None, "rope_parameters": {"rope_type": "default"}}, ["alike"]),
+        ({**OLMO_3, "rope_theta": 10_000.0}, ["rope_theta=10000", "sliding_attention", "500000"]),
+        ({**OLMO_3, "rope_theta": None}, ["rope_theta", "full_attention"]),
+        ({**OLMO_3, "rope_theta": None, "rope_scaling": {"full_attention": {"rope_theta": 1e4}}}, ["sliding"]),
+        (
+            {**OLMO_3, "rope_theta": None, "rope_scaling": {**PER_LAYER, "sliding_attention": None}},
+            ["those of sliding_attention"],
+        ),
+        ({**llama(head_dim=64), "model_type": "gemma4_text"}, ["rope_parameters per layer type"]),
+    ],
+)
+def test_layers_that_differ_say_so_in_the_form_that_their_code_reads(config: Any, words: list[str]) -> None:
+    with refuses(InputError, *words):
+        rotary_from_config(config, layer_type="full_attention")
+    with refuses(InputError, *words):
+        layer_types_of(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "gptj", "n_embd": 64, "n_head": 2}, ["rotary_dim"]),
+        ({**PUBLISHED["gpt-j-6b"], "rope_theta": 5e5}, ["rope_theta", "gptj"]),
+        ({**PUBLISHED["gpt-j-6b"], "rope_scaling": {"type": "linear", "factor": 2.0}}, ["rope_scaling", "gptj"]),
+        (llama(rope_parameters={"rope_theta": 5e5}), ["rope_theta=10000.0", "500000.0"]),
+        (llama({"rope_type": "linear", "factor": 2.0}, rope_parameters={"rope_theta": 1e4}), ["rope_scaling"]),
+        (llama({"rope_type": "banana"}), ["banana", "yarn"]),
+        (llama({"rope_type": "yarn", "type": "linear", "factor": 2.0}), ["yarn", "linear"]),
+        (llama({"rope_type": ["yarn"]}), ["yarn"]),
+        (llama({"rope_type": "mrope"}), ["mrope"]),
+        (llama("yarn"), ["yarn", "dictionary"]),  # type: ignore[arg-type]
+        (llama({"rope_type": "linear"}), ["factor"]),
+        (llama({"rope_type": "linear", "factor": "2"}), ["factor", "'2'"]),
+        (llama({"rope_type": "linear", "factor": True}), ["factor", "True"]),
+        (llama({"rope_type": "linear", "factor": math.nan}), ["factor", "nan"]),
+        (llama({"rope_type": "yarn", "factor": 4.0}), ["original_max_position_embeddings"]),
+        (llama({"rope_type": "yarn", "original_max_position_embeddings": 1024}), ["factor"]),
+        (llama({**ROPES["yarn"], "original_max_position_embeddings": 1.5}), ["original_max_position_embeddings=1.5"]),
+        (llama({**ROPES["yarn"], "truncate": 1}), ["truncate"]),
+        (llama({**ROPES["yarn"], "mscale": 1.0, "mscale_all_dim": 1.0}), ["attention_factor", "mscale"]),
+        (llama({**ROPES["yarn, weights"], "mscale_all_dim": None}), ["mscale", "mscale_all_dim"]),
+        (llama({**ROPES["yarn, weights"], "mscale_all_dim": 0}), ["mscale_all_dim=0"]),
+        (llama({**ROPES["yarn"], "factor": None}, max_position_embeddings=None), ["max_position_embeddings"]),
+        (llama({"type": "dynamic", "factor": 2.0}, max_position_embeddings=None), ["max_position_embeddings"]),
+        (llama({**ROPES["dynamic"], "original_max_position_embeddings": 4096}), ["4096", "8192"]),
+        (llama({**ROPES["yarn"]}, original_max_position_embeddings=512), ["1024", "512"]),
+        (llama({**ROPES["longrope"], "original_max_position_embeddings": None}), ["original_max_position_embeddings"]),
+        (llama({**ROPES["longrope"], "long_factor": None}), ["long_factor"]),
+        (llama({**ROPES["longrope"], "long_factor": 3.0}), ["long_factor"]),
+        (llama({**ROPES["longrope"], "short_factor": [1.0, "x"]}), ["short_factor[1]"]),
+        (llama({**ROPES["longrope, attention factor"], "factor": 9.0}), ["factor=9.0", "an attention factor"]),
+        (llama({**ROPES["llama3"], "low_freq_factor": None}), ["low_freq_factor"]),
+        (llama({"rope_type": "proportional"}), ["partial_rotary_factor"]),
+        (llama(hidden_size=500), ["500", "8"]),
+        (llama(hidden_size=None), ["head_dim"]),
+        (llama(head_dim=64.5), ["head_dim", "64.5"]),
+        (
+            llama(model_type="of_somebody", rope_interleave=False, partial_rotary_factor=0.5, rotary_dim=16),
+            ["rotary_dim=16"],
+        ),
+        (llama(partial_rotary_factor=1.5), ["1.5"]),
+        ({**PUBLISHED["phi-2"], "partial_rotary_factor": 1e308}, ["1e+308"]),
+        ({**PUBLISHED["phi-2"], "partial_rotary_factor": 10**400}, ["1329 bits"]),
+        ({**PUBLISHED["phi-2"], "partial_rotary_factor": 0.0}, ["0"]),
+        (llama(rope_theta=math.nan), ["rope_theta=nan", "a finite number"]),
+        (llama(rope_theta=10**400), ["rope_theta", "1329 bits"]),
+        (llama(rope_theta=[10_000.0]), ["rope_theta", "[10000.0]"]),
+        (llama(max_position_embeddings=10**12), ["max_position_embeddings", "2147483647"]),
+        (llama(hidden_size=10**12), ["hidden_size", "2147483647"]),
+        (llama(layer_types=5), ["layer_types=5"]),
+        (llama(layer_types=["full_attention", 5]), ["layer_types"]),
+        (llama(model_type=["llama"]), ["model_type=['llama']"]),
+        (llama(n_embd=256), ["hidden_size=512", "n_embd=256"]),
+        (llama(rope_interleave=True), ["rope_interleave", "half"]),
+        (llama(rope_interleave="yes"), ["rope_interleave"]),
+        (llama(alibi=True), ["alibi"]),
+        ({**PUBLISHED["DeepSeek-V3"], "qk_rope_head_dim": None}, ["qk_rope_head_dim"]),
+        ({**PUBLISHED["Qwen2-VL-7B"], "rope_scaling": None}, ["mrope_section"]),
+        ({**PUBLISHED["Qwen2-VL-7B"], "rope_scaling": {"mrope_section": 24}}, ["mrope_section", "24"]),
+        ({**PUBLISHED["Qwen2-VL-7B"], "rope_scaling": {"mrope_section": [16, -24]}}, ["mrope_section", "-24"]),
+        (
+            {**llama({"mrope_section": [16, 8, 8]}, head_dim=64), "model_type": "qwen3_vl_text"},
+            ["mrope_section", "qwen3_vl_text"],
+        ),
+        (llama({"mrope_section": [16, 8, 8], "mrope_interleaved": True}), ["mrope_interleaved"]),
+        (7, ["int"]),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_refused_by_name(config: Any, words: list[str]) -> None:
+    with refuses(InputError, *words):
+        rotary_from_config(config, layer_type="full_attention" if "layer_types" in words[0] else None)
+
+
+def test_a_layout_that_is_not_known_has_to_be_given() -> None:
+    config = {**llama(), "model_type": "my_model"}
+    with refuses(InputError, "my_model", "layout", "llama", "gptj"):
+        rotary_from_config(config)
+    assert rotary_from_config(config, layout="interleaved").layout == "interleaved"
+    assert rotary_from_config(llama(), layout="interleaved").layout == "interleaved"
+    with refuses(LocantError, "diagonal"):
+        rotary_from_config(llama(), layout="diagonal")  # type: ignore[arg-type]
+
+
+def test_a_layer_type_has_to_be_given_where_they_differ_and_exist_where_it_is() -> None:
+    gemma = PUBLISHED["gemma-3-4b"]
+    for layer_type in (None, "chunked_attention"):
+        with refuses(InputError, "full_attention", "sliding_attention"):
+            rotary_from_config(gemma, layer_type=layer_type)
+    with refuses(InputError, "full_attention"):
+        rotary_from_config(llama(), layer_type="full_attention")
+    without = {k: v for k, v in gemma.items() if k != "rope_local_base_freq"}
+    with refuses(InputError, "rope_local_base_freq"):
+        rotary_from_config(without, layer_type="full_attention")
+    narrow = {**llama(), "model_type": "gemma4_text", "rope_parameters": {"full_attention": {"rope_theta": 1e4}}}
+    with refuses(InputError, "global_head_dim"):
+        rotary_from_config(narrow, layer_type="full_attention")
+    none = {**llama(), "model_type": "of_somebody", "rope_theta": None, "rope_parameters": {"full_attention": None}}
+    with refuses(InputError, "full_attention", "no rotary"):
+        rotary_from_config(none, layer_type="full_attention", layout="half")
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "words"),
+    [
+        (llama(head_dim=33), RangeError, ["33"]),
+        ({**PUBLISHED["phi-2"], "partial_rotary_factor": 0.32}, RangeError, ["25"]),
+        (llama(head_dim=2**31 - 2), RangeError, ["head_dim", "262144"]),
+        ({**PUBLISHED["gpt-j-6b"], "rotary_dim": 63}, RangeError, ["63"]),
+        (llama({**ROPES["longrope"], "long_factor": [1.0] * 31}), ShapeError, ["31", "32"]),
+        (llama({**ROPES["longrope"], "short_factor": [1.0] * 48}), ShapeError, ["48", "32"]),
+        ({**PUBLISHED["Qwen2-VL-7B"], "rope_scaling": {"mrope_section": [16, 24, 23]}}, RangeError, ["64"]),
+        (llama({"rope_type": "linear", "factor": -1.0}), RangeError, ["factor"]),
+        (llama({"rope_type": "linear", "factor": 0}), RangeError, ["factor"]),
+        (llama({**ROPES["llama3"], "high_freq_factor": 0.5}), RangeError, ["high_freq_factor"]),
+        (llama({**ROPES["yarn"], "beta_fast": 1.0}), RangeError, ["beta_fast"]),
+        (llama(rope_theta=-1.0), RangeError, ["base"]),
+    ],
+)  # fmt: skip
+def test_numbers_that_make_no_encoding_are_refused(config: Any, kind: type[LocantError], words: list[str]) -> None:
+    with refuses(kind, *words):
+        rotary = rotary_from_config(config)
+        rotary.for_length(100_000)
+
+
+def test_a_model_without_rotary_positions_is_refused() -> None:
+    with refuses(InputError):
+        rotary_from_config(BertConfig())
+    with refuses(InputError, "alibi"):
+        rotary_from_config(AutoConfig.for_model("falcon", alibi=True))

@@ -1,0 +1,257 @@
+"""Whatever a constructor is given, it answers with an object, or with an error that says what was got.
+
+Every parameter of every public class is tried, as the signatures have them: nobody can forget one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import jaxtyping
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from locant import (
+    ALiBi,
+    Deberta,
+    Fire,
+    Kerple,
+    Learned,
+    PositionEncoding,
+    Positions,
+    Rotary,
+    Sandwich,
+    Sinusoidal,
+    T5Bias,
+    encoding,
+    positions,
+    scaling,
+)
+from locant.errors import LocantError, RangeError
+from locant.positions.catalog import CATALOG
+from locant.positions.heads import heads_of
+from locant.positions.scaling import Linear, LongRoPE, YaRN
+from tests.odd import FLAG, POSITIVE, REAL, parameters, require_refused
+from tests.refusal import refuses
+
+typed = pytest.mark.skipif(
+    hasattr(Rotary.rotate, "__wrapped__"), reason="the shape checks take other people's numbers for none"
+)
+
+Build = Callable[..., Any]
+
+SAMPLE = {
+    "max_seq_len": 16, "d_model": 8, "num_heads": 2, "head_dim": 4, "factor": 2.0, "original_max_seq_len": 8,
+    "short_factor": (1.0, 1.0), "long_factor": (2.0, 2.0), "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "seq_len": 4, "cache_len": 4, "n": 2, "attention_mask": torch.ones(1, 2), "lengths": [2, 3], "index": [1],
+    "parts": [Positions.arange(2)], "sizes": 2, "rank": 0, "world": 2,
+}  # fmt: skip
+
+
+def _grid(sizes: Any, device: Any = None) -> Positions:
+    """As it is, but its sizes have one name."""
+    return Positions.grid(2, sizes, device=device)
+
+
+ENCODINGS = [one for one in vars(positions).values() if inspect.isclass(one) and issubclass(one, PositionEncoding)]
+SCALINGS = [kind for name in scaling.__all__ if (kind := getattr(scaling, name)) is not scaling.Scaling]
+FACTORIES = [
+    *(one for name, one in inspect.getmembers(Positions, inspect.ismethod) if name[0] != "_" and name != "grid"), _grid,
+    Positions.arange(4).shard, Positions.arange(4).shard_slots,
+]  # fmt: skip
+BUILDS: dict[str, Build] = {
+    one.__qualname__.lstrip("_"): one for one in (*ENCODINGS, *SCALINGS, *FACTORIES) if one is not PositionEncoding
+}
+
+NONE = frozenset({"None"})
+ZERO = frozenset({"0"})
+
+ACCEPTED: dict[str, Collection[str]] = {
+    **dict.fromkeys(("base", "c", "gamma", "scale_base", "threshold", "factor", "low_freq_factor"), POSITIVE),
+    **dict.fromkeys(("learned", "bidirectional", "key_term", "norm", "truncate", "zigzag"), FLAG),
+    **dict.fromkeys(("head_slice", "d_model", "head_dim", "rotary_dim", "seq_len", "sections"), NONE),
+    **dict.fromkeys(("scaling", "num_buckets", "length"), NONE),
+    **dict.fromkeys(("max_distance", "offset", "rank", "sizes", "batch"), ZERO),
+    **dict.fromkeys(("short_factor", "long_factor", "index", "lengths"), frozenset({"list"})),
+    **dict.fromkeys(("mscale", "mscale_all_dim"), NONE | ZERO | POSITIVE),
+    **dict.fromkeys(("document", "order"), NONE | {"0", "-1", "list"}),
+    "attention_factor": NONE | POSITIVE,
+    "attention_mask": {"True", "0", "tiny", "array", "tensor"},
+    "cache_len": {"0", "list"},
+    "center": {"0", "-1"},
+    "device": NONE | ZERO if torch.accelerator.is_available() else NONE,
+    "init_std": ZERO | POSITIVE,
+    "max_index": NONE | {"0", "-1"},
+    "max_later": NONE | ZERO,
+    "rotated_share": {"0", "tiny"},
+    "scale": NONE | REAL,
+    # What others of the same name take, these do not, or the other way round.
+    **dict.fromkeys(("DynamicNTK.factor", "YaRN.factor", "YaRN.beta_fast"), POSITIVE - {"tiny"}),
+    **dict.fromkeys(("T5Bias.num_buckets", "T5Bias.max_distance", "Deberta.max_distance"), ()),
+    **dict.fromkeys(("Learned.d_model", "Sinusoidal.d_model", "TransformerXL.d_model"), ()),
+    **dict.fromkeys(("Rotary.head_dim", "XPos.head_dim", "Cope.head_dim", "Shaw.head_dim", "Deberta.head_dim"), ()),
+    **dict.fromkeys(("Positions.arange.seq_len", "Positions.after.n", "Rotary.axial"), ZERO),
+    "YaRN.beta_slow": {"1.5"},
+    "Llama3.low_freq_factor": {"1.5", "tiny"},
+    "Llama3.high_freq_factor": {"1.5", "2**70"},
+}
+
+OTHERS = {
+    "learned", "bidirectional", "key_term", "norm", "truncate", "zigzag", "axial", "scaling", "device",
+    "layout", "angles", "kind", "form", "terms", "sections", "short_factor", "long_factor",
+    "lengths", "length", "parts", "attention_mask", "index", "document", "order", "cache_len",
+}  # fmt: skip
+"""Parameters that are no numbers; what is wrong with them is a `LocantError` of one kind or another."""
+
+WORDS = {"lengths": "length", "sizes": "size", "parts": "", "attention_mask": "mask", "length": ""}
+"""What errors call a parameter, where that is not its name."""
+
+CASES = [
+    pytest.param(build, required, owner, name, id=f"{owner}.{name}")
+    for owner, build in BUILDS.items()
+    for name, required in parameters(build, SAMPLE)
+]
+
+
+@pytest.mark.parametrize(("build", "required", "owner", "name"), CASES)
+def test_an_odd_argument_is_refused_by_name(build: Build, required: dict[str, Any], owner: str, name: str) -> None:
+    accepted = ACCEPTED.get(f"{owner}.{name}", ACCEPTED.get(name, ()))
+    require_refused(build, required, name, accepted, number=name not in OTHERS, word=WORDS.get(name, name))
+
+
+def test_no_class_is_forgotten() -> None:
+    assert len(ENCODINGS) == len(CATALOG)
+    assert {"Positions.arange", "Positions.after", "Positions.packed", "Positions.of", "grid"} <= BUILDS.keys()
+    assert {"Unscaled", "Linear", "NTK", "DynamicNTK", "YaRN", "LongRoPE", "Llama3", "Proportional"} == {
+        kind.__name__ for kind in SCALINGS
+    }
+
+
+class Careless(PositionEncoding):
+    """Checks one of its two numbers."""
+
+    def __init__(self, num_heads: int, reach: int = 8) -> None:
+        super().__init__()
+        self.num_heads, self.reach = heads_of(num_heads), reach
+
+
+def test_a_parameter_without_a_check_is_seen() -> None:
+    sizes = dict(parameters(Careless, SAMPLE))
+    require_refused(Careless, sizes["num_heads"], "num_heads", ())
+    with pytest.raises((pytest.fail.Exception, jaxtyping.TypeCheckError)):
+        require_refused(Careless, sizes["reach"], "reach", ())
+    with pytest.raises(KeyError, match="unheard_of"):
+        list(parameters(lambda unheard_of: unheard_of, SAMPLE))
+
+
+# ---------------------------------------------------------------------- what is large
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Sinusoidal(2**20),
+        lambda: Rotary(2**20),
+        lambda: Sandwich(2, dim=2**20),
+        lambda: ALiBi(2**30),
+        lambda: T5Bias(2, max_distance=2**30),
+        lambda: Deberta(2, 4, max_distance=2**30),
+        lambda: Deberta(2, 4, num_buckets=5, max_distance=2**20),  # five buckets reach its square
+        lambda: Deberta(2**20, 2**20),
+        lambda: Rotary(
+            8, scaling=LongRoPE(short_factor=[1] * 4, long_factor=[1] * 4, original_max_seq_len=1, factor=2)
+        ),
+        lambda: Rotary(8, 1.0, scaling=YaRN(factor=2, original_max_seq_len=8)),
+    ],
+)
+def test_what_would_never_end_or_divide_by_zero_is_refused(build: Build) -> None:
+    with refuses(RangeError):
+        build()
+
+
+@pytest.mark.parametrize("number", [5e-324, 1e-30, 1e30, 3e38])
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_extreme_scalings_can_be_built_with(kind: Build, number: float) -> None:
+    """Or are refused; whatever they are good for, no arithmetic fails on them."""
+    for name, required in parameters(kind, SAMPLE):
+        with suppress(LocantError, jaxtyping.TypeCheckError):
+            Rotary(4, scaling=kind(**{**required, name: number}))
+
+
+# ---------------------------------------------------------------------- what is accepted
+
+
+def _numbers() -> list[Any]:
+    return [np.int64(4), np.uint8(4), np.array(4), torch.tensor(4)]
+
+
+@typed
+@pytest.mark.parametrize("number", _numbers(), ids=repr)
+def test_integers_of_other_kinds_become_plain_ones(number: Any) -> None:
+    rotary, table = Rotary(number), Learned(number, number, offset=number)
+    assert (type(rotary.head_dim), rotary.head_dim, type(rotary.rotary_dim)) == (int, 4, int)
+    assert (type(table.max_seq_len), table.weight.shape) == (int, (8, 4))
+    assert Positions.arange(number) == Positions.arange(4) == Positions.after(0, number)
+    assert Positions.grid(number, number) == Positions.grid(4, 4)
+    assert Positions.packed([[number], [2]]) == Positions.packed([[4], [2]])
+    assert repr(ALiBi(number)) == "ALiBi(num_heads=4)"
+
+
+@typed
+@pytest.mark.parametrize("number", [*_numbers(), np.float32(4), torch.tensor(4.0), Fraction(4), Decimal(4)], ids=repr)
+def test_real_numbers_of_other_kinds_become_plain_ones(number: Any) -> None:
+    assert type(Rotary(4, number).base) is float
+    assert Rotary(4, number).angles.frequencies == Rotary(4, 4.0).angles.frequencies
+    assert Linear(factor=number) == Linear(factor=4.0)
+    assert repr(Linear(factor=number)) == "Linear(factor=4.0)"
+
+
+@typed
+def test_what_was_written_is_shown() -> None:
+    assert repr(LongRoPE(short_factor=[1, 2.0], long_factor=(3, 4), original_max_seq_len=8, factor=2)) == (
+        "LongRoPE(short_factor=(1, 2.0), long_factor=(3, 4), original_max_seq_len=8, factor=2, attention_factor=None)"
+    )
+
+
+@pytest.mark.parametrize("part", ["0:2", 0, (0, 2), slice("a", None), slice(1.5), slice(0, 2, 0), slice(0, 2**70), []])
+@pytest.mark.parametrize("build", [ALiBi, T5Bias, Sandwich, Kerple, Fire])
+def test_a_slice_that_is_none_is_refused(build: Build, part: Any) -> None:
+    with refuses(RangeError, "head_slice", "2 heads"):
+        build(2, head_slice=part)
+
+
+@pytest.mark.parametrize("sections", [(1.0, 1.0), ("1", "1"), (3, -1), (True, 1), (1, None), 2])
+def test_sections_that_are_no_counts_are_refused(sections: Any) -> None:
+    with pytest.raises((LocantError, jaxtyping.TypeCheckError), match="sections"):
+        Rotary(4, sections=sections)
+
+
+def test_the_doors_by_name_pass_errors_on() -> None:
+    with refuses(RangeError, "'8'", "num_heads"):
+        encoding("alibi", num_heads="8")
+    with refuses(LocantError, "[8]"):
+        encoding([8])  # type: ignore[arg-type]
+    with refuses(RangeError, "1.5", "seq_len"):
+        Rotary(4).for_length(1.5)  # type: ignore[arg-type]
+
+
+@typed
+def test_sizes_that_a_graph_keeps_open_stay_open() -> None:
+    """In a graph that is exported, a size that was made an integer, or compared with a limit, would be fixed."""
+
+    class Counting(nn.Module):
+        def forward(self, ids: Tensor) -> Tensor:
+            return Positions.arange(ids.shape[1], batch=ids.shape[0]).index + ids
+
+    sizes = {"ids": {0: Dim("batch"), 1: Dim("seq", max=2**31 - 1)}}
+    ids = torch.zeros(2, 3, dtype=torch.long)
+    graph = torch.export.export(Counting(), (ids,), dynamic_shapes=sizes, strict=False)
+    assert graph.module()(torch.zeros(5, 4, dtype=torch.long)).tolist() == [[0, 1, 2, 3]] * 5
