@@ -88,6 +88,18 @@ def test_the_bits_are_those_of_the_reference_whatever_the_number_of_threads(coun
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("first", [0, 1, 255, 256, 65_200, 2**24 - 300, 2**31 - 600, -300, 1 - 2**31])
+def test_tokens_that_follow_each_other_share_what_they_can(first: int, layout: str) -> None:
+    """Across a change of every byte, from the first position to the last; the bits are those of each token alone."""
+    of = tables(64, magnitude=1.37)
+    index, q = torch.arange(first, first + 600)[None], torch.randn(1, 2, 600, 64)
+    assert cpu._product_of_runs(index, of) is not None
+    assert_same_bits(q, None, index, of, layout)
+    for apart in (index.roll(1, 1), index.flip(1), index * 2 - first, index.repeat(2, 1), index[:, :511]):
+        assert cpu._product_of_runs(apart.clamp(1 - 2**31, 2**31 - 1), of) is None
+
+
 def test_what_fused_products_would_change_is_seen_by_these_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin: complex multiplication wherever it is possible, with rows that fill no whole vector."""
     monkeypatch.setattr(cpu, "_is_whole", lambda numbers, pairs: True)
