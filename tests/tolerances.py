@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["ANGLE", "GATHERED", "TOLERANCES", "TURNED", "assert_close"]
+__all__ = ["ANGLE", "GATHERED", "TENSOR_CORES", "TOLERANCES", "TURNED", "assert_close"]
 
 TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
     torch.float64: (1e-12, 1e-13),
@@ -27,6 +27,9 @@ TURNED = 2e-7
 GATHERED: dict[torch.dtype, float] = {torch.float32: 1e-4, torch.float16: 3.5e-4, torch.bfloat16: 2.8e-3}
 """How far, over its norm, a gradient in this dtype may be that gathers every pair of tokens: where it is narrow it is
 rounded once, at the end; in float32 a million products have nearly cancelled."""
+
+TENSOR_CORES: dict[torch.dtype, float] = {torch.float32: 2e-3, torch.bfloat16: 2e-2}
+"""How far, over its largest element, what FlexAttention computes on a GPU may be, which multiplies float32 as TF32."""
 
 
 def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from locant import ALiBi, KVCache, Positions, T5Bias, attend
 from locant.attention import flex
 from tests.attention.arrangements import ARRANGEMENTS, BATCH, ENCODINGS, HEADS, Arrangement, Inputs, shaken
-from tests.tolerances import assert_close
+from tests.tolerances import TENSOR_CORES, assert_close
 
 FAST = (("packed window both ways", "deberta"), ("chunk with a window", "t5"), ("left padding", "alibi"))
 SLOW = ("packed window both ways", "chunk with a window", "holes", "behind caches of two lengths", "backwards")
@@ -165,7 +165,7 @@ def test_on_a_gpu_outputs_and_gradients_are_those_of_float64(
     cotangent = torch.randn_like(y)
     wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
     truth = attend(*wide, encoding=encoding, backend="eager", **options)
-    tolerance = {torch.float32: 2e-3, torch.bfloat16: 2e-2}[dtype]  # FlexAttention multiplies float32 as TF32
+    tolerance = TENSOR_CORES[dtype]
     assert float((y.double() - truth).abs().max()) <= tolerance * float(truth.abs().max())
     parameters = [] if encoding is None else list(encoding.parameters())
     ours = torch.autograd.grad(y, [*leaves, *parameters], cotangent)

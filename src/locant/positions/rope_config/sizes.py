@@ -63,8 +63,8 @@ def head_dim_of(config: Config, dialect: Dialect, layer_type: str | None) -> int
     derived = dialect.head_dim_key == "head_dim" and not dialect.head_dim_required
     if not derived or width is None or heads is None:
         what = f"a {config['model_type']} configuration" if dialect.head_dim_required else "a configuration"
-        remedy = "it, or hidden_size and num_attention_heads" if derived else "it, as the model was trained with"
-        raise InputError(f"got {what} without {dialect.head_dim_key}", remedy)
+        or_else = ", or hidden_size and num_attention_heads" if derived else ", as the model was trained with it"
+        raise InputError(f"got {what} without {dialect.head_dim_key}", f"'{dialect.head_dim_key}': ...{or_else}")
     if width % heads:
         raise InputError(f"got hidden_size={width} for {heads} heads, expected a multiple", "head_dim, which is clear")
     return width // heads
@@ -193,7 +193,10 @@ def _head_dim_of_layers(config: Config, dialect: Dialect, layer_type: str | None
     if layer_type == "full_attention" and dialect.full_head_dim_key in config:
         widths[dialect.full_head_dim_key] = config[dialect.full_head_dim_key]
     if layer_type == "full_attention" and not widths:
-        raise InputError(f"got a configuration without {dialect.full_head_dim_key}", "it, or per_layer_config")
+        raise InputError(
+            f"got a configuration without {dialect.full_head_dim_key}",
+            f"{dialect.full_head_dim_key!r}, or per_layer_config",
+        )
     return _agreed(widths)
 
 
