@@ -130,3 +130,15 @@ def test_no_torch_is_needed() -> None:
     probe = "import sys, locant.numbers; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.complex128(1 + 1j), np.complex64(1), np.str_("8"), np.array("8"), np.bytes_(b"8"), np.void(b"12345678"),
+     np.array(True, dtype=object), torch.tensor(1j)],
+    ids=repr,
+)  # fmt: skip
+def test_what_numpy_would_make_a_float_of_is_no_number(value: object) -> None:
+    for check in (real, lambda *args, **kwargs: whole(*args, low=0, **kwargs)):
+        with refuses(RangeError, "for x"):
+            check("x", value, remedy="a number")

@@ -106,6 +106,9 @@ def _float(value: Any) -> Real | None:
 
 
 def _is_no_number(value: Any) -> bool:
-    """A truth value, or an array that may hold one number and is none."""
-    truth = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
+    """A truth value or text, or an array that may hold one number and is none."""
+    dtype = getattr(value, "dtype", None)
+    of_numpy = getattr(dtype, "kind", "f") in "iuf"  # which gives texts and complex numbers a way to be floats
+    of_torch = not str(dtype).startswith(("torch.bool", "torch.complex"))
+    truth = isinstance(value, bool) or not (of_numpy and of_torch)
     return truth or getattr(value, "ndim", 0) != 0

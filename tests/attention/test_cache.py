@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import given
@@ -183,8 +185,7 @@ def test_tokens_of_another_kind_are_refused(new: Tensor) -> None:
         cache.append(new, new, positions)
     assert len(cache) == 4
     if new.device.type == "cpu":
-        values = tokens(1).to(new.dtype)
-        with refuses(ShapeError, "the cache holds" if new.shape[:3] == values.shape[:3] else ""):
+        with refuses(ShapeError, "values"):
             cache.append(tokens(1), new, positions)
     assert len(cache) == 4
 
@@ -210,3 +211,15 @@ def test_a_gradient_is_refused_rather_than_lost(which: str) -> None:
         keys, values, _ = KVCache().append(k, v, Positions.arange(2))
     assert not keys.requires_grad
     assert not values.requires_grad
+
+
+def test_what_is_no_keys_values_and_positions_is_refused() -> None:
+    k, p = torch.randn(1, 2, 5, 8), Positions.arange(5)
+    wrong: list[tuple[Any, Any, Any]] = [
+        (k, k, torch.arange(5)), ([1], k, p), (k, [1], p), (k[0], k[0], p), (k, k.double(), p), (k.int(), k.int(), p),
+    ]  # fmt: skip
+    for one in wrong:
+        cache = KVCache()
+        with pytest.raises((LocantError, jaxtyping.TypeCheckError)):
+            cache.append(*one)
+        assert len(cache) == 0

@@ -133,3 +133,17 @@ def test_a_mask_of_ones_is_a_row_that_counts(make: object) -> None:
     assert positions.start == 0
     assert positions == Positions.arange(5, batch=2)
     assert Positions.from_mask(torch.tensor([[1, 1], [1, 0]])).start is None
+
+
+@pytest.mark.parametrize(("lengths", "calls"), [([[5, 9, 3]], 3), ([[5, 9], [9, 5]], 4)])
+def test_rows_that_are_alike_are_cut_once(
+    lengths: list[list[int]], calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    compute = runs.distance_attention
+    monkeypatch.setattr(runs, "distance_attention", lambda q, *rest: (made.append(len(q)), compute(q, *rest))[1])
+    positions = Positions.packed(lengths).expand(2)
+    x = torch.randn(2, HEADS, positions.seq_len, HEAD_DIM)
+    attend(x, x, x, encoding=shaken("alibi", torch.float32), positions=positions, backend="tiled")
+    assert len(made) == calls
+    assert sum(made) == (6 if len(lengths) == 1 else 4)

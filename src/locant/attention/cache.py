@@ -12,6 +12,7 @@ from locant.errors import LocantError, RangeError, ShapeError
 from locant.numbers import whole
 from locant.positions import Positions
 from locant.positions.checks import tokens
+from locant.positions.where import require_positions
 from locant.positions.where.documents import PADDING
 
 __all__ = ["KVCache"]
@@ -56,13 +57,14 @@ class KVCache:
         positions: Positions,
     ) -> tuple[Float[Tensor, "batch kv_heads key head_dim"], Float[Tensor, "batch kv_heads key value_dim"], Positions]:
         """Store new keys and values; returns all so far, as views of the cache, and where they stand."""
+        self._require_matching(k, v)
+        require_positions(positions)
         if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
             raise LocantError(
                 "got keys or values that require a gradient, the cache keeps none",
                 "with torch.no_grad():, or attend() without a cache",
             )
         positions.require_fits(k.shape[0], k.shape[2], k.device, "k")
-        self._require_matching(k, v)
         joined = self._joined(positions)
         new_length = self._length + k.shape[2]
         self._keys = self._with_room(self._keys, k, new_length)
@@ -125,6 +127,12 @@ class KVCache:
         return grown
 
     def _require_matching(self, k: Tensor, v: Tensor) -> None:
+        for name, x in (("k", k), ("v", v)):
+            if not isinstance(x, Tensor) or x.ndim != 4:
+                got = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"type {type(x).__name__}"
+                raise ShapeError(f"got {name} of {got}, expected (batch, kv_heads, new, head_dim)", "k[None]")
+        if k.dtype != v.dtype or not k.is_floating_point():
+            raise ShapeError(f"got keys of {k.dtype} and values of {v.dtype}, expected one floating dtype", "v.to(k)")
         if k.shape[:3] != v.shape[:3]:
             raise ShapeError(
                 f"got keys {tuple(k.shape)} and values {tuple(v.shape)}, expected the same tokens",

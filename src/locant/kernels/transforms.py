@@ -12,7 +12,14 @@ from torch import Tensor
 from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.autograd import forward_ad
 
-__all__ = ["holds_several", "in_forward_mode", "is_differentiated", "is_functionalizing", "is_transforming"]
+__all__ = [
+    "holds_several",
+    "in_forward_mode",
+    "is_differentiated",
+    "is_functionalizing",
+    "is_transforming",
+    "is_watched",
+]
 
 
 def is_transforming() -> bool:
@@ -29,6 +36,11 @@ def is_functionalizing() -> bool:
 def in_forward_mode() -> bool:
     """Whether tensors may have tangents."""
     return not torch.compiler.is_compiling() and forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
+
+
+def is_watched() -> bool:
+    """Whether somebody looks at every operator: `make_fx`, fake tensors, counters."""
+    return torch._C._len_torch_dispatch_stack() > 0  # pyright: ignore[reportPrivateUsage]
 
 
 def holds_several(grad: Tensor) -> bool:

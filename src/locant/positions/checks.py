@@ -96,6 +96,8 @@ def integers(name: str, value: object, device: torch.device | str | None = None)
         return tensor.long()
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise ShapeError(f"got {name} of dtype {tensor.dtype}, expected integers", f"{name}.long()")
+    if tensor.dtype == torch.uint64 and readable(tensor) and bool((tensor.long() < 0).any()):
+        raise RangeError(f"got {name} of 2**63 or more, expected {LARGEST} at most", "counting from 0")
     return tensor.long()
 
 

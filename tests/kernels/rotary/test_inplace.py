@@ -76,8 +76,10 @@ def test_bytes_count_not_elements() -> None:
     wide, narrow = memory[:8].view(torch.float32), memory[8:]
     assert not require_writable(wide, narrow)
     assert not require_writable(narrow, wide)
-    for overlapping in (memory[7:], memory[:8], memory[1:2], memory.view(torch.int16)[2:4]):
-        for pair in ((wide, overlapping), (overlapping, wide)):
+    pairs = [(wide, x) for x in (memory[7:], memory[:8], memory[1:2], memory.view(torch.int16)[2:4])]
+    pairs.append((memory, memory.view(torch.float16)))  # the same places, and other numbers
+    for one, other in pairs:
+        for pair in ((one, other), (other, one)):
             with refuses(ShapeError, "memory", "inplace=False"):
                 require_writable(*pair)
 

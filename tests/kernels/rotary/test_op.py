@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from locant import LocantError, Positions, Rotary, ShapeError
@@ -244,7 +246,7 @@ def test_the_operators_are_what_they_say(grad: bool, axes: int) -> None:
 @pytest.mark.parametrize("grad", [False, True])
 def test_compiled_code_is_one_graph_with_the_same_bits(grad: bool, inplace: bool) -> None:
     torch._dynamo.reset()
-    rotary, counter = Rotary(DIM, rotary_dim=ROTARY_DIM), torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    rotary, counter = Rotary(DIM, rotary_dim=ROTARY_DIM), CompileCounterWithBackend("aot_eager")
 
     def use(q: Tensor, k: Tensor, positions: Positions, inplace: bool = inplace) -> tuple[Tensor, Tensor]:
         return rotary.rotate(q * 1, k * 1, positions, inplace=inplace)
@@ -341,3 +343,13 @@ def test_on_a_gpu_the_bits_are_those_of_a_cpu(dtype: torch.dtype, layout: str) -
             strict=True,
         ):
             assert torch.equal(x.cpu(), wanted)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("length", [100, 600])
+def test_make_fx_records_the_operator(length: int, grad: bool) -> None:
+    """Tokens that follow each other are looked at, which nobody can do with what is only being recorded."""
+    q = torch.randn(1, 2, length, 64, requires_grad=grad)
+    rotary, positions = Rotary(64), Positions.arange(length)
+    graph = make_fx(lambda q: rotary.rotate(q, q, positions)[0])(q)
+    assert torch.equal(graph(q), rotary.rotate(q, q, positions)[0])

@@ -32,8 +32,9 @@ def test_a_missing_base_is_not_guessed() -> None:
 @pytest.mark.parametrize("model_type", [name for name, dialect in DIALECTS.items() if dialect.share_required])
 def test_a_missing_share_is_not_guessed_where_the_class_would_not_take_the_whole_head(model_type: str) -> None:
     config = {**llama(), "model_type": model_type, "head_dim": 64}
-    if DIALECTS[model_type].fixed_base:
-        del config["rope_theta"]
+    base = config.pop("rope_theta")
+    if not DIALECTS[model_type].fixed_base:
+        config[DIALECTS[model_type].base_key] = base
     with refuses(InputError, f"without {DIALECTS[model_type].share_keys[0]}", model_type):
         rotary_from_config(config)
 
@@ -100,6 +101,7 @@ def test_pairs_that_stand_still_are_one_share_of_the_head_and_nothing_else() -> 
     assert rotary_from_config(beside).scaling == Proportional(rotated_share=0.25)
 
 
+OLMO_3_NESTED = {**OLMO_3, "rope_theta": None, "rope_scaling": None}
 PER_LAYER = {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 1e4}}
 
 
@@ -110,9 +112,9 @@ PER_LAYER = {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_
         ({**PUBLISHED["gemma-3-4b"], "rope_scaling": None, "rope_parameters": {"rope_type": "default"}}, ["alike"]),
         ({**OLMO_3, "rope_theta": 10_000.0}, ["rope_theta=10000", "sliding_attention", "500000"]),
         ({**OLMO_3, "rope_theta": None}, ["rope_theta", "full_attention"]),
-        ({**OLMO_3, "rope_theta": None, "rope_scaling": {"full_attention": {"rope_theta": 1e4}}}, ["sliding"]),
+        ({**OLMO_3_NESTED, "rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, ["sliding"]),
         (
-            {**OLMO_3, "rope_theta": None, "rope_scaling": {**PER_LAYER, "sliding_attention": None}},
+            {**OLMO_3_NESTED, "rope_parameters": {**PER_LAYER, "sliding_attention": None}},
             ["those of sliding_attention"],
         ),
         ({**llama(head_dim=64), "model_type": "gemma4_text"}, ["rope_parameters per layer type"]),
@@ -256,3 +258,31 @@ def test_a_model_without_rotary_positions_is_refused() -> None:
         rotary_from_config(BertConfig())
     with refuses(InputError, "alibi"):
         rotary_from_config(AutoConfig.for_model("falcon", alibi=True))
+
+
+def test_a_base_counts_only_where_the_code_reads_it() -> None:
+    """GPT-NeoX reads ``rotary_emb_base`` outside the dictionary, and OLMo 3 turns sliding layers by their own alone."""
+    neox = {k: v for k, v in PUBLISHED["gpt-neox-20b"].items() if k != "rotary_emb_base"}
+    with refuses(InputError, "'rope_theta'", "gpt_neox"):
+        rotary_from_config({**neox, "rotary_emb_base": 10_000, "rope_theta": 5e5})
+    assert rotary_from_config({**neox, "rope_parameters": {"rope_theta": 5e5}}).base == 5e5
+    ropes = {"full_attention": {"rope_theta": 1e4}, "sliding_attention": {"rope_type": "default"}}
+    nested = {**llama(rope_theta=1e6, rope_parameters=ropes), "model_type": "olmo3"}
+    with refuses(InputError, "rope_theta=1000000.0", "500000"):
+        rotary_from_config(nested, layer_type="sliding_attention")
+
+
+@pytest.mark.parametrize("name", ["olmo3", "gemma3_text", "modernbert"])
+def test_dictionaries_per_layer_type_have_the_name_that_the_code_reads(name: str) -> None:
+    config = {**llama(rope_theta=None), "model_type": name, "head_dim": 64}
+    with refuses(InputError, "as rope_scaling", "'rope_parameters'"):
+        rotary_from_config({**config, "rope_scaling": PER_LAYER}, layer_type="full_attention")
+    config = {key: value for key, value in config.items() if value is not None}
+    assert rotary_from_config({**config, "rope_parameters": PER_LAYER}, layer_type="full_attention").base == 5e5
+    with refuses(InputError, "layer_type=['full_attention']"):
+        rotary_from_config({**config, "rope_parameters": PER_LAYER}, layer_type=["full_attention"])  # type: ignore[arg-type]
+
+
+def test_sections_are_refused_where_the_code_reads_none() -> None:
+    with refuses(InputError, "mrope_section", "llama"):
+        rotary_from_config(llama({"rope_type": "default", "mrope_section": [16, 8, 8]}))

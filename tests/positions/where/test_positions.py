@@ -523,3 +523,10 @@ def test_the_base_class_is_nope() -> None:
     assert encoding.bias(q, k, positions) is None
     assert encoding.score_mod(q, k, positions) is None
     assert not list(encoding.parameters())
+
+
+def test_unsigned_indices_do_not_wrap() -> None:
+    assert Positions.of(np.array([1, 2**31 - 1], dtype=np.uint64)).index.tolist() == [[1, 2**31 - 1]]
+    for large in (2**63, 2**64 - 5):
+        with refuses(RangeError, "index", "2**63"):
+            Positions.of(np.array([large], dtype=np.uint64))

@@ -4,7 +4,7 @@ Two tensors in the same memory would be turned twice, and so would a tensor whos
 addresses are compared, exactly: heads of one projection that lie side by side, or in turns, have no element in common
 even where the stretches of memory they lie in overlap.
 
-It costs one or two microseconds. Compilers keep addresses to themselves; what they make asks `are_the_same` when it
+It costs some microseconds. Compilers keep addresses to themselves; what they make asks `are_the_same` when it
 runs.
 """
 

@@ -80,7 +80,7 @@ class Dialect:
         if self.fixed_base is not None:
             return ()
         kinds = tuple(kind.base_key for kind in self.layer_kinds.values())
-        return tuple(dict.fromkeys(kinds or ("rope_theta", self.base_key)))
+        return tuple(dict.fromkeys(kinds or (self.base_key,)))
 
     def base_keys_of(self, layer_type: str | None) -> tuple[str, ...]:
         """Those that hold the base of these layers."""

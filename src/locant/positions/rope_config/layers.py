@@ -19,6 +19,8 @@ __all__ = ["is_per_layer", "rope_dictionary", "rope_of_layers", "ropes_by_layer"
 
 def rope_of_layers(config: Config, dialect: Dialect, layer_type: str | None) -> Config:
     """The dictionary of rope parameters for these layers."""
+    if not isinstance(layer_type, str | None):
+        raise InputError(f"got layer_type={shown(layer_type)}, expected a name", "'full_attention'")
     nested = ropes_by_layer(config, dialect)
     if nested is None:
         if layer_type is not None and layer_type not in layer_types_in(config):
@@ -42,6 +44,7 @@ def ropes_by_layer(config: Config, dialect: Dialect) -> dict[str, Config | None]
     """Rope parameters per layer type, where there are such."""
     rope = rope_dictionary(config)
     if is_per_layer(rope):
+        _require_newer_form(config, dialect)
         return _nested(config, rope, dialect)
     if dialect.layer_kinds:
         _require_older_form(config, dialect)
@@ -77,6 +80,9 @@ def _nested(config: Config, rope: Config, dialect: Dialect) -> dict[str, Config 
     missing = [name for name in dialect.layer_kinds if rope.get(name) is None]
     if missing:
         raise InputError(f"got rope parameters without those of {' and '.join(missing)} layers", f"{missing[0]!r}")
+    for name, kind in dialect.layer_kinds.items():
+        if config.get(kind.base_key) is not None and rope[name].get("rope_theta") is None:
+            _require_base_counts(config[kind.base_key], name, kind)
     return dict(rope)
 
 
@@ -86,13 +92,25 @@ def _older(config: Config, rope: Config, name: str, kind: LayerKind) -> dict[str
     if base is None:
         remedy = f"{kind.base_key!r}, or 'rope_parameters' with a dictionary per layer type"
         raise InputError(f"got a configuration without {kind.base_key}, the base of {name} layers", remedy)
+    _require_base_counts(base, name, kind)
+    return {"rope_theta": base, **(rope if kind.scaled else {})}
+
+
+def _require_base_counts(base: object, name: str, kind: LayerKind) -> None:
     if kind.only_base not in (None, base):
         raise InputError(
             f"got {kind.base_key}={shown(base)}, but transformers turns {name} layers with {kind.only_base:g}, "
-            "whatever this form of a configuration says",
-            "'rope_parameters' with a dictionary per layer type",
+            "whatever is said outside of their own dictionary",
+            "'rope_parameters' with a dictionary per layer type, and rope_theta in each",
         )
-    return {"rope_theta": base, **(rope if kind.scaled else {})}
+
+
+def _require_newer_form(config: Config, dialect: Dialect) -> None:
+    if dialect.layer_kinds and not config.get("rope_parameters"):
+        raise InputError(
+            f"got a dictionary per layer type as rope_scaling, which {config['model_type']} reads as one for all",
+            "the same as 'rope_parameters'",
+        )
 
 
 def _require_older_form(config: Config, dialect: Dialect) -> None:

@@ -116,6 +116,8 @@ def sections_of(config: Config, rope: Config, dialect: Dialect) -> tuple[int, ..
         if dialect.sections_required:
             raise InputError(f"got a {config['model_type']} configuration without mrope_section", "'mrope_section'")
         return None
+    if dialect.layout is not None and not dialect.sections_required and not dialect.refused_sections:
+        raise InputError(f"got mrope_section, of which {config['model_type']} reads nothing", "a configuration without")
     if dialect.refused_sections:
         raise InputError(f"got mrope_section of {config['model_type']}: {dialect.refused_sections}", "another model")
     if not isinstance(sections, Sequence) or isinstance(sections, str):
