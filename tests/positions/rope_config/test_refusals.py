@@ -286,3 +286,6 @@ def test_dictionaries_per_layer_type_have_the_name_that_the_code_reads(name: str
 def test_sections_are_refused_where_the_code_reads_none() -> None:
     with refuses(InputError, "mrope_section", "llama"):
         rotary_from_config(llama({"rope_type": "default", "mrope_section": [16, 8, 8]}))
+    video = {**llama({"type": "mrope", "mrope_section": [16, 8, 8, 0]}, head_dim=64), "model_type": "qwen2_vl"}
+    with refuses(InputError, "mrope_section=[16, 8, 8, 0]", "time, height, width"):
+        rotary_from_config(video)

@@ -22,6 +22,8 @@ WIDTHS = ("hidden_size", "n_embd", "d_model", "n_embed")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 TRAINED = "original_max_position_embeddings"
+AXES = ("time", "height", "width")
+"""Of positions in images and video."""
 
 
 def one_of(config: Config, *keys: str) -> Any:
@@ -123,6 +125,10 @@ def sections_of(config: Config, rope: Config, dialect: Dialect) -> tuple[int, ..
     if not isinstance(sections, Sequence) or isinstance(sections, str):
         raise InputError(
             f"got mrope_section={shown(sections)}, expected a list", "pairs per axis, such as [16, 24, 24]"
+        )
+    if dialect.sections_required and len(sections) != len(AXES):
+        raise InputError(
+            f"got mrope_section={shown(sections)}, expected one each for {', '.join(AXES)}", "[16, 24, 24]"
         )
     return tuple(0 if section == 0 else integer("mrope_section", section) for section in sections)
 
