@@ -120,7 +120,7 @@ def in_a_copy(order: dict[str, Any]) -> dict[str, Any]:
             os.killpg(pid, signal.SIGKILL)
         answer = file.read()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return {"code": code, **(json.loads(answer) if answer else {})}
+    return {"code": code, **(json.loads(answer) if code == 0 else {})}
 
 
 def warm_up() -> None:
