@@ -14,6 +14,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet -c c
 # What an environment is made from; when one of these changes, it is brought up to date.
 FRAME := pyproject.toml constraints.txt src/locant/_version.py
 WORKERS ?= 2
+PROFILE ?= thorough
 
 .PHONY: help demo test lint types suite test-types test-slow bench clean
 
@@ -57,8 +58,8 @@ suite: $(VENV)/dev.stamp ## the fast tests alone
 test-types: $(VENV)/dev.stamp ## the fast tests with every shape in a signature checked at run time
 	@$(BIN)/python -m pytest -n $(WORKERS) -q -m 'not slow' --jaxtyping-packages=locant,beartype.beartype
 
-test-slow: $(VENV)/dev.stamp ## the tests marked slow, with many more hypothesis examples
-	@$(BIN)/python -m pytest -n $(WORKERS) -q -m slow --hypothesis-profile=thorough
+test-slow: $(VENV)/dev.stamp ## the tests marked slow, with many more hypothesis examples (PROFILE=fresh: new ones)
+	@$(BIN)/python -m pytest -n $(WORKERS) -q -m slow --hypothesis-profile=$(PROFILE)
 
 bench: $(VENV)/dev.stamp ## the benchmarks, each against its peers
 	@$(PIP) -e '.[bench]'

@@ -42,10 +42,14 @@ class TorchRandom:
 TORCH_RANDOM = TorchRandom()  # hypothesis holds it weakly
 hypothesis.register_random(TORCH_RANDOM)
 
-# No deadline in either: how long an example takes says more about the machine than about the code.
-hypothesis.settings.register_profile("quick", max_examples=25, deadline=None, derandomize=True, database=None)
-hypothesis.settings.register_profile("thorough", max_examples=500, deadline=None, print_blob=True)
-hypothesis.settings.load_profile("quick")  # --hypothesis-profile=thorough overrides it
+# Nothing that depends on how quick the machine is: no deadline, no complaint that examples are slow in coming. The same
+# examples every time in the first two, so that a red run is the change's own; "fresh" draws new ones, to find more.
+NO_CLOCK = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+SAME = {"derandomize": True, "database": None}
+hypothesis.settings.register_profile("quick", max_examples=25, **NO_CLOCK, **SAME)
+hypothesis.settings.register_profile("thorough", max_examples=500, **NO_CLOCK, **SAME)
+hypothesis.settings.register_profile("fresh", max_examples=500, **NO_CLOCK, print_blob=True)
+hypothesis.settings.load_profile("quick")  # --hypothesis-profile=... overrides it
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
