@@ -1,0 +1,150 @@
+"""`Positions`: every constructor, and parts of positions put together again."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from locant import Positions, ShapeError
+from tests.refusal import refuses
+
+
+def test_arange_counts_every_row_from_zero() -> None:
+    positions = Positions.arange(5, batch=3)
+    assert positions.index.tolist() == [[0, 1, 2, 3, 4]] * 3
+    assert positions.document.tolist() == [[0] * 5] * 3
+    assert (positions.batch, positions.seq_len, positions.axes) == (3, 5, 1)
+    assert (positions.min_index, positions.max_index) == (0, 4)
+
+
+def test_after_an_int_goes_on_counting() -> None:
+    positions = Positions.after(7, 3)
+    assert positions.index.tolist() == [[7, 8, 9]]
+    assert (positions.min_index, positions.max_index) == (7, 9)
+
+
+@pytest.mark.parametrize("lengths", [[3, 0, 11], (3, 0, 11), torch.tensor([3, 0, 11]), torch.tensor([3, 0, 11]).int()])
+def test_after_a_length_per_row_goes_on_counting_row_by_row(lengths: object) -> None:
+    positions = Positions.after(lengths, 2)
+    assert positions.index.tolist() == [[3, 4], [0, 1], [11, 12]]
+    assert positions.index.dtype == torch.int64
+    assert (positions.min_index, positions.max_index) == (0, 12)
+
+
+def test_after_can_be_told_the_largest_index_instead_of_reading_it() -> None:
+    positions = Positions.after(torch.tensor([3, 11]), 2, max_index=40)
+    assert positions.max_index == 40
+
+
+MASKS = {
+    "left": ([0, 0, 1, 1, 1], [0, 0, 0, 1, 2], [-1, -1, 0, 0, 0]),
+    "right": ([1, 1, 1, 0, 0], [0, 1, 2], [0, 0, 0, -1, -1]),
+    "holes": ([0, 1, 0, 1, 1], [None, 0, None, 1, 2], [-1, 0, -1, 0, 0]),
+    "nothing": ([0, 0, 0, 0, 0], [], [-1] * 5),
+    "everything": ([1, 1, 1, 1, 1], [0, 1, 2, 3, 4], [0] * 5),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.int32, torch.uint8, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", MASKS)
+def test_from_mask_counts_the_real_tokens(name: str, dtype: torch.dtype) -> None:
+    mask, _, document = MASKS[name]
+    positions = Positions.from_mask(torch.tensor([mask]).to(dtype))
+    real = [i for i, m in enumerate(mask) if m]
+    assert positions.index[0, real].tolist() == list(range(len(real)))
+    assert positions.document[0].tolist() == document
+    assert int(positions.index.min()) >= 0, "padding has to have a row in any table"
+    assert positions.max_index == max(len(real) - 1, 0)
+
+
+def test_from_mask_takes_one_row_without_a_batch() -> None:
+    assert Positions.from_mask(torch.tensor([0, 1])) == Positions.from_mask(torch.tensor([[0, 1]]))
+
+
+def test_packed_starts_every_document_at_zero_and_counts_empty_ones() -> None:
+    positions = Positions.packed([5, 0, 1, 3])
+    assert positions.index.tolist() == [[0, 1, 2, 3, 4, 0, 0, 1, 2]]
+    assert positions.document.tolist() == [[0, 0, 0, 0, 0, 2, 3, 3, 3]]
+    assert positions.max_index == 4
+
+
+def test_packed_rows_are_filled_up_with_padding() -> None:
+    positions = Positions.packed([[2, 1], [1], []], length=4)
+    assert positions.document.tolist() == [[0, 0, 1, -1], [0, -1, -1, -1], [-1] * 4]
+    assert positions.index.tolist() == [[0, 1, 0, 0], [0, 0, 0, 0], [0] * 4]
+
+
+@given(st.lists(st.integers(0, 4), max_size=6))
+def test_packed_is_each_document_alone_one_after_another(lengths: list[int]) -> None:
+    positions = Positions.packed(lengths)
+    expected = [(p, d) for d, n in enumerate(lengths) for p in range(n)]
+    assert list(zip(positions.index[0].tolist(), positions.document[0].tolist(), strict=True)) == expected
+
+
+def test_grid_gives_every_token_its_coordinates_in_row_major_order() -> None:
+    positions = Positions.grid(2, 3, 5)
+    assert positions.index[0].tolist() == [list(place) for place in itertools.product(range(2), range(3), range(5))]
+    assert (positions.axes, positions.seq_len, positions.max_index) == (3, 30, 4)
+    assert positions.order.tolist() == [list(range(30))]
+
+
+def test_grid_of_one_axis_is_a_line() -> None:
+    assert Positions.grid(4).index.squeeze(-1).tolist() == [[0, 1, 2, 3]]
+
+
+def test_of_takes_any_integers() -> None:
+    positions = Positions.of([[3, -2, 3]], document=[[0, 1, -1]])
+    assert positions.index.tolist() == [[3, -2, 3]]
+    assert positions.document.tolist() == [[0, 1, -1]]
+    assert (positions.min_index, positions.max_index) == (-2, 3)
+    assert Positions.of(torch.tensor([1, 2], dtype=torch.int16)).index.dtype == torch.int64
+
+
+def test_of_several_axes_is_ordered_by_slot() -> None:
+    positions = Positions.of(torch.zeros(2, 3, 2, dtype=torch.long))
+    assert (positions.axes, positions.order.tolist()) == (2, [[0, 1, 2]] * 2)
+
+
+def test_cat_joins_along_the_sequence() -> None:
+    joined = Positions.cat([Positions.after(2, 2), Positions.from_mask(torch.tensor([[0, 1], [1, 1]]))])
+    assert joined.index.tolist() == [[2, 3, 0, 0], [2, 3, 0, 1]]
+    assert joined.document.tolist() == [[0, 0, -1, 0], [0, 0, 0, 0]]
+    assert (joined.min_index, joined.max_index) == (0, 3)
+
+
+def test_cat_of_what_was_cut_is_the_whole() -> None:
+    for whole in (Positions.arange(7), Positions.packed([3, 4]), Positions.grid(7), Positions.after([1, 5], 7)):
+        assert Positions.cat([whole.slice(0, 2), whole.slice(2, 2), whole.slice(2, 7)]) == whole
+
+
+def test_slice_and_select_keep_index_document_and_order() -> None:
+    positions = Positions.of([4, 5, 6, 7, 8], document=[0, 0, 1, 1, 1], order=[9, 8, 7, 6, 5])
+    part, chosen = positions.slice(1, 3), positions.select(torch.tensor([4, 0]))
+    assert (part.index.tolist(), part.document.tolist(), part.order.tolist()) == ([[5, 6]], [[0, 1]], [[8, 7]])
+    assert (chosen.index.tolist(), chosen.document.tolist(), chosen.order.tolist()) == ([[8, 4]], [[1, 0]], [[5, 9]])
+    assert Positions.arange(5).slice(2, 4) == Positions.after(2, 2)
+    assert Positions.arange(5).slice(3, 99) == Positions.after(3, 2)
+
+
+def test_expand_repeats_one_row_without_copying() -> None:
+    row = Positions.packed([2, 3])
+    wide = row.expand(4)
+    assert wide.document.shape == wide.index.shape == (4, 5)
+    assert wide.index.data_ptr() == row.index.data_ptr()
+    with refuses(ShapeError, "2 rows", "3"):
+        Positions.arange(4, batch=2).expand(3)
+
+
+def test_empty_sequences_are_sequences() -> None:
+    empties = [Positions.arange(0), Positions.after(3, 0), Positions.after([3, 4], 0), Positions.packed([]),
+               Positions.packed([0, 0]), Positions.from_mask(torch.zeros(2, 0)), Positions.grid(0, 3),
+               Positions.of([[]]), Positions.arange(4).slice(2, 2)]  # fmt: skip
+    for positions in empties:
+        assert positions.seq_len == 0
+        assert positions.mask().shape == (positions.batch, 1, 0, 0)
+        assert positions.cu_seqlens().tolist() == [0]
+        assert Positions.cat([positions, positions]).seq_len == 0
