@@ -11,7 +11,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from locant.text import Tokenizer, sample_text
 
-__all__ = ["KINDS", "byte_level", "definition", "library"]
+__all__ = ["KINDS", "byte_level", "definition", "library", "loaded"]
 
 TEXT = sample_text()[:60_000]
 LETTERS = [chr(code) for code in range(0x21, 0x7F)]
@@ -203,3 +203,9 @@ def definition(kind: str) -> str:
 def library(kind: str) -> tokenizers.Tokenizer:
     """The library's tokenizer of one kind: a fresh one, that no setting of ours has touched."""
     return tokenizers.Tokenizer.from_str(definition(kind))
+
+
+@functools.cache
+def loaded(kind: str) -> Tokenizer:
+    """The kind as ours."""
+    return Tokenizer.from_json(definition(kind))
