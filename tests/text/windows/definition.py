@@ -7,7 +7,12 @@ import itertools
 import math
 from collections.abc import Iterator
 
-__all__ = ["best_fit_fills", "permuted", "pieces", "share", "window_places"]
+from locant.text import Windows
+
+__all__ = ["PAD", "best_fit_fills", "permuted", "pieces", "share", "targets_of", "window_places"]
+
+PAD = -100
+"""Stands where there is no target: the number that losses ignore."""
 
 Window = list[tuple[int, int]]
 """The places of an input and of its target, slot by slot."""
@@ -31,6 +36,11 @@ def window_places(documents: list[int], length: int, stride: int, *, drop_last: 
         for window in document_windows(begin, end, length, stride)
     ]
     return [window for window in windows if len(window) == length or not drop_last]
+
+
+def targets_of(windows: Windows) -> list[list[int]]:
+    """The targets that ours have, window by window."""
+    return [[slot for slot in item["targets"].tolist() if slot != PAD] for item in windows]
 
 
 def pieces(documents: list[int], length: int) -> list[Window]:

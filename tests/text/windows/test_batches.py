@@ -1,0 +1,134 @@
+"""Batches of windows: the windows stacked, whoever puts them together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import ConcatDataset, DataLoader, Subset
+
+import locant.text.windows
+from locant.errors import LocantError, RangeError
+from locant.positions import Positions
+from locant.text import Batch, Windows
+from tests.refusal import refuses
+from tests.text.windows.definition import PAD
+
+sizes = st.integers(1, 9)
+
+
+class TestABatch:
+    @given(
+        n=st.integers(2, 40), length=sizes, stride=sizes, choice=st.lists(st.integers(0, 1000), min_size=1, max_size=6)
+    )
+    def test_is_its_windows_stacked(self, n: int, length: int, stride: int, choice: list[int]) -> None:
+        windows = Windows(np.arange(n, dtype=np.uint16), length, stride)
+        indices = [number % len(windows) for number in choice]
+        batch = windows.__getitems__(indices)
+        items = [windows[index] for index in indices]
+        assert torch.equal(batch["ids"], torch.stack([item["ids"] for item in items]))
+        assert torch.equal(batch["targets"], torch.stack([item["targets"] for item in items]))
+        rows = batch["positions"].expand(len(indices))
+        for row, item in enumerate(items):
+            assert torch.equal(rows.index[row], item["positions"].index[0])
+            assert torch.equal(rows.document[row], item["positions"].document[0])
+        assert windows.collate(batch) == batch
+        stacked = windows.collate(items)
+        assert torch.equal(stacked["ids"], batch["ids"])
+        assert torch.equal(stacked["targets"], batch["targets"])
+        assert stacked["positions"] == batch["positions"]
+
+    def test_of_full_windows_has_one_row_of_positions(self) -> None:
+        windows = Windows(np.arange(30), 4)
+        assert windows.__getitems__([0, 1, 2])["positions"] == Positions.arange(4)
+        assert windows.__getitems__([0, len(windows) - 1])["positions"].batch == 2
+
+    def test_may_be_empty(self) -> None:
+        assert Windows(np.arange(30), 4).__getitems__([])["ids"].shape == (0, 4)
+
+    def test_is_one_read_of_the_array(self) -> None:
+        """Batches are fetched whole: a data loader asks once per batch, never per window."""
+        calls = []
+
+        class Watched(Windows):
+            def __getitems__(self, indices: list[int]) -> Batch:
+                calls.append(list(indices))
+                return super().__getitems__(indices)
+
+        windows = Watched(np.arange(41), 4)
+        list(DataLoader(windows, batch_size=4, collate_fn=windows.collate))
+        assert calls == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_goes_through_a_data_loader(self, workers: int) -> None:
+        windows = Windows(np.arange(50, dtype=np.uint16), 4)
+        loader = DataLoader(windows, batch_size=5, collate_fn=windows.collate, num_workers=workers)
+        batches = list(loader)
+        assert [tuple(batch["ids"].shape) for batch in batches] == [(5, 4), (5, 4), (3, 4)]
+        assert all(isinstance(batch["positions"], Positions) for batch in batches)
+        assert batches[0]["positions"].batch == 1
+        targets = torch.cat([batch["targets"].flatten() for batch in batches])
+        assert targets[targets != PAD].tolist() == list(range(1, 50))
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_goes_through_a_data_loader_that_knows_nothing_of_windows(self, workers: int) -> None:
+        windows = Windows(np.arange(50, dtype=np.uint16), 4)
+        told = list(DataLoader(windows, batch_size=5, collate_fn=windows.collate))
+        plain = list(DataLoader(windows, batch_size=5, num_workers=workers))
+        assert len(told) == len(plain) == 3
+        for one, other in zip(told, plain, strict=True):
+            assert type(other) is dict
+            assert torch.equal(one["ids"], other["ids"])
+            assert torch.equal(one["targets"], other["targets"])
+            assert one["positions"] == other["positions"]
+        both = next(iter(DataLoader(ConcatDataset([windows, windows]), batch_size=30)))
+        assert both["ids"].shape == (26, 4)
+        assert both["positions"].document[12].tolist() == [0, -1, -1, -1]
+        full = next(iter(DataLoader(ConcatDataset([windows, windows]), batch_size=2)))
+        assert full["positions"] == Positions.arange(4)
+
+    def test_is_a_dict_without_other_keys(self) -> None:
+        batch = Windows(np.arange(9), 4).__getitems__([0])
+        assert list(batch) == ["ids", "targets", "positions"]
+        with pytest.raises(KeyError, match="labels"):
+            batch["labels"]  # type: ignore[typeddict-item]
+
+    def test_has_positions_that_other_batches_share_only_while_they_are_full(self) -> None:
+        windows = Windows(np.arange(30), 4)
+        assert windows.__getitems__([0])["positions"] is windows.__getitems__([1, 2])["positions"]
+
+    @pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor, lambda x: np.array(x, dtype=np.uint8)])
+    def test_may_be_asked_for_with_any_integers(self, kind: type) -> None:
+        assert Windows(np.arange(30), 4).__getitems__(kind([3, 1]))["ids"][:, 0].tolist() == [12, 4]
+
+    def test_is_not_made_of_what_is_no_index(self) -> None:
+        windows = Windows(np.arange(30), 4)
+        odd = locant.text.windows.windows._IndexTypeError
+        assert issubclass(odd, TypeError)
+        for indices in ([1.0], ["a"], [None], [[0, 1]], [slice(2)], np.zeros(2), torch.zeros(2)):
+            with refuses(odd, "for a window, expected an integer"):
+                windows.__getitems__(indices)  # type: ignore[arg-type]
+        with refuses(odd, "got slice(0, 2, None) for a window"):
+            windows[0:2]  # type: ignore[index]
+        with refuses(locant.text.windows.windows._WindowError, f"got window {2**70}, expected one of 8"):
+            windows.__getitems__([2**70])
+
+    def test_may_come_from_a_subset_or_from_several_texts(self) -> None:
+        one, two = Windows(np.arange(9), 4), Windows(np.arange(100, 107), 4)
+        subset = next(iter(DataLoader(Subset(one, [1, 0]), batch_size=2, collate_fn=one.collate)))
+        assert subset["ids"][:, 0].tolist() == [4, 0]
+        both = next(iter(DataLoader(ConcatDataset([one, two]), batch_size=4, collate_fn=one.collate)))
+        assert both["ids"][:, 0].tolist() == [0, 4, 100, 104]
+        assert both["positions"].document[3].tolist() == [0, 0, -1, -1]
+
+    def test_with_an_index_out_of_range_names_it(self) -> None:
+        with pytest.raises(RangeError, match=r"got window 8, expected one of 8; try: 0\.\.7"):
+            Windows(np.arange(30), 4).__getitems__([0, 8])
+
+    def test_error_reaches_the_user_of_worker_processes_whole(self) -> None:
+        windows = Windows(np.arange(30), 4)
+        loader = DataLoader(windows, sampler=[99], batch_size=1, collate_fn=windows.collate, num_workers=1)
+        with pytest.raises(LocantError, match="got window 99"):
+            next(iter(loader))

@@ -1,0 +1,188 @@
+"""What windows are cut from: arrays, tensors, lists and mapped files, and no more read than asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from locant.errors import InputError, LocantError, RangeError, ShapeError
+from locant.text import Tokenizer, Windows
+from tests.refusal import refuses
+from tests.text.windows.definition import PAD
+
+
+class TestTheSource:
+    @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16, np.int32, np.uint32, np.int64, ">u2", ">i4"])
+    def test_of_any_integers_is_widened_right(self, dtype: str) -> None:
+        top = int(min(np.iinfo(dtype).max, 2**40))
+        item = Windows(np.array([0, 1, top, top - 1], dtype=dtype), 3)[0]
+        assert item["ids"].tolist() == [0, 1, top]
+        assert item["targets"].tolist() == [1, top, top - 1]
+
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64, torch.uint16])
+    def test_may_be_a_tensor(self, dtype: torch.dtype) -> None:
+        assert Windows(torch.tensor([3, 200, 5], dtype=dtype), 2)[0]["targets"].tolist() == [200, 5]
+
+    def test_may_be_what_a_tokenizer_returns(self) -> None:
+        assert bytes(Windows(Tokenizer.bytes().encode("abc"), 2)[0]["targets"].tolist()) == b"bc"
+
+    def test_is_not_copied(self) -> None:
+        ids = np.zeros(1000, dtype=np.uint16)
+        windows = Windows(ids, 10)
+        ids[:] = 7
+        assert windows[-2]["ids"].unique().tolist() == [7]
+
+    def test_may_be_strided_reversed_or_read_only(self) -> None:
+        ids = np.arange(20)
+        ids.flags.writeable = False
+        assert Windows(ids[::-2], 3)[0]["ids"].tolist() == [19, 17, 15]
+
+    @pytest.mark.parametrize(
+        ("ids", "error"),
+        [
+            (np.zeros((2, 3), dtype=int), ShapeError),
+            (np.array(5), ShapeError),
+            (np.zeros(5), ShapeError),
+            (torch.zeros(5), ShapeError),
+            ([1.5, 2.5], ShapeError),
+            (["a", "b"], ShapeError),
+            ([True, False], ShapeError),
+            ([[1, 2], [3]], ShapeError),
+            ([2**70, 1], ShapeError),
+            ("text", ShapeError),
+            (None, ShapeError),
+            ([], InputError),
+            (np.zeros(0, dtype=np.uint16), InputError),
+            ([7], InputError),
+        ],
+    )
+    def test_that_is_none_is_refused(self, ids: object, error: type[LocantError]) -> None:
+        with refuses(error, "got ", ", expected "):
+            Windows(ids, 4)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        "ids",
+        [
+            torch.zeros(5, dtype=torch.bfloat16),
+            torch.zeros(5, dtype=torch.bool),
+            torch.zeros(5, dtype=torch.int64, device="meta"),
+            torch.zeros(5, dtype=torch.int64).to_sparse(),
+            np.zeros(5, dtype="timedelta64[s]"),
+            np.ma.masked_equal(np.arange(5), 3),
+            {1: 2},
+            {1, 2},
+            iter([1, 2]),
+            b"abc",
+            [None, 1],
+            [-(2**63), 2**63],
+        ],
+    )
+    def test_of_an_odd_kind_is_refused_with_a_reason(self, ids: object) -> None:
+        with refuses(ShapeError, "got ids ", ", expected one axis of integers"):
+            Windows(ids, 4)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64, ">i4"])
+    @pytest.mark.parametrize("mode", ["flat", "document", "packed"])
+    def test_with_a_negative_id_is_refused_when_it_is_read(self, dtype: str, mode: str) -> None:
+        ids = np.array([1, 2, 3, 4, -5, 6], dtype=dtype)
+        windows = Windows(ids, 2, mode=mode, documents=None if mode == "flat" else [0, 3, 6])  # type: ignore[arg-type]
+        assert windows[0]["ids"].tolist() == [1, 2]
+        with refuses(RangeError, "got token id -5, expected 0 or more"):
+            windows[1]
+
+    def test_of_a_list_is_looked_through_at_once(self) -> None:
+        with refuses(RangeError, "got token id -1"):
+            Windows([3, -1, 5], 2)
+        with refuses(RangeError, f"got token id {2**63 + 1}, expected less than 2**63"):
+            Windows([2**63, 2**63 + 1], 2)
+
+    def test_of_ids_that_no_int64_holds_is_refused_and_does_not_wrap(self) -> None:
+        windows = Windows(np.array([1, 2, 2**63 - 1, 4, 2**63, 6], dtype=np.uint64), 2)
+        assert windows[0]["targets"].tolist() == [2, 2**63 - 1]
+        with refuses(RangeError, f"got token id {2**63}"):
+            windows[1]
+
+    def test_shorter_than_one_window_gives_one(self) -> None:
+        for n in range(2, 11):
+            assert len(Windows(np.arange(n), 10)) == 1
+        with pytest.raises(InputError, match="got 1 tokens, expected 2 or more: an input and its target"):
+            Windows(np.arange(1), 10)
+
+
+class TestAMappedFile:
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        np.arange(1000, dtype=np.uint16).tofile(tmp_path / "ids.bin")
+        return tmp_path / "ids.bin"
+
+    def test_is_opened_again_by_a_worker_and_not_sent(self, path: Path, tmp_path: Path) -> None:
+        mapped = np.memmap(path, np.uint16, "r")
+        np.save(tmp_path / "ids.npy", np.arange(1000, dtype=np.uint16))
+        sources = {
+            "whole": mapped,
+            "part": mapped[100:900],
+            "part of a part": mapped[50:][50:900],
+            "as an array": np.asarray(mapped)[100:900],
+            "behind a header": np.load(tmp_path / "ids.npy", mmap_mode="r")[100:900],
+            "with an offset": np.memmap(path, np.uint16, "r", offset=200, shape=(800,)),
+        }
+        for name, source in sources.items():
+            windows = Windows(source, 7)
+            sent = ForkingPickler.dumps(windows)
+            assert len(sent) < 1500, name
+            again = ForkingPickler.loads(sent)
+            assert len(again) == len(windows)
+            assert torch.equal(again.__getitems__([0, -1])["ids"], windows.__getitems__([0, -1])["ids"]), name
+
+    def test_is_sent_where_it_is_not_one_stretch_of_the_file(self, path: Path) -> None:
+        mapped = np.memmap(path, np.uint16, "r")
+        for name, ids in {"every second": mapped[::2], "backwards": mapped[::-1], "a copy": np.array(mapped)}.items():
+            again = ForkingPickler.loads(ForkingPickler.dumps(Windows(ids, 3)))
+            assert torch.equal(again[5]["ids"], Windows(ids, 3)[5]["ids"]), name
+
+    def test_is_sent_where_it_was_changed_in_memory_only(self, path: Path) -> None:
+        mapped = np.memmap(path, np.uint16, "c")
+        mapped[0] = 4242
+        assert ForkingPickler.loads(ForkingPickler.dumps(Windows(mapped, 3)))[0]["ids"][0] == 4242
+
+    def test_of_more_than_2_to_the_32_tokens_is_not_loaded(self, tmp_path: Path) -> None:
+        """A sparse file of 8.6 GB, in a process that may not hold a tenth of it."""
+        pytest.importorskip("resource")
+        n, path = 2**32 + 11, tmp_path / "sparse.bin"
+        with path.open("wb") as file:
+            try:
+                file.truncate(2 * n)
+            except OSError as error:
+                pytest.skip(f"this disk holds no sparse file: {error}")
+            file.seek(2 * (n - 3))
+            file.write(np.array([65535, 7, 9], dtype=np.uint16).tobytes())
+        code = f"""
+import pickle, resource
+import numpy as np
+from locant.text import Windows
+windows = Windows(np.memmap({str(path)!r}, np.uint16, "r"), 1024)
+again = pickle.loads(pickle.dumps(windows))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+last = again.__getitems__([0, len(again) // 2, -1])
+print(len(windows), last["ids"][2].tolist()[:11], last["targets"][2].tolist()[:12])
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < 200_000)
+"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        ids, targets = [0] * 8 + [65535, 7, 0], [0] * 7 + [65535, 7, 9, PAD, PAD]
+        assert done.stdout.splitlines() == [f"{2**22 + 1} {ids} {targets}", "True"]
+
+    @pytest.mark.slow
+    def test_goes_to_spawned_workers(self, path: Path) -> None:
+        windows = Windows(np.memmap(path, np.uint16, "r"), 100)
+        loader = DataLoader(
+            windows, batch_size=4, collate_fn=windows.collate, num_workers=2, multiprocessing_context="spawn"
+        )
+        targets = torch.cat([batch["targets"].flatten() for batch in loader])
+        assert targets[targets != PAD].tolist() == list(range(1, 1000))
