@@ -26,7 +26,7 @@ from locant.checkpoints.presets import PRESETS
 from locant.positions.deberta import Deberta
 from locant.positions.shaw import Shaw
 from tests.refusal import refuses
-from tests.tolerances import assert_close
+from tests.tolerances import SUM_IN_BFLOAT16, assert_close
 
 TOKENS = 11
 POSITIONS = Positions.arange(TOKENS)
@@ -116,7 +116,9 @@ def test_falcon_divides_its_slopes_by_the_root_of_the_head(num_heads: int) -> No
     bias = encoding.bias(*heads(num_heads, 64), POSITIONS)
     theirs = build_falcon_alibi(torch.ones(1, TOKENS), num_heads, torch.float32)[:, 0] / math.sqrt(64)
     # Falcon rounds its bias to bfloat16.
-    torch.testing.assert_close(bias[0, :, -1], theirs - theirs[:, -1:], rtol=2**-7, atol=2**-7 * float(theirs.max()))
+    torch.testing.assert_close(
+        bias[0, :, -1], theirs - theirs[:, -1:], rtol=SUM_IN_BFLOAT16, atol=SUM_IN_BFLOAT16 * float(theirs.max())
+    )
 
 
 def test_falcon_has_rotary_positions_otherwise() -> None:

@@ -18,6 +18,7 @@ from locant.checkpoints.rotary_facts import RotaryFacts
 from locant.checkpoints.sources import read_source
 from tests import oracles
 from tests.refusal import refuses
+from tests.tolerances import FORMULA
 
 
 def llama(**others: Any) -> dict[str, Any]:
@@ -66,8 +67,8 @@ def test_the_tables_weigh_what_the_models_tables_weigh(name: str) -> None:
 def test_the_turns_are_those_of_the_formula() -> None:
     facts = rotary_of(explain(llama()))
     for number, pair in enumerate(facts.pairs):
-        assert pair.wavelength == pytest.approx(2 * math.pi * 10_000 ** (2 * number / 64), rel=1e-12)
-        assert pair.stretch == pytest.approx(1.0, rel=1e-12)
+        assert pair.wavelength == pytest.approx(2 * math.pi * 10_000 ** (2 * number / 64), rel=FORMULA, abs=0)
+        assert pair.stretch == pytest.approx(1.0, rel=FORMULA, abs=0)
     assert facts.never_round == [n for n in range(32) if 2 * math.pi * 10_000 ** (2 * n / 64) > 8192]
     assert (facts.kept, facts.between, facts.stretched, facts.still) == (list(range(32)), [], [], [])
 
@@ -108,7 +109,7 @@ def test_the_error_at_the_end_is_the_largest_near_it() -> None:
 def test_a_stretched_model_is_measured_at_its_longest_length() -> None:
     facts = rotary_of(explain(PRESETS["phi-3-mini-128k"]))
     long = PRESETS["phi-3-mini-128k"]["rope_scaling"]["long_factor"]
-    assert [pair.stretch for pair in facts.pairs] == pytest.approx(long, rel=1e-12)
+    assert [pair.stretch for pair in facts.pairs] == pytest.approx(long, rel=FORMULA, abs=0)
 
 
 def test_each_kind_of_layer_is_explained() -> None:

@@ -18,6 +18,7 @@ from locant.checkpoints.extension import METHODS, extend
 from locant.checkpoints.presets import PRESETS
 from locant.positions.scaling import DynamicNTK, Linear, Llama3, LongRoPE, Unscaled, YaRN
 from tests.refusal import refuses
+from tests.tolerances import FEW_ROUNDINGS, FORMULA, FREQUENCY, PRINTED
 
 TRAINED, TO = 4096, 16384
 
@@ -41,7 +42,9 @@ def test_each_method_writes_its_own_scaling(method: str) -> None:
     extension = extend(llama(), to=TO, method=method)
     rotary = Rotary.from_config(extension.config)
     assert rotary.scaling == EXPECTED[method]
-    assert rotary.base == pytest.approx(10_000 * 4 ** (64 / 62) if method == "ntk" else 10_000, rel=1e-15)
+    assert rotary.base == pytest.approx(
+        10_000 * 4 ** (64 / 62) if method == "ntk" else 10_000, rel=FEW_ROUNDINGS, abs=0
+    )
 
 
 def test_the_methods_are_those_that_are_tested() -> None:
@@ -51,7 +54,7 @@ def test_the_methods_are_those_that_are_tested() -> None:
 def test_ntk_stretches_the_slowest_pair_by_the_factor_and_leaves_the_fastest() -> None:
     stretches = extend(llama(), to=TO, method="ntk").stretches
     assert stretches[0] == 1.0
-    assert stretches[-1] == pytest.approx(4.0, rel=1e-12)
+    assert stretches[-1] == pytest.approx(4.0, rel=FORMULA, abs=0)
 
 
 def test_longrope_takes_the_ramp_of_yarn_for_its_long_factors_and_says_so() -> None:
@@ -59,8 +62,8 @@ def test_longrope_takes_the_ramp_of_yarn_for_its_long_factors_and_says_so() -> N
     scaling = Rotary.from_config(longrope.config).scaling
     assert isinstance(scaling, LongRoPE)
     assert set(scaling.short_factor) == {1.0}
-    assert list(scaling.long_factor) == pytest.approx(yarn.stretches, abs=1e-6)
-    assert scaling.magnitude == pytest.approx(math.sqrt(1 + math.log(4) / math.log(TRAINED)), rel=1e-15)
+    assert list(scaling.long_factor) == pytest.approx(yarn.stretches, abs=PRINTED[6])
+    assert scaling.magnitude == pytest.approx(math.sqrt(1 + math.log(4) / math.log(TRAINED)), rel=FEW_ROUNDINGS, abs=0)
     assert "not searched" in longrope.notes[0]
 
 
@@ -99,12 +102,12 @@ def test_transformers_takes_the_result_and_turns_as_we_say(method: str, form: st
     assert torch.equal(cos[..., :32], ours)
     theirs(torch.zeros(1, 1, 1), torch.tensor([[TO - 1]]))
     waves = [pair.wavelength for pair in extension.after.pairs]
-    assert (2 * math.pi / theirs.inv_freq).tolist() == pytest.approx(waves, rel=1e-5)
+    assert (2 * math.pi / theirs.inv_freq).tolist() == pytest.approx(waves, rel=FREQUENCY, abs=0)
 
 
 def test_what_is_said_per_pair_is_the_ratio_of_the_wavelengths() -> None:
     extension = extend(llama(), to=TO, method="linear")
-    assert extension.stretches == pytest.approx([4.0] * 32, rel=1e-12)
+    assert extension.stretches == pytest.approx([4.0] * 32, rel=FORMULA, abs=0)
     assert (extension.before.trained, extension.after.trained, extension.after.length) == (TRAINED, TRAINED, TO)
 
 

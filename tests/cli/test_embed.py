@@ -76,8 +76,8 @@ def test_seed_and_scale_reach_the_tables(run: Run) -> None:
         return json.loads(result.stdout)["first"][0]["values"]
 
     assert first() == first("--seed", 0) != first("--seed", 1)
-    assert first("--scale", "sqrt_d_model") == pytest.approx([16 * value for value in first()])
-    assert first("--scale", "0.5") == pytest.approx([value / 2 for value in first()])
+    assert first("--scale", "sqrt_d_model") == [16 * value for value in first()]
+    assert first("--scale", "0.5") == [value / 2 for value in first()]
 
 
 @pytest.mark.parametrize("name", ["the-verdict.txt", "shakespeare.txt"])

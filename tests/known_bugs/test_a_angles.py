@@ -21,6 +21,7 @@ from tests.known_bugs.oracle import EDGES, frequencies, rounded_frequencies
 from tests.known_bugs.subjects import CONSTANT, ROTARY_OPTIONS, WIDTH, Build, differences, queries, use
 from tests.known_bugs.turnings import CosSin, Turning, bound, turning, turnings, worst_error
 from tests.known_bugs.twins import BufferRotary
+from tests.tolerances import LENGTH
 
 
 class Operators(TorchDispatchMode):
@@ -210,7 +211,7 @@ def long_sequences(device: str) -> None:
             alone, _ = rotary.rotate(last, last, Positions.after(seq_len - 3, 3, device=device))
             assert torch.equal(turned[:, :, -3:], alone), f"the end of {seq_len} tokens is not turned"
             norms = turned.norm(dim=-1) / x.norm(dim=-1)
-            assert ((norms - 1).abs() < 1e-5).all(), f"some of {seq_len} tokens changed their length"
+            assert ((norms - 1).abs() < LENGTH).all(), f"some of {seq_len} tokens changed their length"
 
     def ours(rotary: PositionEncoding, x: Tensor, positions: Positions) -> Tensor:
         return rotary.rotate(x, x, positions)[0]

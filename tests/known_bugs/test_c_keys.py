@@ -17,6 +17,7 @@ from locant.positions.scaling import Llama3, YaRN
 from tests.known_bugs.exhibit import exhibit
 from tests.known_bugs.stretched import by_wavelength, on_a_ramp, plain, temperature
 from tests.positions.published import PUBLISHED
+from tests.tolerances import DOUBLE, FORMULA, FREQUENCY, PRINTED, SIX_DIGITS
 
 Config = Mapping[str, Any]
 Turns = Callable[[Config], tuple[Tensor, float]]
@@ -63,7 +64,7 @@ def test_41_every_published_configuration_has_its_attention_factor() -> None:
     def check(factor_of: Callable[[Config], float]) -> None:
         for name, golden in FACTORS.items():
             factor = factor_of(PUBLISHED[name])
-            assert factor == pytest.approx(golden, abs=1e-12), f"{name}: factor {factor:.6f}, not {golden:.6f}"
+            assert factor == pytest.approx(golden, abs=FORMULA), f"{name}: factor {factor:.6f}, not {golden:.6f}"
 
     def related_to_each_other(config: Config) -> float:
         scaling = Rotary.from_config(config).scaling
@@ -170,7 +171,9 @@ def test_43_the_factor_is_applied_once_to_each_side() -> None:
             scaling = YaRN(factor=32.0, original_max_seq_len=4096, attention_factor=factor)
             ratio = score(Rotary(64, scaling=scaling)) / ((q * k).sum(-1) / 8)
             found, expected = float(ratio.mean()), factor**2
-            assert torch.allclose(ratio, torch.full_like(ratio, expected)), f"scores x {found:.4f}, not {expected:.4f}"
+            assert torch.allclose(ratio, torch.full_like(ratio, expected), rtol=DOUBLE, atol=DOUBLE), (
+                f"scores x {found:.4f}, not {expected:.4f}"
+            )
 
     exhibit(check, scores, twin=twice, because=re.escape("scores x 4.8656, not 2.2058"))
 
@@ -210,7 +213,9 @@ def test_44_scores_of_latent_attention_take_the_weight_of_all_dimensions() -> No
     def check(scale: Callable[[Config], float]) -> None:
         for pair in weights:
             found, truth = scale(of_weights(*pair)), theirs(of_weights(*pair))
-            assert found == pytest.approx(truth, rel=1e-5), f"weights {pair}: scale {found:.4f}, not {truth:.4f}"
+            assert found == pytest.approx(truth, rel=SIX_DIGITS, abs=0), (
+                f"weights {pair}: scale {found:.4f}, not {truth:.4f}"
+            )
 
     because = re.escape("weights (1.0, 0.707): scale 0.1352, not 0.1147")
     exhibit(check, said, twin=with_mscale, because=because)
@@ -238,7 +243,7 @@ def test_45_the_ramp_ends_where_truncate_says() -> None:
     for (base, original, truncate), golden in RAMPS.items():  # the table itself, from the paper's equation
         ends = [64 * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (32, 1)]
         rounded = ends if truncate is False else [math.floor(ends[0]), math.ceil(ends[1])]
-        assert rounded == pytest.approx(golden, abs=1e-6)
+        assert rounded == pytest.approx(golden, abs=PRINTED[7])
 
     def read(config: Config) -> Tensor:
         return ours(config)[0]
@@ -264,7 +269,7 @@ def test_45_the_ramp_ends_where_truncate_says() -> None:
             }
             truth = on_a_ramp(64, base, 32.0, *ends)
             off = float((frequencies(config) / truth - 1).abs().max())
-            assert off <= 1e-6, f"base {base:g}, {original} tokens, truncate {truncate}: off by {off:.2g}"
+            assert off <= FREQUENCY, f"base {base:g}, {original} tokens, truncate {truncate}: off by {off:.2g}"
 
     because = re.escape("base 150000, 4096 tokens, truncate None: off by 0.")
     exhibit(check, read, twin=never_truncates, because=because)
@@ -293,7 +298,7 @@ def test_49_scaled_frequencies_are_what_comes_out() -> None:
         moved = int((found / unscaled - 1).abs().gt(1e-3).sum())
         assert moved == 35, f"{moved} of 64 frequencies are scaled, not 35"
         truth = llama_3("Llama-3.1-8B")
-        assert float((found / truth - 1).abs().max()) <= 1e-6, "the frequencies are scaled otherwise"
+        assert float((found / truth - 1).abs().max()) <= FREQUENCY, "the frequencies are scaled otherwise"
 
     exhibit(
         check, exact, lambda dim, base: scaling.rounded(dim, base).double(),
@@ -321,7 +326,7 @@ def test_50_the_scaling_of_every_llama_3_is_its_own() -> None:
         for name in LLAMA_3:
             truth = llama_3(name)
             off = float((frequencies(PUBLISHED[name]) * 29_000 - truth * 29_000).abs().max())
-            assert off <= 1e-9 * 29_000, f"{name}: {off:.2g} radians off at position 29 000"
+            assert off <= DOUBLE * 29_000, f"{name}: {off:.2g} radians off at position 29 000"
 
     exhibit(check, read, twin=without, because="Llama-3.1-8B: [0-9.e+]+ radians off at position 29 000")
     exhibit(check, read, twin=factor_of_another, because="Llama-3.2-1B: [0-9.]+ radians off at position 29 000")

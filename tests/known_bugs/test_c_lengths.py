@@ -13,6 +13,7 @@ from locant.positions.scaling import DynamicNTK, LongRoPE, Scaling
 from tests.known_bugs.exhibit import exhibit
 from tests.known_bugs.stretched import dynamic, plain, turned
 from tests.known_bugs.subjects import ROTARY_OPTIONS, WIDTH
+from tests.tolerances import DOUBLE
 
 ORIGINAL, TOTAL = 8, 21
 PAIRS = WIDTH // 2
@@ -79,7 +80,7 @@ def cached_keys_are_those_of_one_call(scaling: Scaling) -> Callable[[Decode], No
     def check(decode: Decode) -> None:
         for keys in decode(scaling):
             error = off(keys, scaling, keys.shape[2])
-            assert error <= 1e-12, f"after {keys.shape[2]} tokens, cached keys are off by {error:.2g}"
+            assert error <= DOUBLE, f"after {keys.shape[2]} tokens, cached keys are off by {error:.2g}"
 
     return check
 
@@ -237,7 +238,7 @@ def test_47_the_length_of_the_sequence_decides_and_not_the_room_for_it() -> None
             for seq_len, factors in ((2, SHORT), (ORIGINAL, SHORT), (ORIGINAL + 1, LONG), (ORIGINAL * 3, LONG)):
                 turns = plain(WIDTH, 10_000.0) / torch.tensor(factors, dtype=torch.float64)
                 truth = (torch.arange(seq_len, dtype=torch.float64)[:, None] * turns).cos()
-                same = (chosen(seq_len, room) - truth).abs().max() <= 1e-13
+                same = (chosen(seq_len, room) - truth).abs().max() <= DOUBLE
                 assert same, f"{seq_len} tokens of {ORIGINAL}, with room for {room}: the other factors"
 
     exhibit(check, ours, twin=by_room, because="2 tokens of 8, with room for 32: the other factors")
@@ -264,7 +265,7 @@ def test_48_the_length_counts_from_the_first_position() -> None:
             factors = LONG if begin + count > ORIGINAL else SHORT
             turns = plain(WIDTH, 10_000.0) / torch.tensor(factors, dtype=torch.float64)
             truth = (torch.arange(begin, begin + count, dtype=torch.float64)[:, None] * turns).cos()
-            same = (chosen(Positions.after(begin, count)) - truth).abs().max() <= 1e-12
+            same = (chosen(Positions.after(begin, count)) - truth).abs().max() <= DOUBLE
             assert same, f"{count} tokens from position {begin} on: the other factors"
 
     exhibit(check, ours, twin=by_offset, because="21 tokens from position 0 on: the other factors")

@@ -14,6 +14,7 @@ from locant import LocantError, Positions, RangeError, Rotary, ShapeError, Sinus
 from locant.positions.scaling import LongRoPE, Scaling
 from tests.known_bugs.exhibit import exhibit
 from tests.known_bugs.stretched import plain, turned
+from tests.tolerances import FAR_DOUBLE, FORMULA
 
 HEAD_DIM, ROTARY_DIM = 256, 64
 FROM, TO = 700, 2355
@@ -51,7 +52,7 @@ def test_55_frequencies_and_pairs_count_the_part_that_is_turned() -> None:
             truth = turned(x, range(first, first + count), plain(ROTARY_DIM, 10_000.0))
             assert torch.equal(out[..., ROTARY_DIM:], x[..., ROTARY_DIM:]), "dimensions that stand still were moved"
             off = float((out - truth).abs().max())
-            assert off <= 1e-11, f"off by {off:.2g} from position {first} on"
+            assert off <= FAR_DOUBLE, f"off by {off:.2g} from position {first} on"
 
     def exponents_of_the_head(x: Tensor, positions: Positions) -> Tensor:
         return turned(x, positions.index[0].tolist(), plain(HEAD_DIM, 10_000.0)[: ROTARY_DIM // 2])
@@ -87,7 +88,7 @@ def test_56_a_share_of_the_head_has_its_own_number_of_frequencies() -> None:
             cos, out = tables(share)
             assert cos.shape[-1] == pairs, f"share {share}: {cos.shape[-1]} frequencies, not {pairs}"
             truth = turned(x, range(3), plain(2 * pairs, 10_000.0))
-            assert float((out - truth).abs().max()) <= 1e-14, f"share {share}: turned otherwise"
+            assert float((out - truth).abs().max()) <= FORMULA, f"share {share}: turned otherwise"
 
     exhibit(check, ours, twin=of_the_whole_head, because=r"share 0.5: 4 frequencies, not 2")
 
@@ -107,7 +108,7 @@ def test_57_several_axes_and_a_share_of_the_head_go_together() -> None:
         angle = positions.index[0][:, axis].double() * plain(8, 10_000.0)
         a, b = x[..., :4], x[..., 4:8]
         truth = torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin(), x[..., 8:]], dim=-1)
-        assert float((out - truth).abs().max()) <= 1e-14, "pairs do not follow their axes"
+        assert float((out - truth).abs().max()) <= FORMULA, "pairs do not follow their axes"
 
     def without_such_an_argument(head_dim: int, *, sections: tuple[int, ...], **ignored: int) -> Turn:
         return turning(head_dim, sections=tuple(2 * section for section in sections))
@@ -126,7 +127,7 @@ def test_58_there_is_one_factor_for_each_pair_that_turns() -> None:
         table = build(scaling(4)).cos_sin(Positions.arange(9), torch.float64)[0] / scaling(4).magnitude
         turns = plain(8, 10_000.0) / torch.arange(2.0, 6.0, dtype=torch.float64)
         truth = (torch.arange(9, dtype=torch.float64)[:, None] * turns).cos()
-        assert float((table[0] - truth).abs().max()) <= 1e-14, "frequencies are divided otherwise"
+        assert float((table[0] - truth).abs().max()) <= FORMULA, "frequencies are divided otherwise"
         for wrong in (1, 3, 5, 8):
             said = refusal(ShapeError, lambda wrong=wrong: build(scaling(wrong)))
             assert f"{wrong} LongRoPE factors for 4 pairs" in said, f"{wrong} factors for 4 pairs are taken"
@@ -203,13 +204,13 @@ def test_60_sinusoids_of_any_width_are_pairs_of_one_angle() -> None:
             assert found.shape == (len(index), d_model)
             sines, cosines = found[:, 0::2], found[:, 1::2]
             size = sines[:, : cosines.shape[1]] ** 2 + cosines**2
-            one = torch.allclose(size, torch.ones_like(size), rtol=0, atol=1e-14)
+            one = torch.allclose(size, torch.ones_like(size), rtol=0, atol=FORMULA)
             assert one, f"width {d_model}: a sine and a cosine of two angles"
             truth = torch.tensor(
                 [[math.sin(p * 10_000 ** (-i / d_model)) for i in range(0, d_model, 2)] for p in index],
                 dtype=torch.float64,
             )
-            assert torch.allclose(sines, truth, rtol=0, atol=1e-12), f"width {d_model}: other angles"
+            assert torch.allclose(sines, truth, rtol=0, atol=FAR_DOUBLE), f"width {d_model}: other angles"
 
     exhibit(check, ours, twin=next_exponent, because="width 2: a sine and a cosine of two angles")
     for width in (0, -1):

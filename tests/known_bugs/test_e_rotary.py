@@ -13,6 +13,7 @@ from torch import Tensor
 from locant import Positions, Rotary
 from tests import oracles
 from tests.known_bugs.exhibit import exhibit
+from tests.tolerances import DOUBLE
 
 HEAD_DIM = 6
 LAYOUTS = ("half", "interleaved")
@@ -61,7 +62,7 @@ def test_63_padding_is_written_too(monkeypatch: pytest.MonkeyPatch) -> None:
         turned = turn(x, positions)
         lost = int(turned.isnan().any(-1).any(1).sum())
         assert not lost, f"{lost} tokens are not a number"
-        assert torch.allclose(turned, expected, atol=1e-12)
+        assert torch.allclose(turned, expected, rtol=0, atol=DOUBLE)
 
     def leaves_padding_out(x: Tensor, positions: Positions) -> Tensor:
         turned, real = kernel(x, positions, x.clone()), positions.document >= 0
@@ -104,7 +105,7 @@ def test_64_a_gradient_without_strides_is_read_as_one() -> None:
         for cotangent in cotangents:
             (gradient,) = torch.autograd.grad(turn(x, positions), x, cotangent)
             off = float((gradient - truth(cotangent, positions, sign=-1)).abs().max())
-            assert off < 1e-12, f"a gradient of strides {cotangent.stride()} is turned wrongly, by {off:.2g}"
+            assert off < DOUBLE, f"a gradient of strides {cotangent.stride()} is turned wrongly, by {off:.2g}"
 
     def reads_on(gradient: Tensor, positions: Positions) -> Tensor:
         memory = torch.zeros(gradient.numel(), dtype=gradient.dtype)  # what lies behind it
@@ -145,7 +146,7 @@ def test_66_a_single_head_is_turned() -> None:
     def check(turn: Turn) -> None:
         for batch, heads, seq in itertools.product((1, 2, 3), repeat=3):
             x, positions = random(batch, seq, heads, HEAD_DIM).transpose(1, 2), Positions.after(7, seq)
-            wrong = not torch.allclose(turn(x, positions), truth(x, positions), atol=1e-12)
+            wrong = not torch.allclose(turn(x, positions), truth(x, positions), rtol=0, atol=DOUBLE)
             assert not wrong, f"{batch} x {heads} heads x {seq} tokens are turned wrongly"
 
     def guesses(x: Tensor, positions: Positions) -> Tensor:
@@ -193,7 +194,7 @@ def test_68_the_backward_turns_the_other_way() -> None:
         x, cotangent = random(2, 3, 5, HEAD_DIM).requires_grad_(), random(2, 3, 5, HEAD_DIM)
         (gradient,) = torch.autograd.grad(turn(x, positions), x, cotangent)
         off = float((gradient - truth(cotangent, positions, sign=-1)).abs().max())
-        assert off < 1e-12, f"the gradient is {off:.2g} away from what arrives turned back"
+        assert off < DOUBLE, f"the gradient is {off:.2g} away from what arrives turned back"
 
     def turns_on(gradient: Tensor, positions: Positions) -> Tensor:
         return kernel(gradient, positions, torch.zeros_like(gradient))

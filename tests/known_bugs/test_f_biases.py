@@ -15,6 +15,7 @@ from locant.positions.base import ScoreMod
 from tests.known_bugs.biased import BIASES, OF_DISTANCE, PER_HEAD, built
 from tests.known_bugs.exhibit import exhibit
 from tests.known_bugs.subjects import HEADS, WIDTH, queries
+from tests.tolerances import ATTENDED
 
 LENGTH = 40
 
@@ -78,7 +79,7 @@ def test_74_weights_while_decoding_are_those_of_one_pass(name: str) -> None:
             _, weights = attend(q, k, k, encoding=encoding, **where, return_weights=True)  # type: ignore[call-overload]
             end = k.shape[2]
             off = float((weights - whole[:, :, end - q.shape[2] : end, :end]).abs().max())
-            assert off <= 1e-6, f"query {end - 1}: weights are off by {off:.2g}"
+            assert off <= ATTENDED, f"query {end - 1}: weights are off by {off:.2g}"
 
     exhibit(check, built(name), twin=OnlyTheNewTokens(HEADS), because="query [0-9]+: weights are off by 0.")
 
@@ -286,7 +287,7 @@ def test_80_attention_to_another_sequence_has_no_bias_unless_it_is_given_one() -
         where = {"positions": Positions.arange(6), "k_positions": Positions.arange(9), "causal": False}
         y = attend(q, k, k, encoding=encoding, **where)  # type: ignore[call-overload]
         off = float((y - plain).abs().max())
-        assert off <= 1e-6, f"attention to the other sequence is off by {off:.2g}"
+        assert off <= ATTENDED, f"attention to the other sequence is off by {off:.2g}"
 
     nn.init.normal_(t5.weight)
     exhibit(check, None, PositionEncoding(), twin=t5, because="attention to the other sequence is off by")

@@ -15,6 +15,7 @@ from locant import InputError, LocantError, RangeError, Windows
 from locant.lab import Settings, compare
 from locant.lab.compare import _model, _split, _steps_that_fit
 from locant.lab.train import _schedule, evaluate, train
+from tests.tolerances import FEW_ROUNDINGS, LOSS
 
 VOCAB = 17
 SMALL = {"train_length": 5, "num_steps": 3, "batch_size": 4, "d_model": 16, "num_layers": 1, "num_heads": 2}
@@ -145,13 +146,13 @@ def test_evaluation_is_the_mean_over_all_targets_and_ignores_filling():
         probabilities = model(piece[None, :-1]).detach().double().softmax(-1)[0]
         for place, target in enumerate(piece[1:].tolist()):
             losses[place].append(-math.log(probabilities[place, target]))
-    assert total == pytest.approx(np.mean(np.concatenate(losses)), abs=1e-5)
-    assert by_position == pytest.approx([np.mean(row) for row in losses], abs=1e-5)
+    assert total == pytest.approx(np.mean(np.concatenate(losses)), abs=LOSS)
+    assert by_position == pytest.approx([np.mean(row) for row in losses], abs=LOSS)
 
 
 def test_the_rate_rises_over_a_tenth_and_falls_to_a_tenth():
     rates = [_schedule(step, 100) for step in range(100)]
-    assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)], rel=FEW_ROUNDINGS, abs=0)
     assert rates[10] == 1
     assert all(a > b for a, b in itertools.pairwise(rates[10:]))
     assert 0.1 < rates[-1] < 0.11

@@ -124,7 +124,7 @@ def agrees_with_oracle(
         if gradient is None:
             assert not truth[name].any(), f"no gradient for {name}"
         else:
-            torch.testing.assert_close(gradient.double(), torch.from_numpy(truth[name]), rtol=2e-5, atol=2e-5)
+            assert_close(gradient, torch.from_numpy(truth[name]))
 
 
 def passes_gradcheck(encoding: PositionEncoding, heads: int, head_dim: int, *, shake: float = 0.3) -> None:

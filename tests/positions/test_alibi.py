@@ -13,7 +13,7 @@ from locant import ALiBi, Positions, RangeError, ShapeError
 from locant.positions.alibi import alibi_slopes
 from tests import oracles
 from tests.refusal import refuses
-from tests.tolerances import TOLERANCES, assert_close
+from tests.tolerances import MULTIPLIED_UP, POWER_IN_DOUBLE, TOLERANCES, assert_close
 
 
 def bias(
@@ -32,14 +32,14 @@ def test_slopes_for_four_heads_and_the_first_row() -> None:
 @pytest.mark.parametrize("num_heads", range(1, 65))
 def test_slopes_are_blooms(num_heads: int) -> None:
     two_keys = build_alibi_tensor(torch.ones(1, 2), num_heads, torch.float32)
-    torch.testing.assert_close(torch.tensor(alibi_slopes(num_heads)), two_keys[:, 0, 1], rtol=1e-6, atol=0)
+    torch.testing.assert_close(torch.tensor(alibi_slopes(num_heads)), two_keys[:, 0, 1], rtol=MULTIPLIED_UP, atol=0)
 
 
 @pytest.mark.parametrize("num_heads", [*range(1, 257)])
 def test_slopes_are_the_papers(num_heads: int) -> None:
     slopes = alibi_slopes(num_heads)
     assert len(slopes) == num_heads
-    assert slopes == pytest.approx(oracles.alibi_slopes(num_heads), rel=1e-12)
+    assert slopes == pytest.approx(oracles.alibi_slopes(num_heads), rel=POWER_IN_DOUBLE, abs=0)
 
 
 @pytest.mark.parametrize("num_heads", [1, 4, 11, 12])

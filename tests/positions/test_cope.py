@@ -39,7 +39,7 @@ def test_it_is_the_published_computation_in_one_shot() -> None:
     above, below = scores.gather(-1, places.ceil().long()), scores.gather(-1, places.floor().long())
     share = places - places.floor()
     expected = above * share + below * (1 - share)
-    torch.testing.assert_close(encoding.bias(q, k, Positions.arange(9)).detach(), expected, rtol=1e-5, atol=1e-5)
+    assert_close(encoding.bias(q, k, Positions.arange(9)).detach(), expected)
 
 
 def test_gates_that_are_open_count_tokens() -> None:

@@ -11,7 +11,7 @@ from transformers.models.deberta_v2 import modeling_deberta_v2 as reference
 from locant import Deberta, LocantError, Positions, RangeError, ShapeError, attend
 from tests.positions import claims
 from tests.refusal import refuses
-from tests.tolerances import assert_close
+from tests.tolerances import PEER, assert_close
 
 HEADS, HEAD_DIM, LENGTH = 4, 6, 40
 BOTH = ("c2p", "p2c")
@@ -109,7 +109,7 @@ def test_bias_and_gradients_are_those_of_transformers(terms: tuple[str, ...], bu
     for gradient, truth in zip(mine, expected, strict=True):
         assert (gradient is None) == (truth is None)
         if gradient is not None:
-            torch.testing.assert_close(gradient, truth, rtol=1e-5, atol=2e-5)
+            torch.testing.assert_close(gradient, truth, **PEER)
 
 
 @pytest.mark.parametrize("norm", [False, True])

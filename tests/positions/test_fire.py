@@ -9,6 +9,7 @@ from locant import Fire, Positions, RangeError, ShapeError
 from tests.positions import claims
 from tests.positions.oracles_of_biases import fire
 from tests.refusal import refuses
+from tests.tolerances import ONE_ROUNDING, RATIO_OF_ONE, SHORT_SUM, assert_close
 
 HEADS = 3
 
@@ -52,7 +53,7 @@ def test_hidden_units_that_never_or_always_fire_are_right() -> None:
     truth = fire(range(12), range(12), values["c"][0], values.pop("multiple")[0] * 3.0,
                  *(values[name] for name in ("w1", "b1", "w2", "b2")))  # fmt: skip
     bias = encoding.bias(*zeros(2, 12, 12), Positions.arange(12)).detach()
-    torch.testing.assert_close(bias[0].double(), torch.from_numpy(truth), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(bias[0].double(), torch.from_numpy(truth), **SHORT_SUM)
     with torch.no_grad():
         encoding.hidden.weight.zero_()
         encoding.hidden.bias.fill_(-1.0)
@@ -77,7 +78,7 @@ def test_a_hidden_unit_at_its_kink_learns_as_in_the_mlp() -> None:
     mlp = encoding.output(torch.relu(encoding.hidden(ratio[..., None]))).permute(2, 0, 1)[None]
     theirs = torch.autograd.grad(mlp, learned, cotangent)
     for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
+        assert_close(mine, other)
         assert torch.equal(mine[1], torch.zeros_like(mine[1]))
         assert other[0] != 0
         assert other[2] != 0
@@ -98,9 +99,9 @@ def test_it_is_symmetric_and_its_ratio_ends_at_one() -> None:
     bias = encoding.bias(*zeros(2, 50, 50), Positions.arange(50))
     assert torch.equal(bias, bias.transpose(2, 3))
     beginnings = bias[0, :, 5:, 0]
-    torch.testing.assert_close(beginnings, beginnings[:, :1].expand_as(beginnings), rtol=0, atol=1e-5)
+    torch.testing.assert_close(beginnings, beginnings[:, :1].expand_as(beginnings), rtol=0, atol=RATIO_OF_ONE)
     distant = encoding.bias(*zeros(2, 1, 1), Positions.of([2**31 - 1]), Positions.arange(1))
-    torch.testing.assert_close(distant[0, :, :, 0], beginnings[:, :1], rtol=0, atol=1e-5)
+    torch.testing.assert_close(distant[0, :, :, 0], beginnings[:, :1], rtol=0, atol=RATIO_OF_ONE)
 
 
 def test_below_the_threshold_a_pair_depends_on_its_distance_alone() -> None:
@@ -147,7 +148,7 @@ def test_ranks_hold_slices_of_one_model() -> None:
 
 def test_it_starts_as_the_authors_start_it() -> None:
     encoding = Fire(4)
-    assert encoding.c.item() == pytest.approx(0.1)
+    assert encoding.c.item() == pytest.approx(0.1, rel=ONE_ROUNDING[torch.float32], abs=0)
     assert encoding.threshold_multiple.item() == 1
     assert encoding.hidden.weight.shape == (32, 1)
     assert encoding.output.weight.shape == (4, 32)

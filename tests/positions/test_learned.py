@@ -8,6 +8,7 @@ from transformers.models.opt.modeling_opt import OPTLearnedPositionalEmbedding
 
 from locant import Learned, Positions, RangeError, ShapeError
 from tests.refusal import refuses
+from tests.tolerances import DRAWN, assert_close
 
 
 def test_each_token_gets_the_row_of_its_position() -> None:
@@ -22,7 +23,7 @@ def test_each_token_gets_the_row_of_its_position() -> None:
 def test_parameters_are_the_table() -> None:
     assert sum(p.numel() for p in Learned(512, 256).parameters()) == 131_072
     learned = Learned(2048, 64)
-    assert abs(float(learned.weight.detach().std()) - 0.02) < 5e-4
+    assert float(learned.weight.detach().std()) == pytest.approx(0.02, rel=DRAWN, abs=0)
     assert (learned.max_seq_len, learned.d_model) == (2048, 64)
 
 
@@ -58,7 +59,7 @@ def test_gradients_are_right_where_a_row_is_used_twice() -> None:
     for b in range(2):
         for s in range(5):
             expected[positions.index[b, s]] += cotangent[b, s]
-    torch.testing.assert_close(learned.weight.grad, expected)
+    assert_close(learned.weight.grad, expected)
 
 
 class _Door(torch.nn.Module):

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from locant import Learned, LocantError, Positions, RangeError
 from tests.refusal import refuses
+from tests.tolerances import DRAWN, INTERPOLATED, SHORT_SUM
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
@@ -31,8 +32,8 @@ def test_extending_keeps_every_old_row_byte_for_byte(offset: int, dtype: torch.d
 def test_new_rows_start_like_fresh_ones() -> None:
     learned = Learned(4, 2_000, init_std=0.5)
     learned.resize(104)
-    assert float(learned.weight[4:].detach().std()) == pytest.approx(0.5, rel=0.02)
-    assert abs(float(learned.weight[4:].detach().mean())) < 0.01
+    assert float(learned.weight[4:].detach().std()) == pytest.approx(0.5, rel=DRAWN, abs=0)
+    assert abs(float(learned.weight[4:].detach().mean())) < DRAWN
 
 
 @pytest.mark.parametrize(("old", "new"), [(5, 9), (5, 6), (2, 7), (1, 4), (7, 100), (512, 1024)])
@@ -45,14 +46,14 @@ def test_interpolation_is_linear_and_keeps_both_ends(old: int, new: int) -> None
     places = np.linspace(0, old - 1, new)
     for column in range(3):
         truth = np.interp(places, np.arange(old), before[2:, column].double().numpy())
-        np.testing.assert_allclose(learned.weight[2:, column].detach().numpy(), truth, rtol=2e-7, atol=1e-8)
+        np.testing.assert_allclose(learned.weight[2:, column].detach().numpy(), truth, **INTERPOLATED)
 
 
 def test_interpolation_is_what_torch_calls_linear_with_aligned_corners() -> None:
     learned = Learned(16, 4)
     expected = F.interpolate(learned.weight.detach().T[None], size=50, mode="linear", align_corners=True)[0].T
     learned.resize(50, method="interpolate")
-    torch.testing.assert_close(learned.weight.detach(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(learned.weight.detach(), expected, **SHORT_SUM)
 
 
 def test_rows_at_whole_places_are_copies() -> None:

@@ -26,7 +26,7 @@ from locant.positions.scaling import (
 )
 from tests.oracles import edge_positions
 from tests.positions.published import PUBLISHED, layer_type_of
-from tests.tolerances import ANGLE
+from tests.tolerances import ANGLE, FORMULA, FREQUENCY, ONE_ROUNDING
 
 mpf = mpmath.mpf
 TRAINED = 4096
@@ -154,7 +154,7 @@ def test_frequencies_are_the_formulas_on_every_published_shape(name: str) -> Non
                     assert got == 0
                     continue
                 rounded = mpf(float(np.float32(float(got))))
-                assert abs(rounded - true) / true <= 1.2e-7, (dim, base)
+                assert abs(rounded - true) / true <= ONE_ROUNDING[torch.float32], (dim, base)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -174,7 +174,7 @@ def test_float32_frequencies_stay_near_the_formulas_on_every_published_shape(nam
         for dim, base in SHAPES:
             ours = scaling_for(dim).rounded(dim, base, LONG).tolist()
             for got, true in zip(ours, formula(dim, base), strict=True):
-                assert abs(mpf(got) - true) <= true * 3e-6, (dim, base)
+                assert abs(mpf(got) - true) <= true * FREQUENCY, (dim, base)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -219,7 +219,7 @@ GOLDEN_FACTORS = {
 @pytest.mark.parametrize("name", GOLDEN_FACTORS)
 def test_attention_factors_are_exact(name: str) -> None:
     got = Rotary.from_config(PUBLISHED[name]).scaling.magnitude
-    assert abs(mpf(got) - GOLDEN_FACTORS[name]) <= 1e-12
+    assert abs(mpf(got) - GOLDEN_FACTORS[name]) <= FORMULA
 
 
 def test_an_attention_factor_is_read_as_it_is() -> None:
@@ -233,4 +233,4 @@ def test_the_factor_is_applied_once_to_q_and_once_to_k() -> None:
     q = torch.randn(1, 1, 1, 64, dtype=torch.float64)
     turned_q, turned_k = rotary.rotate(q, q, Positions.after(777, 1))
     ratio = float((turned_q * turned_k).sum() / (q * q).sum())
-    assert ratio == pytest.approx((1 + math.log(32) / 10) ** 2, rel=1e-12)
+    assert ratio == pytest.approx((1 + math.log(32) / 10) ** 2, rel=FORMULA, abs=0)

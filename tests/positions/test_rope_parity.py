@@ -15,6 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from locant import Positions, Rotary
 from tests.positions.published import PUBLISHED, as_object, layer_type_of
+from tests.tolerances import FORMULA
 
 MODULES = {
     "cohere": "CohereRotaryEmbedding",
@@ -208,7 +209,7 @@ def test_equal_factors_of_llama_3_are_a_step_as_in_transformers() -> None:
     waves = [2 * math.pi * 10_000 ** (2 * pair / 64) for pair in range(32)]
     expected = [wave * (8.0 if wave > 2048 / 2.0 else 1.0) for wave in waves]
     exact = [2 * math.pi / float(frequency) for frequency in Rotary.from_config(config).angles.frequencies]
-    assert exact == pytest.approx(expected, rel=1e-12)
+    assert exact == pytest.approx(expected, rel=FORMULA, abs=0)
     assert {round(mine / wave) for mine, wave in zip(exact, waves, strict=True)} == {1, 8}
 
 

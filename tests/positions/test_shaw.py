@@ -43,7 +43,7 @@ def test_bias_and_gradients_are_those_of_wav2vec2_bert(module: reference.Wav2Vec
     cotangent = torch.randn_like(mine)
     expected = torch.autograd.grad(theirs, [q, module.distance_embedding.weight], cotangent)
     for gradient, truth in zip(torch.autograd.grad(mine, [q, encoding.weight], cotangent), expected, strict=True):
-        torch.testing.assert_close(gradient, truth, rtol=1e-5, atol=1e-5)
+        assert_close(gradient, truth)
 
 
 def test_attention_is_that_of_wav2vec2_bert(module: reference.Wav2Vec2BertSelfAttention) -> None:

@@ -16,7 +16,7 @@ from locant.kernels.rotary.tables import Tables
 from tests import oracles
 from tests.kernels.interpreted import Place
 from tests.kernels.rotary.turning import BASE, Case, far_positions, tables, truth, turn
-from tests.tolerances import TURNED, assert_close
+from tests.tolerances import DOUBLE, TURNED, assert_close
 
 LAYOUTS = ["half", "interleaved"]
 SIZES = {2: 100, 40: 5, 72: 7, 80: 11, 96: 1, 128: 9, 192: 3, 256: 5, 512: 3}
@@ -142,7 +142,7 @@ def test_the_backward_is_the_adjoint(rotary_dim: int, layout: str, place: Place)
     of = tables(rotary_dim, magnitude=1.25)
     outs, gradients = turn(place, given, of=of), turn(place, cotangent, of=of, inverse=True)
     for x, out, c, gradient in zip(given[:2], outs, cotangent[:2], gradients, strict=True):
-        torch.testing.assert_close((out * c).sum(), (x * gradient).sum(), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close((out * c).sum(), (x * gradient).sum(), rtol=DOUBLE, atol=DOUBLE)
         turned = truth(c, given.index, layout, rotary_dim, sign=-1)
         turned[..., :rotary_dim] *= 1.25
         assert_close(gradient, turned)

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModel
 from locant import Positions, Rotary
 from locant.positions.rope_config.config import layer_types_of
 from locant.positions.rope_config.dialects import DIALECTS
+from tests.tolerances import TOLERANCES
 
 HEADS, TOKENS, DIM = 3, 7, 16
 NOT_IN_TRANSFORMERS = {"kimi_k2"}
@@ -87,7 +88,8 @@ def test_the_layout_is_that_of_the_modeling_code(model_type: str) -> None:
     cos, sin = rotary.cos_sin(positions)
     their_q, their_k = TURNS.get(model_type, of_repeated_halves)(module, q, k, cos, sin)
     theirs = their_q @ their_k.transpose(-1, -2)
-    near = {layout for layout, ours in scores.items() if torch.allclose(ours, theirs, rtol=1e-5, atol=1e-4)}
+    rtol, atol = TOLERANCES[torch.float32]
+    near = {layout for layout, ours in scores.items() if torch.allclose(ours, theirs, rtol=rtol, atol=atol)}
     assert near == {DIALECTS[model_type].layout}
 
 

@@ -28,6 +28,7 @@ from locant.positions.scaling import (
 from tests.positions.published import PUBLISHED, layer_type_of
 from tests.positions.rope_config.configurations import fields
 from tests.refusal import refuses
+from tests.tolerances import FORMULA
 
 SCALINGS: dict[str, Scaling] = {
     "default": Unscaled(),
@@ -75,7 +76,7 @@ def test_ntk_is_written_as_the_base_that_it_is() -> None:
         again = Rotary.from_config(rotary.to_config())
         assert isinstance(again.scaling, Unscaled)
         pairs = zip(again.angles.frequencies, rotary.angles.frequencies, strict=True)
-        assert max(abs(float(a / b - 1)) for a, b in pairs) < 1e-14
+        assert max(abs(float(a / b - 1)) for a, b in pairs) < FORMULA
 
 
 def test_weights_without_effect_are_not_written() -> None:

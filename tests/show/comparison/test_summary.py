@@ -10,6 +10,7 @@ import pytest
 from locant.errors import InputError
 from locant.show.comparison.summary import Cell, summarise
 from tests.show.comparison.fabricated import LENGTHS, THE_FIELD, results
+from tests.tolerances import FEW_ROUNDINGS, FORMULA
 
 
 def test_every_cell_is_the_mean_and_spread_over_seeds() -> None:
@@ -19,8 +20,8 @@ def test_every_cell_is_the_mean_and_spread_over_seeds() -> None:
         for place, length in enumerate(LENGTHS):
             cell = row.by_length[length]
             assert cell is not None
-            assert cell.mean == pytest.approx(table[:, place].mean())
-            assert cell.deviation == pytest.approx(table[:, place].std(ddof=1))
+            assert cell.mean == pytest.approx(table[:, place].mean(), rel=FEW_ROUNDINGS, abs=0)
+            assert cell.deviation == pytest.approx(table[:, place].std(ddof=1), rel=FORMULA, abs=0)
             assert (cell.low, cell.high) == (table[:, place].min(), table[:, place].max())
 
 
@@ -47,7 +48,7 @@ def test_the_best_is_the_lowest_mean_and_a_missing_loss_never_wins() -> None:
 
 def test_ratios_are_to_the_training_length() -> None:
     row = summarise(results()).rows[1]
-    assert row.ratio(512, 64) == pytest.approx((6.70 + 6.90) / (3.50 + 3.52))
+    assert row.ratio(512, 64) == pytest.approx((6.70 + 6.90) / (3.50 + 3.52), rel=FEW_ROUNDINGS, abs=0)
     assert row.ratio(1024, 64) is None
 
 

@@ -18,6 +18,7 @@ from locant.show.figures import canvas
 from locant.show.figures.canvas import DARK, LIGHT, save, svg
 from locant.show.figures.choice import default_length, draw, encoding_to_draw
 from tests.refusal import refuses
+from tests.tolerances import ANGLE, DOUBLE, LENGTH, RADIANS
 
 pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
 
@@ -52,34 +53,34 @@ def test_sinusoidal_shows_every_dimension_of_every_position() -> None:
     figure = draw(Sinusoidal(10, base=100.0), length=17)
     (image,) = maps(figure)
     expected = sinusoids(17, 10, 100.0)
-    np.testing.assert_allclose(image.get_array(), expected, atol=1e-6)
+    np.testing.assert_allclose(image.get_array(), expected, rtol=0, atol=ANGLE)
     assert (image.get_cmap().name, image.norm.vmin, image.norm.vmax) == ("RdBu_r", -1, 1)
     for label, values in curves(figure).items():
-        np.testing.assert_allclose(values, expected[int(label.split(":")[0])], atol=1e-6)
+        np.testing.assert_allclose(values, expected[int(label.split(":")[0])], rtol=0, atol=ANGLE)
 
 
 def test_rotary_shows_angles_on_a_cyclic_map_and_their_cosines() -> None:
     figure = draw(Rotary(14, base=50.0), length=23)
     angle = np.arange(23) / 50.0 ** (2 * np.arange(7)[:, None] / 14)
     angles, cosines = maps(figure)
-    np.testing.assert_allclose(angles.get_array(), np.angle(np.exp(1j * angle)), atol=1e-5)
-    np.testing.assert_allclose(cosines.get_array(), np.cos(angle), atol=1e-6)
+    np.testing.assert_allclose(angles.get_array(), np.angle(np.exp(1j * angle)), rtol=0, atol=RADIANS)
+    np.testing.assert_allclose(cosines.get_array(), np.cos(angle), rtol=0, atol=ANGLE)
     assert (angles.get_cmap().name, angles.norm.vmin, angles.norm.vmax) == ("twilight", -np.pi, np.pi)
     for label, values in curves(figure).items():
-        np.testing.assert_allclose(values, np.cos(angle[int(label.split(":")[0])]), atol=1e-6)
+        np.testing.assert_allclose(values, np.cos(angle[int(label.split(":")[0])]), rtol=0, atol=ANGLE)
 
 
 def test_alibi_falls_by_its_slope_and_hides_later_keys() -> None:
     figure = draw(ALiBi(4), length=9)
     slopes = [0.25, 0.0625, 0.015625, 0.00390625]
     for head, values in enumerate(curves(figure).values()):
-        np.testing.assert_allclose(values, -slopes[head] * np.arange(9))
+        np.testing.assert_array_equal(values, -slopes[head] * np.arange(9))
     assert len(maps(figure)) == 4
     for head, image in enumerate(maps(figure)):
         shown = image.get_array()
         assert shown.mask[np.triu_indices(9, 1)].all()
         assert not shown.mask[np.tril_indices(9)].any()
-        assert shown[8, 2] == pytest.approx(-6 * slopes[head])
+        assert shown[8, 2] == -6 * slopes[head]
         assert image.get_cmap().name == "cividis"
 
 
@@ -90,7 +91,7 @@ def test_t5_shows_the_table_entry_of_every_distance() -> None:
     # Four buckets of one distance, then four over log(distance / 4) / log(11 / 4), and the last for all farther.
     buckets = [0, 1, 2, 3] + [min(7, 4 + int(np.log(d / 4) / np.log(11 / 4) * 4)) for d in range(4, 16)]
     for head in range(2):
-        np.testing.assert_allclose(curves(figure)[f"head {head}"], table[buckets, head])
+        np.testing.assert_array_equal(curves(figure)[f"head {head}"], table[buckets, head])
     for image in maps(figure):
         assert image.get_cmap().name == "RdBu_r"
         assert image.norm.vmin == -image.norm.vmax < 0
@@ -125,7 +126,7 @@ def test_xpos_shows_what_its_door_leaves_of_a_product() -> None:
         one = torch.zeros(1, 1, 12, 8, dtype=torch.float64)
         one[..., pair] = 1  # the half layout: pair i is dimensions i and i + 4
         q, k = encoding.rotate(one, one, Positions.arange(12))
-        np.testing.assert_allclose(image.get_array()[pair], (q[0, 0] @ k[0, 0, 0]).numpy(), atol=1e-12)
+        np.testing.assert_allclose(image.get_array()[pair], (q[0, 0] @ k[0, 0, 0]).numpy(), rtol=0, atol=DOUBLE)
 
 
 def test_a_bias_that_is_still_zero_is_not_drawn() -> None:
@@ -144,7 +145,7 @@ def test_learned_shows_its_table_without_the_offset_and_how_alike_rows_are() -> 
     np.testing.assert_array_equal(table.get_array(), rows.T)
     assert table.norm.vmin == -table.norm.vmax < 0
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    np.testing.assert_allclose(likeness.get_array(), unit @ unit.T, atol=1e-6)
+    np.testing.assert_allclose(likeness.get_array(), unit @ unit.T, rtol=0, atol=LENGTH)
 
 
 @pytest.mark.parametrize("name", ENCODINGS)

@@ -23,6 +23,7 @@ from locant.text.tokenizer.engine import Engine
 from tests.refusal import refuses
 from tests.text.prepare.corpus import END, SEPARATOR, TEXTS, expected, options, require_ids
 from tests.text.prepare.mortal import contents
+from tests.tolerances import ESTIMATED
 
 # ------------------------------------------------------------------ what is in it
 
@@ -228,8 +229,8 @@ def test_an_estimate_of_a_large_input_is_near(tmp_path: Path) -> None:
     for name in ("large.txt", "large.jsonl.gz"):
         found = estimate(tmp_path / name, tokenizer="bytes", separator=SEPARATOR)
         assert not found.exact
-        assert found.tokens == pytest.approx(len(ids), rel=0.1)
-        assert found.documents == pytest.approx(len(lengths), rel=0.1)
+        assert found.tokens == pytest.approx(len(ids), rel=ESTIMATED, abs=0)
+        assert found.documents == pytest.approx(len(lengths), rel=ESTIMATED, abs=0)
 
 
 def test_an_estimate_refuses_what_can_be_read_once() -> None:
