@@ -38,10 +38,10 @@ def _called(node: ast.AST) -> str | None:
     for tolerance in given:
         if _is_written_out(tolerance):
             return _fault(node, f"{function} has the tolerance {ast.unparse(tolerance)}")
+    if any(keyword.arg is None for keyword in node.keywords):
+        return None
     unsaid = {DEFAULTS[name] for name in DEFAULTS if f".{function}".endswith(f".{name}")}
-    if unsaid - {keyword.arg for keyword in node.keywords} and not any(
-        keyword.arg is None for keyword in node.keywords
-    ):
+    if unsaid - {keyword.arg for keyword in node.keywords}:
         return _fault(node, f"{function} has its own {unsaid.pop()}, since none is given")
     return None
 
