@@ -12,6 +12,7 @@ __all__ = [
     "ANGLE",
     "ANGLE_IN_DOUBLE",
     "ATTENDED",
+    "DECODED",
     "DIFFERENT",
     "DOUBLE",
     "DRAWN",
@@ -135,6 +136,9 @@ FAR_SINES = 5e-6
 
 ATTENDED = 1e-6
 """How far weights and results of attention may be in float32 where other keys stand beside them: a sum of some ten."""
+
+DECODED = 4e-6
+"""The same for results with tokens in another arrangement, some eight times what is seen: values of up to four."""
 
 LOGITS = 1e-5
 """How far float32 logits behind a whole small model may be."""

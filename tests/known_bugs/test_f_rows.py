@@ -16,7 +16,7 @@ from locant.lab.decoder import Decoder
 from tests.known_bugs.biased import BIASES, built
 from tests.known_bugs.exhibit import exhibit
 from tests.known_bugs.subjects import DISTINCT, EVERY, HEADS, WIDTH, Build, differences, queries, use
-from tests.tolerances import ATTENDED, LOGITS
+from tests.tolerances import DECODED, LOGITS
 
 REAL = 5
 """Tokens of every row that are there."""
@@ -149,7 +149,7 @@ def test_73_padding_together_with_a_cache(name: str) -> None:
             assert torch.equal(keys[row, :, real[row]], k[0]), f"{what}: keys are turned differently"
             y = attend(q, k, alone, encoding=encoding, positions=where)
             off = float((outputs[row, :, real[row]] - y[0]).abs().max())
-            assert off <= ATTENDED, f"{what}: the output is off by {off:.2g}"
+            assert off <= DECODED, f"{what}: the output is off by {off:.2g}"
 
     def check(chunk: Chunk) -> None:
         for way in WAYS:
@@ -347,7 +347,7 @@ def test_79_a_rank_that_has_all_keys_gets_the_outputs_of_the_whole(name: str) ->
             mine = encoding.rotate(x[:, :, slots], x[:, :, slots], where)[0]
             y = attend(mine, k, x, encoding=encoding, positions=where, k_positions=positions)
             off = float((y - whole[:, :, slots]).abs().max())
-            assert off <= ATTENDED, f"rank {rank}: the output is off by {off:.2g}"
+            assert off <= DECODED, f"rank {rank}: the output is off by {off:.2g}"
 
     def of_the_first_sequence(positions: Positions, rank: int, world: int) -> Positions:
         return Positions.arange(positions.seq_len // world)

@@ -11,7 +11,7 @@ from locant.show.comparison.curves import draw_loss_by_length, draw_loss_by_posi
 from locant.show.comparison.summary import summarise
 from locant.show.figures.canvas import DARK, LIGHT, Theme, stroke
 from tests.show.comparison.fabricated import LENGTHS, THE_FIELD, results
-from tests.tolerances import FEW_ROUNDINGS
+from tests.tolerances import FORMULA
 
 pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
 
@@ -22,7 +22,7 @@ def test_loss_by_length_goes_through_the_means_within_the_seeds() -> None:
     assert set(curves) == set(THE_FIELD)
     for name, line in curves.items():
         np.testing.assert_array_equal(line.get_xdata(), LENGTHS)
-        np.testing.assert_allclose(line.get_ydata(), np.mean(THE_FIELD[name], axis=0), rtol=FEW_ROUNDINGS)
+        np.testing.assert_allclose(line.get_ydata(), np.mean(THE_FIELD[name], axis=0), rtol=FORMULA)
     bands = [band.get_paths()[0].vertices[:, 1] for band in axes.collections]
     reach = sorted((band.min(), band.max()) for band in bands)
     assert reach == sorted((np.min(seeds), np.max(seeds)) for seeds in THE_FIELD.values())
@@ -37,8 +37,8 @@ def test_loss_by_position_keeps_the_mean_of_what_it_joins() -> None:
     curve = np.linspace(2, 5, 512) + np.sin(np.arange(512))
     drawn = draw_loss_by_position(summarise(results(by_position={"alibi": curve.tolist()})))
     line = next(line for line in drawn.axes[0].lines if line.get_label() == "alibi")
-    np.testing.assert_allclose(line.get_ydata(), curve.reshape(-1, 16).mean(1), rtol=FEW_ROUNDINGS)
-    np.testing.assert_allclose(line.get_xdata(), np.arange(512).reshape(-1, 16).mean(1), rtol=FEW_ROUNDINGS)
+    np.testing.assert_allclose(line.get_ydata(), curve.reshape(-1, 16).mean(1), rtol=FORMULA)
+    np.testing.assert_allclose(line.get_xdata(), np.arange(512).reshape(-1, 16).mean(1), rtol=FORMULA)
 
 
 def test_a_position_without_a_loss_is_a_gap() -> None:
