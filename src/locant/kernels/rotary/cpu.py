@@ -2,8 +2,9 @@
 
 What costs here is memory that is touched for the first time, not arithmetic, so nothing of the size of q is allocated
 but the result, and nothing at all in place. Two neighbours are one complex number, and one complex multiplication
-turns them in a single pass; the half layout takes six short passes over a block in cache. Half precision is widened
-and narrowed block by block.
+turns them in a single pass. The half layout takes two passes over a block in cache, in which every element is
+multiplied by its sine and by its cosine, and two over half of it each, which put the products together. Half precision
+is widened and narrowed block by block.
 
 Every product is rounded before the sum is, as in the reference, for every element: a row has the same bits alone and
 in a batch, under any number of threads. torch's complex multiplication keeps to that in its vector loop only: what is
@@ -40,9 +41,10 @@ GRAIN = 2**15
 ALL = slice(None)
 
 Angles = tuple[Tensor, ...]
-"""Those of some tokens, ``rows 1 seq pairs`` with one row or one per sequence.
+"""Those of some tokens, with one row or one per sequence.
 
-Either ``(cos + i sin,)``, where multiplying by it is a way to turn, or ``(cos, sin)``.
+Either ``(cos + i sin,)``, ``rows 1 seq pairs``, where multiplying by it is a way to turn; or ``(cos, sin)``,
+``rows 1 seq rotary_dim``: each twice, at the places of its pair in a head.
 """
 
 
@@ -90,7 +92,7 @@ def _cut(length: int, step: int) -> Iterator[slice]:
 
 def _at(x: Tensor, *place: slice) -> Tensor:
     """``x[place]``, which would take its time even where there is nothing to cut."""
-    return x if all(part is ALL for part in place) else x[place]
+    return x if place.count(ALL) == len(place) else x[place]
 
 
 # ---------------------------------------------------------------------- angles
@@ -100,14 +102,23 @@ def _angles(positions: Tensor, tables: Tables, layout: Layout, dtype: torch.dtyp
     """The angles of these tokens, made in float64 and rounded to `dtype`."""
     if tables.exact() and _is_whole(positions.shape[0] * positions.shape[1] * tables.pairs(), tables.pairs()):
         angle = _product_of_runs(positions, tables)
-        turn = (_product_of_levels(positions, tables) if angle is None else angle).to(dtype.to_complex())
+        angle = _product_of_levels(positions, tables) if angle is None else angle
         if layout == "interleaved":
+            turn = angle.to(dtype.to_complex())
             return (turn.conj_physical_() if inverse else turn,)
-        cos, sin = turn.real.contiguous(), turn.imag.contiguous()
+        cos, sin = angle.real.to(dtype), angle.imag.to(dtype)
     else:
         cos, sin = (part[:, None] for part in cos_sin(positions, tables, dtype))
     sin = sin.neg_() if inverse else sin
-    return (cos, sin) if layout == "half" else (torch.complex(cos, sin),)
+    as_numbers = layout == "interleaved" and _may_be_whole(tables.pairs())
+    return (torch.complex(cos, sin),) if as_numbers else _twice(cos, sin, layout)
+
+
+def _twice(cos: Tensor, sin: Tensor, layout: Layout) -> Angles:
+    """Those of a pair where its first lies, and where its second does."""
+    if layout == "half":
+        return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
+    return cos.repeat_interleave(2, -1), sin.repeat_interleave(2, -1)
 
 
 def _product_of_levels(positions: Tensor, tables: Tables) -> Tensor:
@@ -176,24 +187,19 @@ def _turn_wide(x: Tensor, out: Tensor, angles: Angles, layout: Layout, scratch: 
         return
     if done:
         x, out, angles = x[:, :, done:], out[:, :, done:], tuple(part[:, :, done:] for part in angles)
+    both = angles if len(angles) == 2 else _twice(angles[0].real, angles[0].imag, layout)
     for place in _blocks(x):
-        here = _of_rows(angles, place)
-        cos, sin = here if len(here) == 2 else (here[0].real, here[0].imag)
-        _turn_parts(_parts(_at(x, *place), layout), _parts(_at(out, *place), layout), cos, sin, scratch)
+        cos, sin = _of_rows(both, place)
+        _turn_block(_at(x, *place), _at(out, *place), cos, sin, layout, scratch)
 
 
-def _turn_parts(
-    x: tuple[Tensor, Tensor], out: tuple[Tensor, Tensor], cos: Tensor, sin: Tensor, scratch: Tensor | None
-) -> None:
-    """Separate products; the results may lie where the inputs do."""
-    (a, b), numel = x, x[0].numel()
-    if scratch is None:
-        a_sin, b_sin = a * sin, b * sin
-    else:
-        a_sin = torch.mul(a, sin, out=scratch[:numel].view(a.shape))
-        b_sin = torch.mul(b, sin, out=scratch[numel : 2 * numel].view(a.shape))
-    torch.mul(a, cos, out=out[0]).sub_(b_sin)
-    torch.mul(b, cos, out=out[1]).add_(a_sin)
+def _turn_block(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, layout: Layout, scratch: Tensor | None) -> None:
+    """Separate products of all elements; the result may lie where the input does."""
+    by_sin = x * sin if scratch is None else torch.mul(x, sin, out=scratch[: x.numel()].view(x.shape))
+    a_sin, b_sin = _parts(by_sin, layout)
+    a, b = _parts(torch.mul(x, cos, out=out), layout)
+    a.sub_(b_sin)
+    b.add_(a_sin)
 
 
 def _turn_whole_vectors(x: Tensor, out: Tensor, turn: Tensor) -> int:
@@ -263,7 +269,12 @@ def _is_whole(numbers: int, pairs: int) -> bool:
     It gives every thread an equal run of them, and goes row by row where rows do not lie one behind the other.
     """
     threads = max(min(torch.get_num_threads(), -(-numbers // GRAIN)), 1)
-    return pairs % VECTOR == 0 and -(-numbers // threads) % VECTOR == 0 and _rounds_products()
+    return -(-numbers // threads) % VECTOR == 0 and _may_be_whole(pairs)
+
+
+def _may_be_whole(pairs: int) -> bool:
+    """Whether there are numbers of rows of so many pairs for which it does."""
+    return pairs % VECTOR == 0 and _rounds_products()
 
 
 @functools.cache
