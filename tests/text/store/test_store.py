@@ -136,6 +136,22 @@ def test_a_store_without_shards(tmp_path: Path) -> None:
     assert (len(store), store[:].tolist(), store.documents.tolist(), list(store)) == (0, [], [0], [])
 
 
+def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "store")
+    monkeypatch.chdir(tmp_path / "store")
+    with refuses(InputError, "got '' as a store, expected a path"):
+        TokenStore("")
+    assert len(TokenStore(".")) == len(TOKENS)
+
+
+def test_sources_are_found_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "store", sources=[{"path": "a.txt"}])
+    monkeypatch.chdir(tmp_path)
+    store = TokenStore("store")
+    monkeypatch.chdir(tmp_path / "store")
+    assert store.manifest.sources == [{"path": "a.txt"}]
+
+
 def test_equality_is_that_of_the_manifests(tmp_path: Path) -> None:
     first, same = make(tmp_path / "a"), make(tmp_path / "b")
     other, sources = make(tmp_path / "c", [[[1]]]), make(tmp_path / "d", sources=[{"path": "x"}])

@@ -91,7 +91,7 @@ class TokenStore:
         tokenizer: Tokenizer | str | Path | None = None,
         end_of_text: int | None = None,
     ) -> None:
-        if not isinstance(path, (str, Path)) or "\0" in str(path):
+        if not isinstance(path, (str, Path)) or not str(path) or "\0" in str(path):
             raise InputError(f"got {path!r} as a store, expected a path", "the folder that locant prepare made")
         self.path = Path(path)
         self.format: Format = format
