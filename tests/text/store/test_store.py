@@ -122,7 +122,7 @@ def test_what_it_knows(tmp_path: Path) -> None:
     store = make(tmp_path / "store", end_of_text=256, sources=[source], options={"separator": None})
     assert (store.dtype, store.vocab_size, store.end_of_text) == (np.dtype("<u2"), 257, 256)
     assert store.tokenizer.fingerprint == BYTES.fingerprint
-    assert (store.path / "tokenizer.json").read_text() == BYTES.to_json()
+    assert (store.path / "tokenizer.json").read_text("utf-8") == BYTES.to_json()
     assert (store.manifest.sources, store.manifest.options) == ([source], {"separator": None})
     assert make(tmp_path / "other").end_of_text is None
     said = json.loads((store.path / "store.json").read_text())
