@@ -43,6 +43,48 @@ def test_a_slip_of_the_fingers_is_one_line(complains: Complains, words: tuple[ob
     assert said in complains(*words)
 
 
+WRITERS = {
+    "compare": ("text.txt",),
+    "convert": ("model", "--to", "half"),
+    "embed": ("text.txt",),
+    "explain": ("llama-3.1-8b",),
+    "export": ("store", "--to", "nanogpt"),
+    "extend": ("llama-3.1-8b", "--to", "262144"),
+    "plot": ("sinusoidal",),
+    "prepare": ("text.txt",),
+}
+"""Every verb that takes ``-o``, with words that it would begin to work on."""
+
+
+def test_every_verb_that_writes_is_known_here() -> None:
+    context = click.Context(main)
+    verbs = {name: main.get_command(context, name) for name in main.list_commands(context)}
+    assert {name for name, verb in verbs.items() if any("-o" in one.opts for one in verb.params)} == {*WRITERS}
+
+
+@pytest.mark.parametrize("verb", WRITERS)
+def test_an_empty_path_is_not_the_current_folder(complains: Complains, verb: str) -> None:
+    """It is what an unset variable of a shell leaves: ``-o "$OUT"``."""
+    assert "'-o' / '--output': the path is empty" in complains(verb, *WRITERS[verb], "-o", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("export", "", "--to", "nanogpt", "-o", "out"), "the path is empty"),
+        (("convert", "", "--to", "half", "-o", "out"), "the path is empty"),
+        (("convert", "model", "--to", "half", "-o", "out", "--config", ""), "the path is empty"),
+        (("extend", "llama-3.1-8b", "--to", "262144", "--figure", ""), "the path is empty"),
+        (("explain", ""), "got '', which is no file, no folder"),
+        (("prepare", "", "-o", "out"), "got ''"),
+        (("embed", ""), "which is a folder"),
+    ],
+)
+def test_nor_is_one_that_is_read(complains: Complains, folder: Path, words: tuple[str, ...], said: str) -> None:
+    (folder / "config.json").write_text("{}")
+    assert said in complains(*words)
+
+
 def test_without_a_verb_the_help_is_shown(run: Run) -> None:
     result = run()
     assert result.exit_code == 0

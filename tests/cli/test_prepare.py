@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -105,6 +106,9 @@ def test_unfinished_work_can_be_discarded(run: Run) -> None:
         (("--finalize",), "got no folder for the store"),
         (("--finalize", "-o", "store"), "no tasks to join"),
         (("gone.txt", "-o", "store"), "gone.txt"),
+        (("text.txt", "-o", ""), "the path is empty"),
+        (("--finalize", "-o", ""), "the path is empty"),
+        (("text.txt", "-o", "store", "--tokenizer", ""), "found no tokenizer ''"),
         (("text.txt", "-o", "text.txt"), "which is a file"),
         (("text.txt", "-o", "."), "holds other things"),
         (("text.txt", "-o", "store", "--task", "2"), "num_tasks"),
@@ -119,21 +123,39 @@ def test_mistakes_cost_one_line(complains: Complains, words: tuple[str, ...], sa
     assert said in complains("prepare", *words)
 
 
-@pytest.mark.slow
-def test_ctrl_c_says_how_to_go_on_and_the_same_command_does(folder: Path) -> None:
-    with Path("large.txt").open("w") as file:
-        file.writelines(f"line {number} of a text that takes a while\n\n" for number in range(200_000))
-    words = [sys.executable, "-m", "locant", "prepare", "large.txt", "-o", "store", "--workers", "2", "--separator"]
-    words += [r"\n\n", "--shard-size", "100000", "--vocab-size", "1000", "--engine", "tokenizers"]
+def parts_of(folder: Path) -> list[Path]:
+    """The finished parts of unfinished work."""
+    return [*folder.glob("store/.prepare/part-?????")]
+
+
+def interrupted(words: list[str], folder: Path) -> tuple[int, str, str]:
+    """Ctrl-C after the first finished part: the exit code, stdout and stderr."""
     with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        while process.poll() is None and not [*folder.glob("store/.prepare/part-?????")]:
+        while process.poll() is None and not parts_of(folder):
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         out, errors = process.communicate()
-    assert (process.returncode, out) == (130, "")
+    return process.returncode, out, errors
+
+
+@pytest.mark.slow
+def test_ctrl_c_says_how_to_go_on_and_the_same_command_does(folder: Path) -> None:
+    """A machine that makes all of it before Ctrl-C is typed gets a text twice as long."""
+    words = [sys.executable, "-m", "locant", "prepare", "large.txt", "-o", "store", "--workers", "2", "--separator"]
+    words += [r"\n\n", "--shard-size", "100000", "--vocab-size", "1000", "--engine", "tokenizers"]
+    lines = 200_000
+    while True:
+        with Path("large.txt").open("w") as file:
+            file.writelines(f"line {number} of a text that takes a while\n\n" for number in range(lines))
+        code, out, errors = interrupted(words, folder)
+        if not Path("store/store.json").exists():
+            break
+        shutil.rmtree("store")
+        lines *= 2
+        assert lines < 4_000_000, "Ctrl-C is not heard"
+    assert (code, out) == (130, "")
     assert "the same command goes on from here" in errors
     assert "Traceback" not in errors
-    done = len([*folder.glob("store/.prepare/part-?????")])
-    assert done
+    assert parts_of(folder)
     assert subprocess.run(words, capture_output=True, check=True).stdout.startswith(b"store: ")
-    assert len(TokenStore("store").documents) == 200_001
+    assert len(TokenStore("store").documents) == lines + 1

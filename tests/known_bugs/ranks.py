@@ -104,7 +104,7 @@ def find_out(rank: int, folder: str) -> None:
     """The work of one process."""
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder) / "store"), WORLD)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD, timeout=timedelta(minutes=10))
     found: dict[str, dict[str, object]] = {way: {} for way in ("FSDP1", "FSDP2", "DDP")}
     for name, build in KINDS.items():
         for way, results in found.items():

@@ -224,7 +224,7 @@ def find_out(rank: int, folder: str) -> None:
     """The work of one process."""
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder) / "store"), RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(minutes=10))
     meshes = {world: DeviceMesh("cpu", torch.arange(world)) for world in range(1, RANKS + 1)}
     found: dict[str, dict[str, Any]] = {kind: {} for kind in TABLES}
     for kind, results in found.items():

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 
 from locant import InputError, LocantError, RangeError, Windows
 from locant.lab import Settings, compare
-from locant.lab.compare import _model, _split, _steps_that_fit
+from locant.lab.compare import CALIBRATION_STEPS, _model, _split, _steps_that_fit
 from locant.lab.train import _schedule, evaluate, train
 from tests.tolerances import FEW_ROUNDINGS, LOSS
 
@@ -164,11 +165,25 @@ def test_no_steps_give_no_loss():
     assert math.isnan(train(model, Windows(ids(), 5), **options))
 
 
-def test_minutes_become_steps_in_proportion():
-    settings = small(encodings=("nope",), seeds=(0,))
-    few, many = (_steps_that_fit(minutes, ids(), VOCAB, settings) for minutes in (1e-9, 10.0))
-    assert few == 1
-    assert many > 1_000
+@pytest.mark.parametrize(
+    ("minutes", "others", "wanted"),
+    [
+        (1e-9, {}, 1),
+        (10.0, {}, 2040),
+        (20.0, {}, 4080),
+        (10.0, {"seeds": (0, 1, 2)}, 680),
+        (10.0, {"encodings": ("nope", "alibi")}, 1020),
+    ],
+)
+def test_minutes_become_steps_in_proportion(monkeypatch, minutes, others, wanted):
+    """A step takes a quarter of a second by this clock, and 85 % of the minutes are for steps."""
+    clock = itertools.count(step=CALIBRATION_STEPS / 4)
+    monkeypatch.setattr(sys.modules["locant.lab.compare"], "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    settings = small(**{"encodings": ("nope",), "seeds": (0,), **others})
+    assert _steps_that_fit(minutes, ids(), VOCAB, settings) == wanted
+
+
+def test_a_moment_is_enough_for_one_step():
     assert run(encodings=("nope",), seeds=(0,), minutes=1e-9).settings.num_steps == 1
 
 

@@ -69,6 +69,8 @@ def convert_folder(
         config: a ``config.json`` elsewhere, for adapters, which have none.
         progress: is told how many bytes of how many are written.
     """
+    if not (str(folder) and str(output)):
+        raise InputError("got an empty path, expected the name of a folder", "'.' for the current one")
     folder, output = Path(folder), Path(output)
     _require_two(folder, output)
     facts = read_json(folder / CONFIG if config is None else Path(config))

@@ -24,7 +24,7 @@ def read_source(source: Source) -> dict[str, Any]:
     1024
     """
     path = Path(source)
-    if path.is_dir():
+    if str(source) and path.is_dir():
         path = path / NAME
         if not path.is_file():
             raise InputError(f"got the folder {source}, which holds no {NAME}", "the folder of a model, or a file")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from locant.cli.options import as_json
+from locant.cli.options import Place, as_json
 from locant.kernels.rotary import Layout
 
 __all__ = ["verb"]
@@ -15,17 +15,13 @@ LAYOUT = click.Choice(["half", "interleaved"])
 
 
 @click.command("convert")
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=Place())
 @click.option("--to", type=LAYOUT, required=True, help="The layout that the weights shall have.")
 @click.option(
     "--from", "source", type=LAYOUT, help="The layout that they have. Default: what the configuration says of it."
 )
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), required=True, help="A folder that is not there yet, or empty."
-)
-@click.option(
-    "--config", type=click.Path(path_type=Path), help="A config.json elsewhere, for adapters, which have none."
-)
+@click.option("-o", "--output", type=Place(), required=True, help="A folder that is not there yet, or empty.")
+@click.option("--config", type=Place(), help="A config.json elsewhere, for adapters, which have none.")
 @as_json
 def verb(folder: Path, to: Layout, source: Layout | None, output: Path, config: Path | None, as_json: bool) -> None:
     """Change which dimensions rotary positions pair, in the weights of a checkpoint.

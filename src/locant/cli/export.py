@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from locant.cli.options import as_json, only_given
+from locant.cli.options import Place, as_json, only_given
 
 __all__ = ["verb"]
 
@@ -15,11 +15,9 @@ FORMATS = click.Choice(["locant", "nanogpt", "megatron", "datatrove"])
 
 
 @click.command("export")
-@click.argument("store", type=click.Path(path_type=Path))
+@click.argument("store", type=Place())
 @click.option("--to", type=FORMATS, required=True, help="The format to write.")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), required=True, help="A folder that is not there yet, or empty."
-)
+@click.option("-o", "--output", type=Place(), required=True, help="A folder that is not there yet, or empty.")
 @click.option("--format", type=FORMATS, default="locant", show_default=True, help="The format that STORE has.")
 @click.option("--dtype", metavar="NAME", help="Of nanogpt's tokens, which do not say it. Default: uint16.")
 @click.option("--tokenizer", metavar="NAME|PATH", help="The tokenizer of a STORE that has none of its own.")

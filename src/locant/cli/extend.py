@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from locant.cli.options import as_json, output
+from locant.cli.options import Place, as_json, output
 
 __all__ = ["verb"]
 
@@ -18,7 +18,7 @@ METHODS = ("yarn", "linear", "ntk", "dynamic", "longrope", "llama3")
 @click.option("--to", type=click.IntRange(min=1), required=True, metavar="TOKENS", help="The new length.")
 @click.option("--method", type=click.Choice(METHODS), default="yarn", show_default=True, help="How to stretch.")
 @output("The new configuration. Default: NAME-METHOD-TOKENS.json.")
-@click.option("--figure", type=click.Path(path_type=Path), help="Also draw a picture (.png, .svg, .pdf).")
+@click.option("--figure", type=Place(), help="Also draw a picture (.png, .svg, .pdf).")
 @as_json
 def verb(config: str, to: int, method: str, output: Path | None, figure: Path | None, as_json: bool) -> None:
     """Write the configuration of a model for a longer context.

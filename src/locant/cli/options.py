@@ -10,7 +10,7 @@ import click
 
 from locant._version import __version__
 
-__all__ = ["Factor", "Listed", "as_json", "files", "only_given", "output", "show_version", "tokenizer_options"]
+__all__ = ["Factor", "Listed", "Place", "as_json", "files", "only_given", "output", "show_version", "tokenizer_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -46,6 +46,18 @@ class Factor(click.ParamType):
             self.fail(f"{value!r} is neither a number nor {' nor '.join(self.rules)}", param, ctx)
 
 
+class Place(click.Path):
+    """A file or folder. An empty name, as an unset variable of a shell leaves it, would mean the current folder."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the path is empty, expected the name of a file or folder", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
         click.echo(f"locant {__version__}")
@@ -68,7 +80,7 @@ files = click.argument("files", nargs=-1, type=str, metavar="[FILE]...")
 
 def output(help_text: str, default: str | None = None) -> Callable[[F], F]:
     """The place to write to."""
-    return click.option("-o", "--output", type=click.Path(path_type=Path), default=default, help=help_text)
+    return click.option("-o", "--output", type=Place(), default=default, help=help_text)
 
 
 def tokenizer_options(function: F) -> F:

@@ -60,6 +60,8 @@ def test_odd_paths_are_refused(tmp_path: Path, paths: Any) -> None:
 def test_odd_folders_are_refused(source: Path, out: Any) -> None:
     with refuses(InputError, "as the folder of a store"):
         prepare(source, out, tokenizer="bytes")
+    with refuses(InputError, "as the folder of a store"):
+        finalize(out)
 
 
 def test_standard_input_that_is_closed_is_refused(tmp_path: Path) -> None:

@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from locant import InputError, LocantError, RangeError
 from locant.text.prepare import finalize, prepare
-from locant.text.prepare.part import finished_part, part_folder, sweep
+from locant.text.prepare.part import YOUNG, finished_part, part_folder, sweep
 from locant.text.prepare.plan import read_plan
 from locant.text.store import TokenStore
 from tests.refusal import refuses
@@ -217,7 +218,9 @@ def test_what_somebody_left_of_a_plan_is_no_obstacle(corpus: Path, tmp_path: Pat
         prepare(corpus, tmp_path / "other", **options())
 
 
-def test_the_dead_are_swept_and_the_living_are_not(corpus: Path, tmp_path: Path) -> None:
+def test_the_dead_are_swept_and_the_living_are_not(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     interrupted(corpus, tmp_path / "store")
     plan = read_plan(tmp_path / "store")
     assert plan is not None
@@ -225,6 +228,9 @@ def test_the_dead_are_swept_and_the_living_are_not(corpus: Path, tmp_path: Path)
     for folder in (living, dead, new):
         folder.mkdir()
     (dead / "lock").touch()
+    born = new.stat().st_mtime
+    clock = iter([born + YOUNG - 1, born + YOUNG + 1])  # asked for the new one alone, which has no lock
+    monkeypatch.setattr("locant.text.prepare.part.time", SimpleNamespace(time=lambda: next(clock)))
     code = "import fcntl, sys; f = open(sys.argv[1], 'wb'); fcntl.flock(f, 2); print('held', flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code, str(living / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -235,6 +241,7 @@ def test_the_dead_are_swept_and_the_living_are_not(corpus: Path, tmp_path: Path)
         holder.communicate(b"\n")
     sweep(plan)
     assert not living.exists()
+    assert not new.exists()
 
 
 # ------------------------------------------------------------------ standard input

@@ -223,6 +223,49 @@ def test_what_a_forged_manifest_may_not_say(folder: Path, change: Callable[[str]
         TokenStore(folder)
 
 
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ('[{"path": "a.txt", "path": "b.txt"}]', "occurs twice"),
+        ('[{"size": NaN}]', "NaN"),
+        ('[{"size": 9}', "not JSON"),
+        ("[5]", "not a list of objects"),
+        ('{"path": "a.txt"}', "not a list of objects"),
+        ('[],\n "shards": {},\n "sources": []', "occurs twice"),
+    ],
+)
+def test_what_forged_sources_say_is_refused_by_whoever_asks_for_them(folder: Path, value: str, words: str) -> None:
+    body = body_of(folder)
+    begin, end = body.index('\n "sources": ') + len('\n "sources": '), body.index(',\n "shards": ')
+    with holding(folder / "store.json", forged(body[:begin] + value + body[end:])):
+        assert is_found(folder)
+        with refuses(InputError, "no intact manifest", words):
+            _ = TokenStore(folder).manifest.sources
+
+
+def test_sources_of_a_manifest_in_another_spelling_are_read(folder: Path) -> None:
+    """JSON is the same however it is laid out, so a store whose manifest is on few lines opens too."""
+    fields = json.loads(body_of(folder) + "}")
+    for separators in ((",", ":"), (", ", ": ")):
+        rest = {name: value for name, value in fields.items() if name not in ("schema", "version")}
+        text = json.dumps(rest, separators=separators)[1:-1]
+        body = '{\n "schema": "locant token store",\n "version": 1,\n' + text
+        with holding(folder / "store.json", forged(body)):
+            store = TokenStore(folder)
+            store.verify()
+            assert store.manifest.sources == [{"path": "a.txt", "size": 9}]
+
+
+def test_sources_of_a_store_that_was_written_anew_are_refused(folder: Path) -> None:
+    store, again = TokenStore(folder), TokenStore(folder)
+    assert again.manifest.sources == [{"path": "a.txt", "size": 9}]
+    with holding(folder / "store.json", forged(body_of(folder).replace("a.txt", "b.txt"))):
+        with refuses(InputError, "was written anew", "opening it again"):
+            _ = store.manifest.sources
+        assert again.manifest.sources == [{"path": "a.txt", "size": 9}], "what was read is kept"
+    assert store.manifest.sources == again.manifest.sources
+
+
 def test_a_vocabulary_that_the_ids_exceed_is_found(folder: Path) -> None:
     """Hashes only show that nothing changed; ids are read as well."""
     bin_path = folder / "shard-00004.bin"

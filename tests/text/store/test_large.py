@@ -95,6 +95,22 @@ def test_ten_thousand_shards(tmp_path: Path) -> None:
         path.unlink()
 
 
+def test_opening_parses_no_source_of_very_many(tmp_path: Path) -> None:
+    """A hundred thousand small files make most of a manifest, which would take several times its size as objects."""
+    piece = {"start": 0, "stop": 9, "sha256": MADE_UP}
+    sources = [{"path": f"{number}.txt", "size": 9, "pieces": [piece]} for number in range(20_000)]
+    write_manifest(tmp_path, shards=[], tokenizer=BYTES, end_of_text=None, sources=sources, options={})
+    size = (tmp_path / "store.json").stat().st_size
+    assert size > 2_000_000
+    tracemalloc.start()
+    store = TokenStore(tmp_path)
+    held, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < size / 4
+    assert peak < 1.5 * size
+    assert store.manifest.sources == sources
+
+
 def test_exporting_takes_constant_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("locant.text.store.export.BLOCK", 10_000)
     peaks = []

@@ -122,7 +122,7 @@ def test_what_it_knows(tmp_path: Path) -> None:
     store = make(tmp_path / "store", end_of_text=256, sources=[source], options={"separator": None})
     assert (store.dtype, store.vocab_size, store.end_of_text) == (np.dtype("<u2"), 257, 256)
     assert store.tokenizer.fingerprint == BYTES.fingerprint
-    assert (store.path / "tokenizer.json").read_text() == BYTES.to_json()
+    assert (store.path / "tokenizer.json").read_text("utf-8") == BYTES.to_json()
     assert (store.manifest.sources, store.manifest.options) == ([source], {"separator": None})
     assert make(tmp_path / "other").end_of_text is None
     said = json.loads((store.path / "store.json").read_text())
@@ -134,6 +134,22 @@ def test_a_store_without_shards(tmp_path: Path) -> None:
     store = make(tmp_path / "store", [])
     store.verify()
     assert (len(store), store[:].tolist(), store.documents.tolist(), list(store)) == (0, [], [0], [])
+
+
+def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "store")
+    monkeypatch.chdir(tmp_path / "store")
+    with refuses(InputError, "got '' as a store, expected a path"):
+        TokenStore("")
+    assert len(TokenStore(".")) == len(TOKENS)
+
+
+def test_sources_are_found_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "store", sources=[{"path": "a.txt"}])
+    monkeypatch.chdir(tmp_path)
+    store = TokenStore("store")
+    monkeypatch.chdir(tmp_path / "store")
+    assert store.manifest.sources == [{"path": "a.txt"}]
 
 
 def test_equality_is_that_of_the_manifests(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from locant.errors import InputError, RangeError
+from locant.errors import InputError, LocantError, RangeError
 from locant.text import Windows
 from locant.text.windows import BatchSampler, Loader
 from locant.text.windows.permutation import Permutation
@@ -274,11 +274,53 @@ class TestDataLoaders:
         assert [numbers(batch) for batch in loader] == [numbers(batch) for batch in other][6:]
 
     def test_options_reach_the_data_loader_and_what_is_ours_does_not(self) -> None:
-        with pytest.raises(TypeError, match="nonsense"):
-            windows().loader(4, nonsense=1)
+        options = {"num_workers": 2, "prefetch_factor": 3, "timeout": 60, "in_order": False, "persistent_workers": True}
+        made = windows().loader(4, **options, multiprocessing_context="fork", worker_init_fn=print)._data_loader
+        assert {name: getattr(made, name) for name in options} == options
+        assert (made.multiprocessing_context.get_start_method(), made.worker_init_fn) == ("fork", print)
         for name in ("sampler", "batch_sampler", "collate_fn", "generator", "dataset"):
             with refuses(InputError, f"got {name}, which the loader makes itself"):
                 windows().loader(4, **{name: None})
+
+    @pytest.mark.parametrize(
+        ("options", "kind", "words"),
+        [
+            ({"nonsense": 1}, InputError, ["nonsense=1", "num_workers"]),
+            ({"num_worker": 1}, InputError, ["num_worker=1", "num_workers=, did you mean that?"]),
+            ({"num_workers": "2"}, RangeError, ["got '2' for num_workers"]),
+            ({"num_workers": 1.5}, RangeError, ["got 1.5 for num_workers"]),
+            ({"num_workers": -1}, RangeError, ["got -1 for num_workers"]),
+            ({"num_workers": None}, RangeError, ["got None for num_workers"]),
+            ({"num_workers": 1, "prefetch_factor": 0}, RangeError, ["got 0 for prefetch_factor"]),
+            ({"num_workers": 1, "prefetch_factor": "2"}, RangeError, ["got '2' for prefetch_factor"]),
+            ({"num_workers": 1, "timeout": "2"}, RangeError, ["got '2' for timeout"]),
+            ({"num_workers": 1, "timeout": -1}, RangeError, ["got -1 for timeout"]),
+            ({"num_workers": 1, "timeout": float("nan")}, RangeError, ["got nan for timeout"]),
+            ({"num_workers": 1, "multiprocessing_context": "thread"}, InputError, ["'thread'", "spawn"]),
+            ({"num_workers": 1, "multiprocessing_context": 5}, InputError, ["multiprocessing_context=5", "spawn"]),
+            ({"num_workers": 1, "worker_init_fn": 5}, InputError, ["worker_init_fn=5"]),
+            ({"pin_memory": "no"}, InputError, ["pin_memory='no'", "True or False"]),
+            ({"num_workers": 1, "persistent_workers": 1}, InputError, ["persistent_workers=1"]),
+            ({"in_order": None}, InputError, ["in_order=None"]),
+            ({"prefetch_factor": 2}, InputError, ["prefetch_factor=2 without workers", "num_workers=2"]),
+            ({"persistent_workers": True}, InputError, ["persistent_workers=True without workers"]),
+            ({"timeout": 5}, InputError, ["timeout=5 without workers"]),
+            ({"multiprocessing_context": "fork"}, InputError, ["multiprocessing_context='fork' without workers"]),
+        ],
+    )
+    def test_are_never_given_what_they_cannot_take(
+        self, options: dict[str, Any], kind: type[LocantError], words: list[str]
+    ) -> None:
+        with refuses(kind, *words):
+            windows().loader(4, **options)
+
+    def test_without_workers_take_the_values_that_mean_none(self) -> None:
+        options = {"prefetch_factor": None, "persistent_workers": False, "timeout": 0, "multiprocessing_context": None}
+        assert sorted(number for batch in windows().loader(4, **options) for number in numbers(batch)) == [*range(N)]
+
+    def test_draw_from_what_has_a_length(self) -> None:
+        with refuses(InputError, "got 5 to draw from"):
+            BatchSampler(5, 4)  # type: ignore[arg-type]
 
     def test_get_batches_with_memory_of_their_own(self) -> None:
         loader = Windows(np.arange(101), 10).loader(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -44,13 +45,17 @@ def _write_piece(planned: PlannedPiece, plan: Plan, shards: Shards, engine: Engi
     """Read, encode and write one piece; what of its file was read, and its hash."""
     piece, tally, seen, continues = plan.readable(planned.piece), Tally(), 0, False
     _require_unchanged(piece.path, planned)
-    for ids, lengths, unfinished in _encoded(engine, piece, tally):
-        if plan.end_of_text is not None:
-            ids, lengths = with_ends(ids, lengths, plan.end_of_text, unfinished=unfinished)
-        shards.append(ids, lengths, continues=continues, unfinished=unfinished)
-        continues = unfinished
-        advance(tally.bytes - seen)
-        seen = tally.bytes
+    try:
+        for ids, lengths, unfinished in _encoded(engine, piece, tally):
+            if plan.end_of_text is not None:
+                ids, lengths = with_ends(ids, lengths, plan.end_of_text, unfinished=unfinished)
+            shards.append(ids, lengths, continues=continues, unfinished=unfinished)
+            continues = unfinished
+            advance(tally.bytes - seen)
+            seen = tally.bytes
+    except (InputError, OSError):
+        _require_unchanged(piece.path, planned)  # else its reader complains of damage, which is not what happened
+        raise
     _require_unchanged(piece.path, planned)
     advance(tally.bytes - seen)
     return {"path": planned.piece.path, "start": piece.start, "stop": piece.stop, "sha256": tally.sha256}
@@ -82,7 +87,15 @@ def _in_morsels(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 def _require_unchanged(path: str, planned: PlannedPiece) -> None:
     """A file that changes while it is read would give a store of neither state."""
-    state = Path(path).stat()
+    try:
+        state = os.stat(path)  # noqa: PTH116  # a `Path` for each of very many files takes longer
+    except FileNotFoundError:
+        raise InputError(
+            f"{path} has vanished since the work was planned",
+            "putting it back as it was, or resume=False (--restart), which begins anew",
+        ) from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", "giving access to it, then the same again") from None
     if planned.mtime_ns is not None and (state.st_size, state.st_mtime_ns) != (planned.size, planned.mtime_ns):
         raise InputError(
             f"{path} has changed since the work was planned: it had {planned.size} bytes, now {state.st_size}",

@@ -6,7 +6,6 @@ taken up where it was. Until the manifest stands, no reader takes the folder for
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ from locant.text.store.layout import MANIFEST, TOKENIZER, shard_name
 from locant.text.store.manifest import read_manifest
 from locant.text.tokenizer import Tokenizer
 
-__all__ = ["finalize", "join", "missing_parts", "note_tasks", "recorded_request", "tidy"]
+__all__ = ["finalize", "join", "missing_parts", "note_tasks", "recorded_request", "store_folder", "tidy"]
 
 NUMBERING = "numbering.json"
 NAMED = 10
@@ -37,7 +36,7 @@ def finalize(out: str | Path) -> TokenStore:
     Raises:
         InputError: there is nothing to join, or some task has not done its part; they are named.
     """
-    out = Path(out)
+    out = store_folder(out)
     if (out / MANIFEST).exists():
         tidy(out)
         return TokenStore(out)
@@ -47,6 +46,13 @@ def finalize(out: str | Path) -> TokenStore:
     if not (plan.folder / NUMBERING).exists() and (missing := missing_parts(plan)):
         raise InputError(f"{out} is not finished: {_named(plan, missing)}", "running them, and then --finalize again")
     return join(plan, plan.tokenizer())
+
+
+def store_folder(out: object) -> Path:
+    """Where the store shall be, if that can be the name of a folder; an empty one would be the current folder."""
+    if not isinstance(out, (str, Path)) or not str(out) or "\0" in str(out):
+        raise InputError(f"got {out!r} as the folder of a store, expected a path", "out='store'")
+    return Path(out)
 
 
 def missing_parts(plan: Plan) -> list[int]:
@@ -133,7 +139,7 @@ def _recorded_sources(sources: Sequence[Source], parts: Sequence[Part]) -> list[
     for part in parts:
         for piece in part.pieces:
             pieces[piece["path"]].append({name: piece[name] for name in ("start", "stop", "sha256")})
-    return [{**dataclasses.asdict(source), "pieces": pieces[source.path]} for source in sources]
+    return [{**vars(source), "pieces": pieces[source.path]} for source in sources]
 
 
 def recorded_request(store: Path) -> tuple[dict[str, Any], list[Source]]:

@@ -212,7 +212,7 @@ def write_plan(
         "total_bytes": total,
         "offsets": offsets,
     }
-    written = json.dumps([dataclasses.asdict(source) for source in sources])
+    written = json.dumps([vars(source) for source in sources])
     definition = tokenizer.to_json()
     digest = hashlib.sha256(b"".join(lines))
     for text in (written, json.dumps(facts), definition):
@@ -224,7 +224,7 @@ def write_plan(
 
 
 def _line(part: Sequence[PlannedPiece]) -> bytes:
-    return json.dumps([(dataclasses.asdict(one.piece), one.size, one.mtime_ns) for one in part]).encode() + b"\n"
+    return json.dumps([(vars(one.piece), one.size, one.mtime_ns) for one in part]).encode() + b"\n"
 
 
 def read_plan(store: Path) -> Plan | None:

@@ -16,7 +16,7 @@ from locant.errors import InputError
 from locant.numbers import whole
 from locant.text.prepare.cluster import make_on_ray
 from locant.text.prepare.crew import Crew, num_cores
-from locant.text.prepare.finalize import join, missing_parts, note_tasks, recorded_request, tidy
+from locant.text.prepare.finalize import join, missing_parts, note_tasks, recorded_request, store_folder, tidy
 from locant.text.prepare.part import make_part, sweep
 from locant.text.prepare.plan import (
     FOLDER,
@@ -141,7 +141,7 @@ def prepare(
             in `out`, no room on the disk, a worker that was killed.
         RangeError: a number of workers, tasks or tokens that makes no sense.
     """
-    out = _folder(out)
+    out = store_folder(out)
     if workers is not None:
         workers = whole("workers", workers, 1, 4096, remedy="workers=1")
     _require_share(task, num_tasks, ray, resume=resume)
@@ -165,13 +165,6 @@ def prepare(
                 crew.prepare(plan.store)
             _make(plan, _share(plan, task, num_tasks), chosen, engine, progress, crew, ray, size)
         return join(plan, chosen) if task is None else None
-
-
-def _folder(out: object) -> Path:
-    """Where the store shall be, if that can be the name of a folder."""
-    if not isinstance(out, (str, Path)) or not str(out) or "\0" in str(out):
-        raise InputError(f"got {out!r} as the folder of a store, expected a path", "out='store'")
-    return Path(out)
 
 
 def _require_share(task: int | None, num_tasks: int | None, ray: str | None, *, resume: bool) -> None:

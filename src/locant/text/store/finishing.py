@@ -12,7 +12,7 @@ from locant._version import __version__
 from locant.errors import InputError, RangeError
 from locant.files import write_whole
 from locant.text.store.layout import MANIFEST, TOKENIZER, require_file, shard_name, token_dtype
-from locant.text.store.manifest import SCHEMA, VERSION, parse_manifest
+from locant.text.store.manifest import SCHEMA, VERSION, parse_manifest, parse_sources
 from locant.text.store.records import FileRecord, ShardRecord
 from locant.text.tokenizer import Tokenizer
 
@@ -47,6 +47,7 @@ def write_manifest(
     )
     path = folder / MANIFEST
     parse_manifest(content, path)  # what could not be read again is not written
+    parse_sources(content, path)
     if path.exists():
         if path.read_bytes() == content:
             return

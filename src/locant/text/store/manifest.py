@@ -4,6 +4,9 @@ The text is JSON, one line per field. Its last two fields are the SHA-256 of eve
 ``"complete": true``, in one spelling that is checked before anything is parsed: a changed or missing byte is always
 found, and damage is never interpreted. The shards are a table of columns, because a table of rows takes several times
 as long to read. No file is named: names come from numbers.
+
+Opening a store needs everything but the sources, which are most of the text where a store was made from very many
+files: they are hashed with the rest, and parsed when somebody asks for them.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +28,16 @@ from locant.text.store.index import index_size
 from locant.text.store.layout import MANIFEST, MAX_SIZE, read_file, require_file, token_dtype
 from locant.text.store.records import FaultError, FileRecord, count_of, fields_of, file_of, hash_of, is_hex
 
-__all__ = ["AGAIN", "SCHEMA", "SHARD_COLUMNS", "VERSION", "Manifest", "parse_manifest", "read_manifest"]
+__all__ = [
+    "AGAIN",
+    "SCHEMA",
+    "SHARD_COLUMNS",
+    "VERSION",
+    "Manifest",
+    "parse_manifest",
+    "parse_sources",
+    "read_manifest",
+]
 
 SCHEMA = "locant token store"
 VERSION = 1
@@ -34,6 +47,8 @@ LARGEST = 1 << 30
 HEAD = re.compile(rb'\{\n "schema": "locant token store",\n "version": (\d{1,9}),\n')
 TAIL = re.compile(rb',\n "sha256": "([0-9a-f]{64})",\n "complete": true\n\}\n')
 TAIL_SIZE = len(',\n "sha256": "",\n "complete": true\n}\n') + 64
+SOURCES, BEHIND_SOURCES = b'\n "sources": ', b',\n "shards": '
+"""The sources stand between these: a text in JSON holds no line feed, and only fields of the manifest begin so."""
 AGAIN = "preparing the store again, or a fresh copy of it"
 
 SHARD_COLUMNS = ("tokens", "documents", "bin_size", "bin_sha256", "idx_size", "idx_sha256")
@@ -55,8 +70,21 @@ class Manifest:
     idx_sha256: Sequence[str]
     tokenizer: FileRecord
     tokenizer_fingerprint: str
-    sources: list[dict[str, Any]]
     options: dict[str, Any]
+    path: Path
+    """The file, in which the sources are looked up."""
+
+    @cached_property
+    def sources(self) -> list[dict[str, Any]]:
+        """What the texts came from; read when first asked for.
+
+        Raises:
+            InputError: the manifest is gone, is another one by now, or its sources are not as they were written.
+        """
+        content = read_file(self.path, _require_manifest(self.path.parent), AGAIN)
+        if parse_manifest(content, self.path).sha256 != self.sha256:
+            raise InputError(f"{self.path} was written anew since it was opened", "opening it again")
+        return parse_sources(content, self.path)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -79,9 +107,33 @@ def parse_manifest(content: bytes, path: Path) -> Manifest:
     try:
         _require_version(content)
         digest = _require_intact(content)
-        return _manifest(_parse(content), digest)
+        return _manifest(_parse(_without_sources(content)), digest, path)
     except FaultError as fault:
-        raise InputError(f"{path} is no intact manifest of a store: {fault}", AGAIN) from None
+        raise _damaged(path, fault) from None
+
+
+def parse_sources(content: bytes, path: Path) -> list[dict[str, Any]]:
+    """The sources in the content of a manifest that `parse_manifest` has checked.
+
+    Raises:
+        InputError: they are no list of objects.
+    """
+    try:
+        return _sources(_parse(content).get("sources"))
+    except FaultError as fault:
+        raise _damaged(path, fault) from None
+
+
+def _damaged(path: Path, fault: FaultError) -> InputError:
+    return InputError(f"{path} is no intact manifest of a store: {fault}", AGAIN)
+
+
+def _without_sources(content: bytes) -> bytes:
+    """The same with no sources in it; all of it, if it is not spelled as we write it."""
+    begin, end = content.find(SOURCES), content.rfind(BEHIND_SOURCES)
+    if not 0 <= begin < end:
+        return content
+    return content[: begin + len(SOURCES)] + b"[]" + content[end:]
 
 
 def _require_manifest(folder: Path) -> int:
@@ -143,7 +195,7 @@ def _refuse(constant: str) -> None:
     raise FaultError(f"it holds {constant}, which is not JSON")
 
 
-def _manifest(fields: dict[str, Any], digest: str) -> Manifest:
+def _manifest(fields: dict[str, Any], digest: str, path: Path) -> Manifest:
     vocab_size = count_of(fields.get("vocab_size"), "vocab_size")
     try:
         dtype = token_dtype(vocab_size)
@@ -156,6 +208,7 @@ def _manifest(fields: dict[str, Any], digest: str) -> Manifest:
         if count_of(fields.get(name), name) != sum(shards[name]):
             raise FaultError(f"{name} is {fields[name]}, and its shards have {sum(shards[name])}")
     tokenizer = fields_of(fields.get("tokenizer"), "tokenizer", ("size", "sha256", "fingerprint"))
+    _sources(fields.get("sources"))
     return Manifest(
         sha256=digest,
         dtype=dtype,
@@ -167,8 +220,8 @@ def _manifest(fields: dict[str, Any], digest: str) -> Manifest:
         idx_sha256=shards["idx_sha256"],
         tokenizer=file_of(tokenizer, "tokenizer"),
         tokenizer_fingerprint=hash_of(tokenizer["fingerprint"]),
-        sources=_sources(fields.get("sources")),
         options=fields_of(fields.get("options"), "options", ()),
+        path=path.absolute(),
     )
 
 

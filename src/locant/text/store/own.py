@@ -67,6 +67,7 @@ class OwnContents(Contents):
     def verify(self) -> None:
         if read_manifest(Path(self._folder)).sha256 != self.identity:
             raise InputError(f"{self._folder} was written anew since it was opened", "opening it again")
+        _ = self.manifest.sources  # all that opening leaves unread
         self.load_tokenizer()
         for number, tokens in enumerate(self.tokens.tolist()):
             path = self.bin_path(number)

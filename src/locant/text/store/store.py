@@ -9,8 +9,10 @@ SIGBUS; Python cannot catch that. Stores are written once and never changed, so 
 Where files may vanish (a network file system), ``mode="read"`` reads every slice with a system call: it copies, and
 what goes wrong is an `InputError`.
 
-Measured on two CPU cores: 10 000 shards open in 0.07 s, a window of 257 tokens out of a mapped shard takes 1.4 µs, out
-of one that is not mapped yet 13 to 20 µs, in ``mode="read"`` 11 µs. A shard is written at 500 MB/s, hashed and flushed.
+Measured on two CPU cores: 10 000 shards open in 0.07 s, a store of 100 000 files, whose manifest has 29 MB, in 0.04 s
+(its list of sources is hashed, and parsed when asked for, in a second). A window of 257 tokens out of a mapped shard
+takes 1.4 µs, out of one that is not mapped yet 13 to 20 µs, in ``mode="read"`` 11 µs. A shard is written at 500 MB/s,
+hashed and flushed.
 """
 
 from __future__ import annotations
@@ -91,7 +93,7 @@ class TokenStore:
         tokenizer: Tokenizer | str | Path | None = None,
         end_of_text: int | None = None,
     ) -> None:
-        if not isinstance(path, (str, Path)) or "\0" in str(path):
+        if not isinstance(path, (str, Path)) or not str(path) or "\0" in str(path):
             raise InputError(f"got {path!r} as a store, expected a path", "the folder that locant prepare made")
         self.path = Path(path)
         self.format: Format = format

@@ -29,10 +29,10 @@ def find(path_or_name: str | Path, *, download: bool) -> tuple[str, str]:
         InputError: if there is none, naming the three remedies.
     """
     path = Path(path_or_name)
-    if _exists(path):
+    if str(path_or_name) and _exists(path):  # an empty name would be the current folder
         return _read(_file_in(path) if path.is_dir() else path)
     name = str(path_or_name)
-    if isinstance(path_or_name, str):
+    if isinstance(path_or_name, str) and name:
         if (cached := _in_hub_cache(name)) is not None:
             return _read(cached)
         if (definition := cached_encoding(name)) is not None:

@@ -148,7 +148,12 @@ class Tokenizer:
 
         Args:
             path: the file, or a folder to write ``tokenizer.json`` in.
+
+        Raises:
+            InputError: an empty path, or one where the system refuses to write.
         """
+        if not str(path):
+            raise InputError("got an empty path for a tokenizer, expected a file or folder", "'tokenizer.json'")
         path = Path(path)
         write_whole(path / "tokenizer.json" if path.is_dir() else path, self.to_json())
 

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 
 from locant.errors import InputError
 from locant.text.windows.collation import Batch, collate
+from locant.text.windows.options import checked_options
 from locant.text.windows.sampler import BatchSampler
 
 if TYPE_CHECKING:  # windows are what makes loaders
@@ -31,8 +32,6 @@ __all__ = ["Loader"]
 
 VERSION = 1
 """Of the state: a later one may be read by later versions only."""
-
-OURS = ("dataset", "batch_sampler", "sampler", "collate_fn", "generator")
 
 
 class Loader:
@@ -59,11 +58,7 @@ class Loader:
         drop_last: bool,
         **options: Any,
     ) -> None:
-        taken = [name for name in OURS if name in options]
-        if taken:
-            raise InputError(
-                f"got {', '.join(taken)}, which the loader makes itself", "DataLoader(windows, ...) with BatchSampler"
-            )
+        options = checked_options(options)
         self._windows = windows
         self._sampler = BatchSampler(
             windows,

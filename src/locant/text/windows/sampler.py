@@ -22,7 +22,7 @@ import torch.distributed as dist
 from jaxtyping import Int
 
 from locant.errors import InputError, RangeError
-from locant.numbers import whole
+from locant.numbers import shown, whole
 from locant.text.windows.permutation import Permutation
 
 __all__ = ["BatchSampler"]
@@ -66,6 +66,8 @@ class BatchSampler:
         world_size: int | None = None,
         drop_last: bool = False,
     ) -> None:
+        if not isinstance(windows, Sized):
+            raise InputError(f"got {shown(windows)} to draw from, which has no length", "the Windows, or range(n)")
         self.num_windows = len(windows)
         self.batch_size = whole("batch_size", batch_size, 1, remedy="a number of windows")
         self.shuffle, self.drop_last = shuffle, drop_last

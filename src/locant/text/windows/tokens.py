@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int, Integer
+from jaxtyping import Bool, Int, Integer
 
 from locant.errors import InputError, RangeError
 from locant.text.store import TokenStore
@@ -94,6 +94,7 @@ class ShardedTokens(Tokens):
     def __init__(self, store: TokenStore) -> None:
         self._store = store
         self._starts = np.asarray(store.shard_starts, dtype=np.int64)
+        self._seams: _Seams | None = None
 
     @cached_property
     def _mapped(self) -> tuple[ArrayTokens, Int[np.ndarray, " shards_plus_1"]]:
@@ -113,14 +114,20 @@ class ShardedTokens(Tokens):
         array, shift = self._mapped
         if len(self._starts) == 2:
             return array.read_rows(starts, width)
-        after = self._after(starts)
-        across = starts > (self._starts - width)[after]
-        if not np.logical_or.reduce(across):
-            return array.read_rows(starts + shift[after], width)
-        rows = np.empty((len(starts), width), dtype=self._store.dtype)
-        rows[across] = self.read_pieces(starts[across], np.full(int(across.sum()), width)).reshape(-1, width)
-        rows[~across] = array.read_rows((starts + shift[after])[~across], width)
+        if self._seams is None or self._seams.width != width:
+            self._seams = _Seams.between(self._starts, shift[1:], width)
+        place = self._seams.bounds.searchsorted(starts, "right")
+        rows = array.read_rows(starts + self._seams.shift[place], width)
+        across = self._seams.across[place]
+        if np.count_nonzero(across):  # they have the gap between two shards in them
+            rows[across] = self._joined(starts[across], width)
         return rows
+
+    def _joined(self, starts: Int[np.ndarray, " rows"], width: int) -> Integer[np.ndarray, "rows width"]:
+        """Rows of which any may go on in any of the following shards."""
+        array, shift = self._mapped
+        tokens = starts[:, None] + np.arange(width)
+        return array.ids[tokens + shift[self._after(tokens)]]
 
     def read_pieces(
         self, starts: Int[np.ndarray, " pieces"], sizes: Int[np.ndarray, " pieces"]
@@ -140,7 +147,7 @@ class ShardedTokens(Tokens):
         ends = np.minimum(np.repeat(starts + sizes, parts), self._starts[shard + 1])
         return shard, begins, ends - begins
 
-    def _after(self, tokens: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+    def _after(self, tokens: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
         """The shard after the one that each token is in."""
         return self._starts.searchsorted(tokens, "right")
 
@@ -149,6 +156,28 @@ class ShardedTokens(Tokens):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["store"])
+
+
+@dataclass(frozen=True)
+class _Seams:
+    """Where rows of one width lie within a shard and where across its end, so that one search tells both.
+
+    All three are asked with how many bounds are not behind a row's start, which is never none.
+    """
+
+    width: int
+    bounds: Int[np.ndarray, " twice_shards"]
+    shift: Int[np.ndarray, " twice_shards_plus_1"]
+    """How much later the row stands in the array than in the store."""
+    across: Bool[np.ndarray, " twice_shards_plus_1"]
+    """Whether it goes on in another shard."""
+
+    @classmethod
+    def between(cls, starts: Int[np.ndarray, " offsets"], shift: Int[np.ndarray, " shards"], width: int) -> _Seams:
+        begins = starts[:-1]
+        bounds = np.stack([begins, np.maximum(starts[1:] - width + 1, begins)], axis=1).ravel()
+        across = np.arange(len(bounds) + 1) % 2 == 0
+        return cls(width, bounds, np.concatenate([shift[:1], np.repeat(shift, 2)]), across)
 
 
 class SlicedTokens(Tokens):

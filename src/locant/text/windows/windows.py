@@ -159,6 +159,10 @@ class Windows(Dataset[Batch]):
             drop_last: drop the last step if it is not whole, so that all ranks make the same number of equal batches.
             options: for `torch.utils.data.DataLoader`: ``num_workers``, ``pin_memory``, ``prefetch_factor`` ...
 
+        Raises:
+            InputError: an option that a data loader does not have, or that means nothing without workers.
+            RangeError: a number out of range.
+
         >>> loader = Windows(range(10), length=2).loader(batch_size=2, seed=7)
         >>> first = next(iter(loader))
         >>> again = Windows(range(10), length=2).loader(batch_size=2, seed=7)
