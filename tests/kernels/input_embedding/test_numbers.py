@@ -85,7 +85,8 @@ def test_positions_that_only_seem_to_count_up(kernel: Kernel, index: list[int]) 
     require(kernel, operands((2, 4), 5, position_index=torch.tensor([index])))
 
 
-def test_parts_of_several_rows_and_of_less_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_parts_of_several_rows_and_of_less_than_one(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU cuts where its parts are full: between rows, or within one."""
     from locant.kernels.input_embedding import cpu
     from tests.kernels.interpreted import Place
@@ -93,8 +94,17 @@ def test_parts_of_several_rows_and_of_less_than_one(monkeypatch: pytest.MonkeyPa
     for entries in (1, 40, 65, 300):
         monkeypatch.setattr(cpu, "PART", entries)
         for index in (torch.arange(4, 15)[None], torch.randint(37, (7, 11))):
-            o = operands((7, 11), 5, position_index=index, seed=torch.tensor([3]), p=0.2)
+            o = operands((7, 11), 5, dtype=dtype, position_index=index, seed=torch.tensor([3]), p=0.2)
             require(Kernel("cpu", Place("cpu")), o)
+
+
+@pytest.mark.parametrize("index", [torch.arange(11)[None], torch.arange(16 * 11).view(16, 11) % 7], ids=len)
+def test_a_cpu_reads_tables_with_few_rows_many_times(index: Tensor) -> None:
+    from tests.kernels.interpreted import Place
+
+    position = torch.randn(11, 5, dtype=torch.bfloat16)
+    o = operands((16, 11), 5, dtype=torch.bfloat16, position=position, position_index=index)
+    require(Kernel("cpu", Place("cpu")), o)
 
 
 @pytest.mark.parametrize("table_shape", [(0, 5), (3, 0), (0, 0)])

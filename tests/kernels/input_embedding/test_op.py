@@ -119,14 +119,15 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("width", [192, 131])
-def test_any_number_of_threads_gives_the_same_bits(width: int) -> None:
+@pytest.mark.parametrize(("width", "dtype"), [(192, torch.float32), (131, torch.float32), (131, torch.bfloat16)])
+def test_any_number_of_threads_gives_the_same_bits(width: int, dtype: torch.dtype) -> None:
     """Tensors large enough for torch to share them out among threads; 131 columns do not divide evenly."""
-    rows = {"token": torch.randn(101, width), "position": torch.randn(600, width)}
+    rows = {"token": torch.randn(101, width).to(dtype), "position": torch.randn(600, width).to(dtype)}
     ids = torch.randint(101, (3, 599)).where(torch.rand(3, 599) < 0.7, 7)
     for index in (torch.arange(599)[None], torch.randint(600, (3, 599))):
-        o = operands((3, 599), width, **rows, ids=ids, position_index=index, seed=torch.tensor([5]), p=0.1)
-        cotangent = torch.randn(3, 599, width)
+        given = {**rows, "ids": ids, "position_index": index}
+        o = operands((3, 599), width, dtype=dtype, **given, seed=torch.tensor([5]), p=0.1)
+        cotangent = torch.randn(3, 599, width).to(dtype)
         found = []
         for count in (1, 2):
             with threads(count):

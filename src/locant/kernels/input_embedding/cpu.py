@@ -17,7 +17,7 @@ to ``p * 2**16``, so that the probability of each entry is p to the last bit of 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -77,7 +77,7 @@ def forward(
     flat = y.view(o.num_tokens, o.width)
     normed = o.num_tokens if o.eps is not None else 0
     mean, rstd = (o.token.new_empty(normed, dtype=o.accumulator) for _ in range(2))
-    rows, dropout = _Rows(o), _Dropout(o)
+    rows, dropout = _Rows(_with_small_tables_widened(o)), _Dropout(o)
     gamma, beta = _wide(o.gamma, o), _wide(o.beta, o)
     in_place = o.eps is None and y.dtype == o.accumulator
     for part in _parts(o):
@@ -174,6 +174,15 @@ def _run(index: Tensor | None) -> int | None:
 
 def _wide(table: Tensor | None, o: Operands) -> Tensor | None:
     return None if table is None else table.to(o.accumulator)
+
+
+def _with_small_tables_widened(o: Operands) -> Operands:
+    """Rows that are read many times each are converted once. Not backward, where they would crowd the cache."""
+    position, segment = (
+        _wide(table, o) if table is not None and 16 * table.shape[0] <= o.num_tokens else table
+        for table in (o.position, o.segment)
+    )
+    return replace(o, position=position, segment=segment)
 
 
 def _require_rows(o: Operands) -> None:
