@@ -14,6 +14,7 @@ from locant.attention.backends import BackendName, Request, choose_backend
 from locant.attention.eager import eager_attention
 from locant.attention.flex import flex_attention
 from locant.attention.gradients import needs_gradient, sources
+from locant.attention.padding import all_blanked
 from locant.attention.sdpa import sdpa_attention
 from locant.attention.tiled import takes_a_table, tiled_attention
 from locant.attention.visibility import steps_ahead, visibility
@@ -60,7 +61,8 @@ def attend(
     """``softmax(q k^T scale + bias) v`` over the keys that each query may see.
 
     Padding, document boundaries and the cache offset come from the positions; there is no separate mask. A query
-    that may see nothing (padding) gets zeros. `q` and `k` are expected as `encoding.rotate` returned them.
+    that may see nothing (padding) gets zeros. What stands at padding, NaN included, changes nothing, and its gradients
+    are zeros. `q` and `k` are expected as `encoding.rotate` returned them.
 
     Args:
         q, k, v: `k` and `v` may have fewer heads than `q` (grouped-query attention).
@@ -94,6 +96,8 @@ def attend(
     keys.require_fits(k.shape[0], k.shape[2], k.device, "k")
     request = _request(q, k, v, encoding, positions, keys, causal, window, dropout_p, return_weights)
     name = choose_backend(backend, request).name
+    if name != "tiled":  # whose runs leave padding out
+        q, k, v = all_blanked(q, k, v, positions, keys)
     with _precision_of(q):
         if name == "flex" and k.shape[2]:
             return flex_attention(q, k, v, encoding, positions, k_positions, causal, window, factor)

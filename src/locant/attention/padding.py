@@ -1,0 +1,41 @@
+"""What stands at padding may be anything, NaN of memory that nobody wrote included: attention sees zeros there.
+
+A weight of 0 hides a number, but neither NaN nor infinity, forward and in gradients alike. So queries, keys and values
+are blanked before anything is made of them, and padding gets a gradient of exactly zero. That costs a copy of each, and
+only where there is padding, as far as the host can tell. For a single query the copy would cost ten times what its
+attention does: a cache blanks what it stores, once.
+"""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+from locant.positions import Positions
+from locant.positions.checks import readable
+from locant.positions.where.documents import PADDING
+
+__all__ = ["all_blanked", "blanked"]
+
+
+def all_blanked(
+    q: Tensor, k: Tensor, v: Tensor, positions: Positions, keys: Positions
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All three with zeros at padding; keys and values out of a cache have them already."""
+    q = blanked(q, positions)
+    return (q, k, v) if keys.is_blank else (q, blanked(k, keys), blanked(v, keys))
+
+
+def blanked(x: Float[Tensor, "batch heads seq dim"], positions: Positions) -> Float[Tensor, "batch heads seq dim"]:
+    """`x` with zeros at padding, or `x` itself where there is none.
+
+    >>> import torch
+    >>> blanked(torch.full((1, 1, 3, 1), torch.nan), Positions.of([0, 0, 1], document=[-1, 0, 0])).flatten()
+    tensor([0., nan, nan])
+    """
+    if positions.document_or_none is None:
+        return x
+    padding = positions.document_or_none == PADDING
+    if readable(padding) and not bool(padding.any()):
+        return x
+    return x.masked_fill(padding[:, None, :, None], 0.0)
