@@ -73,10 +73,11 @@ def attend(
         window: if set, only tokens fewer than this many steps away are seen.
         dropout_p: probability of dropping a weight; 0 unless training.
         scale: default ``head_dim ** -0.5``; a number, not learned.
-        backend: how, never what. ``"sdpa"``: torch's fused kernels, with a matrix for bias and mask. ``"tiled"``: the
-            same without the matrix, for a tile of queries at a time. ``"flex"``: FlexAttention (on a CPU without
-            gradients). ``"eager"``: written out, the one for gradients of gradients. ``"auto"`` chooses by device and
-            sizes, and takes ``"eager"`` inside `torch.func.grad`, `torch.func.jvp` and the like.
+        backend: how, never what. ``"sdpa"``: torch's fused kernels, with a matrix for bias and mask; in forward mode
+            and inside `torch.func.grad` and the like, torch's kernel of plain operations. ``"tiled"``: the same without
+            the matrix, for a tile of queries at a time. ``"flex"``: FlexAttention (on a CPU without gradients).
+            ``"eager"``: written out, the one for gradients of gradients by ``backward``. ``"auto"`` chooses by device
+            and sizes, and takes ``"eager"`` in forward mode and inside `torch.func.grad` and the like.
         return_weights: also return the weights, ``batch heads query key``.
 
     >>> import torch

@@ -53,8 +53,8 @@ def is_differentiated(*tensors: Tensor) -> bool:
 
     `torch.func.vmap` alone is none of these. Compilers are answered, too: of the graph as a whole.
     """
-    if torch.compiler.is_compiling():
-        return _is_graph_differentiated()
+    if torch.compiler.is_compiling():  # the level is read where the compiler sees it, and makes it a condition
+        return _is_graph_differentiated() or forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
     if in_forward_mode() and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
         return True
     return is_transforming() and any(_is_tracked(tensor) for tensor in tensors)
