@@ -169,6 +169,20 @@ def test_vmap_alone_is_no_derivative() -> None:
     assert_close(vmap(layer)(q), torch.stack([layer.written_out(each) for each in q]))
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch runs its fused kernels sample by sample
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled", "eager"])
+def test_vmap_over_where_the_tokens_stand(backend: str) -> None:
+    """Each sample's rows have an order and documents of their own, padding among them."""
+    q, index = drawn(), torch.stack([torch.randperm(LENGTH) for _ in range(3)])
+    document = torch.tensor([[0, 0, 0, 0, 0], [-1, 0, 0, 0, 0], [0, 0, 1, 1, -1]])
+
+    def run(index: Tensor, document: Tensor) -> Tensor:
+        return attend(q, q, q, encoding=ALiBi(HEADS), positions=Positions.of(index, document), backend=backend)
+
+    expected = torch.stack([run(*each) for each in zip(index, document, strict=True)])
+    assert_close(vmap(run)(index, document), expected)
+
+
 @pytest.fixture
 def _unchecked(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--jaxtyping-packages", default=None):

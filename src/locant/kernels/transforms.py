@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 __all__ = [
     "holds_several",
     "in_forward_mode",
+    "is_batched",
     "is_differentiated",
     "is_functionalizing",
     "is_transforming",
@@ -46,6 +47,15 @@ def is_watched() -> bool:
 def holds_several(grad: Tensor) -> bool:
     """Whether torch has put several gradients into one that looks like a single one (``is_grads_batched``)."""
     return not torch.compiler.is_compiling() and functorch.is_legacy_batchedtensor(grad)
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Whether `torch.func.vmap` has put several samples into it, so that it has no values to look at."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
 
 
 def is_differentiated(*tensors: Tensor) -> bool:
