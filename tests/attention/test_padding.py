@@ -201,7 +201,7 @@ def test_other_tensors_at_the_places_of_a_cache_are_not_taken_for_blank() -> Non
 )
 def test_without_padding_nothing_is_copied(where: Positions) -> None:
     x = torch.randn(2, 1, 9, 4)
-    assert blanked(x, where) is x
+    assert blanked(where, x)[0] is x
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -72,8 +72,9 @@ class KVCache:
         new_length = self._length + k.shape[2]
         self._keys = self._with_room(self._keys, k, new_length)
         self._values = self._with_room(self._values, v, new_length)
-        self._keys[:, :, self._length : new_length] = blanked(k.detach(), positions)
-        self._values[:, :, self._length : new_length] = blanked(v.detach(), positions)
+        new_keys, new_values = blanked(positions, k.detach(), v.detach())
+        self._keys[:, :, self._length : new_length] = new_keys
+        self._values[:, :, self._length : new_length] = new_values
         self._positions, self._length = joined, new_length
         return self._keys[:, :, :new_length], self._values[:, :, :new_length], self._positions
 

@@ -18,24 +18,24 @@ from locant.positions.where.documents import PADDING
 __all__ = ["all_blanked", "blanked"]
 
 
-def all_blanked(
-    q: Tensor, k: Tensor, v: Tensor, positions: Positions, keys: Positions
-) -> tuple[Tensor, Tensor, Tensor]:
-    """All three with zeros at padding; keys and values out of a cache have them already."""
-    q = blanked(q, positions)
-    return (q, k, v) if keys.is_blank else (q, blanked(k, keys), blanked(v, keys))
+def all_blanked(q: Tensor, k: Tensor, v: Tensor, positions: Positions, keys: Positions) -> tuple[Tensor, ...]:
+    """Queries, keys and values with zeros at padding; those out of a cache have them already."""
+    return (*blanked(positions, q), *((k, v) if keys.is_blank else blanked(keys, k, v)))
 
 
-def blanked(x: Float[Tensor, "batch heads seq dim"], positions: Positions) -> Float[Tensor, "batch heads seq dim"]:
-    """`x` with zeros at padding, or `x` itself where there is none.
+def blanked(
+    positions: Positions, *tensors: Float[Tensor, "batch heads seq dim"]
+) -> tuple[Float[Tensor, "batch heads seq dim"], ...]:
+    """The tensors with zeros at padding, or themselves where there is none.
 
     >>> import torch
-    >>> blanked(torch.full((1, 1, 3, 1), torch.nan), Positions.of([0, 0, 1], document=[-1, 0, 0])).flatten()
+    >>> where = Positions.of([0, 0, 1], document=[-1, 0, 0])
+    >>> blanked(where, torch.full((1, 1, 3, 1), torch.nan))[0].flatten()
     tensor([0., nan, nan])
     """
     if positions.document_or_none is None:
-        return x
+        return tensors
     padding = positions.document_or_none == PADDING
     if readable(padding) and not bool(padding.any()):
-        return x
-    return x.masked_fill(padding[:, None, :, None], 0.0)
+        return tensors
+    return tuple(x.masked_fill(padding[:, None, :, None], 0.0) for x in tensors)
