@@ -24,8 +24,8 @@ def all_blanked(q: Tensor, k: Tensor, v: Tensor, positions: Positions, keys: Pos
 
 
 def blanked(
-    positions: Positions, *tensors: Float[Tensor, "batch heads seq dim"]
-) -> tuple[Float[Tensor, "batch heads seq dim"], ...]:
+    positions: Positions, *tensors: Float[Tensor, "batch _ seq _"]
+) -> tuple[Float[Tensor, "batch _ seq _"], ...]:
     """The tensors with zeros at padding, or themselves where there is none.
 
     >>> import torch
