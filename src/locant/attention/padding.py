@@ -2,8 +2,9 @@
 
 A weight of 0 hides a number, but neither NaN nor infinity, forward and in gradients alike. So queries, keys and values
 are blanked before anything is made of them, and padding gets a gradient of exactly zero. That costs a copy of each, and
-only where there is padding, as far as the host can tell. For a single query the copy would cost ten times what its
-attention does: a cache blanks what it stores, once.
+only where there are documents or padding. Whether there is any is not looked up: compiled code could not, and copies
+with other strides have other last bits. For a single query the copy would cost ten times what its attention does: a
+cache blanks what it stores, once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from locant.positions import Positions
-from locant.positions.checks import readable
 from locant.positions.where.documents import PADDING
 
 __all__ = ["all_blanked", "blanked"]
@@ -26,7 +26,7 @@ def all_blanked(q: Tensor, k: Tensor, v: Tensor, positions: Positions, keys: Pos
 def blanked(
     positions: Positions, *tensors: Float[Tensor, "batch _ seq _"]
 ) -> tuple[Float[Tensor, "batch _ seq _"], ...]:
-    """The tensors with zeros at padding, or themselves where there is none.
+    """The tensors with zeros at padding, or themselves where there can be none.
 
     >>> import torch
     >>> where = Positions.of([0, 0, 1], document=[-1, 0, 0])
@@ -35,7 +35,5 @@ def blanked(
     """
     if positions.document_or_none is None:
         return tensors
-    padding = positions.document_or_none == PADDING
-    if readable(padding) and not bool(padding.any()):
-        return tensors
-    return tuple(x.masked_fill(padding[:, None, :, None], 0.0) for x in tensors)
+    padding = (positions.document_or_none == PADDING)[:, None, :, None]
+    return tuple(x.masked_fill(padding, 0.0) for x in tensors)
