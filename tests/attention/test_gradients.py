@@ -74,10 +74,11 @@ WAYS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor, Tensor], Tensor | 
 }
 
 
+@pytest.mark.parametrize("backend", ["auto", "sdpa"])
 @pytest.mark.parametrize("encoding_name", ENCODINGS)
 @pytest.mark.parametrize("way", WAYS)
-def test_auto_gives_the_derivative_of_the_formula(way: str, encoding_name: str) -> None:
-    layer = Layer(ENCODINGS[encoding_name](), "auto")
+def test_the_derivative_of_the_formula(way: str, encoding_name: str, backend: str) -> None:
+    layer = Layer(ENCODINGS[encoding_name](), backend)
     q, tangent = drawn(), drawn()
     found, truth = WAYS[way](layer, q, tangent), WAYS[way](layer.written_out, q, tangent)
     assert found is not None
@@ -95,12 +96,13 @@ def test_tiles_refuse_rather_than_answer_with_zeros(way: str, encoding_name: str
 
 
 @pytest.mark.parametrize("encoding_name", ["alibi, learned", "fire"])
-def test_the_derivative_at_parameters(encoding_name: str) -> None:
+@pytest.mark.parametrize("backend", ["auto", "sdpa"])
+def test_the_derivative_at_parameters(backend: str, encoding_name: str) -> None:
     encoding = ENCODINGS[encoding_name]()
-    q, layers = drawn(), {backend: Layer(encoding, backend) for backend in ("auto", "tiled")}
-    layers["auto"].k.copy_(layers["tiled"].k)
-    layers["auto"].v.copy_(layers["tiled"].v)
-    parameters = {name: each.detach() for name, each in layers["auto"].named_parameters()}
+    q, layers = drawn(), {name: Layer(encoding, name) for name in (backend, "tiled")}
+    layers[backend].k.copy_(layers["tiled"].k)
+    layers[backend].v.copy_(layers["tiled"].v)
+    parameters = {name: each.detach() for name, each in layers[backend].named_parameters()}
     tangents = {name: torch.randn_like(each) for name, each in parameters.items()}
 
     def through(parameters: dict[str, Tensor], layer: Layer, name: str) -> Tensor:
@@ -108,8 +110,8 @@ def test_the_derivative_at_parameters(encoding_name: str) -> None:
         prefix = "layer." if name == "written out" else ""
         return functional_call(asked, {prefix + key: each for key, each in parameters.items()}, (q,)).sum()
 
-    found = jvp(lambda each: through(each, layers["auto"], "auto"), (parameters,), (tangents,))[1]
-    truth = jvp(lambda each: through(each, layers["auto"], "written out"), (parameters,), (tangents,))[1]
+    found = jvp(lambda each: through(each, layers[backend], backend), (parameters,), (tangents,))[1]
+    truth = jvp(lambda each: through(each, layers[backend], "written out"), (parameters,), (tangents,))[1]
     assert bool(truth != 0)
     assert_close(found, truth)
     for way in (
@@ -167,15 +169,52 @@ def test_vmap_alone_is_no_derivative() -> None:
     assert_close(vmap(layer)(q), torch.stack([layer.written_out(each) for each in q]))
 
 
-@pytest.mark.parametrize("backend", ["auto", "tiled"])
-def test_compiled_it_is_no_other(backend: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch runs its fused kernels sample by sample
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled", "eager"])
+def test_vmap_over_where_the_tokens_stand(backend: str) -> None:
+    """Each sample's rows have an order and documents of their own, padding among them."""
+    q, index = drawn(), torch.stack([torch.randperm(LENGTH) for _ in range(3)])
+    document = torch.tensor([[0, 0, 0, 0, 0], [-1, 0, 0, 0, 0], [0, 0, 1, 1, -1]])
+
+    def run(index: Tensor, document: Tensor) -> Tensor:
+        return attend(q, q, q, encoding=ALiBi(HEADS), positions=Positions.of(index, document), backend=backend)
+
+    expected = torch.stack([run(*each) for each in zip(index, document, strict=True)])
+    assert_close(vmap(run)(index, document), expected)
+
+
+@pytest.fixture
+def _unchecked(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--jaxtyping-packages", default=None):
         pytest.skip("runtime shape checks get between torch's tracer and the functions it traces")
-    layer, q, tangent = Layer(ALiBi(HEADS), backend), drawn(), drawn()
     torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled"])
+def test_compiled_it_is_no_other(backend: str) -> None:
+    layer, q, tangent = Layer(ALiBi(HEADS), backend), drawn(), drawn()
     compiled = torch.compile(lambda q: jvp(layer, (q,), (tangent,))[1], backend="aot_eager")
-    if backend == "auto":
+    if backend != "tiled":
         assert_close(compiled(q), jvp(layer.written_out, (q,), (tangent,))[1])
     else:
         with pytest.raises(Exception, match=r"torch\.func"):  # whatever torch's tracer makes of it
             compiled(q)
+
+
+@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled"])
+def test_compiled_it_loses_no_tangent_of_those_who_call_it(backend: str) -> None:
+    """Compiled for plain tensors before, and used for such again: neither graph is taken for the other."""
+    layer, q, tangent = Layer(ALiBi(HEADS), backend), drawn(), drawn()
+    compiled = torch.compile(layer, backend="aot_eager")
+    for _ in range(2):
+        assert_close(compiled(q), layer.written_out(q))
+        if backend != "tiled":
+            found, truth = (in_a_dual_level(function, q, tangent) for function in (compiled, layer.written_out))
+            assert found is not None
+            assert truth is not None
+            assert_close(found, truth)
+            continue
+        with refuses(LocantError, "backend='tiled'", "forward mode", "eager"):
+            in_a_dual_level(compiled, q, tangent)

@@ -14,6 +14,7 @@ from locant.attention.backends import BackendName, Request, choose_backend
 from locant.attention.eager import eager_attention
 from locant.attention.flex import flex_attention
 from locant.attention.gradients import needs_gradient, sources
+from locant.attention.padding import all_blanked
 from locant.attention.sdpa import sdpa_attention
 from locant.attention.tiled import takes_a_table, tiled_attention
 from locant.attention.visibility import steps_ahead, visibility
@@ -60,7 +61,8 @@ def attend(
     """``softmax(q k^T scale + bias) v`` over the keys that each query may see.
 
     Padding, document boundaries and the cache offset come from the positions; there is no separate mask. A query
-    that may see nothing (padding) gets zeros. `q` and `k` are expected as `encoding.rotate` returned them.
+    that may see nothing (padding) gets zeros. What stands at padding, NaN included, changes nothing, and its gradients
+    are zeros. `q` and `k` are expected as `encoding.rotate` returned them.
 
     Args:
         q, k, v: `k` and `v` may have fewer heads than `q` (grouped-query attention).
@@ -71,10 +73,11 @@ def attend(
         window: if set, only tokens fewer than this many steps away are seen.
         dropout_p: probability of dropping a weight; 0 unless training.
         scale: default ``head_dim ** -0.5``; a number, not learned.
-        backend: how, never what. ``"sdpa"``: torch's fused kernels, with a matrix for bias and mask. ``"tiled"``: the
-            same without the matrix, for a tile of queries at a time. ``"flex"``: FlexAttention (on a CPU without
-            gradients). ``"eager"``: written out, the one for gradients of gradients. ``"auto"`` chooses by device and
-            sizes, and takes ``"eager"`` inside `torch.func.grad`, `torch.func.jvp` and the like.
+        backend: how, never what. ``"sdpa"``: torch's fused kernels, with a matrix for bias and mask; in forward mode
+            and inside `torch.func.grad` and the like, torch's kernel of plain operations. ``"tiled"``: the same without
+            the matrix, for a tile of queries at a time. ``"flex"``: FlexAttention (on a CPU without gradients).
+            ``"eager"``: written out, the one for gradients of gradients by ``backward``. ``"auto"`` chooses by device
+            and sizes, and takes ``"eager"`` in forward mode and inside `torch.func.grad` and the like.
         return_weights: also return the weights, ``batch heads query key``.
 
     >>> import torch
@@ -94,6 +97,8 @@ def attend(
     keys.require_fits(k.shape[0], k.shape[2], k.device, "k")
     request = _request(q, k, v, encoding, positions, keys, causal, window, dropout_p, return_weights)
     name = choose_backend(backend, request).name
+    if name != "tiled":  # whose runs leave padding out
+        q, k, v = all_blanked(q, k, v, positions, keys)
     with _precision_of(q):
         if name == "flex" and k.shape[2]:
             return flex_attention(q, k, v, encoding, positions, k_positions, causal, window, factor)

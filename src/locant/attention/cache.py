@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from locant.attention.padding import blanked
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.numbers import whole
 from locant.positions import Positions
@@ -21,8 +22,8 @@ __all__ = ["KVCache"]
 class KVCache:
     """One layer's keys and values, for decoding. Keys go in rotated, so they never have to be turned again.
 
-    Memory doubles as it fills, or is taken once where `max_len` is given. For inference only: what is stored has no
-    gradient.
+    What is given for padding is stored as zeros. Memory doubles as it fills, or is taken once where `max_len` is given.
+    For inference only: what is stored has no gradient.
 
     Args:
         max_len: the most tokens it may hold; default: no limit.
@@ -66,11 +67,14 @@ class KVCache:
             )
         positions.require_fits(k.shape[0], k.shape[2], k.device, "k")
         joined = self._joined(positions)
+        if joined.document_or_none is not None:
+            joined = dataclasses.replace(joined, is_blank=True)
         new_length = self._length + k.shape[2]
         self._keys = self._with_room(self._keys, k, new_length)
         self._values = self._with_room(self._values, v, new_length)
-        self._keys[:, :, self._length : new_length] = k.detach()
-        self._values[:, :, self._length : new_length] = v.detach()
+        new_keys, new_values = blanked(positions, k.detach(), v.detach())
+        self._keys[:, :, self._length : new_length] = new_keys
+        self._values[:, :, self._length : new_length] = new_values
         self._positions, self._length = joined, new_length
         return self._keys[:, :, :new_length], self._values[:, :, :new_length], self._positions
 

@@ -40,4 +40,5 @@ def eager_attention(
     weights = scores.softmax(dim=-1)
     if visible.empty is not None:
         weights = weights.masked_fill(visible.empty, 0.0)
-    return (F.dropout(weights, dropout_p) @ values).to(q.dtype), weights
+    y = (F.dropout(weights, dropout_p) @ values).to(q.dtype)
+    return (y if visible.empty is None else y.masked_fill(visible.empty, 0.0)), weights

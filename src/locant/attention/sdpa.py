@@ -6,12 +6,16 @@ without one, plain causal attention needs no mask at all, and everything else a 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from locant.attention.visibility import Visibility
+from locant.kernels.transforms import is_differentiated
 
 __all__ = ["sdpa_attention"]
 
@@ -27,17 +31,23 @@ def sdpa_attention(
 ) -> Float[Tensor, "batch heads query value_dim"]:
     """The output in the dtype of `q`."""
     mask = _additive(bias, visible)
-    y = F.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=mask,
-        dropout_p=dropout_p,
-        is_causal=visible.is_causal and mask is None,
-        scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
+    with _differentiable(q, k, v, *([] if mask is None else [mask])):
+        y = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            dropout_p=dropout_p,
+            is_causal=visible.is_causal and mask is None,
+            scale=scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
     return y if visible.empty is None else y.masked_fill(visible.empty, 0.0)
+
+
+def _differentiable(*tensors: Tensor) -> AbstractContextManager[object]:
+    """Forward mode and `torch.func` know no fused kernels: for those, the one that torch has written out."""
+    return sdpa_kernel(SDPBackend.MATH) if is_differentiated(*tensors) else nullcontext()
 
 
 def _additive(bias: Tensor | None, visible: Visibility) -> Tensor | None:

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from locant.attention.distance import distance_attention
 from locant.attention.gradients import needs_gradient
+from locant.attention.padding import all_blanked
 from locant.attention.runs import attend_by_runs, longest_run, runs_of
 from locant.attention.sdpa import sdpa_attention
 from locant.attention.visibility import seen_distances, seen_keys, steps_ahead, visibility
@@ -70,6 +71,7 @@ def tiled_attention(
         longest = longest_run(runs)
         table = _table(q[:, :, :longest], k[:, :, :longest], encoding, 0)
         return attend_by_runs(q, k, v, table, runs, causal, window, scale)
+    q, k, v = all_blanked(q, k, v, positions, keys)
     parts: list[Tensor] = []
     rows = _rows(q.shape, keys.seq_len)
     again = torch.is_grad_enabled() and needs_gradient(q, k, v, encoding)

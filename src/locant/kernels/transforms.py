@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 __all__ = [
     "holds_several",
     "in_forward_mode",
+    "is_batched",
     "is_differentiated",
     "is_functionalizing",
     "is_transforming",
@@ -48,13 +49,22 @@ def holds_several(grad: Tensor) -> bool:
     return not torch.compiler.is_compiling() and functorch.is_legacy_batchedtensor(grad)
 
 
+def is_batched(tensor: Tensor) -> bool:
+    """Whether `torch.func.vmap` has put several samples into it, so that it has no values to look at."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
 def is_differentiated(*tensors: Tensor) -> bool:
     """Whether one of them is differentiated otherwise than by ``backward``: in forward mode, or by `torch.func`.
 
     `torch.func.vmap` alone is none of these. Compilers are answered, too: of the graph as a whole.
     """
-    if torch.compiler.is_compiling():
-        return _is_graph_differentiated()
+    if torch.compiler.is_compiling():  # the level is read where the compiler sees it, and makes it a condition
+        return _is_graph_differentiated() or forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
     if in_forward_mode() and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
         return True
     return is_transforming() and any(_is_tracked(tensor) for tensor in tensors)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from locant.errors import LocantError, RangeError, ShapeError
+from locant.kernels.transforms import is_batched
 from locant.numbers import LARGEST, Real, real, shown, whole
 
 __all__ = [
@@ -117,8 +118,9 @@ def readable(tensor: Tensor) -> bool:
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether there are any to look at; graphs, the meta device and fake tensors know only the shape."""
-    return not (torch.compiler.is_compiling() or tensor.device.type == "meta" or isinstance(tensor, FakeTensor))
+    """Whether there are any to look at; graphs, samples of vmap, meta and fake tensors have only a shape."""
+    shape_only = tensor.device.type == "meta" or isinstance(tensor, FakeTensor)
+    return not (torch.compiler.is_compiling() or shape_only or is_batched(tensor))
 
 
 def require_arithmetic(name: str, x: object) -> None:

@@ -5,7 +5,7 @@ addresses are compared, exactly: heads of one projection that lie side by side, 
 even where the stretches of memory they lie in overlap.
 
 It costs some microseconds. Compilers keep addresses to themselves; what they make asks `are_the_same` when it
-runs.
+runs. Where it also makes a gradient, it turns copies and has nobody to ask: of what q and k have in common, k is left.
 """
 
 from __future__ import annotations

@@ -1,20 +1,37 @@
-"""The rule of who may attend to whom, as a function of slots: dense masks and FlexAttention both ask it."""
+"""The rule of who may attend to whom: dense masks ask it of all pairs at once, FlexAttention of slots."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from locant.numbers import whole
 from locant.positions.where.documents import PADDING
 
-__all__ = ["MaskMod", "require_window", "same_document"]
+__all__ = ["MaskMod", "may_see", "require_window", "same_document"]
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's ``(batch, head, query, key) -> allowed``."""
+
+
+def may_see(
+    q_document: Int[Tensor, "*#pairs"],
+    k_document: Int[Tensor, "*#pairs"],
+    q_order: Int[Tensor, "*#pairs"],
+    k_order: Int[Tensor, "*#pairs"],
+    causal: bool,
+    window: int | None,
+) -> Bool[Tensor, "*#pairs"]:
+    """Same document and not padding; if `causal`, not later in order; if `window`, fewer steps away than that."""
+    allowed = (q_document == k_document) & (q_document != PADDING)
+    if causal:
+        allowed = allowed & (q_order >= k_order)
+    if window is not None:
+        allowed = allowed & ((q_order - k_order).abs() < window)
+    return allowed
 
 
 def same_document(
@@ -25,20 +42,14 @@ def same_document(
     causal: bool,
     window: int | None,
 ) -> MaskMod:
-    """Same document and not padding; if `causal`, not later in order; if `window`, fewer steps away than that."""
+    """`may_see`, asked by slots."""
     window = require_window(window)
     one_row = q_document.shape[0] == 1
 
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         row = batch * 0 if one_row else batch  # FlexAttention asks about every row of its batch
-        document = q_document[row, query]
-        allowed = (document == k_document[row, key]) & (document != PADDING)
-        steps = q_order[row, query] - k_order[row, key]
-        if causal:
-            allowed = allowed & (steps >= 0)
-        if window is not None:
-            allowed = allowed & (steps.abs() < window)
-        return allowed
+        documents = (q_document[row, query], k_document[row, key])
+        return may_see(*documents, q_order[row, query], k_order[row, key], causal, window)
 
     return visible
 

@@ -43,7 +43,7 @@ from locant.positions.checks import (
 )
 from locant.positions.where.documents import PADDING, pack, require_documents, shard_slots
 from locant.positions.where.joining import joined
-from locant.positions.where.masks import MaskMod, same_document
+from locant.positions.where.masks import MaskMod, may_see, require_window, same_document
 
 __all__ = ["MAX_INDEX", "Positions", "require_positions"]
 
@@ -78,6 +78,8 @@ class Positions:
     """No index is larger; ``None`` where only the device knows."""
     start: int | None = None
     """Set where every row is known to be one document counting ``start, start + 1, ...``."""
+    is_blank: bool = False
+    """Set by a `KVCache`: its keys and values of padding are zeros. Lost where positions are cut or joined."""
 
     # ------------------------------------------------------------------ constructors
 
@@ -350,11 +352,11 @@ class Positions:
             window: if set, only keys fewer than `window` steps away are seen.
         """
         keys = self if k_positions is None else k_positions
-        visible = self.mask_mod(k_positions, causal=causal, window=window)
-        batch = torch.arange(max(self.batch, keys.batch), device=self.device)[:, None, None]
-        query = torch.arange(self.seq_len, device=self.device)[None, :, None]
-        key = torch.arange(keys.seq_len, device=self.device)[None, None, :]
-        return visible(batch, batch, query, key).expand(batch.shape[0], self.seq_len, keys.seq_len)[:, None]
+        rows = max(self.batch, keys.batch)
+        queries, keys = self.expand(rows), keys.expand(rows)
+        documents = (queries.document[:, :, None], keys.document[:, None])
+        orders = (queries.order[:, :, None], keys.order[:, None])
+        return may_see(*documents, *orders, causal, require_window(window))[:, None]
 
     def mask_mod(
         self, k_positions: Positions | None = None, *, causal: bool = True, window: int | None = None
@@ -472,7 +474,7 @@ def require_positions(positions: object) -> None:
 
 def _flatten(positions: Positions) -> tuple[list[Tensor | None], tuple[int | None, ...]]:
     leaves = [positions.index, positions.document_or_none, positions.order_or_none]
-    return leaves, (positions.min_index, positions.max_index, positions.start)
+    return leaves, (positions.min_index, positions.max_index, positions.start, positions.is_blank)
 
 
 def _unflatten(leaves: object, context: tuple[int | None, ...]) -> Positions:

@@ -1,0 +1,234 @@
+"""What stands at padding: nothing that comes out depends on it, with any backend, forward or in any gradient."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+from torch import Tensor
+
+from locant import ALiBi, KVCache, Positions, attend
+from locant.attention import flex, tiled
+from locant.attention.padding import blanked
+from locant.attention.runs import runs_of
+from locant.positions.where.documents import PADDING
+from tests.attention.arrangements import ARRANGEMENTS, BATCH, ENCODINGS, Arrangement, Inputs, parameters_of, shaken
+from tests.tolerances import assert_close
+
+ATTEND = importlib.import_module("locant.attention.attend")  # the module; its name in the package is the function
+BACKENDS = ["sdpa", "tiled", "eager"]
+PADDED_KEYS = Positions.from_mask(torch.tensor([[0] * 5 + [1] * 9, [0] * 14]))
+PADDED: dict[str, Arrangement] = {
+    **{name: ARRANGEMENTS[name] for name in ("packed", "left padding", "holes")},
+    "window": Arrangement(ARRANGEMENTS["left padding"].positions, window=3, causal=False),
+    "cross attention": Arrangement(Positions.arange(7), PADDED_KEYS, causal=False),
+    "chunk": Arrangement(PADDED_KEYS.slice(3, 8), PADDED_KEYS),
+}
+
+
+@pytest.fixture
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiled, "TILE_BYTES", 0)
+    monkeypatch.setattr(tiled, "FEWEST_ROWS", 4)
+
+
+def poisoned(x: Tensor, positions: Positions, poison: float) -> Tensor:
+    padding = (positions.expand(BATCH).document == PADDING)[:, None, :, None]
+    return x.detach().masked_fill(padding, poison).requires_grad_()
+
+
+def given(inputs: Inputs, arrangement: Arrangement, poison: float) -> Inputs:
+    k, v = (poisoned(x, arrangement.keys, poison) for x in (inputs.k, inputs.v))
+    return Inputs(poisoned(inputs.q, arrangement.positions, poison), k, v)
+
+
+FAST = ("none", "alibi, learned", "cope")
+
+
+def agrees(arrangement: Arrangement, encoding_name: str, backend: str, poison: float, dtype: torch.dtype) -> None:
+    encoding, inputs = shaken(encoding_name, dtype), Inputs.draw(arrangement, dtype)
+    odd = given(inputs, arrangement, poison)
+    y = odd.through(arrangement, encoding, backend)
+    cotangent = torch.randn_like(y)
+    expected, gradients = inputs.expected(arrangement, encoding, cotangent)
+    assert_close(y, expected)
+    leaves = {"q": odd.q, "k": odd.k, "v": odd.v, **parameters_of(encoding)}
+    found = torch.autograd.grad(y, list(leaves.values()), cotangent, allow_unused=True)
+    for (name, leaf), gradient in zip(leaves.items(), found, strict=True):
+        ours = torch.zeros_like(leaf) if gradient is None else gradient
+        if dtype == torch.float64:
+            assert_close(ours, gradients.get(name, torch.zeros_like(leaf)))
+        assert bool(ours.isfinite().all())
+    for gradient, where in zip(found, (arrangement.positions, arrangement.keys, arrangement.keys), strict=False):
+        assert gradient is not None
+        assert not gradient.transpose(1, 2)[where.expand(BATCH).document == PADDING].any()
+
+
+@pytest.mark.usefixtures("_small_tiles")
+@pytest.mark.parametrize("poison", [float("nan"), pytest.param(float("-inf"), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "encoding_name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in ENCODINGS]
+)
+@pytest.mark.parametrize("arrangement_name", PADDED)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_outputs_and_gradients_are_those_of_numpy(
+    backend: str, arrangement_name: str, encoding_name: str, poison: float
+) -> None:
+    agrees(PADDED[arrangement_name], encoding_name, backend, poison, torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+def test_narrow_numbers_too(backend: str, dtype: torch.dtype) -> None:
+    agrees(PADDED["left padding"], "alibi, learned", backend, float("nan"), dtype)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_runs_leave_padding_out(backend: str) -> None:
+    where = Positions.packed([[140], [150]], length=290)
+    assert runs_of(where) is not None
+    agrees(Arrangement(where), "alibi, learned", backend, float("nan"), torch.float64)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(
+    "arrangement_name", [name if name == "chunk" else pytest.param(name, marks=pytest.mark.slow) for name in PADDED]
+)
+def test_flex(arrangement_name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Forward, uncompiled: the tensors it hands over have no NaN."""
+    if request.config.getoption("--jaxtyping-packages", default=None):
+        pytest.skip("runtime shape checks get between torch's tracer and the functions it traces")
+    from torch.nn.attention.flex_attention import flex_attention
+
+    monkeypatch.setattr(flex, "_compiled", lambda device: flex_attention)
+    arrangement, encoding = PADDED[arrangement_name], shaken("cope", torch.float32)
+    inputs = Inputs.draw(arrangement, torch.float32)
+    with torch.no_grad():
+        y = given(inputs, arrangement, float("nan")).through(arrangement, encoding, "flex")
+    assert_close(y, inputs.expected(arrangement, encoding, torch.zeros_like(y))[0])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nor_does_a_cotangent_of_padding(backend: str) -> None:
+    arrangement = PADDED["left padding"]
+    inputs = Inputs.draw(arrangement)
+    padding = (arrangement.positions.document == PADDING)[:, None, :, None]
+
+    def gradients(poison: float) -> tuple[Tensor, ...]:
+        y = inputs.through(arrangement, None, backend)
+        return torch.autograd.grad(y, [inputs.q, inputs.k, inputs.v], torch.ones_like(y).masked_fill(padding, poison))
+
+    for found, wanted in zip(gradients(float("nan")), gradients(0.0), strict=True):
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+def test_weights_of_padding_are_zeros(dropout_p: float) -> None:
+    arrangement = PADDED["left padding"]
+    odd = given(Inputs.draw(arrangement), arrangement, float("nan"))
+    y, weights = odd.through(arrangement, shaken("cope"), "eager", return_weights=True, dropout_p=dropout_p)
+    padding = (arrangement.positions.document == PADDING)[:, None].expand(weights.shape[:3])
+    assert not weights[padding].any()
+    assert not weights.mT[padding].any()
+    assert bool(y.isfinite().all())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("length", [0, 1, 3])
+def test_nothing_but_padding(length: int, backend: str) -> None:
+    x = torch.full((2, 4, length, 3), float("nan"), requires_grad=True)
+    encoding = ALiBi(4, learned=True)
+    where = Positions.of(torch.zeros(2, length, dtype=torch.int64), torch.full((2, length), PADDING))
+    y = attend(x, x, x, encoding=encoding, positions=where, backend=backend)
+    assert torch.equal(y, torch.zeros_like(y))
+    gradient, of_slopes = torch.autograd.grad(y, [x, encoding.slopes], torch.ones_like(y), allow_unused=True)
+    assert gradient is None or not gradient.any()
+    assert of_slopes is None or not of_slopes.any()
+
+
+# ---------------------------------------------------------------------- behind a cache
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("max_len", [None, 20])
+def test_a_cache_stores_padding_as_zeros(max_len: int | None, backend: str) -> None:
+    prompt, encoding = PADDED["left padding"].positions, shaken("alibi, learned")
+    n = prompt.seq_len
+    inputs = Inputs.draw(Arrangement(Positions.of(torch.arange(n + 1).expand(2, -1), torch.zeros(2, n + 1).long())))
+    q, k, v = (x.detach() for x in (inputs.q, inputs.k, inputs.v))
+    outputs = []
+    for poison in (float("nan"), 0.25):
+        cache, parts = KVCache(max_len), []
+        for start, stop in ((0, n), (n, n + 1)):
+            where = cache.next_positions() if start else prompt
+            new = [poisoned(x[:, :, start:stop], where, poison).detach() for x in (q, k, v)]
+            keys, values, k_positions = cache.append(new[1], new[2], where)
+            parts.append(
+                attend(
+                    new[0], keys, values, encoding=encoding, positions=where, k_positions=k_positions, backend=backend
+                )
+            )
+        outputs.append(torch.cat(parts, dim=2))
+    assert not keys.transpose(1, 2)[k_positions.document == PADDING].any()
+    assert torch.equal(outputs[0], outputs[1])
+    assert bool(outputs[0].isfinite().all())
+
+
+def test_what_a_cache_blanked_is_not_copied_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[Tensor, ...]] = []
+    monkeypatch.setattr(ATTEND, "sdpa_attention", lambda *tensors: (given.append(tensors[:3]), tensors[0])[1])
+    cache, x = KVCache(), torch.randn(2, 1, 19, 4)
+    keys, values, where = cache.append(x, x, PADDED["left padding"].positions)
+    attend(keys, keys, values, positions=where, backend="sdpa")
+    assert [ours is theirs for ours, theirs in zip(given[0], (keys, keys, values), strict=True)] == [False, True, True]
+
+
+def test_other_tensors_at_the_places_of_a_cache_are_not_taken_for_blank() -> None:
+    cache, x = KVCache(), torch.randn(2, 1, 19, 4)
+    cache.append(x, x, PADDED["left padding"].positions)
+    for where in (cache.positions.slice(0, 19), Positions.cat([cache.positions]), cache.positions.to("cpu")):
+        odd = poisoned(x, where, float("nan"))
+        assert bool(attend(odd, odd, odd, positions=where).isfinite().all())
+        assert not KVCache().append(odd.detach(), odd.detach(), cache.positions)[0].isnan().any()
+
+
+# ---------------------------------------------------------------------- what it costs, and who else looks
+
+
+@pytest.mark.parametrize("where", [Positions.arange(9), Positions.from_mask(torch.ones(2, 9))], ids=["plain", "mask"])
+def test_where_there_can_be_no_padding_nothing_is_copied(where: Positions) -> None:
+    x = torch.randn(2, 1, 9, 4)
+    assert blanked(where, x)[0] is x
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiled_in_one_graph(backend: str, request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--jaxtyping-packages", default=None):
+        pytest.skip("runtime shape checks get between torch's tracer and the functions it traces")
+    arrangement = PADDED["holes"]
+    odd = given(Inputs.draw(arrangement), arrangement, float("nan"))
+    expected = odd.through(arrangement, None, backend)
+    torch._dynamo.reset()
+
+    def run(q: Tensor, k: Tensor, v: Tensor, positions: Positions) -> Tensor:
+        return attend(q, k, v, positions=positions, backend=backend)
+
+    y = torch.compile(run, fullgraph=True, backend="aot_eager")(odd.q, odd.k, odd.v, arrangement.positions)
+    assert_close(y, expected)
+    for gradient in torch.autograd.grad(y, [odd.q, odd.k, odd.v], torch.randn_like(y)):
+        assert bool(gradient.isfinite().all())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_under_vmap(backend: str) -> None:
+    arrangement = PADDED["left padding"]
+    odd = [given(Inputs.draw(arrangement), arrangement, float("nan")) for _ in range(2)]
+    together = [torch.stack([getattr(each, name).detach() for each in odd]) for name in "qkv"]
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, positions=arrangement.positions, backend=backend)
+
+    assert_close(
+        torch.func.vmap(run)(*together), torch.stack([each.through(arrangement, None, backend) for each in odd])
+    )
