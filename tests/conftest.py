@@ -6,7 +6,9 @@ This file must not import locant: `make test-types` puts runtime shape checks in
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import tempfile
 from pathlib import Path
 
 # Before torch and transformers are imported, here and in the processes that tests start.
@@ -14,6 +16,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What compilers make is kept for this process alone: one that was killed leaves half a file, which all later ones load.
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="locant-compiled-")
 
 import hypothesis
 import pytest
@@ -50,6 +54,10 @@ hypothesis.settings.register_profile("quick", max_examples=25, **NO_CLOCK, **SAM
 hypothesis.settings.register_profile("thorough", max_examples=500, **NO_CLOCK, **SAME)
 hypothesis.settings.register_profile("fresh", max_examples=500, **NO_CLOCK, print_blob=True)
 hypothesis.settings.load_profile("quick")  # --hypothesis-profile=... overrides it
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

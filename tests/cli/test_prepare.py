@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -129,8 +130,13 @@ def parts_of(folder: Path) -> list[Path]:
 
 
 def interrupted(words: list[str], folder: Path) -> tuple[int, str, str]:
-    """Ctrl-C after the first finished part: the exit code, stdout and stderr."""
-    with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    """Ctrl-C after the first finished part: the exit code, stdout and stderr.
+
+    Tests that run in the background of a shell are deaf to Ctrl-C, and so would be what they start.
+    """
+    hear = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(words, **pipes, text=True, preexec_fn=hear) as process:
         while process.poll() is None and not parts_of(folder):
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
