@@ -291,6 +291,7 @@ class TestAState:
         ]:
             with refuses(kind, "got "):
                 loader.load_state_dict({**state, "epoch": 3, name: value})
+        assert loader.state_dict() == state
         loader.load_state_dict({**state, "num_windows": np.int64(N), "seed": torch.tensor(0)})
         assert loader.state_dict() == state
 
