@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from locant.errors import RangeError
-from locant.numbers import LARGEST, WIDEST, real, shown, whole
+from locant.errors import InputError, RangeError
+from locant.numbers import LARGEST, WIDEST, real, shown, truth, whole
 from tests.odd import ODD
 from tests.refusal import refuses
 
@@ -142,3 +142,14 @@ def test_what_numpy_would_make_a_float_of_is_no_number(value: object) -> None:
     for check in (real, lambda *args, **kwargs: whole(*args, low=0, **kwargs)):
         with refuses(RangeError, "for x"):
             check("x", value, remedy="a number")
+
+
+@pytest.mark.parametrize("value", [True, False, np.True_, np.False_, np.array(False)], ids=repr)
+def test_a_truth_value_becomes_a_bool(value: Any) -> None:
+    assert truth("shuffle", value) is bool(value)
+
+
+@pytest.mark.parametrize("value", ["no", "", None, 0, 1, 1.0, [], np.array([True]), np.int64(1)], ids=repr)
+def test_what_is_no_truth_value_is_named(value: Any) -> None:
+    with refuses(InputError, "got shuffle=", "expected True or False", "shuffle=True"):
+        truth("shuffle", value)

@@ -1,7 +1,8 @@
-"""Numbers as callers pass them, checked where they come in: raw errors of Python and torch name no cause.
+"""Numbers and truth values as callers pass them, checked where they come in: raw errors of others name no cause.
 
 Each check gives back a plain ``int`` or ``float``, whatever kind of number it was given (NumPy's, a tensor of one
-number), or raises a `RangeError`. What is no number stays out: a text that reads like one, ``True``, NaN.
+number), or raises a `RangeError`. What is no number stays out: a text that reads like one, ``True``, NaN. What is no
+truth value is not taken for one either: an ``"no"`` would be true.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import operator
 import reprlib
 from typing import Any
 
-from locant.errors import RangeError
+from locant.errors import InputError, RangeError
 
-__all__ = ["LARGEST", "WIDEST", "Real", "real", "shown", "whole"]
+__all__ = ["LARGEST", "WIDEST", "Real", "real", "shown", "truth", "whole"]
 
 Real = float | int
 """An int is as good as a float, but not to those who check types while the tests run."""
@@ -69,6 +70,18 @@ def real(
         limits = " and ".join(f"{word} {end:g}" for word, end in ends.items() if abs(end) < FINITE)
         raise RangeError(f"got {shown(value)} for {name}, expected a finite number {limits}".rstrip(), remedy)
     return number
+
+
+def truth(name: str, value: Any) -> bool:
+    """``True`` or ``False``, or NumPy's.
+
+    Raises:
+        InputError: anything else, numbers too.
+    """
+    of_numpy = getattr(getattr(value, "dtype", None), "kind", None) == "b" and value.ndim == 0
+    if not (isinstance(value, bool) or of_numpy):
+        raise InputError(f"got {name}={shown(value)}, expected True or False", f"{name}=True")
+    return bool(value)
 
 
 def shown(value: object) -> str:

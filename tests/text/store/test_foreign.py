@@ -215,6 +215,13 @@ def test_a_training_and_a_validation_split_are_not_joined(tmp_path: Path) -> Non
         TokenStore(tmp_path, format="nanogpt")
 
 
+@pytest.mark.parametrize("tokenizer", [5, [], 0, b"gpt2"])
+def test_what_is_no_tokenizer_is_named(tmp_path: Path, tokenizer: object) -> None:
+    (tmp_path / "a.bin").write_bytes(b"\1\0")
+    with refuses(InputError, f"got {tokenizer!r} as a tokenizer, expected a path or a name"):
+        TokenStore(tmp_path / "a.bin", format="nanogpt", tokenizer=tokenizer)
+
+
 def test_the_header_of_llm_c_is_not_read_as_tokens(tmp_path: Path) -> None:
     header = np.zeros(256, dtype=np.int32)
     header[:3] = 20240520, 1, 2

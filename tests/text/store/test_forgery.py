@@ -278,6 +278,17 @@ def test_a_vocabulary_that_the_ids_exceed_is_found(folder: Path) -> None:
             store.verify()
 
 
+def test_a_tokenizer_that_is_no_utf_8_is_found(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    old, new = path.read_bytes(), path.read_bytes().replace(b"ByteLevel", b"Byte\xffevel", 1)
+    manifest = forged(body_of(folder).replace(*(hashlib.sha256(content).hexdigest() for content in (old, new))))
+    with holding(path, new), holding(folder / "store.json", manifest):
+        store = TokenStore(folder)
+        for read in (store.verify, lambda: store.tokenizer):
+            with refuses(InputError, "tokenizer.json is not UTF-8"):
+                read()
+
+
 def test_a_later_version_is_refused_with_the_remedy(folder: Path) -> None:
     for version in (2, 10, 999_999_999):
         text = (folder / "store.json").read_text().replace('"version": 1', f'"version": {version}')

@@ -10,6 +10,7 @@ import os
 import pickle
 import resource
 import shutil
+import tracemalloc
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,6 +46,43 @@ def test_every_slice_is_that_of_one_array(
         got = store[start:stop:step]
         assert got.dtype == np.uint16
         assert got.tolist() == TOKENS[start:stop:step].tolist()
+
+
+STEPPED = [slice(None, None, 10**6), slice(2**25 + 5, 17, -(10**6)), slice(9, 10**6, 7), slice(-1, None, -(2**70))]
+
+
+@pytest.mark.parametrize("mode", ["map", "read"])
+def test_a_slice_with_steps_costs_what_it_touches(tmp_path: Path, mode: str) -> None:
+    """Four shards of 32 MB each that are holes but for a few ids, and some more are asked for."""
+    size = 2**24
+    folder, wanted = tmp_path / "store", np.zeros(4 * size, dtype=np.uint16)
+    wanted[[0, 10**6, 2**25 + 5, 2**25 + 5 - 10**6, 9 + 7 * 11, -1]] = range(1, 7)
+    sparse_store(folder, wanted.reshape(4, size))
+    store = TokenStore(folder, mode=mode)
+    for places in STEPPED:
+        tracemalloc.start()
+        got = store[places]
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert np.array_equal(got, wanted[places])
+        assert peak < 3 * got.nbytes + 2**18, "what lies between is not copied"
+
+
+def sparse_store(folder: Path, shards: np.ndarray) -> None:
+    """A store whose hashes are made up, and whose zeros take no room."""
+    folder.mkdir()
+    idx = write_shard(folder, 0, [[]]).idx
+    records = []
+    for number, ids in enumerate(shards):
+        with (folder / f"shard-{number:05d}.bin").open("wb") as file:
+            file.truncate(ids.nbytes)
+            for place in np.flatnonzero(ids).tolist():
+                file.seek(place * ids.itemsize)
+                file.write(ids[place].tobytes())
+        (folder / f"shard-{number:05d}.idx").write_bytes(bytes(idx.size))
+        record = FileRecord(size=ids.nbytes, sha256="0" * 64)
+        records.append(ShardRecord(tokens=len(ids), documents=1, bin=record, idx=idx))
+    write_manifest(folder, shards=records, tokenizer=BYTES, end_of_text=None, sources=[], options={})
 
 
 def test_every_place_is_that_of_one_array(stores: list[TokenStore]) -> None:
@@ -258,7 +296,10 @@ def test_a_system_that_maps_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("options", "words"),
     [
         ({"mode": "mmap"}, ["'mmap'", "'map'"]),
+        ({"mode": np.array(["map", "a"])}, ["got mode array(", "'map'"]),
         ({"format": "parquet"}, ["'parquet'", "nanogpt"]),
+        ({"format": []}, ["got format [], expected one of locant, nanogpt"]),
+        ({"format": np.array(["locant", "a"])}, ["got format array(", "nanogpt"]),
         ({"dtype": "uint16"}, ["dtype"]),
         ({"tokenizer": BYTES}, ["tokenizer"]),
     ],

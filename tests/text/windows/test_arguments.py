@@ -19,6 +19,14 @@ class TestWhatIsAskedFor:
     def test_an_unknown_mode_is_named(self) -> None:
         with refuses(InputError, "got mode='documents', expected 'flat', 'document' or 'packed'"):
             Windows(np.arange(9), 4, mode="documents")  # type: ignore[arg-type]
+        for mode in (np.array(["flat", "a"]), ["flat"], None):
+            with refuses(InputError, "got mode=", ", expected 'flat', 'document' or 'packed'"):
+                Windows(np.arange(9), 4, mode=mode)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("value", ["no", None, 1, np.array([True, True])])
+    def test_a_truth_value_is_one(self, value: object) -> None:
+        with refuses(InputError, "got drop_last=", "expected True or False"):
+            Windows(np.arange(9), 4, drop_last=value)  # type: ignore[arg-type]
 
     def test_document_mode_needs_documents_and_flat_mode_refuses_them(self) -> None:
         with pytest.raises(InputError, match="without documents"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader
 from locant.errors import InputError, LocantError, RangeError
 from locant.text import Windows
 from locant.text.windows import BatchSampler, Loader
+from locant.text.windows.options import LONGEST
 from locant.text.windows.permutation import Permutation
 from tests.refusal import refuses
 from tests.text.windows.definition import share
@@ -46,6 +48,15 @@ def resumed(loader: Loader, **options: Any) -> Loader:
     again = windows().loader(**{"batch_size": 4, "seed": 2, **options})
     again.load_state_dict(through_json(loader.state_dict()))
     return again
+
+
+def complaint(batches: Iterable[object]) -> str:
+    """What is said instead of a batch. Nothing keeps the error, and with it workers that would outlive the test."""
+    try:
+        next(iter(batches))
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 class TestAnEpoch:
@@ -194,13 +205,30 @@ class TestAResume:
         assert seen + [numbers(batch) for batch in again] == whole
         assert list(resumed(again, drop_last=True)) == []
 
-    def test_of_an_iteration_that_was_replaced_counts_the_new_one(self) -> None:
-        loader = windows().loader(4)
-        old, new = iter(loader), iter(loader)
+    @pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}])
+    def test_is_of_one_iteration_at_a_time(self, options: dict[str, Any]) -> None:
+        """Workers that persist hand their batches to whoever asks, so that an older iteration would take some."""
+        loader = windows().loader(4, seed=2, **options)
+        old = iter(loader)
         next(old)
-        next(new)
-        next(old)
+        new = iter(loader)
+        seen = numbers(next(new))
+        assert "an iteration that another has replaced" in complaint(old)
         assert loader.state_dict()["windows_seen"] == 4
+        seen += [number for batch in new for number in numbers(batch)]
+        assert sorted(seen) == list(range(N))
+        assert loader.state_dict()["windows_seen"] == N
+        assert "try: a loader of its own" in complaint(zip(loader, loader, strict=True))
+
+    @pytest.mark.parametrize("change", [lambda of: of.set_epoch(3), lambda of: of.load_state_dict(of.state_dict())])
+    def test_ends_the_iteration_before_it(self, change: Callable[[Loader], None]) -> None:
+        """What it would go on with is another epoch than the one that the state names, or another place of it."""
+        loader = windows().loader(4)
+        batches = iter(loader)
+        next(batches)
+        change(loader)
+        with refuses(InputError, "an iteration that another has replaced"):
+            next(batches)
 
 
 class TestAState:
@@ -255,9 +283,16 @@ class TestAState:
             ("epoch", None, RangeError),
             ("windows_seen", N + 1, RangeError),
             ("windows_seen", "3", RangeError),
+            ("windows_seen", -1, RangeError),
+            ("windows", np.arange(3), InputError),
+            ("windows", torch.arange(3), InputError),
+            ("windows", [state["windows"]], InputError),
+            ("num_windows", np.array([N, N]), InputError),
         ]:
             with refuses(kind, "got "):
-                loader.load_state_dict({**state, name: value})
+                loader.load_state_dict({**state, "epoch": 3, name: value})
+        assert loader.state_dict() == state
+        loader.load_state_dict({**state, "num_windows": np.int64(N), "seed": torch.tensor(0)})
         assert loader.state_dict() == state
 
 
@@ -274,7 +309,7 @@ class TestDataLoaders:
         assert [numbers(batch) for batch in loader] == [numbers(batch) for batch in other][6:]
 
     def test_options_reach_the_data_loader_and_what_is_ours_does_not(self) -> None:
-        options = {"num_workers": 2, "prefetch_factor": 3, "timeout": 60, "in_order": False, "persistent_workers": True}
+        options = {"num_workers": 2, "prefetch_factor": 3, "timeout": 60, "in_order": True, "persistent_workers": True}
         made = windows().loader(4, **options, multiprocessing_context="fork", worker_init_fn=print)._data_loader
         assert {name: getattr(made, name) for name in options} == options
         assert (made.multiprocessing_context.get_start_method(), made.worker_init_fn) == ("fork", print)
@@ -296,12 +331,18 @@ class TestDataLoaders:
             ({"num_workers": 1, "timeout": "2"}, RangeError, ["got '2' for timeout"]),
             ({"num_workers": 1, "timeout": -1}, RangeError, ["got -1 for timeout"]),
             ({"num_workers": 1, "timeout": float("nan")}, RangeError, ["got nan for timeout"]),
+            ({"num_workers": 1, "timeout": 1e10}, RangeError, ["got 10000000000.0 for timeout"]),
             ({"num_workers": 1, "multiprocessing_context": "thread"}, InputError, ["'thread'", "spawn"]),
             ({"num_workers": 1, "multiprocessing_context": 5}, InputError, ["multiprocessing_context=5", "spawn"]),
             ({"num_workers": 1, "worker_init_fn": 5}, InputError, ["worker_init_fn=5"]),
             ({"pin_memory": "no"}, InputError, ["pin_memory='no'", "True or False"]),
             ({"num_workers": 1, "persistent_workers": 1}, InputError, ["persistent_workers=1"]),
             ({"in_order": None}, InputError, ["in_order=None"]),
+            ({"num_workers": 2, "in_order": False}, InputError, ["in_order=False", "which a state counts"]),
+            ({"shuffle": "no"}, InputError, ["got shuffle='no', expected True or False"]),
+            ({"shuffle": None}, InputError, ["got shuffle=None"]),
+            ({"drop_last": "no"}, InputError, ["got drop_last='no'"]),
+            ({"drop_last": np.array([True, False])}, InputError, ["got drop_last=array("]),
             ({"prefetch_factor": 2}, InputError, ["prefetch_factor=2 without workers", "num_workers=2"]),
             ({"persistent_workers": True}, InputError, ["persistent_workers=True without workers"]),
             ({"timeout": 5}, InputError, ["timeout=5 without workers"]),
@@ -317,6 +358,11 @@ class TestDataLoaders:
     def test_without_workers_take_the_values_that_mean_none(self) -> None:
         options = {"prefetch_factor": None, "persistent_workers": False, "timeout": 0, "multiprocessing_context": None}
         assert sorted(number for batch in windows().loader(4, **options) for number in numbers(batch)) == [*range(N)]
+
+    def test_may_be_waited_for_as_long_as_the_system_can(self) -> None:
+        assert len(some(windows().loader(4, num_workers=1, timeout=LONGEST), 1)) == 1
+        with refuses(RangeError, f"expected a finite number of at least 0 and of at most {LONGEST:g}"):
+            windows().loader(4, num_workers=1, timeout=LONGEST + 1)
 
     def test_draw_from_what_has_a_length(self) -> None:
         with refuses(InputError, "got 5 to draw from"):
@@ -342,6 +388,23 @@ def test_after_an_epoch_all_ranks_have_one_state() -> None:
         states.append(loader.state_dict())
     assert states[0] == states[1] == states[2]
     assert states[0]["windows_seen"] == 13
+
+
+def test_ranks_without_a_part_of_the_last_step_are_a_step_behind_until_their_iteration_ends() -> None:
+    """Nine windows for four ranks: only one has a batch of the second step, and the others cannot know of it."""
+    loaders = [Windows(range(10), 1).loader(2, rank=rank, world_size=4) for rank in range(4)]
+    batches = [list_of_states(loader) for loader in loaders]
+    assert [len(states) for states in batches] == [1, 1, 1, 2]
+    assert [states[0]["windows_seen"] for states in batches] == [8] * 4
+    assert batches[3][1]["windows_seen"] == 9
+    assert [loader.state_dict()["windows_seen"] for loader in loaders] == [9] * 4
+    dropping = [Windows(range(10), 1).loader(2, rank=rank, world_size=4, drop_last=True) for rank in range(4)]
+    assert [list_of_states(loader)[-1]["windows_seen"] for loader in dropping] == [8] * 4
+
+
+def list_of_states(loader: Loader) -> list[dict[str, Any]]:
+    """What the state is while each batch is in use."""
+    return [loader.state_dict() for _ in loader]
 
 
 @pytest.mark.parametrize("state", [None, 5, "epoch"])

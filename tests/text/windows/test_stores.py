@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -110,12 +111,33 @@ def test_stretches_are_read_across_any_shards(sizes: list[int], starts: list[int
 
 def test_shards_are_mapped_when_the_first_batch_is_read(make: Make) -> None:
     store = make([[50]] * 6)
-    windows, early = Windows(store, 8), Windows(store, 8)
+    windows, early = Windows(TokenStore(store.path), 8), Windows(store, 8)
     wanted = early.__getitems__(range(len(early)))
     (store.path / "shard-00003.bin").unlink()
     with pytest.raises(InputError, match=r"shard-00003\.bin"):
         windows.__getitems__([7])
     assert same(early.__getitems__(range(len(early))), wanted), "what is mapped stays"
+
+
+def test_all_windows_over_one_store_share_its_maps(make: Make) -> None:
+    store = make([[50]] * 6)
+    several = [Windows(store, length) for length in (4, 8, 16)]
+    for windows in several:
+        windows[0]
+    assert maps_of(store) == 6
+    kept = several.pop()
+    del several, windows
+    gc.collect()
+    assert maps_of(store) == 6, "as long as anyone looks at them"
+    assert same(kept[0], Windows(np.arange(300) % 256, 16)[0])
+    del kept
+    gc.collect()
+    assert maps_of(store) == 0, "and no longer"
+    assert same(Windows(store, 8)[5], Windows(np.arange(300) % 256, 8)[5])
+
+
+def maps_of(store: TokenStore) -> int:
+    return Path("/proc/self/maps").read_text().count(f"{store.path}/")
 
 
 def test_a_store_is_opened_again_by_a_worker_and_not_sent(make: Make) -> None:

@@ -58,7 +58,11 @@ class OwnContents(Contents):
         record, path = self.manifest.tokenizer, f"{self._folder}{os.sep}{TOKENIZER}"
         content = read_file(path, record.size, AGAIN)
         _require_hash(path, _sha256(content), record.sha256)
-        tokenizer = Tokenizer.from_json(content.decode(), path)
+        try:
+            text = content.decode()
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path} is not UTF-8: {error}", AGAIN) from None
+        tokenizer = Tokenizer.from_json(text, path)
         known = (tokenizer.fingerprint, tokenizer.vocab_size)
         if known != (self.manifest.tokenizer_fingerprint, self.vocab_size):
             raise InputError(f"{path} is not the tokenizer that {MANIFEST} names", AGAIN)

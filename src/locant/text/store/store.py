@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import operator
 import os
+import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial
@@ -29,6 +30,7 @@ import numpy as np
 from jaxtyping import Int, Integer
 
 from locant.errors import InputError, RangeError
+from locant.numbers import shown
 from locant.text.store.contents import Contents
 from locant.text.store.foreign import DatatroveContents, MegatronContents, NanogptContents
 from locant.text.store.manifest import Manifest
@@ -99,8 +101,8 @@ class TokenStore:
         self.format: Format = format
         self.mode: Mode = mode
         self._options = {"dtype": dtype, "tokenizer": tokenizer, "end_of_text": end_of_text}
-        if mode not in ("map", "read"):
-            raise InputError(f"got mode {mode!r}, expected 'map' or 'read'", "mode='map'")
+        if not isinstance(mode, str) or mode not in ("map", "read"):
+            raise InputError(f"got mode {shown(mode)}, expected 'map' or 'read'", "mode='map'")
         self._contents = _contents(self.path, format, self._options)
         self.dtype: np.dtype = self._contents.dtype
         """Of the tokens: uint16 or int32 in a store of our own."""
@@ -112,6 +114,8 @@ class TokenStore:
         """Where each shard begins, and the end."""
         self.shard_starts.setflags(write=False)
         self._starts: list[int] = self.shard_starts.tolist()
+        # Held weakly: what maps them all keeps them mapped, and the store does not.
+        self._side_by_side: tuple[Callable[[], np.ndarray | None], np.ndarray] = (lambda: None, self.shard_starts)
         self._map = lru_cache(MAPS)(partial(_mapped, self._contents, self._contents.tokens.tolist()))
 
     def __len__(self) -> int:
@@ -127,8 +131,7 @@ class TokenStore:
         numbers = range(start, stop, step)
         if not numbers:
             return self._read(0, 0)
-        low, high = min(numbers[0], numbers[-1]), max(numbers[0], numbers[-1])
-        return self._read(low, high + 1)[::step]
+        return self._gathered(numbers) if step > 0 else self._gathered(numbers[::-1])[::-1]
 
     def __iter__(self) -> Iterator[int]:
         for start in range(0, len(self), BLOCK):
@@ -149,7 +152,8 @@ class TokenStore:
     def side_by_side(self) -> tuple[Integer[np.ndarray, " elements"], Int[np.ndarray, " offsets"]]:
         """All shards in one array, mapped now, and where in it each begins: between two there may be zeros.
 
-        A batch that touches many shards is then one gather. Costs some 15 µs per shard, once, and no memory.
+        A batch that touches many shards is then one gather. Costs some 15 µs per shard and no memory. As long as
+        anything looks at the array, whoever asks gets the same one: a system allows a process only so many maps.
 
         Raises:
             InputError: in ``mode="read"``, which maps nothing, or with more shards than a process may map.
@@ -157,7 +161,14 @@ class TokenStore:
         tokens = self._contents.tokens.tolist()
         if not self.can_lie_side_by_side:
             raise InputError(f"got {len(tokens)} shards in mode {self.mode!r} to map side by side", "slices")
-        return map_side_by_side([self._contents.bin_path(i) for i in range(len(tokens))], self.dtype, tokens)
+        known, begins = self._side_by_side
+        ids = known()
+        if ids is None:
+            paths = [self._contents.bin_path(number) for number in range(len(tokens))]
+            ids, begins = map_side_by_side(paths, self.dtype, tokens)
+            begins.setflags(write=False)
+            self._side_by_side = weakref.ref(ids), begins
+        return ids, begins
 
     @property
     def can_lie_side_by_side(self) -> bool:
@@ -260,6 +271,21 @@ class TokenStore:
             number += 1
         return np.concatenate(pieces)
 
+    def _gathered(self, places: range) -> Integer[np.ndarray, " tokens"]:
+        """The ids of rising places, from one shard after the other: what lies between two of them costs nothing."""
+        pieces: list[np.ndarray] = []
+        while places:
+            first = places[0]
+            number = bisect_right(self._starts, first) - 1
+            begin, end = self._starts[number], self._starts[number + 1]
+            if self.mode == "read":  # which reads what lies between as well
+                end = min(end, first + BLOCK)
+            count = len(range(first, end, places.step))
+            piece = self._piece(number, first - begin, places[:count][-1] + 1 - begin)[:: places.step]
+            pieces.append(piece if self.mode == "map" else piece.copy())
+            places = places[count:]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
     def _piece(self, number: int, start: int, stop: int) -> np.ndarray:
         if self.mode == "map":
             return self._map(number)[start:stop]
@@ -292,13 +318,13 @@ class Shards(Sequence[np.ndarray]):
 
 
 def _contents(path: Path, format: Format, options: dict[str, Any]) -> Contents:  # noqa: A002
+    if not isinstance(format, str) or format not in ("locant", *FOREIGN):
+        names = ", ".join(["locant", *FOREIGN])
+        raise InputError(f"got format {shown(format)}, expected one of {names}", "format='locant'")
     if format == "locant":
         if given := [name for name, value in options.items() if value is not None]:
             raise InputError(f"got {given[0]} for a store that says it itself", f"format=, or no {given[0]}")
         return OwnContents(path)
-    if format not in FOREIGN:
-        names = ", ".join(["locant", *FOREIGN])
-        raise InputError(f"got format {format!r}, expected one of {names}", "format='locant'")
     return FOREIGN[format](path, **options)
 
 

@@ -11,12 +11,14 @@ import os
 from pathlib import Path
 
 from locant.errors import InputError
+from locant.numbers import shown
 from locant.text.reading import read_texts
 from locant.text.tokenizer.ranks import cached_encoding, tiktoken_cache
 
 __all__ = ["find"]
 
 FILE = "tokenizer.json"
+REMEDY = f"the path of a {FILE}, download=True (on the command line: --download), or Tokenizer.train on a text of yours"
 
 # The first models of the hub had a name without an owner; these accounts hold them now.
 _FIRST_OWNERS = ("openai-community", "google-bert", "FacebookAI", "google-t5", "distilbert", "albert", "xlnet")
@@ -28,6 +30,8 @@ def find(path_or_name: str | Path, *, download: bool) -> tuple[str, str]:
     Raises:
         InputError: if there is none, naming the three remedies.
     """
+    if not isinstance(path_or_name, (str, Path)):
+        raise InputError(f"got {shown(path_or_name)} as a tokenizer, expected a path or a name", REMEDY)
     path = Path(path_or_name)
     if str(path_or_name) and _exists(path):  # an empty name would be the current folder
         return _read(_file_in(path) if path.is_dir() else path)
@@ -42,7 +46,7 @@ def find(path_or_name: str | Path, *, download: bool) -> tuple[str, str]:
     places = f"{_hub_cache()} or {tiktoken_cache()}"
     raise InputError(
         f"found no tokenizer {name!r}: neither a file or folder of this name, nor in {places}",
-        f"the path of a {FILE}, download=True (on the command line: --download), or Tokenizer.train on a text of yours",
+        REMEDY,
     )
 
 

@@ -7,9 +7,14 @@ often it is interrupted. Since the state is that of all ranks together (they hav
 as they have in data-parallel training), it may be continued with another number of ranks and workers, and with another
 batch size; what may not change is what the windows are, and their order.
 
+The last step of an epoch may have fewer windows than there are ranks. Those without a part of it get no batch by which
+they could know of it, and are a step behind the others until their iteration ends; then all states are the same again.
+A state for all ranks is saved after the loop there, or the last step left out with `drop_last`.
+
 Epochs. Every iteration is an epoch: the first one epoch 0, the next one epoch 1, each with an order of its own.
 Breaking out of one leaves its rest, as with every data loader; only `load_state_dict` makes the next iteration begin in
-the middle of an epoch.
+the middle of an epoch. There is one state, so there is one iteration at a time: one that another has replaced is over,
+and refuses to hand out more.
 """
 
 from __future__ import annotations
@@ -17,10 +22,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from locant.errors import InputError
+from locant.numbers import shown
 from locant.text.windows.collation import Batch, collate
 from locant.text.windows.options import checked_options
 from locant.text.windows.sampler import BatchSampler
@@ -104,7 +112,10 @@ class Loader:
         return self._handed_out(run, iter(self._data_loader))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where we are, in plain numbers and strings, for JSON or a checkpoint; the same on every rank."""
+        """Where we are, in plain numbers and strings, for JSON or a checkpoint.
+
+        The same on every rank that has made as many steps, and after an epoch on every rank.
+        """
         return {**self._identity(), "epoch": self.epoch, "windows_seen": self._seen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -119,11 +130,10 @@ class Loader:
         missing = [name for name in (*identity, "epoch", "windows_seen") if name not in state]
         if missing:
             raise InputError(f"got a state without {', '.join(missing)}", "what Loader.state_dict returned")
-        other = [f"{name} {state[name]!r}" for name in identity if state[name] != identity[name]]
-        if other:
-            mine = ", ".join(f"{name} {identity[name]!r}" for name in identity if state[name] != identity[name])
+        if other := [name for name in identity if not _is(state[name], identity[name])]:
+            theirs, mine = (", ".join(f"{name} {shown(of[name])}" for name in other) for of in (state, identity))
             remedy = "the text, options and seed of the run that is resumed, or set_epoch to begin an epoch anew"
-            raise InputError(f"got a state of {', '.join(other)} for a loader of {mine}", remedy)
+            raise InputError(f"got a state of {theirs} for a loader of {mine}", remedy)
         self._go_to(state["epoch"], state["windows_seen"])
 
     def _identity(self) -> dict[str, Any]:
@@ -143,9 +153,22 @@ class Loader:
 
     def _handed_out(self, run: object, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches, counted before the caller gets them: a state taken while one is being used includes it."""
+        self._require_current(run)
         for number, batch in enumerate(batches, start=1):
-            if self._current is run:  # an iteration that another has replaced counts no more
-                self._seen = self._sampler.reached(number)
+            self._seen = self._sampler.reached(number)
             yield batch
-        if self._current is run and not self._sampler.drop_last:
+            self._require_current(run)
+        if not self._sampler.drop_last:
             self._seen = self._sampler.num_windows  # on a rank that had no part of the last step, too
+
+    def _require_current(self, run: object) -> None:
+        """Asked before a batch is fetched: workers that persist would give away one of the iteration that is going."""
+        if self._current is not run:
+            cause = "got a batch asked of an iteration that another has replaced, or set_epoch or load_state_dict"
+            raise InputError(cause, "a loader of its own for each iteration")
+
+
+def _is(value: Any, mine: str | int) -> bool:
+    """Whether it is this text or number, which may have become an array of one number on its way."""
+    plain = value.item() if isinstance(value, (np.ndarray, np.generic, Tensor)) and value.ndim == 0 else value
+    return isinstance(plain, (str, int)) and plain == mine

@@ -12,12 +12,15 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from locant.errors import InputError
-from locant.numbers import Real, real, shown, whole
+from locant.numbers import Real, real, shown, truth, whole
 
 __all__ = ["checked_options"]
 
 OURS = ("self", "dataset", "batch_size", "batch_sampler", "sampler", "collate_fn", "generator", "shuffle", "drop_last")
 """What the loader makes itself, or takes by a name of its own."""
+
+LONGEST = 2_147_483
+"""Seconds that a system can be told to wait: it counts the milliseconds in 32 bits."""
 
 OF_WORKERS: dict[str, object] = {
     "prefetch_factor": None,
@@ -75,13 +78,14 @@ def _prefetched(name: str, value: Any) -> int | None:
 
 
 def _seconds(name: str, value: Any) -> Real:
-    return real(name, value, low=0, remedy="timeout=0, which waits without an end")
+    return real(name, value, low=0, high=LONGEST, remedy="timeout=0, which waits without an end")
 
 
-def _truth(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise InputError(f"got {name}={shown(value)}, expected True or False", f"{name}=True")
-    return value
+def _in_order(name: str, value: Any) -> bool:
+    if not truth(name, value):
+        cause = f"got {name}=False, with which batches come in another order than the one which a state counts"
+        raise InputError(cause, f"{name}=True, or DataLoader(windows, ...) with BatchSampler")
+    return True
 
 
 def _function(name: str, value: Any) -> Callable[[int], object] | None:
@@ -101,9 +105,9 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "num_workers": _workers,
     "prefetch_factor": _prefetched,
     "timeout": _seconds,
-    "pin_memory": _truth,
-    "persistent_workers": _truth,
-    "in_order": _truth,
+    "pin_memory": truth,
+    "persistent_workers": truth,
+    "in_order": _in_order,
     "worker_init_fn": _function,
     "multiprocessing_context": _context,
 }

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from jaxtyping import Int
 
 from locant.errors import InputError, RangeError
-from locant.numbers import shown, whole
+from locant.numbers import shown, truth, whole
 from locant.text.windows.permutation import Permutation
 
 __all__ = ["BatchSampler"]
@@ -45,7 +45,8 @@ class BatchSampler:
         drop_last: leave out the last step if it is not whole.
 
     Raises:
-        RangeError: numbers out of range. InputError: only one of rank and world size, or no whole step at all.
+        RangeError: numbers out of range. InputError: only one of rank and world size, no truth value where one
+            belongs, or no whole step at all.
 
     >>> [batch.tolist() for batch in BatchSampler(range(7), 2, shuffle=False, rank=1, world_size=2)]
     [[2, 3], [5, 6]]
@@ -70,11 +71,11 @@ class BatchSampler:
             raise InputError(f"got {shown(windows)} to draw from, which has no length", "the Windows, or range(n)")
         self.num_windows = len(windows)
         self.batch_size = whole("batch_size", batch_size, 1, remedy="a number of windows")
-        self.shuffle, self.drop_last = shuffle, drop_last
+        self.shuffle, self.drop_last = truth("shuffle", shuffle), truth("drop_last", drop_last)
         self.seed = whole("seed", seed, 0, 2**64 - 1, remedy="seed=0")
         self.rank, self.world_size = _place(rank, world_size)
         self.epoch, self.start = 0, 0
-        if drop_last and self.num_windows < self.step_size:
+        if self.drop_last and self.num_windows < self.step_size:
             raise InputError(
                 f"got {self.num_windows} windows for a step of {self.batch_size} x {self.world_size}, and drop_last",
                 "a smaller batch_size, or drop_last=False",
@@ -87,8 +88,9 @@ class BatchSampler:
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Choose the epoch that is iterated next, and how many of its windows all ranks together have had already."""
-        self.epoch = whole("epoch", epoch, 0, 2**63 - 1, remedy="the number of epochs done")
-        self.start = whole("start", start, 0, self.num_windows, remedy="the windows that all ranks have had")
+        epoch = whole("epoch", epoch, 0, 2**63 - 1, remedy="the number of epochs done")
+        start = whole("start", start, 0, self.num_windows, remedy="the windows that all ranks have had")
+        self.epoch, self.start = epoch, start
 
     def reached(self, steps: int) -> int:
         """How many windows of the epoch all ranks together have had after so many steps from `start`."""

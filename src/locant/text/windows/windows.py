@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from locant.errors import InputError, RangeError
-from locant.numbers import whole
+from locant.numbers import shown, truth, whole
 from locant.text.store import TokenStore
 from locant.text.windows.collation import Batch, collate
 from locant.text.windows.cuts import Cuts, document_offsets
@@ -94,7 +94,7 @@ class Windows(Dataset[Batch]):
         self.length = whole("length", length, 1, remedy="a number of tokens")
         self.stride = self.length if stride is None else whole("stride", stride, 1, 2**62, remedy="a number of tokens")
         self.mode = mode
-        self.drop_last = drop_last
+        self.drop_last = drop_last = truth("drop_last", drop_last)
         self.pad_id = whole("pad_id", pad_id, 0, 2**63 - 1, remedy="an id of the tokenizer")
         self._tokens = tokens_of(store_or_ids)
         offsets = _offsets(mode, documents, store_or_ids, len(self._tokens))
@@ -158,9 +158,11 @@ class Windows(Dataset[Batch]):
                 where it is initialised, else everything.
             drop_last: drop the last step if it is not whole, so that all ranks make the same number of equal batches.
             options: for `torch.utils.data.DataLoader`: ``num_workers``, ``pin_memory``, ``prefetch_factor`` ...
+                Batches always come in order, by which a state counts them.
 
         Raises:
-            InputError: an option that a data loader does not have, or that means nothing without workers.
+            InputError: an option that a data loader does not have, or that means nothing without workers; no truth
+                value where one belongs.
             RangeError: a number out of range.
 
         >>> loader = Windows(range(10), length=2).loader(batch_size=2, seed=7)
@@ -231,8 +233,8 @@ def _array_of(indices: Sequence[SupportsIndex] | Tensor) -> np.ndarray:
 
 def _offsets(mode: Mode, documents: Any, source: Any, size: int) -> Int[np.ndarray, " offsets"]:
     """Where the documents begin, and the end; in flat mode everything is one document."""
-    if mode not in MODES:
-        raise InputError(f"got mode={mode!r}, expected 'flat', 'document' or 'packed'", "mode='flat'")
+    if not isinstance(mode, str) or mode not in MODES:
+        raise InputError(f"got mode={shown(mode)}, expected 'flat', 'document' or 'packed'", "mode='flat'")
     if mode == "flat":
         if documents is not None:
             raise InputError("got documents in flat mode, which looks at no boundary", "mode='document'")
