@@ -21,7 +21,7 @@ from locant.embedding.lookup import WholeTable, require_ids
 from locant.embedding.segment import SegmentEmbedding, require_segments
 from locant.embedding.token import TokenEmbedding
 from locant.kernels.input_embedding import input_embedding
-from locant.kernels.transforms import in_forward_mode, is_transforming
+from locant.kernels.transforms import in_forward_mode, is_graph_transformed, is_transforming
 from locant.positions import Learned, PositionEncoding, Positions, Sinusoidal
 from locant.positions.where import require_positions
 
@@ -114,6 +114,8 @@ def _why_now(embedding: InputEmbedding) -> str | None:
     exporting = torch.compiler._is_exporting_flag  # pyright: ignore[reportPrivateUsage]
     if tracing or (torch.compiler.is_compiling() and exporting):
         return "the graph leaves this package"
+    if is_graph_transformed():
+        return "a transform of functions is at work"
     if torch.compiler.is_compiling():
         return None
     if hooks._has_any_global_hook():  # pyright: ignore[reportPrivateUsage]  # it has no public door
