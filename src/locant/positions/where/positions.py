@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -477,9 +478,7 @@ def _flatten(positions: Positions) -> tuple[list[Tensor | None], tuple[int | Non
     return leaves, (positions.min_index, positions.max_index, positions.start, positions.is_blank)
 
 
-def _flatten_with_keys(
-    positions: Positions,
-) -> tuple[list[tuple[pytree.KeyEntry, Tensor | None]], tuple[int | None, ...]]:
+def _flatten_with_keys(positions: Positions) -> tuple[list[Any], tuple[int | None, ...]]:
     """Under the names that exported programs and error messages call the leaves by."""
     leaves, context = _flatten(positions)
     names = ("index", "document_or_none", "order_or_none")
