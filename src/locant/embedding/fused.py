@@ -7,8 +7,6 @@ hooks and dtypes and never on how many tokens there are: a token alone gets the 
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,8 +18,8 @@ from locant.embedding.late import Asked, LateErrors
 from locant.embedding.lookup import WholeTable, require_ids
 from locant.embedding.segment import SegmentEmbedding, require_segments
 from locant.embedding.token import TokenEmbedding
-from locant.kernels.input_embedding import input_embedding
-from locant.kernels.transforms import in_forward_mode, is_transforming
+from locant.kernels.input_embedding import has_triton, input_embedding, is_exporting
+from locant.kernels.transforms import in_forward_mode, is_graph_transformed, is_transforming
 from locant.positions import Learned, PositionEncoding, Positions, Sinusoidal
 from locant.positions.where import require_positions
 
@@ -93,27 +91,21 @@ def _why_these_tensors(embedding: InputEmbedding) -> str | None:
         return f"the tables are of dtype {weight.dtype}"
     if weight.device.type not in ("cpu", "cuda"):
         return f"there is no kernel for {weight.device.type}"
-    if weight.device.type == "cuda" and not _has_triton():
+    if weight.device.type == "cuda" and not has_triton():
         return "triton is not installed"
     if weight.shape[1] > MAX_WIDTH:
         return f"a token is wider than {MAX_WIDTH}"
     return None
 
 
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
 def _why_now(embedding: InputEmbedding) -> str | None:
     weight = embedding.token.weight
     if weight.dtype.itemsize < 4 and torch.is_autocast_enabled(weight.device.type):
         return "autocast chooses dtypes between the modules"
-    tracing = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]  # it is in torch's documentation
-    # What `is_exporting` returns; asked itself, it is true of everything that torch 2.9 compiles.
-    exporting = torch.compiler._is_exporting_flag  # pyright: ignore[reportPrivateUsage]
-    if tracing or (torch.compiler.is_compiling() and exporting):
+    if is_exporting():
         return "the graph leaves this package"
+    if is_graph_transformed():
+        return "a transform of functions is at work"
     if torch.compiler.is_compiling():
         return None
     if hooks._has_any_global_hook():  # pyright: ignore[reportPrivateUsage]  # it has no public door

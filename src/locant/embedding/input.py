@@ -37,8 +37,9 @@ class InputEmbedding(nn.Module):
         dropout: probability, after the norm.
         backend: ``"plain"`` calls one module after another; ``"fused"`` does everything in one pass and raises where
             that is not possible; ``"auto"`` is fused where possible, see `why_plain`. Both have the same parameters
-            and the same meaning, and the fused one rounds less often. On a GPU it does not wait to check the ids: an id
-            without a row gives NaN, and a `RangeError` at a later call, or in `raise_late_errors`.
+            and the same meaning, both sum the gradients of 16-bit tables in float32, and the fused one rounds less
+            often. On a GPU it does not wait to check the ids: an id without a row gives NaN, and a `RangeError` at a
+            later call, or in `raise_late_errors`.
 
     >>> from locant.positions import Learned
     >>> embedding = InputEmbedding(10_000, 256, encoding=Learned(512, 256))

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from locant.errors import RangeError, ShapeError
+from locant.kernels.input_embedding import look_up
 from locant.positions.checks import has_values
 
 __all__ = ["Table", "WholeTable", "require_ids"]
@@ -49,7 +50,7 @@ class WholeTable(Table):
     def rows(
         self, weight: Float[Tensor, "vocab_size d_model"], ids: Integer[Tensor, "*batch"], padding_idx: int | None
     ) -> Float[Tensor, "*batch d_model"]:
-        return F.embedding(ids, weight, padding_idx)
+        return look_up(ids, weight, padding_idx)
 
     def logits(
         self, weight: Float[Tensor, "vocab_size d_model"], x: Float[Tensor, "*batch d_model"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from locant.embedding.lookup import require_ids
 from locant.errors import LocantError, ShapeError
+from locant.kernels.input_embedding import look_up
 from locant.numbers import WIDEST, whole
 
 __all__ = ["SegmentEmbedding", "require_segments"]
@@ -37,7 +37,7 @@ class SegmentEmbedding(nn.Module):
         """The row of every segment id; a `RangeError` names the first that has none."""
         num_segments = self.weight.shape[0]
         ids = require_ids(segments, num_segments, "SegmentEmbedding", "num_segments", self.weight.device)
-        return F.embedding(ids, self.weight)
+        return look_up(ids, self.weight)
 
     def extra_repr(self) -> str:
         return f"num_segments={self.weight.shape[0]}, d_model={self.weight.shape[1]}"

@@ -25,6 +25,8 @@ class TokenEmbedding(nn.Module):
     Rows start as N(0, 1 / d_model), so that a row has length about 1: tied logits begin moderate, and with
     ``scale="sqrt_d_model"`` every entry has variance 1.
 
+    The gradient of a 16-bit table is summed in float32 and rounded once, unless the look-up has been exported.
+
     Args:
         vocab_size: rows of the table.
         d_model: its width.

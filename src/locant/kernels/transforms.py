@@ -18,6 +18,7 @@ __all__ = [
     "is_batched",
     "is_differentiated",
     "is_functionalizing",
+    "is_graph_transformed",
     "is_transforming",
     "is_watched",
 ]
@@ -70,6 +71,13 @@ def is_differentiated(*tensors: Tensor) -> bool:
     return is_transforming() and any(_is_tracked(tensor) for tensor in tensors)
 
 
+def is_graph_transformed() -> bool:
+    """Whether a compiler is at work, and a transform of any kind in what it compiles, `torch.func.vmap` included."""
+    if not torch.compiler.is_compiling():
+        return False
+    return _has_graph_levels() or forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
+
+
 def _is_tracked(tensor: Tensor) -> bool:
     while functorch.is_functorch_wrapped_tensor(tensor):
         if functorch.is_gradtrackingtensor(tensor):
@@ -84,5 +92,10 @@ def _is_graph_differentiated() -> bool:
     return any(level.key() != functorch.TransformType.Vmap for level in levels)
 
 
-# What `torch.compiler.assume_constant_result` says of it, which imports the whole compiler to say so.
+def _has_graph_levels() -> bool:
+    return bool(functorch.get_interpreter_stack())
+
+
+# What `torch.compiler.assume_constant_result` says of them, which imports the whole compiler to say so.
 _is_graph_differentiated._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_has_graph_levels._dynamo_marked_constant = True  # type: ignore[attr-defined]

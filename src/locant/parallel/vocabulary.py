@@ -27,6 +27,7 @@ from torch.nn import functional as F
 from locant.embedding import InputEmbedding, TokenEmbedding
 from locant.embedding.lookup import Table
 from locant.errors import LocantError, ShapeError
+from locant.kernels.input_embedding import look_up
 
 __all__ = ["SplitTable", "VocabularyParallel"]
 
@@ -152,5 +153,5 @@ def _rows_here(part: Part, ids: Int[Tensor, "*batch"], padding_idx: int | None) 
         return part.rows.sum(0).expand(*ids.shape, -1)  # zeros which keep a gradient, so that all ranks step alike
     place = ids - part.first
     elsewhere = (place < 0) | (place >= len(part))
-    rows = F.embedding(place.masked_fill(elsewhere, 0), part.rows, part.place(padding_idx))
+    rows = look_up(place.masked_fill(elsewhere, 0), part.rows, part.place(padding_idx))
     return rows.masked_fill(elsewhere[..., None], 0)

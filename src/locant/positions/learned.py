@@ -7,9 +7,9 @@ from typing import Literal, get_args
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from locant.errors import LocantError, ShapeError
+from locant.kernels.input_embedding import look_up
 from locant.numbers import WIDEST, real, whole
 from locant.positions.base import PositionEncoding
 from locant.positions.checks import require_arithmetic
@@ -76,7 +76,7 @@ class Learned(PositionEncoding):
             f"Learned(max_seq_len={self.max_seq_len})",
             "shorter windows, or a larger max_seq_len",
         )
-        return x + F.embedding(self.row_of(positions), self.weight)
+        return x + look_up(self.row_of(positions), self.weight)
 
     def row_of(self, positions: Positions) -> Int[Tensor, "batch seq"]:
         """Which row of the table each position has; in a graph, one before 0 may come, and gets -1, which has none."""

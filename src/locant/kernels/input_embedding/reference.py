@@ -26,12 +26,12 @@ def input_embedding(
     tensor([[[6., 8.]]])
     """
     dtype = o.accumulator
-    x = F.embedding(o.ids, o.token, o.padding_idx).to(dtype) * o.scale
+    x = F.embedding(o.ids, o.token.to(dtype), o.padding_idx) * o.scale
     if o.position is not None and o.position_index is not None:
-        x = x + F.embedding(o.position_index, o.position).to(dtype)
+        x = x + F.embedding(o.position_index, o.position.to(dtype))
     if o.segment is not None:
-        rows = o.segment[0] if o.segments is None else F.embedding(o.segments, o.segment)
-        x = x + rows.to(dtype)
+        segment = o.segment.to(dtype)
+        x = x + (segment[0] if o.segments is None else F.embedding(o.segments, segment))
     if o.eps is not None:
         gamma, beta = (None if table is None else table.to(dtype) for table in (o.gamma, o.beta))
         x = F.layer_norm(x, (o.width,), gamma, beta, o.eps)

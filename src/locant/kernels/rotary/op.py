@@ -44,7 +44,15 @@ from locant.kernels.rotary.choice import choose_kernel
 from locant.kernels.rotary.inplace import are_the_same, is_transformed, require_writable
 from locant.kernels.rotary.reference import Layout
 from locant.kernels.rotary.tables import Tables
-from locant.kernels.transforms import holds_several, in_forward_mode, is_functionalizing, is_transforming, is_watched
+from locant.kernels.transforms import (
+    holds_several,
+    in_forward_mode,
+    is_differentiated,
+    is_functionalizing,
+    is_graph_transformed,
+    is_transforming,
+    is_watched,
+)
 
 __all__ = ["rotate"]
 
@@ -103,7 +111,7 @@ def rotate(
         return _turned(q, k, *rest)
     same = require_writable(q, k)
     in_graph = torch.is_grad_enabled() and (q.requires_grad or (k is not None and k.requires_grad))
-    if is_transformed() or (in_graph and torch.compiler.is_compiling()):
+    if is_transformed() or (torch.compiler.is_compiling() and (in_graph or is_graph_transformed())):
         return _turned_and_copied(q, k, rest)
     if in_graph:
         _require_kept(positions)
@@ -216,8 +224,11 @@ def _run(
 def _turned(q: Tensor, k: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor | None]:
     """A compiler is given the operator; everyone else the function, which `torch.func` can look into.
 
-    Where nobody differentiates, as in generating, that one is left out too.
+    Where nobody differentiates, as in generating, that one is left out too. The operator has a backward and no more:
+    a compiler that differentiates in another way is given operators of torch.
     """
+    if torch.compiler.is_compiling() and is_differentiated(q):
+        return _turned_by_torch(q, rest), None if k is None else _turned_by_torch(k, rest)
     if torch.compiler.is_compiling() or is_functionalizing():
         turned_q, turned_k = _rotate(q, k, *rest)
         return turned_q, None if k is None else turned_k
@@ -250,12 +261,14 @@ def _turned_where_given(q: Tensor | None, k: Tensor | None, rest: tuple[Any, ...
 
 
 def _turned_plainly(q: Tensor | None, k: Tensor | None, rest: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
+    return tuple(None if x is None else _turned_by_torch(x, rest) for x in (q, k))
+
+
+def _turned_by_torch(x: Tensor, rest: tuple[Any, ...]) -> Tensor:
     """Through operators of torch alone, with the same bits."""
     positions, table, axis_of_pair, levels, magnitude, layout, inverse = rest
     tables = Tables(table, levels, magnitude, axis_of_pair)
-    return tuple(
-        None if x is None else reference.rotate(x, None, positions, tables, layout, inverse)[0] for x in (q, k)
-    )
+    return reference.rotate(x, None, positions, tables, layout, inverse)[0]
 
 
 class _Turn(torch.autograd.Function):

@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -477,8 +478,19 @@ def _flatten(positions: Positions) -> tuple[list[Tensor | None], tuple[int | Non
     return leaves, (positions.min_index, positions.max_index, positions.start, positions.is_blank)
 
 
+def _flatten_with_keys(positions: Positions) -> tuple[list[Any], tuple[int | None, ...]]:
+    """Under the names that exported programs and error messages call the leaves by."""
+    leaves, context = _flatten(positions)
+    names = ("index", "document_or_none", "order_or_none")
+    return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(names, leaves, strict=True)], context
+
+
 def _unflatten(leaves: object, context: tuple[int | None, ...]) -> Positions:
     return Positions(*leaves, *context)  # type: ignore[misc]  # the leaves of _flatten, in their order
 
 
-pytree.register_pytree_node(Positions, _flatten, _unflatten, serialized_type_name="locant.Positions")
+pytree.register_pytree_node(
+    Positions, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys, serialized_type_name="locant.Positions",
+    to_dumpable_context=list, from_dumpable_context=tuple,  # what comes back from a file is a list
+)  # fmt: skip
+torch.serialization.add_safe_globals([Positions])  # a saved program holds those that it was exported with

@@ -1,0 +1,67 @@
+"""Rows of a trained table, with a gradient that is added up in float32 however narrow the table is.
+
+torch adds up the gradient of a 16-bit table in 16 bits: a row that is read often stops growing where the next addend
+is less than half of its last bit, which is at 256 for ones in bfloat16. Here every gradient is summed in float32 and
+rounded once, in the order of the tokens. Tables in float32 and float64 are torch's own business, and so are those
+that nobody trains: these are read as fast as ever.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from locant.kernels.input_embedding.op import input_embedding
+from locant.kernels.transforms import in_forward_mode, is_graph_transformed, is_transforming
+
+__all__ = ["has_triton", "is_exporting", "look_up"]
+
+
+def look_up(
+    ids: Int[Tensor, "*batch"], table: Float[Tensor, "num_rows width"], padding_idx: int | None = None
+) -> Float[Tensor, "*batch width"]:
+    """The row of every id; the padding row gets no gradient.
+
+    >>> ones = torch.ones(1, 2, dtype=torch.bfloat16, requires_grad=True)
+    >>> torch.autograd.grad(look_up(torch.zeros(1_000, dtype=torch.long), ones).sum(), ones)[0]
+    tensor([[1000., 1000.]], dtype=torch.bfloat16)
+    """
+    if table.dtype not in (torch.float16, torch.bfloat16) or not _is_trained(table) or is_exporting():
+        return F.embedding(ids, table, padding_idx)
+    if _has_kernel(table):
+        rows = input_embedding(
+            ids.reshape(1, -1), table, None, None, None, None, None, None, None, 1.0, padding_idx, None, 0.0
+        )[0]
+        return rows.view(*ids.shape, table.shape[1])
+    return F.embedding(ids, table.float(), padding_idx).to(table.dtype)  # slower: it converts all rows
+
+
+def is_exporting() -> bool:
+    """Whether what is computed becomes a graph for others, who have no operators of ours."""
+    tracing = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]  # it is in torch's documentation
+    # What `is_exporting` returns; asked itself, it is true of everything that torch 2.9 compiles.
+    exporting = torch.compiler._is_exporting_flag  # pyright: ignore[reportPrivateUsage]
+    return tracing or (torch.compiler.is_compiling() and exporting)
+
+
+def _is_trained(table: Tensor) -> bool:
+    """Whether somebody may ask for its gradient; under a transform of functions it does not tell."""
+    return torch.is_grad_enabled() and (table.requires_grad or is_transforming() or is_graph_transformed())
+
+
+def _has_kernel(table: Tensor) -> bool:
+    """Whether our operator can read it, which knows backward passes alone, and memory of one device alone."""
+    if type(table) not in (Tensor, nn.Parameter) or in_forward_mode() or is_transforming() or is_graph_transformed():
+        return False
+    return table.device.type == "cpu" or (table.device.type == "cuda" and has_triton())
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether there is anything that tables on a GPU can be read with."""
+    return importlib.util.find_spec("triton") is not None
