@@ -134,6 +134,92 @@ def test_killed_in_every_write(dying: Mortal, undisturbed: Any) -> None:
     fail_at(dying, whole, steps, "torn", writes(steps))
 
 
+# ------------------------------------------------------------------ beginning anew
+
+
+@pytest.fixture(scope="module")
+def anew(dying: Mortal) -> Anew:
+    """Another request, whose store has fewer shards, that discards what is there."""
+    return Anew(dying)
+
+
+class Anew:
+    def __init__(self, dying: Mortal) -> None:
+        self.dying, self.options = dying, {**dying.options, "shard_size": 100}
+        shutil.rmtree(dying.out, ignore_errors=True)
+        assert dying.run(options=self.options)["said"] is None
+        self.whole = contents(dying.out)
+
+    def half_joined(self, steps: list[str]) -> None:
+        """Unfinished work of the old request, all of whose shards but the last are in the folder of the store."""
+        shutil.rmtree(self.dying.out, ignore_errors=True)
+        last = max(i for i, name in enumerate(steps) if name.startswith("rename /shard"))
+        assert self.dying.run(fault="kill", at=last)["code"] == -signal.SIGKILL
+        assert len([*self.dying.out.glob("shard-*")]) == 23
+
+    def restart(self, **order: Any) -> dict[str, Any]:
+        return self.dying.run(options={**self.options, "resume": False}, **order)
+
+    def go_on(self) -> None:
+        """The same call goes on, unless it was killed before it had discarded anything."""
+        said = self.dying.run(options=self.options)["said"]
+        if said is not None:
+            assert "unfinished work of another request" in said
+            assert self.restart()["said"] is None
+        assert contents(self.dying.out) == self.whole
+
+
+def restart_after_a_kill(anew: Anew, places: list[int]) -> None:
+    for at in places:
+        shutil.rmtree(anew.dying.out, ignore_errors=True)
+        assert anew.dying.run(fault="kill", at=at)["code"] == -signal.SIGKILL
+        if not (anew.dying.out / "store.json").exists():
+            assert anew.restart()["said"] is None
+            assert contents(anew.dying.out) == anew.whole
+
+
+def kill_a_restart(anew: Anew, steps: list[str], places: list[int]) -> None:
+    for at in places:
+        anew.half_joined(steps)
+        assert anew.restart(fault="kill", at=at)["code"] == -signal.SIGKILL
+        require_no_half(anew.dying.out, anew.whole)
+        anew.go_on()
+
+
+def steps_of_a_restart(anew: Anew, steps: list[str]) -> list[str]:
+    anew.half_joined(steps)
+    taken = anew.restart()["steps"]
+    assert contents(anew.dying.out) == anew.whole
+    return taken
+
+
+def test_beginning_anew_after_a_kill_at_some_steps(anew: Anew, undisturbed: Any) -> None:
+    _, steps = undisturbed
+    restart_after_a_kill(anew, chosen(steps, QUICK))
+
+
+def test_a_restart_that_is_killed_at_some_steps(anew: Anew, undisturbed: Any) -> None:
+    _, steps = undisturbed
+    taken = steps_of_a_restart(anew, steps)
+    begun = next(i for i, name in enumerate(taken) if name.startswith("remove /shard"))
+    kill_a_restart(anew, steps, [*chosen(taken, QUICK), begun, begun + 1])
+
+
+@pytest.mark.slow
+def test_beginning_anew_after_a_kill_at_every_step(anew: Anew, undisturbed: Any) -> None:
+    _, steps = undisturbed
+    restart_after_a_kill(anew, [*range(len(steps))])
+
+
+@pytest.mark.slow
+def test_a_restart_that_is_killed_at_every_step(anew: Anew, undisturbed: Any) -> None:
+    _, steps = undisturbed
+    kill_a_restart(anew, steps, [*range(len(steps_of_a_restart(anew, steps)))])
+
+
+# ------------------------------------------------------------------ disks
+
+
 @pytest.mark.parametrize("fault", ["full", "broken"])
 def test_a_disk_that_is_full_or_fails(dying: Mortal, undisturbed: Any, fault: str) -> None:
     whole, steps = undisturbed

@@ -218,6 +218,16 @@ def test_what_somebody_left_of_a_plan_is_no_obstacle(corpus: Path, tmp_path: Pat
         prepare(corpus, tmp_path / "other", **options())
 
 
+def test_a_store_that_was_finished_meanwhile_keeps_its_shards(corpus: Path, tmp_path: Path) -> None:
+    """Whoever finds half of a plan may have come while another process clears up behind a store that it finished."""
+    out = tmp_path / "store"
+    prepare(corpus, out, **options())
+    before = contents(out)
+    (out / ".prepare").mkdir()
+    assert read_plan(out) is None
+    assert contents(out) == before
+
+
 def test_the_dead_are_swept_and_the_living_are_not(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from locant.errors import InputError
 from locant.files import flush, write_whole
 from locant.text.prepare.part import Part, finished_part, part_folder
 from locant.text.prepare.pieces import Source
-from locant.text.prepare.plan import FOLDER, Plan, read_plan
+from locant.text.prepare.plan import FOLDER, Plan, read_plan, remove_shards
 from locant.text.store import ShardRecord, TokenStore, write_manifest
 from locant.text.store.layout import MANIFEST, TOKENIZER, shard_name
 from locant.text.store.manifest import read_manifest
@@ -67,13 +67,15 @@ def join(plan: Plan, tokenizer: Tokenizer) -> TokenStore:
     store = plan.store
     try:
         parts = _numbering(plan)
+        records = [record for part in parts for record in part.shards]
         for number, (source, record) in enumerate(_shards(plan, parts)):
             for kind, file in (("bin", record.bin), ("idx", record.idx)):
                 _move(source.with_suffix(f".{kind}"), store / f"{shard_name(number)}.{kind}", file.size)
+        remove_shards(store, len(records))  # of work that was discarded, which had more of them
         flush(store)
         write_manifest(
             store,
-            shards=[record for _, record in _shards(plan, parts)],
+            shards=records,
             tokenizer=tokenizer,
             end_of_text=plan.end_of_text,
             sources=_recorded_sources(plan.sources(), parts),

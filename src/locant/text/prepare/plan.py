@@ -19,6 +19,7 @@ import dataclasses
 import errno
 import hashlib
 import json
+import re
 import secrets
 import shutil
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from locant.errors import InputError
 from locant.files import flush, write_whole
 from locant.text.prepare.pieces import Piece, Source, cut
 from locant.text.reading import STDIN
+from locant.text.store.layout import MANIFEST
 from locant.text.tokenizer import Tokenizer
 
 __all__ = [
@@ -43,12 +45,14 @@ __all__ = [
     "PlannedPiece",
     "differences",
     "discard_plan",
+    "holds_work",
     "keep_plan",
     "new_plan",
     "part_bytes",
     "parts_of",
     "read_plan",
     "readable_sources",
+    "remove_shards",
     "write_plan",
 ]
 
@@ -61,6 +65,9 @@ PARTS = 64
 
 BYTES_PER_TOKEN = 4
 """What a token of usual text takes up: only to cut parts that give about one shard of the wanted size."""
+
+SHARD = re.compile(r"shard-(\d{5,})\.(bin|idx)")
+"""What `shard_name` gives, as a file."""
 
 TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
 """How the system refuses to put one folder in the place of another that holds something."""
@@ -188,11 +195,28 @@ def keep_plan(made: Path) -> Plan:
 
 
 def discard_plan(store: Path) -> None:
-    """Remove unfinished work; it is no plan any more from the first moment on."""
+    """Remove unfinished work; it is no plan any more from the first moment on.
+
+    Its folder goes last: while it is there, the shards beside it are known to be of unfinished work.
+    """
     aside = store / f"{FOLDER}.{secrets.token_hex(4)}"
     with suppress(FileNotFoundError):
         (store / FOLDER).replace(aside)
+        if not (store / MANIFEST).exists():  # else another process has just finished the store, and clears up
+            remove_shards(store)
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def remove_shards(store: Path, first: int = 0) -> None:
+    """Remove the shards in the folder of a store that have the number `first` or a higher one."""
+    for path in store.glob("shard-*.*"):
+        if (found := SHARD.fullmatch(path.name)) and int(found[1]) >= first:
+            path.unlink(missing_ok=True)
+
+
+def holds_work(store: Path) -> bool:
+    """Whether a folder has unfinished work in it, or what is left of some."""
+    return (store / FOLDER).exists() or any(store.glob(f"{FOLDER}.*"))
 
 
 def write_plan(

@@ -19,10 +19,10 @@ from locant.text.prepare.crew import Crew, num_cores
 from locant.text.prepare.finalize import join, missing_parts, note_tasks, recorded_request, store_folder, tidy
 from locant.text.prepare.part import make_part, sweep
 from locant.text.prepare.plan import (
-    FOLDER,
     Plan,
     differences,
     discard_plan,
+    holds_work,
     keep_plan,
     new_plan,
     part_bytes,
@@ -192,8 +192,8 @@ def _place(out: Path) -> Generator[None]:
     """The folder of the store, made if it is not there, and removed again if nothing came to be in it."""
     if out.exists() and not out.is_dir():
         raise InputError(f"got {out}, which is a file, as the folder of a store", f"{out}-store")
-    is_ours = (out / MANIFEST).exists() or (out / FOLDER).exists()
-    if out.is_dir() and not is_ours and any(not path.name.startswith(FOLDER) for path in out.iterdir()):
+    is_ours = (out / MANIFEST).exists() or holds_work(out)
+    if out.is_dir() and not is_ours and any(out.iterdir()):
         raise InputError(f"{out} holds other things than a store", "a folder that is not there yet")
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
