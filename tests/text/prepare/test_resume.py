@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
@@ -14,11 +13,12 @@ import pytest
 
 from locant import InputError, LocantError, RangeError
 from locant.text.prepare import finalize, prepare
-from locant.text.prepare.part import YOUNG, finished_part, part_folder, sweep
+from locant.text.prepare.locks import YOUNG
+from locant.text.prepare.part import finished_part, part_folder, sweep
 from locant.text.prepare.plan import read_plan
 from locant.text.store import TokenStore
 from tests.refusal import refuses
-from tests.text.prepare.corpus import SEPARATOR, TEXTS, edited, options, require_ids
+from tests.text.prepare.corpus import TEXTS, edited, options, require_ids
 from tests.text.prepare.mortal import contents
 
 # ------------------------------------------------------------------ tasks
@@ -240,7 +240,7 @@ def test_the_dead_are_swept_and_the_living_are_not(
     (dead / "lock").touch()
     born = new.stat().st_mtime
     clock = iter([born + YOUNG - 1, born + YOUNG + 1])  # asked for the new one alone, which has no lock
-    monkeypatch.setattr("locant.text.prepare.part.time", SimpleNamespace(time=lambda: next(clock)))
+    monkeypatch.setattr("locant.text.prepare.locks.time", SimpleNamespace(time=lambda: next(clock)))
     code = "import fcntl, sys; f = open(sys.argv[1], 'wb'); fcntl.flock(f, 2); print('held', flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code, str(living / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -252,30 +252,3 @@ def test_the_dead_are_swept_and_the_living_are_not(
     sweep(plan)
     assert not living.exists()
     assert not new.exists()
-
-
-# ------------------------------------------------------------------ standard input
-
-
-class Piped:
-    def __init__(self, data: bytes) -> None:
-        self.buffer = io.BytesIO(data)
-
-
-def test_standard_input_is_kept_and_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def pipe(texts: list[str]) -> None:
-        monkeypatch.setattr(sys, "stdin", Piped(SEPARATOR.join(texts).encode()))
-
-    out = tmp_path / "store"
-    pipe(TEXTS[0])
-    assert prepare("-", out, **options(task=0, num_tasks=50)) is None
-    pipe(TEXTS[1])
-    with refuses(InputError, "standard_input was"):
-        prepare("-", out, **options())
-    pipe(TEXTS[0])
-    require_ids(prepare("-", out, **options()), TEXTS[:1])
-    pipe(TEXTS[0])
-    require_ids(prepare("-", out, **options()), TEXTS[:1])
-    pipe(TEXTS[1])
-    with refuses(InputError, "standard_input was"):
-        prepare("-", out, **options())

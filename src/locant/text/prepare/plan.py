@@ -7,6 +7,7 @@ A plan is a folder, `.prepare` inside the store, that appears whole or not at al
     parts.jsonl      a line per part: the pieces of files that it reads
     tokenizer.json   the tokenizer
     stdin            what came from standard input, if that is a source: it can be read again, and in parts
+    lock             tells whether somebody is still writing the files above
     part-00000/...   what was made, see `locant.text.prepare.part`
 
 Whoever makes a part reads its line alone, so that a worker needs little memory for a plan of any length. How parts are
@@ -31,6 +32,7 @@ from typing import Any, NamedTuple
 
 from locant.errors import InputError
 from locant.files import flush, write_whole
+from locant.text.prepare.locks import is_dead, locked
 from locant.text.prepare.pieces import Piece, Source, cut
 from locant.text.reading import STDIN
 from locant.text.store.layout import MANIFEST
@@ -47,12 +49,14 @@ __all__ = [
     "discard_plan",
     "holds_work",
     "keep_plan",
+    "keep_stdin",
     "new_plan",
     "part_bytes",
     "parts_of",
     "read_plan",
     "readable_sources",
     "remove_shards",
+    "sweep_plans",
     "write_plan",
 ]
 
@@ -170,10 +174,12 @@ def parts_of(sources: Iterable[Source], target: int) -> Iterator[list[PlannedPie
 @contextmanager
 def new_plan(store: Path) -> Generator[Path]:
     """A folder to write a plan into, which is gone afterwards unless it was kept by `keep_plan`."""
+    sweep_plans(store)
     made = store / f"{FOLDER}.{secrets.token_hex(4)}"
     made.mkdir()
     try:
-        yield made
+        with locked(made):
+            yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
@@ -192,6 +198,27 @@ def keep_plan(made: Path) -> Plan:
     if plan is None:
         raise InputError(f"{store / FOLDER} vanished while it was made", "one run at a time, the same again")
     return plan
+
+
+def sweep_plans(store: Path) -> None:
+    """Empty the folders in which a plan was made, or discarded, by a process that died at it.
+
+    They stay, empty, until the store is finished: see `holds_work`.
+    """
+    for folder in store.glob(f"{FOLDER}.*"):
+        with suppress(OSError):
+            if is_dead(folder):
+                for path in folder.iterdir():
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def keep_stdin(made: Path, plan: Plan) -> None:
+    """Put the copy of standard input in a new folder in the place of the plan's, which was the same when it was made.
+
+    Nobody knows what a power cut has left of that one, and its file tells nothing.
+    """
+    (made / STDIN_FILE).replace(plan.folder / STDIN_FILE)
+    flush(plan.folder)
 
 
 def discard_plan(store: Path) -> None:

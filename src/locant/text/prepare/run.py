@@ -19,11 +19,13 @@ from locant.text.prepare.crew import Crew, num_cores
 from locant.text.prepare.finalize import join, missing_parts, note_tasks, recorded_request, store_folder, tidy
 from locant.text.prepare.part import make_part, sweep
 from locant.text.prepare.plan import (
+    STDIN_FILE,
     Plan,
     differences,
     discard_plan,
     holds_work,
     keep_plan,
+    keep_stdin,
     new_plan,
     part_bytes,
     read_plan,
@@ -236,13 +238,19 @@ def _plan(out: Path, request: Request, *, resume: bool) -> tuple[Plan, Tokenizer
             chosen = request.chosen_tokenizer(lambda: take_sample(request.readable(made), TRAINING_BYTES))
             write_plan(made, request.sources, request.options, chosen, request.end_of_text(chosen))
             plan = keep_plan(made)
+        _require_same(plan, request)
+        if (made / STDIN_FILE).exists():  # it has not become the plan's itself
+            keep_stdin(made, plan)
+    return plan, chosen or plan.tokenizer()
+
+
+def _require_same(plan: Plan, request: Request) -> None:
     changes = differences((plan.options, plan.sources()), (request.options, request.sources))
     if changes:
         raise InputError(
-            f"{out} holds unfinished work of another request: {'; '.join(changes)}",
+            f"{plan.store} holds unfinished work of another request: {'; '.join(changes)}",
             "the same options and inputs, another folder, or resume=False (--restart), which discards that work",
         )
-    return plan, chosen or plan.tokenizer()
 
 
 def _share(plan: Plan, task: int | None, num_tasks: int | None) -> list[int]:
