@@ -17,6 +17,7 @@ from locant.text.prepare.locks import YOUNG
 from locant.text.prepare.part import finished_part, part_folder, sweep
 from locant.text.prepare.plan import read_plan
 from locant.text.store import TokenStore
+from locant.text.store.export import export_store
 from tests.refusal import refuses
 from tests.text.prepare.corpus import TEXTS, edited, options, require_ids
 from tests.text.prepare.mortal import contents
@@ -55,6 +56,7 @@ def test_nothing_to_join_is_refused(tmp_path: Path) -> None:
         ({"task": -1, "num_tasks": 2}, RangeError, "got -1 for task"),
         ({"task": 0, "num_tasks": 2, "ray": "local"}, InputError, "Ray"),
         ({"task": 0, "num_tasks": 2, "resume": False}, InputError, "discard"),
+        ({"task": 0, "num_tasks": 2, "workers": 2}, InputError, "one process does"),
         ({"workers": 0}, RangeError, "got 0 for workers"),
         ({"shard_size": 0}, RangeError, "got 0 for shard_size"),
         ({"engine": "fast"}, InputError, "fast"),
@@ -140,6 +142,24 @@ def test_unfinished_work_can_be_discarded_but_a_store_cannot(corpus: Path, tmp_p
     with refuses(InputError, "holds a finished store", "rm -r"):
         prepare(corpus, out, **options(shard_size=70, resume=False))
     assert contents(out) == before
+
+
+def test_a_store_that_prepare_did_not_make_is_refused(corpus: Path, tmp_path: Path) -> None:
+    prepare(corpus, tmp_path / "store", **options())
+    export_store(TokenStore(tmp_path / "store"), tmp_path / "copy", to="locant")
+    before = contents(tmp_path / "copy")
+    with refuses(InputError, "copy holds a finished store that prepare did not make", "another folder"):
+        prepare(corpus, tmp_path / "copy", **options())
+    assert contents(tmp_path / "copy") == before
+
+
+def test_a_touch_within_a_second_is_told(corpus: Path, tmp_path: Path) -> None:
+    second = 10**9 * 1_700_000_000
+    os.utime(corpus / "1.txt", ns=(second, second + 123_456_789))
+    interrupted(corpus, tmp_path / "store")
+    os.utime(corpus / "1.txt", ns=(second, second + 123_456_790))
+    with refuses(InputError, ":20.123456789 (text", ":20.123456790 (text"):
+        prepare(corpus, tmp_path / "store", **options())
 
 
 def test_the_same_call_returns_the_finished_store_untouched(corpus: Path, tmp_path: Path) -> None:

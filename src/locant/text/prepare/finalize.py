@@ -6,6 +6,7 @@ taken up where it was. Until the manifest stands, no reader takes the folder for
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,11 @@ from locant.text.tokenizer import Tokenizer
 __all__ = ["finalize", "join", "missing_parts", "note_tasks", "recorded_request", "store_folder", "tidy"]
 
 NUMBERING = "numbering.json"
+ANEW = "resume=False (--restart), which begins anew"
+
+RECORDED = {"pieces", *(field.name for field in dataclasses.fields(Source))}
+"""What the manifest says of each source."""
+
 NAMED = 10
 """How many missing tasks are named; the others are counted."""
 
@@ -81,9 +87,9 @@ def join(plan: Plan, tokenizer: Tokenizer) -> TokenStore:
             sources=_recorded_sources(plan.sources(), parts),
             options=dict(plan.options),
         )
-    except FileNotFoundError:
+    except FileNotFoundError as error:
         if not (store / MANIFEST).exists():  # else another process has just joined the same parts
-            raise
+            raise InputError(f"{error.filename} has vanished while {store} was joined", ANEW) from None
     tidy(store)
     return TokenStore(store)
 
@@ -118,9 +124,7 @@ def _move(source: Path, place: Path, size: int) -> None:
     with suppress(FileNotFoundError):
         source.replace(place)
     if place.stat().st_size != size:
-        raise InputError(
-            f"{place} has {place.stat().st_size} bytes, expected {size}", f"rm -r {place.parent}, then again"
-        )
+        raise InputError(f"{place} has {place.stat().st_size} bytes, expected {size}", ANEW)
 
 
 def tidy(store: Path) -> None:
@@ -145,8 +149,14 @@ def _recorded_sources(sources: Sequence[Source], parts: Sequence[Part]) -> list[
 
 
 def recorded_request(store: Path) -> tuple[dict[str, Any], list[Source]]:
-    """The options and sources that a finished store was made from."""
+    """The options and sources that a finished store was made from.
+
+    Raises:
+        InputError: something else has made it.
+    """
     manifest = read_manifest(store)
+    if any(source.keys() != RECORDED for source in manifest.sources):
+        raise InputError(f"{store} holds a finished store that prepare did not make", "another folder")
     sources = [Source(**{name: one for name, one in source.items() if name != "pieces"}) for source in manifest.sources]
     return dict(manifest.options), sources
 

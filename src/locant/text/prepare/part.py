@@ -102,7 +102,10 @@ def make_part(plan: Plan, number: int, engine: Engine, advance: Advance) -> None
 
 @contextmanager
 def _attempt(plan: Plan, number: int) -> Generator[Path]:
-    """A folder that becomes the part's if the block succeeds, and vanishes if it fails."""
+    """A folder that becomes the part's if the block succeeds, and vanishes if it fails.
+
+    Whoever writes a file in it has flushed both by the end of the block.
+    """
     place = part_folder(plan, number)
     folder = place.with_name(f"{place.name}.{secrets.token_hex(4)}")
     folder.mkdir()
@@ -110,7 +113,6 @@ def _attempt(plan: Plan, number: int) -> Generator[Path]:
         with locked(folder):
             yield folder
             (folder / LOCK).unlink()
-            flush(folder)
             _put(folder, place, plan, number)
             flush(plan.folder)
     finally:

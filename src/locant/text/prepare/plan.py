@@ -26,7 +26,6 @@ import shutil
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +44,6 @@ __all__ = [
     "TAKEN",
     "Plan",
     "PlannedPiece",
-    "differences",
     "discard_plan",
     "holds_work",
     "keep_plan",
@@ -75,9 +73,6 @@ SHARD = re.compile(r"shard-(\d{5,})\.(bin|idx)")
 
 TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
 """How the system refuses to put one folder in the place of another that holds something."""
-
-NAMED = 3
-"""How many differences are told; the others are counted."""
 
 
 class PlannedPiece(NamedTuple):
@@ -185,9 +180,11 @@ def new_plan(store: Path) -> Generator[Path]:
 
 
 def keep_plan(made: Path) -> Plan:
-    """Make what was written into a new folder the plan; one that another process has just kept is left as it is."""
+    """Make what was written into a new folder the plan; one that another process has just kept is left as it is.
+
+    All of it is on the disk by now: whoever wrote a file has flushed it, and the folder behind it.
+    """
     store = made.parent
-    flush(made)
     try:
         made.replace(store / FOLDER)
     except OSError as error:
@@ -298,42 +295,3 @@ def read_plan(store: Path) -> Plan | None:
             f"{folder} is unfinished work of another version of locant", f"rm -r {folder}, which discards that work"
         )
     return Plan(folder=folder, **facts)
-
-
-def differences(
-    old: tuple[Mapping[str, Any], Sequence[Source]], new: tuple[Mapping[str, Any], Sequence[Source]]
-) -> list[str]:
-    """What makes two requests (options and sources) different, in words; nothing if they give the same store."""
-    names = [*old[0], *(name for name in new[0] if name not in old[0])]
-    found = [
-        f"{name} was {_words(old[0].get(name))} and is {_words(new[0].get(name))}"
-        for name in names
-        if old[0].get(name) != new[0].get(name)
-    ]
-    found += _changed_sources(old[1], new[1])
-    return [*found[:NAMED], f"{len(found) - NAMED} more"] if len(found) > NAMED else found
-
-
-def _words(value: object) -> str:
-    return repr(value) if isinstance(value, str) else f"{value}"
-
-
-def _changed_sources(old: Sequence[Source], new: Sequence[Source]) -> list[str]:
-    before, after = ({source.path: source for source in sources} for sources in (old, new))
-    found = [f"{path} is no longer an input" for path in before if path not in after]
-    found += [f"{path} is a new input" for path in after if path not in before]
-    for path in before:
-        if path in after and before[path] != after[path]:
-            found.append(f"{path} changed from {_state(before[path])} to {_state(after[path])}")
-    if not found and [*before] != [*after]:
-        found.append("the inputs come in another order")
-    return found
-
-
-def _state(source: Source) -> str:
-    if source.mtime_ns is None:
-        return f"{source.size} bytes"
-    # The zone of the reader, who compares it with what a listing of the folder says.
-    when = datetime.fromtimestamp(source.mtime_ns // 10**9).astimezone()
-    how = ", ".join(f"{name} {value!r}" for name, value in (("separator", source.separator), ("field", source.field)))
-    return f"{source.size} bytes of {when:%Y-%m-%d %H:%M:%S} ({source.kind}, {how})"
