@@ -83,6 +83,29 @@ def test_tasks_are_done_apart_and_joined(run: Run) -> None:
     assert run("prepare", "--finalize", "-o", "store").stdout.startswith("store: 1,921 tokens")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("text.txt",), "PATH... beside --finalize"),
+        (("--dry-run", "--restart"), "--restart, --dry-run beside --finalize"),
+        (("--separator", "x"), "--separator beside --finalize"),
+        (("--no-end-of-text",), "--no-end-of-text beside --finalize"),
+        (("--tokenizer", "bytes", "--download"), "--tokenizer, --download beside --finalize"),
+        (("--task", "0"), "--task beside --finalize"),
+    ],
+)
+def test_joining_takes_no_other_words(run: Run, complains: Complains, words: tuple[str, ...], said: str) -> None:
+    run("prepare", "text.txt", "-o", "store", "--tokenizer", "bytes", "--num-tasks", "1", "--task", "0")
+    assert said in complains("prepare", "--finalize", "-o", "store", *words)
+    assert json.loads(run("prepare", "--finalize", "-o", "store", "--json").stdout)["tokens"] == 1921
+
+
+def test_bytes_are_no_name_to_be_fetched(run: Run) -> None:
+    result = run("prepare", "text.txt", "-o", "store", "--tokenizer", "bytes", "--download")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert TokenStore("store")[:].tolist() == [*TEXT.encode(), 256]
+
+
 def test_standard_input_is_a_path(run: Run) -> None:
     result = run("prepare", "-", "-o", "store", "--tokenizer", "bytes", input="one two")
     assert "8 tokens in 1 document" in result.stdout
@@ -106,6 +129,7 @@ def test_unfinished_work_can_be_discarded(run: Run) -> None:
         (("--dry-run",), "got no PATH"),
         (("--finalize",), "got no folder for the store"),
         (("--finalize", "-o", "store"), "no tasks to join"),
+        (("text.txt", "-o", "store", "--task", "0", "--num-tasks", "2", "--workers", "4"), "one process does"),
         (("gone.txt", "-o", "store"), "gone.txt"),
         (("text.txt", "-o", ""), "the path is empty"),
         (("--finalize", "-o", ""), "the path is empty"),

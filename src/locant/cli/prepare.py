@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from locant.cli.options import as_json, only_given, output, tokenizer_options
+from locant.errors import InputError
 
 __all__ = ["verb"]
 
@@ -44,7 +46,7 @@ class Escaped(click.ParamType):
 @click.option(
     "--engine", type=click.Choice(["auto", "tokenizers", "gigatoken"]), help="What encodes. Default: auto, the faster."
 )
-@click.option("--workers", type=click.IntRange(min=1), help="Processes. Default: one for each core.")
+@click.option("--workers", type=click.IntRange(min=1), help="Processes. Default: one for each core; one for a task.")
 @click.option("--task", type=click.IntRange(min=0), help="Do only this share of the work, 0 to NUM_TASKS - 1.")
 @click.option("--num-tasks", type=click.IntRange(min=1), help="Into how many shares the work is divided.")
 @click.option("--finalize", is_flag=True, help="Join what all tasks have made.")
@@ -52,7 +54,9 @@ class Escaped(click.ParamType):
 @click.option("--restart", is_flag=True, help="Discard unfinished work in the folder, and begin anew.")
 @click.option("--dry-run", is_flag=True, help="Say how many documents, tokens and bytes it would be; write nothing.")
 @as_json
+@click.pass_context
 def verb(
+    ctx: click.Context,
     paths: tuple[str, ...],
     output: Path | None,
     download: bool,
@@ -75,8 +79,26 @@ def verb(
     from locant.show.preparing import finalize_store, prepare_store, show_estimate
 
     if finalize:
+        _require_alone(ctx)
         finalize_store(output, as_json=as_json)
     elif dry_run:
         show_estimate(paths, only_given(options), download=download, as_json=as_json)
     else:
         prepare_store(paths, output, {**only_given(options), "resume": not restart}, download=download, as_json=as_json)
+
+
+def _require_alone(ctx: click.Context) -> None:
+    """Nothing that says what to make stands beside ``--finalize``: the tasks were told."""
+    others = [one for one in ctx.command.params if one.name not in ("finalize", "output", "as_json")]
+    given = [
+        _word(one, ctx) for one in others if ctx.get_parameter_source(str(one.name)) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise InputError(f"got {', '.join(given)} beside --finalize", "locant prepare --finalize -o STORE")
+
+
+def _word(param: click.Parameter, ctx: click.Context) -> str:
+    """A parameter as it was typed."""
+    if isinstance(param, click.Argument):
+        return param.human_readable_name
+    return (param.secondary_opts if ctx.params[str(param.name)] is False else param.opts)[0]

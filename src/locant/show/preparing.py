@@ -86,7 +86,9 @@ def _place(out: Path | None) -> Path:
 def _with_tokenizer(options: Mapping[str, Any], download: bool) -> dict[str, Any]:
     """The options, with a tokenizer that may be fetched in place of its name."""
     name = options.get("tokenizer")
-    return {**options, "tokenizer": Tokenizer.load(name, download=True)} if name and download else dict(options)
+    if not (download and name) or name == "bytes":
+        return dict(options)
+    return {**options, "tokenizer": Tokenizer.load(name, download=True)}
 
 
 def _say_task(out: Path, task: int, num_tasks: int, *, as_json: bool) -> None:

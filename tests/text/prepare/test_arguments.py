@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from locant.errors import InputError, LocantError, RangeError
 from locant.text.prepare import finalize, prepare
 from locant.text.prepare import part as parts
+from locant.text.prepare.plan import discard_plan
 from tests.refusal import refuses
 
 NUMBERS: list[dict[str, Any]] = [
@@ -27,6 +30,9 @@ OTHERS: list[dict[str, Any]] = [
     *({"field": field} for field in (5, "")),
     *({"tokenizer": tokenizer} for tokenizer in (5, b"x", [])),
     {"append_end_of_text": "yes"},
+    *({"resume": odd} for odd in ("no", None, 1, [])),
+    *({"ray": address} for address in (5, b"local", "")),
+    {"progress": 5},
 ]
 
 
@@ -91,6 +97,41 @@ def test_the_loser_of_a_race_is_told_so(source: Path, tmp_path: Path, monkeypatc
     prepare(source, tmp_path / "store", tokenizer="bytes").verify()
 
 
+def joining(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], object]) -> None:
+    """Join a task, with something else happening when the first shard is about to move."""
+    prepare(source, out, tokenizer="bytes", task=0, num_tasks=1)
+    module = sys.modules["locant.text.prepare.finalize"]
+    move = module._move
+
+    def first(*arguments: Any) -> None:
+        monkeypatch.setattr(module, "_move", move)
+        meanwhile()
+        move(*arguments)
+
+    monkeypatch.setattr(module, "_move", first)
+    finalize(out).verify()
+
+
+def test_two_that_join_the_same_parts_get_the_same_store(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joining(source, tmp_path / "store", monkeypatch, lambda: finalize(tmp_path / "store"))
+
+
+def test_work_that_is_discarded_while_it_is_joined_is_told(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with refuses(InputError, "has vanished while", "--restart"):
+        joining(source, tmp_path / "store", monkeypatch, lambda: discard_plan(tmp_path / "store"))
+
+
+def test_a_shard_of_another_size_is_not_joined(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "store"
+    with refuses(InputError, "shard-00000.bin has 3 bytes, expected 42", "--restart"):
+        joining(source, out, monkeypatch, lambda: os.truncate(out / ".prepare/part-00000/shard-00000.bin", 3))
+    prepare(source, out, tokenizer="bytes", workers=1, resume=False).verify()
+
+
 def test_every_folder_is_flushed_before_what_relies_on_it(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,9 +139,7 @@ def test_every_folder_is_flushed_before_what_relies_on_it(
     flushed: list[str] = []
     monkeypatch.setattr(parts, "flush", lambda path: flushed.append(path.name))
     prepare(source, tmp_path / "store", tokenizer="bytes", workers=1, task=0, num_tasks=1)
-    assert len(flushed) == 2
-    assert flushed[0].startswith("part-00000.")
-    assert flushed[1] == ".prepare"
+    assert flushed == [".prepare"]
     monkeypatch.setattr(sys.modules["locant.text.prepare.finalize"], "flush", lambda path: flushed.append(path.name))
     finalize(tmp_path / "store")
-    assert "store" in flushed[2:]
+    assert "store" in flushed[1:]

@@ -234,6 +234,17 @@ def test_a_change_ends_the_work_and_nothing_of_it_is_mixed(
         called(corpus, out, name)
 
 
+@pytest.mark.parametrize("change", [grown, rewritten, Path.unlink])
+def test_what_has_changed_is_not_even_begun(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any
+) -> None:
+    """Reading it would take as long as it is large, only to say so at its end."""
+    changing = Change(corpus / "a.txt", change)
+    monkeypatch.setattr(encode, "documents", lambda piece, _: pytest.fail(f"{piece.path} was read"))
+    with refuses(InputError, f"a.txt has {SAID[change]} since"):
+        called(corpus, tmp_path / "store", "b.txt", **changing.when_planned(monkeypatch))
+
+
 @pytest.mark.parametrize("name", ["b.txt", "b.parquet", "b.jsonl.gz"])
 def test_beginning_anew_takes_the_file_as_it_is_now(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -7,6 +7,7 @@ no other file may be there. Until then nothing may open as a store, unless it is
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -134,6 +135,97 @@ def test_killed_in_every_write(dying: Mortal, undisturbed: Any) -> None:
     fail_at(dying, whole, steps, "torn", writes(steps))
 
 
+# ------------------------------------------------------------------ beginning anew
+
+
+@pytest.fixture(scope="module")
+def anew(dying: Mortal) -> Anew:
+    """Another request, whose store has fewer shards, that discards what is there."""
+    return Anew(dying)
+
+
+class Anew:
+    def __init__(self, dying: Mortal) -> None:
+        self.dying, self.options = dying, {**dying.options, "shard_size": 100}
+        shutil.rmtree(dying.out, ignore_errors=True)
+        assert dying.run(options=self.options)["said"] is None
+        self.whole = contents(dying.out)
+
+    def half_joined(self, steps: list[str]) -> None:
+        """Unfinished work of the old request, all of whose shards but the last are in the folder of the store."""
+        shutil.rmtree(self.dying.out, ignore_errors=True)
+        last = max(i for i, name in enumerate(steps) if name.startswith("rename /shard"))
+        assert self.dying.run(fault="kill", at=last)["code"] == -signal.SIGKILL
+        assert len([*self.dying.out.glob("shard-*")]) == 23
+
+    def restart(self, **order: Any) -> dict[str, Any]:
+        return self.dying.run(options={**self.options, "resume": False}, **order)
+
+    def go_on(self) -> None:
+        """The same call goes on, unless it was killed before it had discarded anything."""
+        said = self.dying.run(options=self.options)["said"]
+        if said is not None:
+            assert "unfinished work of another request" in said
+            assert self.restart()["said"] is None
+        assert contents(self.dying.out) == self.whole
+
+
+def restart_after_a_kill(anew: Anew, places: list[int]) -> None:
+    for at in places:
+        shutil.rmtree(anew.dying.out, ignore_errors=True)
+        assert anew.dying.run(fault="kill", at=at)["code"] == -signal.SIGKILL
+        if not (anew.dying.out / "store.json").exists():
+            assert anew.restart()["said"] is None
+            assert contents(anew.dying.out) == anew.whole
+
+
+def kill_a_restart(anew: Anew, steps: list[str], places: list[int]) -> None:
+    for at in places:
+        anew.half_joined(steps)
+        assert anew.restart(fault="kill", at=at)["code"] == -signal.SIGKILL
+        require_no_half(anew.dying.out, anew.whole)
+        anew.go_on()
+
+
+def first(steps: list[str], what: str) -> int:
+    return next(i for i, name in enumerate(steps) if name.startswith(what))
+
+
+def steps_of_a_restart(anew: Anew, steps: list[str]) -> list[str]:
+    anew.half_joined(steps)
+    taken = anew.restart()["steps"]
+    assert contents(anew.dying.out) == anew.whole
+    return taken
+
+
+def test_beginning_anew_after_a_kill_at_some_steps(anew: Anew, undisturbed: Any) -> None:
+    _, steps = undisturbed
+    restart_after_a_kill(anew, chosen(steps, QUICK))
+
+
+def test_a_restart_that_is_killed_at_some_steps(anew: Anew, undisturbed: Any) -> None:
+    _, steps = undisturbed
+    taken = steps_of_a_restart(anew, steps)
+    discarding, planning = (first(taken, what) for what in ("remove /shard", "mkdir /.prepare."))
+    assert discarding < planning
+    kill_a_restart(anew, steps, [*chosen(taken, QUICK), discarding, discarding + 1, planning])
+
+
+@pytest.mark.slow
+def test_beginning_anew_after_a_kill_at_every_step(anew: Anew, undisturbed: Any) -> None:
+    _, steps = undisturbed
+    restart_after_a_kill(anew, [*range(len(steps))])
+
+
+@pytest.mark.slow
+def test_a_restart_that_is_killed_at_every_step(anew: Anew, undisturbed: Any) -> None:
+    _, steps = undisturbed
+    kill_a_restart(anew, steps, [*range(len(steps_of_a_restart(anew, steps)))])
+
+
+# ------------------------------------------------------------------ disks
+
+
 @pytest.mark.parametrize("fault", ["full", "broken"])
 def test_a_disk_that_is_full_or_fails(dying: Mortal, undisturbed: Any, fault: str) -> None:
     whole, steps = undisturbed
@@ -158,10 +250,16 @@ def test_a_full_disk_leaves_an_old_store_as_it_was(dying: Mortal, undisturbed: A
         assert contents(dying.out) == undisturbed[0]
 
 
+def is_before(place: Path, path: str) -> bool:
+    """Whether a path is that which a file or folder had before it got its place, or within it."""
+    return path.startswith((f"{place}.", str(place.with_name(f".{place.stem}."))))
+
+
 def faults_of_order(steps: list[str]) -> list[str]:
     """Where a power cut could leave less than a name promises: everything is flushed before it gets its name.
 
-    The temporary name of a file that becomes `shard-00000.bin` begins with `.shard-00000.`.
+    The temporary name of a file that becomes `shard-00000.bin` begins with `.shard-00000.`, and that of a folder that
+    becomes `part-00000` with `part-00000.`. What a folder lists is on the disk once the folder was flushed.
     """
     faults = []
     dirty: set[str] = set()
@@ -172,8 +270,9 @@ def faults_of_order(steps: list[str]) -> list[str]:
         elif what == "fsync":
             dirty.discard(path)
         elif what == "rename":
-            stem = Path(path).stem
-            faults += [f"{path} gets its name unflushed" for one in dirty if Path(one).name.startswith(f".{stem}.")]
+            place = Path(path)
+            faults += [f"{path} gets its name while {one} is unflushed" for one in dirty if is_before(place, one)]
+            dirty.add(str(place.parent))
     last = [i for i, name in enumerate(steps) if name.startswith("rename")]
     if not steps[last[-1]].endswith("rename /store.json"):
         faults.append("the manifest is not the last")
@@ -189,6 +288,11 @@ def test_everything_is_on_the_disk_before_it_has_its_name(undisturbed: Any) -> N
     assert faults_of_order(undisturbed[1]) == []
 
 
-@pytest.mark.parametrize("left_out", ["fsync", "rename /store.json"])
+@pytest.mark.parametrize(
+    "left_out",
+    ["fsync", "rename /store.json", r"fsync /\.prepare\.\w+$", r"fsync /\.prepare/part-00000\.\w+$", r"fsync $"],
+)
 def test_a_flush_that_is_missing_is_seen(undisturbed: Any, left_out: str) -> None:
-    assert faults_of_order([name for name in undisturbed[1] if not name.startswith(left_out)])
+    left = [name for name in undisturbed[1] if not re.match(left_out, name)]
+    assert len(left) < len(undisturbed[1])
+    assert faults_of_order(left)

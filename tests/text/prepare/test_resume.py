@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
@@ -14,11 +13,13 @@ import pytest
 
 from locant import InputError, LocantError, RangeError
 from locant.text.prepare import finalize, prepare
-from locant.text.prepare.part import YOUNG, finished_part, part_folder, sweep
+from locant.text.prepare.locks import YOUNG
+from locant.text.prepare.part import finished_part, part_folder, sweep
 from locant.text.prepare.plan import read_plan
 from locant.text.store import TokenStore
+from locant.text.store.export import export_store
 from tests.refusal import refuses
-from tests.text.prepare.corpus import SEPARATOR, TEXTS, edited, options, require_ids
+from tests.text.prepare.corpus import TEXTS, edited, options, require_ids
 from tests.text.prepare.mortal import contents
 
 # ------------------------------------------------------------------ tasks
@@ -55,6 +56,7 @@ def test_nothing_to_join_is_refused(tmp_path: Path) -> None:
         ({"task": -1, "num_tasks": 2}, RangeError, "got -1 for task"),
         ({"task": 0, "num_tasks": 2, "ray": "local"}, InputError, "Ray"),
         ({"task": 0, "num_tasks": 2, "resume": False}, InputError, "discard"),
+        ({"task": 0, "num_tasks": 2, "workers": 2}, InputError, "one process does"),
         ({"workers": 0}, RangeError, "got 0 for workers"),
         ({"shard_size": 0}, RangeError, "got 0 for shard_size"),
         ({"engine": "fast"}, InputError, "fast"),
@@ -142,6 +144,24 @@ def test_unfinished_work_can_be_discarded_but_a_store_cannot(corpus: Path, tmp_p
     assert contents(out) == before
 
 
+def test_a_store_that_prepare_did_not_make_is_refused(corpus: Path, tmp_path: Path) -> None:
+    prepare(corpus, tmp_path / "store", **options())
+    export_store(TokenStore(tmp_path / "store"), tmp_path / "copy", to="locant")
+    before = contents(tmp_path / "copy")
+    with refuses(InputError, "copy holds a finished store that prepare did not make", "another folder"):
+        prepare(corpus, tmp_path / "copy", **options())
+    assert contents(tmp_path / "copy") == before
+
+
+def test_a_touch_within_a_second_is_told(corpus: Path, tmp_path: Path) -> None:
+    second = 10**9 * 1_700_000_000
+    os.utime(corpus / "1.txt", ns=(second, second + 123_456_789))
+    interrupted(corpus, tmp_path / "store")
+    os.utime(corpus / "1.txt", ns=(second, second + 123_456_790))
+    with refuses(InputError, ":20.123456789 (text", ":20.123456790 (text"):
+        prepare(corpus, tmp_path / "store", **options())
+
+
 def test_the_same_call_returns_the_finished_store_untouched(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "store"
     first = prepare(corpus, out, **options())
@@ -218,6 +238,16 @@ def test_what_somebody_left_of_a_plan_is_no_obstacle(corpus: Path, tmp_path: Pat
         prepare(corpus, tmp_path / "other", **options())
 
 
+def test_a_store_that_was_finished_meanwhile_keeps_its_shards(corpus: Path, tmp_path: Path) -> None:
+    """Whoever finds half of a plan may have come while another process clears up behind a store that it finished."""
+    out = tmp_path / "store"
+    prepare(corpus, out, **options())
+    before = contents(out)
+    (out / ".prepare").mkdir()
+    assert read_plan(out) is None
+    assert contents(out) == before
+
+
 def test_the_dead_are_swept_and_the_living_are_not(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +260,7 @@ def test_the_dead_are_swept_and_the_living_are_not(
     (dead / "lock").touch()
     born = new.stat().st_mtime
     clock = iter([born + YOUNG - 1, born + YOUNG + 1])  # asked for the new one alone, which has no lock
-    monkeypatch.setattr("locant.text.prepare.part.time", SimpleNamespace(time=lambda: next(clock)))
+    monkeypatch.setattr("locant.text.prepare.locks.time", SimpleNamespace(time=lambda: next(clock)))
     code = "import fcntl, sys; f = open(sys.argv[1], 'wb'); fcntl.flock(f, 2); print('held', flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code, str(living / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -242,30 +272,3 @@ def test_the_dead_are_swept_and_the_living_are_not(
     sweep(plan)
     assert not living.exists()
     assert not new.exists()
-
-
-# ------------------------------------------------------------------ standard input
-
-
-class Piped:
-    def __init__(self, data: bytes) -> None:
-        self.buffer = io.BytesIO(data)
-
-
-def test_standard_input_is_kept_and_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def pipe(texts: list[str]) -> None:
-        monkeypatch.setattr(sys, "stdin", Piped(SEPARATOR.join(texts).encode()))
-
-    out = tmp_path / "store"
-    pipe(TEXTS[0])
-    assert prepare("-", out, **options(task=0, num_tasks=50)) is None
-    pipe(TEXTS[1])
-    with refuses(InputError, "standard_input was"):
-        prepare("-", out, **options())
-    pipe(TEXTS[0])
-    require_ids(prepare("-", out, **options()), TEXTS[:1])
-    pipe(TEXTS[0])
-    require_ids(prepare("-", out, **options()), TEXTS[:1])
-    pipe(TEXTS[1])
-    with refuses(InputError, "standard_input was"):
-        prepare("-", out, **options())

@@ -6,6 +6,7 @@ taken up where it was. Until the manifest stands, no reader takes the folder for
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from locant.errors import InputError
 from locant.files import flush, write_whole
 from locant.text.prepare.part import Part, finished_part, part_folder
 from locant.text.prepare.pieces import Source
-from locant.text.prepare.plan import FOLDER, Plan, read_plan
+from locant.text.prepare.plan import FOLDER, Plan, read_plan, remove_shards
 from locant.text.store import ShardRecord, TokenStore, write_manifest
 from locant.text.store.layout import MANIFEST, TOKENIZER, shard_name
 from locant.text.store.manifest import read_manifest
@@ -26,6 +27,11 @@ from locant.text.tokenizer import Tokenizer
 __all__ = ["finalize", "join", "missing_parts", "note_tasks", "recorded_request", "store_folder", "tidy"]
 
 NUMBERING = "numbering.json"
+ANEW = "resume=False (--restart), which begins anew"
+
+RECORDED = {"pieces", *(field.name for field in dataclasses.fields(Source))}
+"""What the manifest says of each source."""
+
 NAMED = 10
 """How many missing tasks are named; the others are counted."""
 
@@ -67,21 +73,23 @@ def join(plan: Plan, tokenizer: Tokenizer) -> TokenStore:
     store = plan.store
     try:
         parts = _numbering(plan)
+        records = [record for part in parts for record in part.shards]
         for number, (source, record) in enumerate(_shards(plan, parts)):
             for kind, file in (("bin", record.bin), ("idx", record.idx)):
                 _move(source.with_suffix(f".{kind}"), store / f"{shard_name(number)}.{kind}", file.size)
+        remove_shards(store, len(records))  # of work that was discarded, which had more of them
         flush(store)
         write_manifest(
             store,
-            shards=[record for _, record in _shards(plan, parts)],
+            shards=records,
             tokenizer=tokenizer,
             end_of_text=plan.end_of_text,
             sources=_recorded_sources(plan.sources(), parts),
             options=dict(plan.options),
         )
-    except FileNotFoundError:
+    except FileNotFoundError as error:
         if not (store / MANIFEST).exists():  # else another process has just joined the same parts
-            raise
+            raise InputError(f"{error.filename} has vanished while {store} was joined", ANEW) from None
     tidy(store)
     return TokenStore(store)
 
@@ -116,9 +124,7 @@ def _move(source: Path, place: Path, size: int) -> None:
     with suppress(FileNotFoundError):
         source.replace(place)
     if place.stat().st_size != size:
-        raise InputError(
-            f"{place} has {place.stat().st_size} bytes, expected {size}", f"rm -r {place.parent}, then again"
-        )
+        raise InputError(f"{place} has {place.stat().st_size} bytes, expected {size}", ANEW)
 
 
 def tidy(store: Path) -> None:
@@ -143,8 +149,14 @@ def _recorded_sources(sources: Sequence[Source], parts: Sequence[Part]) -> list[
 
 
 def recorded_request(store: Path) -> tuple[dict[str, Any], list[Source]]:
-    """The options and sources that a finished store was made from."""
+    """The options and sources that a finished store was made from.
+
+    Raises:
+        InputError: something else has made it.
+    """
     manifest = read_manifest(store)
+    if any(source.keys() != RECORDED for source in manifest.sources):
+        raise InputError(f"{store} holds a finished store that prepare did not make", "another folder")
     sources = [Source(**{name: one for name, one in source.items() if name != "pieces"}) for source in manifest.sources]
     return dict(manifest.options), sources
 

@@ -2,8 +2,7 @@
 
 A part is made in a folder of its own, `part-00012.RANDOM`, which becomes `part-00012` when everything in it is on the
 disk: so a part is there whole or not at all. Of two that make the same part the second finds it done and removes its
-own, which had the same bytes. A folder whose maker has died is told from one at work by a lock, which the system
-gives back when a process ends in any way.
+own, which had the same bytes. `locant.text.prepare.locks` tells a folder whose maker has died from one at work.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from typing import Any
 from locant.errors import InputError
 from locant.files import flush, write_whole
 from locant.text.prepare.encode import Advance, write_shards
+from locant.text.prepare.locks import LOCK, is_dead, locked
 from locant.text.prepare.plan import TAKEN, Plan
 from locant.text.store import ShardRecord
 from locant.text.tokenizer.engine import Engine
@@ -28,9 +27,6 @@ from locant.text.tokenizer.engine import Engine
 __all__ = ["Part", "finished_part", "make_part", "part_folder", "sweep"]
 
 MARKER = "part.json"
-LOCK = "lock"
-YOUNG = 60.0
-"""Seconds in which a new folder may come to have its lock."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,15 +102,17 @@ def make_part(plan: Plan, number: int, engine: Engine, advance: Advance) -> None
 
 @contextmanager
 def _attempt(plan: Plan, number: int) -> Generator[Path]:
-    """A folder that becomes the part's if the block succeeds, and vanishes if it fails."""
+    """A folder that becomes the part's if the block succeeds, and vanishes if it fails.
+
+    Whoever writes a file in it has flushed both by the end of the block.
+    """
     place = part_folder(plan, number)
     folder = place.with_name(f"{place.name}.{secrets.token_hex(4)}")
     folder.mkdir()
     try:
-        with _locked(folder):
+        with locked(folder):
             yield folder
             (folder / LOCK).unlink()
-            flush(folder)
             _put(folder, place, plan, number)
             flush(plan.folder)
     finally:
@@ -134,37 +132,9 @@ def _put(folder: Path, place: Path, plan: Plan, number: int) -> None:
         folder.replace(place)
 
 
-@contextmanager
-def _locked(folder: Path) -> Generator[None]:
-    with (folder / LOCK).open("wb") as file:
-        _lock(file.fileno())
-        yield
-
-
-def _lock(handle: int) -> bool:
-    """Whether this process now holds the lock; without locks in the system, nobody can tell, and everybody does."""
-    try:
-        import fcntl
-    except ImportError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
 def sweep(plan: Plan) -> None:
     """Remove what died in the middle of a part."""
     for folder in plan.folder.glob("part-*.*"):
         with suppress(OSError):
-            if _is_dead(folder):
+            if is_dead(folder):
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_dead(folder: Path) -> bool:
-    try:
-        with (folder / LOCK).open("rb") as file:
-            return _lock(file.fileno())
-    except FileNotFoundError:  # its lock is not there yet, or not any more: for a moment, or for ever
-        return time.time() - folder.stat().st_mtime > YOUNG

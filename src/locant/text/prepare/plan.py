@@ -7,6 +7,7 @@ A plan is a folder, `.prepare` inside the store, that appears whole or not at al
     parts.jsonl      a line per part: the pieces of files that it reads
     tokenizer.json   the tokenizer
     stdin            what came from standard input, if that is a source: it can be read again, and in parts
+    lock             tells whether somebody is still writing the files above
     part-00000/...   what was made, see `locant.text.prepare.part`
 
 Whoever makes a part reads its line alone, so that a worker needs little memory for a plan of any length. How parts are
@@ -19,19 +20,21 @@ import dataclasses
 import errno
 import hashlib
 import json
+import re
 import secrets
 import shutil
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from locant.errors import InputError
 from locant.files import flush, write_whole
+from locant.text.prepare.locks import is_dead, locked
 from locant.text.prepare.pieces import Piece, Source, cut
 from locant.text.reading import STDIN
+from locant.text.store.layout import MANIFEST
 from locant.text.tokenizer import Tokenizer
 
 __all__ = [
@@ -41,14 +44,17 @@ __all__ = [
     "TAKEN",
     "Plan",
     "PlannedPiece",
-    "differences",
     "discard_plan",
+    "holds_work",
     "keep_plan",
+    "keep_stdin",
     "new_plan",
     "part_bytes",
     "parts_of",
     "read_plan",
     "readable_sources",
+    "remove_shards",
+    "sweep_plans",
     "write_plan",
 ]
 
@@ -62,11 +68,11 @@ PARTS = 64
 BYTES_PER_TOKEN = 4
 """What a token of usual text takes up: only to cut parts that give about one shard of the wanted size."""
 
+SHARD = re.compile(r"shard-(\d{5,})\.(bin|idx)")
+"""What `shard_name` gives, as a file."""
+
 TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
 """How the system refuses to put one folder in the place of another that holds something."""
-
-NAMED = 3
-"""How many differences are told; the others are counted."""
 
 
 class PlannedPiece(NamedTuple):
@@ -163,18 +169,22 @@ def parts_of(sources: Iterable[Source], target: int) -> Iterator[list[PlannedPie
 @contextmanager
 def new_plan(store: Path) -> Generator[Path]:
     """A folder to write a plan into, which is gone afterwards unless it was kept by `keep_plan`."""
+    sweep_plans(store)
     made = store / f"{FOLDER}.{secrets.token_hex(4)}"
     made.mkdir()
     try:
-        yield made
+        with locked(made):
+            yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
 
 def keep_plan(made: Path) -> Plan:
-    """Make what was written into a new folder the plan; one that another process has just kept is left as it is."""
+    """Make what was written into a new folder the plan; one that another process has just kept is left as it is.
+
+    All of it is on the disk by now: whoever wrote a file has flushed it, and the folder behind it.
+    """
     store = made.parent
-    flush(made)
     try:
         made.replace(store / FOLDER)
     except OSError as error:
@@ -187,12 +197,50 @@ def keep_plan(made: Path) -> Plan:
     return plan
 
 
+def sweep_plans(store: Path) -> None:
+    """Empty the folders in which a plan was made, or discarded, by a process that died at it.
+
+    They stay, empty, until the store is finished: see `holds_work`.
+    """
+    for folder in store.glob(f"{FOLDER}.*"):
+        with suppress(OSError):
+            if is_dead(folder):
+                for path in folder.iterdir():
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def keep_stdin(made: Path, plan: Plan) -> None:
+    """Put the copy of standard input in a new folder in the place of the plan's, which was the same when it was made.
+
+    Nobody knows what a power cut has left of that one, and its file tells nothing.
+    """
+    (made / STDIN_FILE).replace(plan.folder / STDIN_FILE)
+    flush(plan.folder)
+
+
 def discard_plan(store: Path) -> None:
-    """Remove unfinished work; it is no plan any more from the first moment on."""
+    """Remove unfinished work; it is no plan any more from the first moment on.
+
+    Its folder goes last: while it is there, the shards beside it are known to be of unfinished work.
+    """
     aside = store / f"{FOLDER}.{secrets.token_hex(4)}"
     with suppress(FileNotFoundError):
         (store / FOLDER).replace(aside)
+        if not (store / MANIFEST).exists():  # else another process has just finished the store, and clears up
+            remove_shards(store)
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def remove_shards(store: Path, first: int = 0) -> None:
+    """Remove the shards in the folder of a store that have the number `first` or a higher one."""
+    for path in store.glob("shard-*.*"):
+        if (found := SHARD.fullmatch(path.name)) and int(found[1]) >= first:
+            path.unlink(missing_ok=True)
+
+
+def holds_work(store: Path) -> bool:
+    """Whether a folder has unfinished work in it, or what is left of some."""
+    return (store / FOLDER).exists() or any(store.glob(f"{FOLDER}.*"))
 
 
 def write_plan(
@@ -247,42 +295,3 @@ def read_plan(store: Path) -> Plan | None:
             f"{folder} is unfinished work of another version of locant", f"rm -r {folder}, which discards that work"
         )
     return Plan(folder=folder, **facts)
-
-
-def differences(
-    old: tuple[Mapping[str, Any], Sequence[Source]], new: tuple[Mapping[str, Any], Sequence[Source]]
-) -> list[str]:
-    """What makes two requests (options and sources) different, in words; nothing if they give the same store."""
-    names = [*old[0], *(name for name in new[0] if name not in old[0])]
-    found = [
-        f"{name} was {_words(old[0].get(name))} and is {_words(new[0].get(name))}"
-        for name in names
-        if old[0].get(name) != new[0].get(name)
-    ]
-    found += _changed_sources(old[1], new[1])
-    return [*found[:NAMED], f"{len(found) - NAMED} more"] if len(found) > NAMED else found
-
-
-def _words(value: object) -> str:
-    return repr(value) if isinstance(value, str) else f"{value}"
-
-
-def _changed_sources(old: Sequence[Source], new: Sequence[Source]) -> list[str]:
-    before, after = ({source.path: source for source in sources} for sources in (old, new))
-    found = [f"{path} is no longer an input" for path in before if path not in after]
-    found += [f"{path} is a new input" for path in after if path not in before]
-    for path in before:
-        if path in after and before[path] != after[path]:
-            found.append(f"{path} changed from {_state(before[path])} to {_state(after[path])}")
-    if not found and [*before] != [*after]:
-        found.append("the inputs come in another order")
-    return found
-
-
-def _state(source: Source) -> str:
-    if source.mtime_ns is None:
-        return f"{source.size} bytes"
-    # The zone of the reader, who compares it with what a listing of the folder says.
-    when = datetime.fromtimestamp(source.mtime_ns // 10**9).astimezone()
-    how = ", ".join(f"{name} {value!r}" for name, value in (("separator", source.separator), ("field", source.field)))
-    return f"{source.size} bytes of {when:%Y-%m-%d %H:%M:%S} ({source.kind}, {how})"

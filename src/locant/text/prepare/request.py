@@ -7,9 +7,10 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from locant.errors import InputError
+from locant.files import NewFile
 from locant.numbers import whole
 from locant.text.prepare.pieces import Source
 from locant.text.prepare.plan import STDIN_FILE, readable_sources
@@ -40,18 +41,20 @@ class Stdin:
     def read(cls, folder: Path | None) -> Stdin:
         """Read all of it, and keep it in a file of `folder`, if there is one."""
         if folder is None:
-            return cls._copy(None)
-        with (folder / STDIN_FILE).open("wb") as file:
-            return cls._copy(file)
+            return cls._passed_on(lambda _: None)
+        with NewFile(folder / STDIN_FILE) as file:
+            stdin = cls._passed_on(file.write)
+            file.settle()
+            file.publish()
+        return stdin
 
     @classmethod
-    def _copy(cls, file: BinaryIO | None) -> Stdin:
+    def _passed_on(cls, write: Callable[[bytes], None]) -> Stdin:
         digest, size, stdin = hashlib.sha256(), 0, standard_input()
         while block := stdin.read(BLOCK):
             digest.update(block)
             size += len(block)
-            if file is not None:
-                file.write(block)
+            write(block)
         return cls(size=size, sha256=digest.hexdigest())
 
 

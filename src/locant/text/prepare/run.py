@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import overload
 
 from locant.errors import InputError
-from locant.numbers import whole
-from locant.text.prepare.cluster import make_on_ray
+from locant.numbers import shown, whole
+from locant.text.prepare.cluster import LOCAL, make_on_ray
 from locant.text.prepare.crew import Crew, num_cores
+from locant.text.prepare.differences import differences
 from locant.text.prepare.finalize import join, missing_parts, note_tasks, recorded_request, store_folder, tidy
 from locant.text.prepare.part import make_part, sweep
 from locant.text.prepare.plan import (
-    FOLDER,
+    STDIN_FILE,
     Plan,
-    differences,
     discard_plan,
+    holds_work,
     keep_plan,
+    keep_stdin,
     new_plan,
     part_bytes,
     read_plan,
@@ -120,7 +122,7 @@ def prepare(
         out: the folder of the store.
         tokenizer: one, or what `Tokenizer.load` takes, or ``"bytes"``; default: a byte-level BPE trained on a sample
             of the input.
-        workers: processes; default: one for each core. With one, this process does the work.
+        workers: processes; default: one for each core. With one, this process does the work, as it does a task.
         resume: go on with unfinished work in `out`.
         shard_size: a shard is closed with the document that brings it to so many tokens, or earlier: a large input is
             cut into 64 parts at least, each of which has its own shards.
@@ -144,7 +146,8 @@ def prepare(
     out = store_folder(out)
     if workers is not None:
         workers = whole("workers", workers, 1, 4096, remedy="workers=1")
-    _require_share(task, num_tasks, ray, resume=resume)
+    _require_sense(resume=resume, ray=ray, progress=progress)
+    _require_share(task, num_tasks, ray, workers, resume=resume)
     request = Request.of(
         paths,
         tokenizer=tokenizer,
@@ -167,7 +170,18 @@ def prepare(
         return join(plan, chosen) if task is None else None
 
 
-def _require_share(task: int | None, num_tasks: int | None, ray: str | None, *, resume: bool) -> None:
+def _require_sense(*, resume: object, ray: object, progress: object) -> None:
+    if not isinstance(resume, bool):
+        raise InputError(f"got resume={shown(resume)}, expected True or False", "resume=True")
+    if ray is not None and not (isinstance(ray, str) and ray):
+        raise InputError(f"got ray={shown(ray)}, expected the address of a cluster", f"ray={LOCAL!r}, or None")
+    if progress is not None and not callable(progress):
+        raise InputError(f"got progress={shown(progress)}, expected a function of two numbers", "progress=None")
+
+
+def _require_share(
+    task: int | None, num_tasks: int | None, ray: str | None, workers: int | None, *, resume: bool
+) -> None:
     if (task is None) != (num_tasks is None):
         raise InputError("got one of task and num_tasks, expected both or none", "task=0, num_tasks=1")
     if num_tasks is not None:
@@ -175,6 +189,8 @@ def _require_share(task: int | None, num_tasks: int | None, ray: str | None, *, 
         whole("task", task, 0, num_tasks - 1, remedy=f"0 to {num_tasks - 1}")
     if task is not None and ray is not None:
         raise InputError("got a task to do and a Ray cluster, which divides the work itself", "one of the two")
+    if task is not None and workers not in (None, 1):
+        raise InputError(f"got {workers} workers for a task, which one process does", "more and smaller tasks")
     if task is not None and not resume:
         raise InputError("got a task to do anew, which would discard what the others do", "rm -r on the store, first")
 
@@ -192,8 +208,8 @@ def _place(out: Path) -> Generator[None]:
     """The folder of the store, made if it is not there, and removed again if nothing came to be in it."""
     if out.exists() and not out.is_dir():
         raise InputError(f"got {out}, which is a file, as the folder of a store", f"{out}-store")
-    is_ours = (out / MANIFEST).exists() or (out / FOLDER).exists()
-    if out.is_dir() and not is_ours and any(not path.name.startswith(FOLDER) for path in out.iterdir()):
+    is_ours = (out / MANIFEST).exists() or holds_work(out)
+    if out.is_dir() and not is_ours and any(out.iterdir()):
         raise InputError(f"{out} holds other things than a store", "a folder that is not there yet")
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
@@ -236,13 +252,19 @@ def _plan(out: Path, request: Request, *, resume: bool) -> tuple[Plan, Tokenizer
             chosen = request.chosen_tokenizer(lambda: take_sample(request.readable(made), TRAINING_BYTES))
             write_plan(made, request.sources, request.options, chosen, request.end_of_text(chosen))
             plan = keep_plan(made)
+        _require_same(plan, request)
+        if (made / STDIN_FILE).exists():  # it has not become the plan's itself
+            keep_stdin(made, plan)
+    return plan, chosen or plan.tokenizer()
+
+
+def _require_same(plan: Plan, request: Request) -> None:
     changes = differences((plan.options, plan.sources()), (request.options, request.sources))
     if changes:
         raise InputError(
-            f"{out} holds unfinished work of another request: {'; '.join(changes)}",
+            f"{plan.store} holds unfinished work of another request: {'; '.join(changes)}",
             "the same options and inputs, another folder, or resume=False (--restart), which discards that work",
         )
-    return plan, chosen or plan.tokenizer()
 
 
 def _share(plan: Plan, task: int | None, num_tasks: int | None) -> list[int]:
