@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import overload
 
 from locant.errors import InputError
-from locant.numbers import shown, whole
+from locant.numbers import shown, truth, whole
 from locant.text.prepare.cluster import LOCAL, make_on_ray
 from locant.text.prepare.crew import Crew, num_cores
 from locant.text.prepare.differences import differences
@@ -171,8 +171,7 @@ def prepare(
 
 
 def _require_sense(*, resume: object, ray: object, progress: object) -> None:
-    if not isinstance(resume, bool):
-        raise InputError(f"got resume={shown(resume)}, expected True or False", "resume=True")
+    truth("resume", resume)
     if ray is not None and not (isinstance(ray, str) and ray):
         raise InputError(f"got ray={shown(ray)}, expected the address of a cluster", f"ray={LOCAL!r}, or None")
     if progress is not None and not callable(progress):
