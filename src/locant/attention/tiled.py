@@ -71,7 +71,7 @@ def tiled_attention(
         longest = longest_run(runs)
         table = _table(q[:, :, :longest], k[:, :, :longest], encoding, 0)
         return attend_by_runs(q, k, v, table, runs, causal, window, scale)
-    q, k, v = all_blanked(q, k, v, positions, keys)
+    q, k, v = all_blanked(q, k, v, encoding, positions, keys)
     parts: list[Tensor] = []
     rows = _rows(q.shape, keys.seq_len)
     again = torch.is_grad_enabled() and needs_gradient(q, k, v, encoding)
