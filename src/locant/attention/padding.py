@@ -56,4 +56,11 @@ def blanked(
     if positions.document_or_none is None:
         return tensors
     padding = (positions.document_or_none == PADDING)[:, None, :, None]
-    return tuple(x.masked_fill(padding, 0.0) for x in tensors)
+    return tuple(_filled(x, padding) for x in tensors)
+
+
+def _filled(x: Tensor, padding: Tensor) -> Tensor:
+    """With zeros where that is; torch fills nothing of 8 bits, of which all are 0 in a zero."""
+    if x.dtype.itemsize > 1:
+        return x.masked_fill(padding, 0.0)
+    return x.view(torch.uint8).masked_fill(padding, 0).view(x.dtype)
