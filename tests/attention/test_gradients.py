@@ -292,8 +292,8 @@ def test_compiled_a_gradient_of_torch_func_is_right_or_refused_in_our_words(back
 
 @pytest.mark.usefixtures("_unchecked")
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize("backend", ["auto", "sdpa"])
-@pytest.mark.parametrize("encoding_name", OF_VMAP)
+@pytest.mark.parametrize("backend", ["auto", pytest.param("sdpa", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("encoding_name", ["t5", pytest.param("cope", marks=pytest.mark.slow)])
 def test_compiled_vmap_keeps_the_gradient_of_a_bias(encoding_name: str, backend: str) -> None:
     encoding = OF_VMAP[encoding_name]().double()
     q, index = torch.stack([drawn() for _ in range(3)]), torch.randint(0, 50, (3, LENGTH))
