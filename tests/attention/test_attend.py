@@ -202,6 +202,27 @@ def test_scores_are_scaled_before_the_bias_is_added(scale: float | None, backend
     assert_close(run(case, inputs, encoding, backend, scale=scale), torch.from_numpy(expected))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+@pytest.mark.parametrize("scale", [0.0, -0.25])
+@pytest.mark.parametrize("case_name", ["causal", "everything", "one query"])
+def test_a_scale_may_be_zero_or_less(case_name: str, scale: float, backend: str, dtype: torch.dtype) -> None:
+    """Where torch's kernels hide later tokens by minus infinity before they scale, too."""
+    case = CASES[case_name]
+    drawn = Inputs.draw(case, HEADS, dtype)
+    inputs = Inputs(drawn.q, drawn.k, drawn.v.detach()[..., :HEAD_DIM].requires_grad_())  # as the fused kernel has them
+    seen, cotangent = seen_by(case), torch.randn_like(inputs.q)
+    y = run(case, inputs, None, backend, scale=scale)
+    bias = bias_of("none", None, case)
+    assert_close(y, torch.from_numpy(oracles.attention(*inputs.arrays(), bias, seen, scale)[0]))
+    truth = oracles.attention_gradients(*inputs.arrays(), bias, seen, scale, cotangent.double().numpy())
+    found = torch.autograd.grad(y, [inputs.q, inputs.k, inputs.v], cotangent)
+    for gradient, wanted in zip(found, (truth.q, truth.k, truth.v), strict=True):
+        if dtype in (torch.float64, torch.float32):
+            assert_close(gradient, torch.from_numpy(wanted))
+        assert bool(gradient.isfinite().all())
+
+
 @pytest.mark.parametrize("encoding_name", ["none", "alibi", "t5"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_packed_documents_are_each_document_alone(backend: str, encoding_name: str) -> None:

@@ -98,6 +98,15 @@ def test_clear_forgets_everything() -> None:
     cache.append(tokens(3, heads=1, width=2).bfloat16(), tokens(3, heads=1).bfloat16(), Positions.arange(3))
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz], ids=str)
+def test_numbers_of_8_bits_are_stored_as_they_are_and_padding_as_zeros(dtype: torch.dtype) -> None:
+    k, where = tokens(4).transpose(0, 1).contiguous().transpose(0, 1), Positions.from_mask(torch.tensor([[0, 1, 1, 0]]))
+    stored, _, _ = KVCache(max_len=9).append(k.to(dtype), k.to(dtype), where)
+    assert stored.dtype == dtype
+    expected = k.to(dtype).float() * torch.tensor([0.0, 1.0, 1.0, 0.0])[:, None]
+    assert torch.equal(stored.float(), expected)
+
+
 # ---------------------------------------------------------------------- where the next token stands
 
 

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jvp, vmap
 
-from locant import ALiBi, Fire, LocantError, PositionEncoding, Positions, attend
+from locant import ALiBi, Cope, Fire, LocantError, PositionEncoding, Positions, Shaw, T5Bias, attend
 from locant.attention import backends
 from locant.attention.distance import distance_attention
+from locant.attention.runs import runs_of
 from locant.kernels.transforms import is_differentiated
 from tests.refusal import refuses
 from tests.tolerances import assert_close
@@ -183,6 +184,81 @@ def test_vmap_over_where_the_tokens_stand(backend: str) -> None:
     assert_close(vmap(run)(index, document), expected)
 
 
+OF_VMAP: dict[str, Callable[[], PositionEncoding]] = {
+    "alibi, learned": lambda: ALiBi(HEADS, learned=True),
+    "t5": lambda: T5Bias(HEADS),
+    "cope": lambda: Cope(HEAD_DIM, 4),
+    "shaw": lambda: Shaw(HEAD_DIM),
+}
+
+
+def mapped(encoding: PositionEncoding, backend: str) -> Callable[[Tensor, Tensor], Tensor]:
+    def run(q: Tensor, index: Tensor) -> Tensor:
+        return attend(q, q, q, encoding=encoding, positions=Positions.of(index), backend=backend)
+
+    return vmap(run)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch runs its fused kernels sample by sample
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled", "eager"])
+@pytest.mark.parametrize("encoding_name", OF_VMAP)
+def test_vmap_keeps_the_gradient_of_a_bias_that_differs_by_sample(encoding_name: str, backend: str) -> None:
+    encoding = OF_VMAP[encoding_name]().double()
+    for parameter in encoding.parameters():
+        parameter.data.copy_(torch.randn_like(parameter))
+    q, index = torch.stack([drawn() for _ in range(3)]).requires_grad_(), torch.randint(0, 50, (3, LENGTH))
+    leaves, cotangent = [q, *encoding.parameters()], torch.randn_like(q)
+    y = mapped(encoding, backend)(q, index)
+    rows = zip(q, index, strict=True)
+    expected = torch.stack(
+        [attend(x, x, x, encoding=encoding, positions=Positions.of(where), backend="eager") for x, where in rows]
+    )
+    assert_close(y, expected)
+    truths = torch.autograd.grad(expected, leaves, cotangent)
+    for found, truth in zip(torch.autograd.grad(y, leaves, cotangent), truths, strict=True):
+        assert bool(truth.any())
+        assert_close(found, truth)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled", "eager"])
+def test_vmap_does_not_hide_that_a_gradient_is_wanted_behind_a_cache_of_ones_own(backend: str) -> None:
+    k = drawn().repeat(1, 1, 4, 1)[None]
+    k[..., :3, :] = float("nan")
+    k.requires_grad_()
+    places = Positions.from_mask(torch.tensor([[0] * 3 + [1] * 17]))
+
+    def run(k: Tensor) -> Tensor:
+        return attend(k[:, :, -1:], k, k, positions=places.slice(19, 20), k_positions=places, backend=backend)
+
+    assert bool(torch.autograd.grad(vmap(run)(k).sum(), k)[0].isfinite().all())
+
+
+# ---------------------------------------------------------------------- a backward pass inside autocast
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("encoding_name", ["none", "alibi", "alibi, learned"])
+@pytest.mark.parametrize("arrangement", [Positions.arange(400), Positions.packed([200, 180], length=400)], ids=str)
+def test_autocast_does_not_reach_into_a_backward_pass_by_table(
+    arrangement: Positions, encoding_name: str, dtype: torch.dtype
+) -> None:
+    encoding, inputs = (
+        ENCODINGS[encoding_name](),
+        [torch.randn(1, HEADS, arrangement.seq_len, 8).to(dtype) for _ in range(3)],
+    )
+    assert arrangement.start is not None or runs_of(arrangement) is not None
+    leaves = [*(each.requires_grad_() for each in inputs), *([] if encoding is None else encoding.parameters())]
+    y = attend(*inputs, encoding=encoding, positions=arrangement, backend="tiled")
+    plain = torch.autograd.grad(y, leaves, y.detach(), retain_graph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        within = torch.autograd.grad(y, leaves, y.detach())
+    assert all(torch.equal(a, b) for a, b in zip(plain, within, strict=True))
+
+
+# ---------------------------------------------------------------------- compiled
+
+
 @pytest.fixture
 def _unchecked(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--jaxtyping-packages", default=None):
@@ -200,6 +276,32 @@ def test_compiled_it_is_no_other(backend: str) -> None:
     else:
         with pytest.raises(Exception, match=r"torch\.func"):  # whatever torch's tracer makes of it
             compiled(q)
+
+
+@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled"])
+def test_compiled_a_gradient_of_torch_func_is_right_or_refused_in_our_words(backend: str) -> None:
+    layer, q, cotangent = Layer(ALiBi(HEADS), backend), drawn(), drawn()
+    compiled = torch.compile(grad(lambda q: (layer(q) * cotangent).sum()), backend="aot_eager")
+    if backend != "tiled":
+        assert_close(compiled(q), grad(lambda q: (layer.written_out(q) * cotangent).sum())(q))
+        return
+    with pytest.raises(Exception, match=r"got backend='tiled' in forward mode or inside torch\.func\.grad.*eager"):
+        compiled(q)
+
+
+@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("backend", ["auto", pytest.param("sdpa", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("encoding_name", ["t5", pytest.param("cope", marks=pytest.mark.slow)])
+def test_compiled_vmap_keeps_the_gradient_of_a_bias(encoding_name: str, backend: str) -> None:
+    encoding = OF_VMAP[encoding_name]().double()
+    q, index = torch.stack([drawn() for _ in range(3)]), torch.randint(0, 50, (3, LENGTH))
+    leaves, cotangent = list(encoding.parameters()), torch.randn_like(q)
+    y = torch.compile(mapped(encoding, backend), backend="aot_eager")(q, index)
+    truths = torch.autograd.grad(mapped(encoding, "eager")(q, index), leaves, cotangent)
+    for found, truth in zip(torch.autograd.grad(y, leaves, cotangent), truths, strict=True):
+        assert_close(found, truth)
 
 
 @pytest.mark.usefixtures("_unchecked")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from locant import ALiBi, Fire, PositionEncoding, Positions, T5Bias, attend
+from locant import ALiBi, Cope, Fire, PositionEncoding, Positions, T5Bias, attend
 
 ENCODINGS: dict[str, Callable[[], PositionEncoding | None]] = {
     "none": lambda: None,
@@ -43,6 +43,17 @@ def test_everything_gets_a_gradient_of_zeros(encoding_name: str, backend: str) -
     y = attend(q, k, v, encoding=encoding, backend=backend, **where)
     leaves = [q, k, v, *([] if encoding is None else encoding.parameters())]
     for leaf, gradient in zip(leaves, torch.autograd.grad(y, leaves, torch.ones_like(y)), strict=True):
+        assert torch.equal(gradient, torch.zeros_like(leaf))
+
+
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled", "eager"])
+def test_nor_does_padding_without_keys_reach_a_parameter(backend: str) -> None:
+    encoding = Cope(4, 8)
+    q, k = torch.full((1, 2, 3, 4), float("nan"), requires_grad=True), torch.ones(1, 2, 0, 4)
+    where = {"positions": Positions.from_mask(torch.zeros(1, 3)), "k_positions": Positions.arange(0)}
+    y = attend(q, k, k, encoding=encoding, backend=backend, **where)
+    leaves = [q, *encoding.parameters()]
+    for leaf, gradient in zip(leaves, torch.autograd.grad(y.sum(), leaves), strict=True):
         assert torch.equal(gradient, torch.zeros_like(leaf))
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from locant import ALiBi, KVCache, Positions, attend
 from locant.attention import flex, tiled
@@ -175,22 +178,80 @@ def test_a_cache_stores_padding_as_zeros(max_len: int | None, backend: str) -> N
     assert bool(outputs[0].isfinite().all())
 
 
-def test_what_a_cache_blanked_is_not_copied_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[tuple[Tensor, ...]] = []
-    monkeypatch.setattr(ATTEND, "sdpa_attention", lambda *tensors: (given.append(tensors[:3]), tensors[0])[1])
-    cache, x = KVCache(), torch.randn(2, 1, 19, 4)
-    keys, values, where = cache.append(x, x, PADDED["left padding"].positions)
-    attend(keys, keys, values, positions=where, backend="sdpa")
-    assert [ours is theirs for ours, theirs in zip(given[0], (keys, keys, values), strict=True)] == [False, True, True]
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+def test_the_places_of_a_cache_do_not_vouch_for_other_tensors(backend: str) -> None:
+    cache, where = KVCache(), PADDED["left padding"].positions
+    inputs = Inputs.draw(PADDED["left padding"])
+    odd = given(inputs, PADDED["left padding"], float("nan"))
+    cached = cache.append(odd.k.detach(), odd.v.detach(), where)[2]
+    for places in (cached, cached.slice(0, cached.seq_len), Positions.cat([cached]), cached.to("cpu")):
+        arrangement = Arrangement(places)
+        y = odd.through(arrangement, None, backend)
+        assert_close(y, inputs.expected(arrangement, None, torch.zeros_like(y))[0])
+        for gradient in torch.autograd.grad(y.sum(), [odd.q, odd.k, odd.v]):
+            assert bool(gradient.isfinite().all())
+        assert not KVCache().append(odd.k.detach(), odd.k.detach(), places)[0].isnan().any()
 
 
-def test_other_tensors_at_the_places_of_a_cache_are_not_taken_for_blank() -> None:
-    cache, x = KVCache(), torch.randn(2, 1, 19, 4)
-    cache.append(x, x, PADDED["left padding"].positions)
-    for where in (cache.positions.slice(0, 19), Positions.cat([cache.positions]), cache.positions.to("cpu")):
-        odd = poisoned(x, where, float("nan"))
-        assert bool(attend(odd, odd, odd, positions=where).isfinite().all())
-        assert not KVCache().append(odd.detach(), odd.detach(), cache.positions)[0].isnan().any()
+# ---------------------------------------------------------------------- behind a cache of one's own
+
+STEP = Arrangement(Positions.after([3, 0], 1), Positions.from_mask(torch.tensor([[0] * 13 + [1] * 3, [0] * 15 + [1]])))
+
+
+def handed_over(
+    queries: int, keys: int, monkeypatch: pytest.MonkeyPatch, way: Callable[[Tensor], Any] = lambda x: x
+) -> list[bool]:
+    """Which of q, k and v reach the kernel as they are."""
+    got: list[tuple[Tensor, ...]] = []
+    monkeypatch.setattr(ATTEND, "sdpa_attention", lambda *tensors: (got.append(tensors[:3]), tensors[0])[1])
+    x, where = torch.randn(2, 1, keys, 4), Positions.from_mask(torch.ones(2, keys)).document
+    places = Positions.of(torch.arange(keys).expand(2, -1), where)
+    q, k = x[:, :, :queries], way(x)
+    attend(q, k, x, positions=places.slice(0, queries), k_positions=places, backend="sdpa")
+    return [ours is theirs for ours, theirs in zip(got[0], (q, k, x), strict=True)]
+
+
+@pytest.mark.parametrize(("queries", "keys", "copied"), [(1, 15, True), (1, 16, False), (2, 31, True), (2, 32, False)])
+def test_few_queries_of_many_keys_do_not_copy_them(
+    queries: int, keys: int, copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert handed_over(queries, keys, monkeypatch) == [False, not copied, not copied]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's forward mode, about itself
+def test_but_they_do_where_something_is_differentiated(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert handed_over(1, 16, monkeypatch, lambda x: x.clone().requires_grad_()) == [False] * 3
+    with torch.no_grad():
+        assert handed_over(1, 16, monkeypatch, lambda x: x.clone().requires_grad_())[2]
+    with forward_ad.dual_level():
+        assert handed_over(1, 16, monkeypatch, lambda x: forward_ad.make_dual(x, x)) == [False] * 3
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(
+    "encoding_name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in ENCODINGS]
+)
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto", "flex"])
+def test_there_finite_numbers_at_padding_change_nothing(
+    backend: str, encoding_name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    if backend == "flex":
+        if request.config.getoption("--jaxtyping-packages", default=None):
+            pytest.skip("runtime shape checks get between torch's tracer and the functions it traces")
+        from torch.nn.attention.flex_attention import flex_attention
+
+        monkeypatch.setattr(flex, "_compiled", lambda device: flex_attention)
+    dtype = torch.float32 if backend == "flex" else torch.float64
+    encoding, inputs = shaken(encoding_name, dtype), Inputs.draw(STEP, dtype)
+    with torch.no_grad():
+        y = given(inputs, STEP, 1e6).through(STEP, encoding, backend)
+    assert_close(y, inputs.expected(STEP, encoding, torch.zeros_like(y))[0])
+
+
+@pytest.mark.usefixtures("_small_tiles")
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+def test_and_with_a_gradient_nan_changes_nothing(backend: str) -> None:
+    agrees(STEP, "alibi, learned", backend, float("nan"), torch.float64)
 
 
 # ---------------------------------------------------------------------- what it costs, and who else looks

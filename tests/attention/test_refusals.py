@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,24 @@ def _unchecked(request: pytest.FixtureRequest) -> None:
 def test_what_is_no_tensor(odd: Any, name: str) -> None:
     with refuses(ShapeError, f"got {name} of type {type(odd).__name__}"):
         attend(**{"q": X, "k": X, "v": X, name: odd}, positions=WHERE)
+
+
+UNUSUAL: dict[str, Callable[[], Tensor]] = {
+    "sparse_coo": lambda: X.to_sparse(),
+    "sparse_csr": lambda: X[0].to_sparse_csr(),
+    "mkldnn": lambda: X.to_mkldnn(),
+    "nested": lambda: torch.nested.nested_tensor(list(X)),
+    "nested, jagged": lambda: torch.nested.nested_tensor(list(X), layout=torch.jagged),
+    "masked": lambda: torch.masked.masked_tensor(X, X > 0),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")  # torch's, of what it calls a prototype or beta
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_what_is_no_dense_tensor(kind: str, name: str) -> None:
+    with refuses(ShapeError, f"got {name} as a {kind.split(',')[0]} tensor", "dense"):
+        attend(**{"q": X, "k": X, "v": X, name: UNUSUAL[kind]()}, positions=WHERE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int64, torch.bool, torch.complex64])

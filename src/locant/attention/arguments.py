@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.masked import MaskedTensor
 
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.numbers import Real, real, shown
@@ -18,11 +19,20 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """What torch multiplies; float8 is a way to store numbers."""
 
 
+DENSE = {
+    "masked": "x.to_tensor(0.0), and Positions.from_mask(...) for what is hidden",
+    "nested": "torch.nested.to_padded_tensor(x, 0.0), and Positions.from_mask(...) for the padding",
+}
+"""How what says by itself where its tokens are is made an ordinary tensor."""
+
+
 def require_tensors(q: Any, k: Any, v: Any) -> None:
     """Raise unless these are queries, keys and values that belong together."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise ShapeError(f"got {name} of type {type(x).__name__}, expected a tensor", "torch.as_tensor(...)")
+        if (kind := _unusual(x)) is not None:
+            raise ShapeError(f"got {name} as a {kind} tensor, expected a dense one", DENSE.get(kind, "x.to_dense()"))
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not q.ndim == k.ndim == v.ndim == 4:
         raise ShapeError(
@@ -47,6 +57,15 @@ def require_tensors(q: Any, k: Any, v: Any) -> None:
             "expected one dtype, floating-point of 16 bits or more, and one device",
             "k.to(q), v.to(q)" if q.dtype in DTYPES else "q.bfloat16()",
         )
+
+
+def _unusual(x: Tensor) -> str | None:
+    """What kind of tensor it is, if it has no strides, or not one length."""
+    if isinstance(x, MaskedTensor):
+        return "masked"
+    if x.is_nested:
+        return "nested"
+    return None if x.layout == torch.strided else str(x.layout).removeprefix("torch.").lstrip("_")
 
 
 def require_encoding(encoding: Any) -> None:

@@ -62,7 +62,10 @@ def attend(
 
     Padding, document boundaries and the cache offset come from the positions; there is no separate mask. A query
     that may see nothing (padding) gets zeros. What stands at padding, NaN included, changes nothing, and its gradients
-    are zeros. `q` and `k` are expected as `encoding.rotate` returned them.
+    are zeros. But where there are 16 keys or more to a query and nothing is differentiated (decoding), `k` and `v` are
+    taken as they are, because a copy of a cache would cost ten times its attention: `KVCache` stores zeros at padding,
+    and who keeps another cache has to fill it with finite numbers there. `q` and `k` are expected as
+    `encoding.rotate` returned them.
 
     Args:
         q, k, v: `k` and `v` may have fewer heads than `q` (grouped-query attention).
@@ -97,8 +100,8 @@ def attend(
     keys.require_fits(k.shape[0], k.shape[2], k.device, "k")
     request = _request(q, k, v, encoding, positions, keys, causal, window, dropout_p, return_weights)
     name = choose_backend(backend, request).name
-    if name != "tiled":  # whose runs leave padding out
-        q, k, v = all_blanked(q, k, v, positions, keys)
+    if name != "tiled" or not k.shape[2]:  # tiles do it themselves: runs of tokens leave padding out
+        q, k, v = all_blanked(q, k, v, encoding, positions, keys)
     with _precision_of(q):
         if name == "flex" and k.shape[2]:
             return flex_attention(q, k, v, encoding, positions, k_positions, causal, window, factor)

@@ -67,8 +67,6 @@ class KVCache:
             )
         positions.require_fits(k.shape[0], k.shape[2], k.device, "k")
         joined = self._joined(positions)
-        if joined.document_or_none is not None:
-            joined = dataclasses.replace(joined, is_blank=True)
         new_length = self._length + k.shape[2]
         self._keys = self._with_room(self._keys, k, new_length)
         self._values = self._with_room(self._values, v, new_length)

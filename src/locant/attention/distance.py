@@ -167,18 +167,19 @@ def _attend_backward(
     grad_table = torch.zeros_like(table, dtype=torch.float64) if of_table else table.new_zeros(0)
     bias = _hidden(table, first, last)
     size = NARROW_TILE if of_table else _size(q.shape[2], k.shape[2], first, last)
-    for tile in _tiles(q.shape[2], k.shape[2], first, last, size):
-        rows, seen = tile.rows, tile.keys
-        part = (grad[:, :, rows], q[:, :, rows], keys[:, :, seen], values[:, :, seen])
-        into = (grad_q[:, :, rows], grad_k[:, :, seen], grad_v[:, :, seen])
-        if of_table:
-            _by_hand(*part, sums[:, :, rows], tile, bias, scale, *into, grad_table)
-            continue
-        found = FLASH_BACKWARD(
-            *part, out[:, :, rows], sums[:, :, rows], 0.0, False, attn_mask=tile.bias(bias), scale=scale
-        )
-        for total, gradient in zip(into, found, strict=True):
-            total += gradient
+    with torch.autocast("cpu", enabled=False):  # gradients are often asked for where it is on
+        for tile in _tiles(q.shape[2], k.shape[2], first, last, size):
+            rows, seen = tile.rows, tile.keys
+            part = (grad[:, :, rows], q[:, :, rows], keys[:, :, seen], values[:, :, seen])
+            into = (grad_q[:, :, rows], grad_k[:, :, seen], grad_v[:, :, seen])
+            if of_table:
+                _by_hand(*part, sums[:, :, rows], tile, bias, scale, *into, grad_table)
+                continue
+            found = FLASH_BACKWARD(
+                *part, out[:, :, rows], sums[:, :, rows], 0.0, False, attn_mask=tile.bias(bias), scale=scale
+            )
+            for total, gradient in zip(into, found, strict=True):
+                total += gradient
     return grad_q, grad_k.flip(2).to(k.dtype), grad_v.flip(2).to(v.dtype), grad_table.to(table.dtype)
 
 

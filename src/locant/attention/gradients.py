@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from locant.kernels.transforms import hides_gradient
 from locant.positions import PositionEncoding
 
 __all__ = ["needs_gradient", "sources"]
@@ -16,4 +17,4 @@ def sources(q: Tensor, k: Tensor, v: Tensor, encoding: PositionEncoding | None) 
 
 def needs_gradient(q: Tensor, k: Tensor, v: Tensor, encoding: PositionEncoding | None) -> bool:
     """Whether the result depends on something that wants a gradient."""
-    return any(tensor.requires_grad for tensor in sources(q, k, v, encoding))
+    return any(tensor.requires_grad or hides_gradient(tensor) for tensor in sources(q, k, v, encoding))

@@ -7,6 +7,7 @@ and all of them look into one table. Found out by looking through the positions,
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ def _row(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor, row: list[Run], causal: bool, window: int | None, scale: float
 ) -> Tensor:
     lengths, middle = [length for length, _ in row], table.shape[1] // 2
-    by_run = zip(*(x.split(lengths, dim=2) for x in (q, k, v)), strict=True)
+    by_run = zip(*(_Parts.apply(x, lengths) for x in (q, k, v)), strict=True)
     parts: list[Tensor] = []
     for (length, real), (q_part, k_part, v_part) in zip(row, by_run, strict=True):
         if not real:
@@ -76,6 +77,25 @@ def _row(
         first, last = seen_distances(0, length, length, causal, window)
         parts.append(distance_attention(q_part, k_part, v_part, entries, first, last, scale))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+class _Parts(torch.autograd.Function):
+    """``x.split(lengths, dim=2)``, with a gradient that autocast leaves alone: on a CPU it cannot join float16."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, lengths: list[int]) -> tuple[Tensor, ...]:
+        return x.split(lengths, dim=2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        with torch.autocast("cpu", enabled=False):
+            return torch.cat(grads, dim=2), None
 
 
 def _runs(document: Tensor, first: Tensor) -> list[Run] | None:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from locant.attention.visibility import Visibility
-from locant.kernels.transforms import is_differentiated
+from locant.kernels.transforms import hides_gradient, is_differentiated
 
 __all__ = ["sdpa_attention"]
 
@@ -31,7 +31,9 @@ def sdpa_attention(
 ) -> Float[Tensor, "batch heads query value_dim"]:
     """The output in the dtype of `q`."""
     mask = _additive(bias, visible)
-    with _differentiable(q, k, v, *([] if mask is None else [mask])):
+    if scale <= 0:  # kernels multiply by it what they have hidden by minus infinity
+        q, scale = (-q, -scale) if scale < 0 else (q * 0.0, 1.0)
+    with _differentiable(q, k, v, mask):
         y = F.scaled_dot_product_attention(
             q,
             k,
@@ -45,9 +47,14 @@ def sdpa_attention(
     return y if visible.empty is None else y.masked_fill(visible.empty, 0.0)
 
 
-def _differentiable(*tensors: Tensor) -> AbstractContextManager[object]:
-    """Forward mode and `torch.func` know no fused kernels: for those, the one that torch has written out."""
-    return sdpa_kernel(SDPBackend.MATH) if is_differentiated(*tensors) else nullcontext()
+def _differentiable(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> AbstractContextManager[object]:
+    """Forward mode and `torch.func` know no fused kernels: for those, the one that torch has written out.
+
+    Nor does the fused kernel of CPUs know a gradient of the mask, which torch looks for, and `vmap` hides.
+    """
+    tensors = (q, k, v) if mask is None else (q, k, v, mask)
+    written_out = is_differentiated(*tensors) or (mask is not None and hides_gradient(mask))
+    return sdpa_kernel(SDPBackend.MATH) if written_out else nullcontext()
 
 
 def _additive(bias: Tensor | None, visible: Visibility) -> Tensor | None:

@@ -20,6 +20,7 @@ from locant.attention.padding import all_blanked
 from locant.attention.runs import attend_by_runs, longest_run, runs_of
 from locant.attention.sdpa import sdpa_attention
 from locant.attention.visibility import seen_distances, seen_keys, steps_ahead, visibility
+from locant.kernels.transforms import is_mapping
 from locant.positions import PositionEncoding, Positions
 from locant.positions.base import bias_dtype, follows_distance, has_bias
 
@@ -71,10 +72,11 @@ def tiled_attention(
         longest = longest_run(runs)
         table = _table(q[:, :, :longest], k[:, :, :longest], encoding, 0)
         return attend_by_runs(q, k, v, table, runs, causal, window, scale)
-    q, k, v = all_blanked(q, k, v, positions, keys)
+    q, k, v = all_blanked(q, k, v, encoding, positions, keys)
     parts: list[Tensor] = []
     rows = _rows(q.shape, keys.seq_len)
-    again = torch.is_grad_enabled() and needs_gradient(q, k, v, encoding)
+    wanted = torch.is_grad_enabled() and needs_gradient(q, k, v, encoding)
+    again = wanted and not is_mapping()  # the backward pass comes when the samples of vmap are taken apart
     for start in range(0, q.shape[2], rows):
         where = positions.slice(start, start + rows)
         low, high = seen_keys(where, keys, causal, window)

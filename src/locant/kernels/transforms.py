@@ -13,12 +13,14 @@ from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeA
 from torch.autograd import forward_ad
 
 __all__ = [
+    "hides_gradient",
     "holds_several",
     "in_forward_mode",
     "is_batched",
     "is_differentiated",
     "is_functionalizing",
     "is_graph_transformed",
+    "is_mapping",
     "is_transforming",
     "is_watched",
 ]
@@ -33,6 +35,12 @@ def is_functionalizing() -> bool:
     """Whether the innermost is `torch.func.functionalize`, which looks into operators and not into functions."""
     transform = None if torch.compiler.is_compiling() else functorch.peek_interpreter_stack()
     return transform is not None and transform.key() == functorch.TransformType.Functionalize
+
+
+def is_mapping() -> bool:
+    """Whether `torch.func.vmap` is among them. Compilers are answered, too: of the graph as a whole."""
+    levels = functorch.get_interpreter_stack() or []
+    return any(level.key() == functorch.TransformType.Vmap for level in levels)
 
 
 def in_forward_mode() -> bool:
@@ -57,6 +65,20 @@ def is_batched(tensor: Tensor) -> bool:
             return True
         tensor = functorch.get_unwrapped(tensor)
     return False
+
+
+def hides_gradient(tensor: Tensor) -> bool:
+    """Whether a gradient is wanted of samples that `torch.func.vmap` has put together: the whole says it is not.
+
+    A graph does not show what is in a tensor, so there it is whether that may be.
+    """
+    if torch.compiler.is_compiling():
+        return tensor.is_floating_point() and torch.is_grad_enabled() and is_mapping()
+    batched = False
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        batched |= functorch.is_batchedtensor(tensor)
+        tensor = functorch.get_unwrapped(tensor)
+    return batched and tensor.requires_grad
 
 
 def is_differentiated(*tensors: Tensor) -> bool:
@@ -99,3 +121,4 @@ def _has_graph_levels() -> bool:
 # What `torch.compiler.assume_constant_result` says of them, which imports the whole compiler to say so.
 _is_graph_differentiated._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _has_graph_levels._dynamo_marked_constant = True  # type: ignore[attr-defined]
+is_mapping._dynamo_marked_constant = True  # type: ignore[attr-defined]

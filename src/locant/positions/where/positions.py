@@ -79,8 +79,6 @@ class Positions:
     """No index is larger; ``None`` where only the device knows."""
     start: int | None = None
     """Set where every row is known to be one document counting ``start, start + 1, ...``."""
-    is_blank: bool = False
-    """Set by a `KVCache`: its keys and values of padding are zeros. Lost where positions are cut or joined."""
 
     # ------------------------------------------------------------------ constructors
 
@@ -475,7 +473,7 @@ def require_positions(positions: object) -> None:
 
 def _flatten(positions: Positions) -> tuple[list[Tensor | None], tuple[int | None, ...]]:
     leaves = [positions.index, positions.document_or_none, positions.order_or_none]
-    return leaves, (positions.min_index, positions.max_index, positions.start, positions.is_blank)
+    return leaves, (positions.min_index, positions.max_index, positions.start)
 
 
 def _flatten_with_keys(positions: Positions) -> tuple[list[Any], tuple[int | None, ...]]:
