@@ -32,7 +32,9 @@ def all_blanked(
     q: Tensor, k: Tensor, v: Tensor, encoding: PositionEncoding | None, positions: Positions, keys: Positions
 ) -> tuple[Tensor, ...]:
     """Queries, keys and values with zeros at padding; in decoding, keys and values as they are."""
-    return (*blanked(positions, q), *((k, v) if _is_decoding(q, k, v, encoding) else blanked(keys, k, v)))
+    if keys.document_or_none is not None and not _is_decoding(q, k, v, encoding):  # asked last: it makes a guard
+        k, v = blanked(keys, k, v)
+    return (*blanked(positions, q), k, v)
 
 
 def _is_decoding(q: Tensor, k: Tensor, v: Tensor, encoding: PositionEncoding | None) -> bool:
