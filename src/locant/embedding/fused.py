@@ -18,8 +18,9 @@ from locant.embedding.late import Asked, LateErrors
 from locant.embedding.lookup import WholeTable, require_ids
 from locant.embedding.segment import SegmentEmbedding, require_segments
 from locant.embedding.token import TokenEmbedding
-from locant.kernels.input_embedding import has_triton, input_embedding, is_exporting
-from locant.kernels.transforms import in_forward_mode, is_graph_transformed, is_transforming
+from locant.kernels.available import has_triton
+from locant.kernels.input_embedding import input_embedding
+from locant.kernels.transforms import in_forward_mode, is_exporting, is_graph_transformed, is_transforming
 from locant.positions import Learned, PositionEncoding, Positions, Sinusoidal
 from locant.positions.where import require_positions
 

@@ -2,10 +2,12 @@
 
 Kernels work on memory, and under a transform a tensor stands for more than its memory holds. torch has no public way
 to ask, so what is asked of its private parts is asked here and nowhere else. Compilers see through transforms by
-themselves and are answered no.
+themselves and are answered no, except where a function says otherwise.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ __all__ = [
     "in_forward_mode",
     "is_batched",
     "is_differentiated",
+    "is_exporting",
     "is_functionalizing",
     "is_graph_transformed",
     "is_mapping",
@@ -53,6 +56,14 @@ def is_watched() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0  # pyright: ignore[reportPrivateUsage]
 
 
+def is_exporting() -> bool:
+    """Whether what is computed becomes a graph for others, who have no operators of ours."""
+    tracing = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]  # it is in torch's documentation
+    # What `is_exporting` returns; asked itself, it is true of everything that torch 2.9 compiles.
+    exporting = torch.compiler._is_exporting_flag  # pyright: ignore[reportPrivateUsage]
+    return tracing or (torch.compiler.is_compiling() and exporting)
+
+
 def holds_several(grad: Tensor) -> bool:
     """Whether torch has put several gradients into one that looks like a single one (``is_grads_batched``)."""
     return not torch.compiler.is_compiling() and functorch.is_legacy_batchedtensor(grad)
@@ -60,11 +71,7 @@ def holds_several(grad: Tensor) -> bool:
 
 def is_batched(tensor: Tensor) -> bool:
     """Whether `torch.func.vmap` has put several samples into it, so that it has no values to look at."""
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        if functorch.is_batchedtensor(tensor):
-            return True
-        tensor = functorch.get_unwrapped(tensor)
-    return False
+    return any(functorch.is_batchedtensor(layer) for layer in _layers(tensor))
 
 
 def hides_gradient(tensor: Tensor) -> bool:
@@ -74,11 +81,8 @@ def hides_gradient(tensor: Tensor) -> bool:
     """
     if torch.compiler.is_compiling():
         return tensor.is_floating_point() and torch.is_grad_enabled() and is_mapping()
-    batched = False
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        batched |= functorch.is_batchedtensor(tensor)
-        tensor = functorch.get_unwrapped(tensor)
-    return batched and tensor.requires_grad
+    *layers, innermost = _layers(tensor)
+    return innermost.requires_grad and any(functorch.is_batchedtensor(layer) for layer in layers)
 
 
 def is_differentiated(*tensors: Tensor) -> bool:
@@ -101,11 +105,15 @@ def is_graph_transformed() -> bool:
 
 
 def _is_tracked(tensor: Tensor) -> bool:
+    return any(functorch.is_gradtrackingtensor(layer) for layer in _layers(tensor))
+
+
+def _layers(tensor: Tensor) -> Iterator[Tensor]:
+    """A tensor, what the outermost transform has wrapped, and so on to the one that has memory."""
     while functorch.is_functorch_wrapped_tensor(tensor):
-        if functorch.is_gradtrackingtensor(tensor):
-            return True
+        yield tensor
         tensor = functorch.get_unwrapped(tensor)
-    return False
+    yield tensor
 
 
 def _is_graph_differentiated() -> bool:

@@ -323,7 +323,7 @@ def test_the_choice_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert chosen("cpu") == ("cpu", "q is on a CPU")
     assert chosen("meta") == ("reference", "there is no kernel for meta")
-    monkeypatch.setattr(choice, "_has_triton", lambda: False)
+    monkeypatch.setattr(choice, "has_triton", lambda: False)
     assert choose_kernel(torch.ones(1, 1, 1, 2), None, index, of, "half").kernel == "cpu"
 
 

@@ -8,18 +8,16 @@ that nobody trains: these are read as fast as ever.
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from locant.kernels.available import has_triton
 from locant.kernels.input_embedding.op import input_embedding
-from locant.kernels.transforms import in_forward_mode, is_graph_transformed, is_transforming
+from locant.kernels.transforms import in_forward_mode, is_exporting, is_graph_transformed, is_transforming
 
-__all__ = ["has_triton", "is_exporting", "look_up"]
+__all__ = ["look_up"]
 
 
 def look_up(
@@ -41,14 +39,6 @@ def look_up(
     return F.embedding(ids, table.float(), padding_idx).to(table.dtype)  # slower: it converts all rows
 
 
-def is_exporting() -> bool:
-    """Whether what is computed becomes a graph for others, who have no operators of ours."""
-    tracing = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]  # it is in torch's documentation
-    # What `is_exporting` returns; asked itself, it is true of everything that torch 2.9 compiles.
-    exporting = torch.compiler._is_exporting_flag  # pyright: ignore[reportPrivateUsage]
-    return tracing or (torch.compiler.is_compiling() and exporting)
-
-
 def _is_trained(table: Tensor) -> bool:
     """Whether somebody may ask for its gradient; under a transform of functions it does not tell."""
     return torch.is_grad_enabled() and (table.requires_grad or is_transforming() or is_graph_transformed())
@@ -59,9 +49,3 @@ def _has_kernel(table: Tensor) -> bool:
     if type(table) not in (Tensor, nn.Parameter) or in_forward_mode() or is_transforming() or is_graph_transformed():
         return False
     return table.device.type == "cpu" or (table.device.type == "cuda" and has_triton())
-
-
-@functools.cache
-def has_triton() -> bool:
-    """Whether there is anything that tables on a GPU can be read with."""
-    return importlib.util.find_spec("triton") is not None

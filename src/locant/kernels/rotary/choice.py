@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from typing import Literal, NamedTuple
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from locant.kernels.available import has_triton
 from locant.kernels.rotary.reference import Layout
 from locant.kernels.rotary.tables import Tables
 
@@ -40,14 +39,9 @@ def choose_kernel(
         return Choice("cpu", "q is on a CPU")
     if q.device.type != "cuda":
         return Choice("reference", f"there is no kernel for {q.device.type}")
-    if not _has_triton():
+    if not has_triton():
         return Choice("reference", "triton is not installed")
     from locant.kernels.rotary import triton
 
     reason = triton.unsupported(q, k, positions, tables, layout, 2 * tables.pairs())
     return Choice("triton", "q is on a GPU") if reason is None else Choice("reference", reason)
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
