@@ -12,7 +12,7 @@ import torch
 
 from locant.files import write_whole
 from locant.lab import environment
-from locant.show.benchmarks import table
+from locant.report.benchmarks import table
 
 NAMES = ("rotary", "input_embedding", "attention", "windows", "store", "engine", "prepare")
 RESULTS = Path(__file__).parent / "results"

@@ -15,7 +15,7 @@ from locant import ALiBi, KVCache, Positions, attend
 from locant.attention import flex, tiled
 from locant.attention.padding import blanked
 from locant.attention.runs import runs_of
-from locant.positions.where.documents import PADDING
+from locant.positions.documents import PADDING
 from tests.attention.arrangements import ARRANGEMENTS, BATCH, ENCODINGS, Arrangement, Inputs, parameters_of, shaken
 from tests.tolerances import assert_close
 

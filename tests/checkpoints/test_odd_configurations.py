@@ -14,7 +14,7 @@ from locant.checkpoints.explanation import explain
 from locant.checkpoints.extension import METHODS, extend
 from locant.checkpoints.presets import PRESETS
 from locant.checkpoints.rotary_facts import Precision
-from locant.show.explain import explanation_facts
+from locant.report.explain import explanation_facts
 from tests.odd import ODD
 
 LLAMA = {

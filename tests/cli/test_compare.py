@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import locant.show.comparison.run as comparison
+import locant.report.comparison.run as comparison
 from locant.lab import Settings
-from locant.show.comparison.reproduce import command
+from locant.report.comparison.reproduce import command
 from tests.cli.conftest import Complains, Run, listing
 
 pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")

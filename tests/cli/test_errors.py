@@ -129,7 +129,7 @@ def test_what_happens_to_the_machine_is_one_line(
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr("locant.show.listing.print_catalog", fail)
+    monkeypatch.setattr("locant.report.listing.print_catalog", fail)
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     result = run("list")
     assert result.exit_code == code
@@ -139,7 +139,7 @@ def test_what_happens_to_the_machine_is_one_line(
 
 
 def test_our_own_mistake_is_one_line_and_with_the_variable_a_traceback() -> None:
-    breaks = "import locant.show.listing as listing\ndef bug(): {}['lost']\nlisting.print_catalog = bug"
+    breaks = "import locant.report.listing as listing\ndef bug(): {}['lost']\nlisting.print_catalog = bug"
     short = process("list", before=breaks)
     assert short.returncode == 1
     (line,) = short.stderr.splitlines()
@@ -205,7 +205,7 @@ def test_help_loads_neither_verbs_nor_pictures() -> None:
         "import sys; from locant.cli import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
-        "names = {'locant.cli.embed', 'locant.cli.compare', 'locant.lab', 'locant.show', 'matplotlib', 'rich'}\n"
+        "names = {'locant.cli.embed', 'locant.cli.compare', 'locant.lab', 'locant.report', 'matplotlib', 'rich'}\n"
         "print(sorted(names & set(sys.modules)) if 'click' in sys.modules else 'blind')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

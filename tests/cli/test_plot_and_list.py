@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from locant.figures import canvas
 from locant.positions.catalog import CATALOG
-from locant.show.figures import canvas
 from tests.cli.conftest import Complains, Run
 
 pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")

@@ -12,9 +12,9 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 # From the ground up. "locant" is the package's own door: what stands above may come in through it, what stands
 # below it is what it opens on.
 ROOMS = (
-    "_version", "errors", "numbers", "files", "kernels", "positions", "scaling", "text", "embedding", "attention",
-    "parallel", "checkpoints",
-    "locant", "lab", "show", "cli", "__main__",
+    "_version", "errors", "arguments", "files", "registry", "kernels", "positions", "scaling", "text", "embedding",
+    "attention", "parallel", "checkpoints",
+    "locant", "lab", "figures", "report", "cli", "__main__",
 )  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def _imports(path: Path, package: tuple[str, ...]) -> list[tuple[int, tuple[str,
 
 
 def _named(base: tuple[str, ...], name: str) -> tuple[str, ...]:
-    """`from locant import show` opens a room; `from locant import Rotary` takes a name from the door."""
+    """`from locant import lab` opens a room; `from locant import Rotary` takes a name from the door."""
     return (*base, name) if base == ("locant",) and name in ROOMS else base
 
 
@@ -100,7 +100,7 @@ def test_no_room_imports_one_above_it() -> None:
         ("errors.py", "from locant.text import Tokenizer"),
         ("__init__.py", "from locant.lab import compare"),
         ("__init__.pyi", "from .lab import compare"),
-        ("show/report.py", "from locant.cli import main"),
+        ("report/report.py", "from locant.cli import main"),
     ],
 )
 def test_an_upward_import_is_seen(tmp_path: Path, path: str, code: str) -> None:
@@ -112,13 +112,13 @@ def test_an_upward_import_is_seen(tmp_path: Path, path: str, code: str) -> None:
     ("path", "code"),
     [
         ("attention/attend.py", "from locant.positions import Positions"),
-        ("attention/attend.py", "from ..positions.where import Positions"),
+        ("attention/attend.py", "from ..positions.positions import Positions"),
         ("attention/attend.py", "from .backends import eager"),
         ("positions/rotary.py", "from locant.positions.angles import Angles"),
         ("positions/rotary.py", "import torch.nn.attention"),
         ("__init__.py", "from locant.attention import attend"),
         ("lab/decoder.py", "import locant"),
-        ("cli/embed.py", "from locant.show import report"),
+        ("cli/embed.py", "from locant.report import explain"),
         ("__main__.py", "from locant.cli import main"),
     ],
 )

@@ -13,7 +13,7 @@ HEAVY = (
     "IPython", "PIL", "_pytest", "click", "gigatoken", "hypothesis", "jax", "matplotlib", "pandas", "pytest", "ray",
     "rich", "scipy", "sklearn", "tensorflow", "tiktoken", "tqdm", "transformers", "triton",
 )  # fmt: skip
-ROOMS = ("locant.cli", "locant.lab", "locant.show")
+ROOMS = ("locant.cli", "locant.lab", "locant.report")
 EVERYTHING = "import locant; [getattr(locant, name) for name in dir(locant)]"
 
 # torch is imported first: what it brings (tqdm, on some builds triton) is its own affair. After that, two things

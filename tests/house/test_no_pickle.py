@@ -49,13 +49,15 @@ def _called(node: ast.AST) -> str | None:
 
 
 def _caught(node: ast.AST) -> str | None:
-    """A handler of everything; only one that cleans up and raises again is allowed, and only for BaseException."""
+    """A handler of everything; allowed: clean up and raise again, or name the cause and raise."""
     if not isinstance(node, ast.ExceptHandler):
         return None
     kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
     names = {"everything" if kind is None else ast.unparse(kind).removeprefix("builtins.") for kind in kinds}
-    raises_again = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
-    if names == {"BaseException"} and raises_again:
+    last = node.body[-1]
+    raises_again = isinstance(last, ast.Raise) and last.exc is None
+    names_the_cause = isinstance(last, ast.Raise) and last.cause is not None and ast.unparse(last.cause) == node.name
+    if (names == {"BaseException"} and raises_again) or (names == {"Exception"} and names_the_cause):
         return None
     found = names & (CATCH_ALL | {"everything"})
     return f"line {node.lineno}: catches {found.pop()}" if found else None
@@ -104,6 +106,7 @@ def test_the_gate_stops(code: str) -> None:
         "re.compile(pattern)",
         "try:\n    f()\nexcept (OSError, ValueError):\n    pass",
         "try:\n    f()\nexcept BaseException:\n    path.unlink()\n    raise",
+        "try:\n    f()\nexcept Exception as error:\n    raise InputError(name) from error",
     ],
 )
 def test_the_gate_lets_through(code: str) -> None:

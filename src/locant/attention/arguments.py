@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.masked import MaskedTensor
 
+from locant.arguments import Real, real, shown
 from locant.errors import LocantError, RangeError, ShapeError
-from locant.numbers import Real, real, shown
 from locant.positions import PositionEncoding
 from locant.positions.checks import scale_of
 

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from locant.arguments import flag
 from locant.attention.arguments import dropout_of, factor_of, require_encoding, require_tensors
 from locant.attention.backends import BackendName, Request, choose_backend
 from locant.attention.eager import eager_attention
@@ -21,9 +22,8 @@ from locant.attention.visibility import steps_ahead, visibility
 from locant.kernels.transforms import is_differentiated
 from locant.positions import PositionEncoding, Positions
 from locant.positions.base import has_bias, has_score_mod
-from locant.positions.checks import flag
-from locant.positions.where import require_positions
-from locant.positions.where.masks import require_window
+from locant.positions.masks import require_window
+from locant.positions.positions import require_positions
 
 __all__ = ["attend"]
 

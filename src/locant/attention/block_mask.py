@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from locant.positions import Positions
-from locant.positions.where.documents import PADDING
+from locant.positions.documents import PADDING
 
 __all__ = ["BLOCK", "block_mask", "block_pairs"]
 

@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from locant.arguments import whole
 from locant.attention.padding import blanked
 from locant.errors import LocantError, RangeError, ShapeError
-from locant.numbers import whole
 from locant.positions import Positions
 from locant.positions.checks import tokens
-from locant.positions.where import require_positions
-from locant.positions.where.documents import PADDING
+from locant.positions.documents import PADDING
+from locant.positions.positions import require_positions
 
 __all__ = ["KVCache"]
 

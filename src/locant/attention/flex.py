@@ -27,7 +27,7 @@ from locant.attention.block_mask import BLOCK, block_mask
 from locant.errors import LocantError
 from locant.positions import PositionEncoding, Positions
 from locant.positions.base import ScoreMod, has_bias
-from locant.positions.where.documents import PADDING
+from locant.positions.documents import PADDING
 
 __all__ = ["flex_attention"]
 

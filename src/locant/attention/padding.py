@@ -20,7 +20,7 @@ from torch import Tensor
 from locant.attention.gradients import needs_gradient, sources
 from locant.kernels.transforms import is_differentiated
 from locant.positions import PositionEncoding, Positions
-from locant.positions.where.documents import PADDING
+from locant.positions.documents import PADDING
 
 __all__ = ["FEWEST_KEYS", "all_blanked", "blanked"]
 

@@ -16,7 +16,7 @@ from locant.attention.distance import distance_attention
 from locant.attention.visibility import seen_distances
 from locant.positions import Positions
 from locant.positions.checks import readable
-from locant.positions.where.documents import PADDING
+from locant.positions.documents import PADDING
 
 __all__ = ["Run", "attend_by_runs", "longest_run", "runs_of"]
 

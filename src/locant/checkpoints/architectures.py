@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from locant.arguments import shown
 from locant.checkpoints.readers import (
     Request,
     read_alibi,
@@ -27,7 +28,6 @@ from locant.checkpoints.turning_layers import (
 )
 from locant.errors import InputError
 from locant.kernels.rotary import Layout
-from locant.numbers import shown
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.rope_config.config import config_dict, layer_types_of

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from locant.arguments import shown
 from locant.errors import InputError
 from locant.kernels.rotary import Layout
-from locant.numbers import shown
 from locant.positions.alibi import ALiBi, alibi_slopes
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from locant.arguments import shown
 from locant.checkpoints.readers import Request, read_rotary, required
 from locant.errors import InputError
-from locant.numbers import shown
 from locant.positions.base import PositionEncoding
 from locant.positions.rope_config.types import integer, number
 from locant.positions.tempered import Tempered

@@ -18,6 +18,6 @@ def verb(names: tuple[str, ...], as_json: bool) -> None:
     NAME is a benchmark, such as rotary or attention; without one, all are shown. To measure on your own machine: make
     bench, in a checkout.
     """
-    from locant.show.benchmarks import print_recorded
+    from locant.report.benchmarks import print_recorded
 
     print_recorded(names, as_json=as_json)

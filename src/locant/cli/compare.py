@@ -61,7 +61,7 @@ def verb(
     The last tenth of the text is held out, and the loss is measured there.
     A report that is already in the folder is replaced once the first result is in.
     """
-    from locant.show.comparison.run import compare_files
+    from locant.report.comparison.run import compare_files
 
     compare_files(
         files, only_given(options),

@@ -33,6 +33,6 @@ def verb(folder: Path, to: Layout, source: Layout | None, output: Path, config: 
     FOLDER holds config.json and model.safetensors, or its shards with their index. Rows of queries and keys are moved,
     everything else is copied byte for byte, and FOLDER stays as it is.
     """  # noqa: D301
-    from locant.show.converting import convert_checkpoint
+    from locant.report.converting import convert_checkpoint
 
     convert_checkpoint(folder, output, to=to, source=source, config=config, as_json=as_json)

@@ -53,7 +53,7 @@ def verb(
     Without a FILE the text is the documentation that ships inside Python; - is standard input.
     The tables are random, as before training.
     """
-    from locant.show.embedding.run import embed_files
+    from locant.report.embedding.run import embed_files
 
     embed_files(
         files, {**only_given(options), **({"batch": None} if everything else {})},

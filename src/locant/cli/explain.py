@@ -21,6 +21,6 @@ def verb(config: str, output: Path | None, as_json: bool) -> None:
     CONFIG is a config.json, the folder of a model, or the name of a preset such as llama-3.1-8b; a wrong name lists
     them all.
     """
-    from locant.show.explain import explain_source
+    from locant.report.explain import explain_source
 
     explain_source(config, output, as_json=as_json)

@@ -41,11 +41,11 @@ def verb(store: Path, to: Any, output: Path, format: Any, as_json: bool, **optio
     with _bar(len(opened)) as bar:
         exported = export_store(opened, output, to=to, progress=lambda done: bar.update(done - bar.n))
     if as_json:
-        from locant.show.console import print_json
+        from locant.report.console import print_json
 
         print_json(exported.to_dict())
     else:
-        from locant.show.console import out
+        from locant.report.console import out
 
         files = f"{len(exported.files)} file{'s' * (len(exported.files) != 1)}"
         out().print(f"{output}: {exported.tokens:,} tokens as {exported.dtype}, {to}, {files}", soft_wrap=True)

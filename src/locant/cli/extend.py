@@ -26,6 +26,6 @@ def verb(config: str, to: int, method: str, output: Path | None, figure: Path | 
     CONFIG is a config.json, the folder of a model, or the name of a preset. Only what has to change changes. Whether
     the model then reads that far is for a measurement, and often for some training.
     """
-    from locant.show.extend import extend_source
+    from locant.report.extend import extend_source
 
     extend_source(config, to=to, method=method, output=output, figure=figure, as_json=as_json)

@@ -13,8 +13,8 @@ __all__ = ["verb"]
 @as_json
 def verb(as_json: bool) -> None:
     """List every encoding: door, parameters, reach, users, paper."""
-    from locant.show.console import print_json
-    from locant.show.listing import catalog_facts, print_catalog
+    from locant.report.console import print_json
+    from locant.report.listing import catalog_facts, print_catalog
 
     if as_json:
         print_json(catalog_facts())

@@ -42,8 +42,8 @@ def verb(
 
     Tables of learned and t5 are drawn as they are before training.
     """  # noqa: D301
-    from locant.show.console import print_json
-    from locant.show.drawing import draw_to_file
+    from locant.report.console import print_json
+    from locant.report.drawing import draw_to_file
 
     facts = draw_to_file(encoding, output, length=length, seed=seed, **options)
     if as_json:

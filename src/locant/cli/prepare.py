@@ -76,7 +76,7 @@ def verb(
       locant prepare PATH... -o STORE --task I --num-tasks N      for every I from 0 to N - 1
       locant prepare --finalize -o STORE
     """  # noqa: D301  # click looks for the character, not for its name
-    from locant.show.preparing import finalize_store, prepare_store, show_estimate
+    from locant.report.preparing import finalize_store, prepare_store, show_estimate
 
     if finalize:
         _require_alone(ctx)

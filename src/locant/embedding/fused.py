@@ -22,7 +22,7 @@ from locant.kernels.available import has_triton
 from locant.kernels.input_embedding import input_embedding
 from locant.kernels.transforms import in_forward_mode, is_exporting, is_graph_transformed, is_transforming
 from locant.positions import Learned, PositionEncoding, Positions, Sinusoidal
-from locant.positions.where import require_positions
+from locant.positions.positions import require_positions
 
 if TYPE_CHECKING:
     from locant.embedding.input import InputEmbedding

@@ -7,15 +7,14 @@ from typing import Literal
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
+from locant.arguments import one_of, real, shown, whole
 from locant.embedding.fused import embed, why_plain
 from locant.embedding.late import LateErrors
 from locant.embedding.segment import SegmentEmbedding, require_segments
 from locant.embedding.token import Scale, TokenEmbedding
 from locant.errors import LocantError, ShapeError
-from locant.numbers import real, shown, whole
 from locant.positions import PositionEncoding, Positions
-from locant.positions.checks import require_one_of
-from locant.positions.where import require_positions
+from locant.positions.positions import require_positions
 
 __all__ = ["InputEmbedding"]
 
@@ -64,7 +63,7 @@ class InputEmbedding(nn.Module):
         backend: Literal["auto", "fused", "plain"] = "auto",
     ) -> None:
         super().__init__()
-        require_one_of("backend", backend, ("auto", "fused", "plain"), "backend='auto'")
+        one_of("backend", backend, ("auto", "fused", "plain"), "backend='auto'")
         dropout = real("dropout", dropout, low=0, below=1, remedy="dropout=0.1, a probability")
         num_segments = whole("num_segments", num_segments, 0, remedy="num_segments=2, or 0 for none")
         if not (norm is None or isinstance(norm, nn.Module) or (isinstance(norm, str) and norm == "layer_norm")):

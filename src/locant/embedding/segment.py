@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
+from locant.arguments import MAX_WIDTH, whole
 from locant.embedding.lookup import require_ids
 from locant.errors import LocantError, ShapeError
 from locant.kernels.input_embedding import look_up
-from locant.numbers import WIDEST, whole
 
 __all__ = ["SegmentEmbedding", "require_segments"]
 
@@ -26,7 +26,7 @@ class SegmentEmbedding(nn.Module):
     def __init__(self, num_segments: int, d_model: int) -> None:
         super().__init__()
         rows = whole("num_segments", num_segments, 1, remedy="SegmentEmbedding(2, 768)")
-        width = whole("d_model", d_model, 1, WIDEST, remedy="the width of the token embeddings")
+        width = whole("d_model", d_model, 1, MAX_WIDTH, remedy="the width of the token embeddings")
         self.weight = nn.Parameter(torch.empty(rows, width))
         self.reset_parameters()
 

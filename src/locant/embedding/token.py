@@ -9,10 +9,9 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
+from locant.arguments import MAX_WIDTH, one_of, real, shown, whole
 from locant.embedding.lookup import Table, WholeTable, require_ids
 from locant.errors import ShapeError
-from locant.numbers import WIDEST, real, shown, whole
-from locant.positions.checks import require_one_of
 
 __all__ = ["Scale", "TokenEmbedding"]
 
@@ -44,7 +43,7 @@ class TokenEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         rows = whole("vocab_size", vocab_size, 1, remedy="the vocab_size of the tokenizer")
-        width = whole("d_model", d_model, 1, WIDEST, remedy="the width of the model")
+        width = whole("d_model", d_model, 1, MAX_WIDTH, remedy="the width of the model")
         self.scale: Scale | None = None if scale is None else _scale(scale)
         self.padding_idx = None if padding_idx is None else _row(padding_idx, rows)
         self.table: Table = WholeTable()
@@ -123,7 +122,7 @@ def _scale(scale: Any) -> Scale:
     if not isinstance(scale, str):
         return real("scale", scale, remedy="scale=None, or 'sqrt_d_model'")
     names = get_args(get_args(Scale)[1])
-    require_one_of("scale", scale, names, "scale='sqrt_d_model', or a number")
+    one_of("scale", scale, names, "scale='sqrt_d_model', or a number")
     return cast(Scale, scale)
 
 

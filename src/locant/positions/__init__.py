@@ -13,11 +13,11 @@ from locant.positions.deberta import Deberta as Deberta
 from locant.positions.fire import Fire as Fire
 from locant.positions.kerple import Kerple as Kerple
 from locant.positions.learned import Learned as Learned
+from locant.positions.positions import Positions as Positions
 from locant.positions.rotary import Rotary as Rotary
 from locant.positions.sandwich import Sandwich as Sandwich
 from locant.positions.shaw import Shaw as Shaw
 from locant.positions.sinusoidal import Sinusoidal as Sinusoidal
 from locant.positions.t5 import T5Bias as T5Bias
 from locant.positions.transformer_xl import TransformerXL as TransformerXL
-from locant.positions.where import Positions as Positions
 from locant.positions.xpos import XPos as XPos

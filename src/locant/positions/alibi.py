@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from locant.arguments import flag
 from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
-from locant.positions.checks import flag
 from locant.positions.constant import Constant
 from locant.positions.distance import distances
 from locant.positions.heads import Heads, heads_of
 from locant.positions.pairs import step_mod
-from locant.positions.where import Positions
+from locant.positions.positions import Positions
 
 __all__ = ["ALiBi", "alibi_slopes"]
 

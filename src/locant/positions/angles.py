@@ -24,9 +24,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from locant.arguments import one_of
 from locant.kernels.rotary.reference import cos_sin
 from locant.kernels.rotary.tables import Tables
-from locant.positions.checks import require_one_of
 from locant.positions.constant import Constant
 from locant.positions.frequencies import PRECISION, TWO_PI
 
@@ -61,7 +61,7 @@ class Angles:
         rounded: Float[Tensor, " pairs"] | None = None,
         magnitude: float = 1.0,
     ) -> None:
-        require_one_of("angles", mode, get_args(AngleMode), "angles='exact'")
+        one_of("angles", mode, get_args(AngleMode), "angles='exact'")
         self.mode: AngleMode = mode
         self.magnitude = magnitude
         self.frequencies = tuple(frequencies)

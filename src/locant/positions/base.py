@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from locant.positions.where import Positions
+from locant.positions.positions import Positions
 
 __all__ = ["PositionEncoding", "ScoreMod", "bias_dtype", "follows_distance", "has_bias", "has_score_mod"]
 

@@ -6,8 +6,8 @@ import difflib
 import inspect
 from dataclasses import dataclass
 
+from locant.arguments import shown
 from locant.errors import LocantError
-from locant.numbers import shown
 from locant.positions.alibi import ALiBi
 from locant.positions.base import PositionEncoding
 from locant.positions.cope import Cope

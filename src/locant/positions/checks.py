@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from locant.arguments import MAX_INT32, Real, entries, real, shown, whole
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.kernels.transforms import is_batched
-from locant.numbers import LARGEST, Real, real, shown, whole
 
 __all__ = [
-    "bounds", "entries", "flag", "has_values", "index_bound", "integers", "known_device", "padding_mask",
-    "readable", "require_arithmetic", "require_one_of", "rows_of", "scale_of", "tokens",
+    "bounds", "has_values", "index_bound", "integers", "known_device", "padding_mask",
+    "readable", "require_arithmetic", "rows_of", "scale_of", "tokens",
 ]  # fmt: skip
 
 
@@ -26,33 +25,19 @@ __all__ = [
 
 def tokens(name: str, value: Any, remedy: str = "a length in tokens") -> int:
     """A number of tokens or rows, 0 or more; its upper end would become a condition of every graph that is exported."""
-    return whole(name, value, 0, None if torch.compiler.is_compiling() else LARGEST + 1, remedy=remedy)
+    return whole(name, value, 0, None if torch.compiler.is_compiling() else MAX_INT32 + 1, remedy=remedy)
 
 
 def index_bound(value: Any) -> int | None:
     """The largest index, where the caller says it."""
     if value is None:
         return None
-    return whole("max_index", value, -LARGEST, remedy="a bound of 2**31 - 1 or less, or None")
+    return whole("max_index", value, -MAX_INT32, remedy="a bound of 2**31 - 1 or less, or None")
 
 
 def scale_of(scale: Any, usual: float) -> Real:
     """What products are multiplied with, and the usual where nothing is said."""
     return usual if scale is None else real("scale", scale, remedy=f"scale=None, which is {usual:g} here")
-
-
-def flag(name: str, value: Any) -> bool:
-    """A truth value; texts are refused, of which "no" would be true."""
-    if not isinstance(value, (int, np.bool_)) or value not in (0, 1):
-        raise LocantError(f"got {shown(value)} for {name}, expected True or False", f"{name}=True")
-    return bool(value)
-
-
-def require_one_of(name: str, value: object, names: tuple[str, ...], remedy: str) -> None:
-    """Raise unless `value` is one of these names."""
-    if not isinstance(value, str) or value not in names:
-        known = ", ".join(map(repr, names[:-1])) + f" or {names[-1]!r}"
-        raise LocantError(f"got {shown(value)} for {name}, expected {known}", remedy)
 
 
 def known_device(value: Any) -> torch.device | None:
@@ -66,16 +51,6 @@ def known_device(value: Any) -> torch.device | None:
 
 
 # ---------------------------------------------------------------------- several
-
-
-def entries(name: str, value: Any, remedy: str) -> tuple[Any, ...]:
-    """What a list, tuple or array holds."""
-    try:
-        if not isinstance(value, (str, bytes, dict)):
-            return tuple(value)
-    except TypeError:
-        pass
-    raise ShapeError(f"got {shown(value)} for {name}, expected a list", remedy)
 
 
 def rows_of(lengths: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
@@ -98,7 +73,7 @@ def integers(name: str, value: object, device: torch.device | str | None = None)
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise ShapeError(f"got {name} of dtype {tensor.dtype}, expected integers", f"{name}.long()")
     if tensor.dtype == torch.uint64 and readable(tensor) and bool((tensor.long() < 0).any()):
-        raise RangeError(f"got {name} of 2**63 or more, expected {LARGEST} at most", "counting from 0")
+        raise RangeError(f"got {name} of 2**63 or more, expected {MAX_INT32} at most", "counting from 0")
     return tensor.long()
 
 

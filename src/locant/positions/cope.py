@@ -6,13 +6,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from locant.arguments import MAX_WIDTH, whole
 from locant.errors import ShapeError
-from locant.numbers import WIDEST, whole
 from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
 from locant.positions.checks import scale_of
 from locant.positions.exact_dot import exact_dot
 from locant.positions.heads import for_query_heads
-from locant.positions.where import Positions
+from locant.positions.positions import Positions
 
 __all__ = ["Cope"]
 
@@ -46,7 +46,7 @@ class Cope(PositionEncoding):
 
     def __init__(self, head_dim: int, max_positions: int = 64, *, scale: float | None = None) -> None:
         super().__init__()
-        self.head_dim = whole("head_dim", head_dim, 1, WIDEST, remedy="the width of a head")
+        self.head_dim = whole("head_dim", head_dim, 1, MAX_WIDTH, remedy="the width of a head")
         self.max_positions = whole("max_positions", max_positions, 1, remedy="max_positions=64")
         self.scale = scale_of(scale, self.head_dim**-0.5)
         self.weight = nn.Parameter(torch.empty(self.max_positions, self.head_dim))

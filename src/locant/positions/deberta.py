@@ -10,16 +10,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from locant.arguments import MAX_WIDTH, entries, flag, shown, whole
 from locant.errors import LocantError, RangeError, ShapeError
-from locant.numbers import WIDEST, shown, whole
 from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
-from locant.positions.checks import entries, flag, scale_of
+from locant.positions.checks import scale_of
 from locant.positions.constant import Constant
 from locant.positions.distance import MAX_DISTANCE, distances
 from locant.positions.exact_dot import exact_dot
 from locant.positions.heads import Heads, blank_linear, for_query_heads
 from locant.positions.pairs import pick, step_mod
-from locant.positions.where import Positions
+from locant.positions.positions import Positions
 
 __all__ = ["Deberta", "DebertaTerm"]
 
@@ -79,9 +79,9 @@ class Deberta(PositionEncoding):
         super().__init__()
         self.heads = Heads.of(num_heads, head_slice)
         self.num_heads = self.heads.num_heads
-        self.head_dim = whole("head_dim", head_dim, 1, WIDEST, remedy="the width of a head")
+        self.head_dim = whole("head_dim", head_dim, 1, MAX_WIDTH, remedy="the width of a head")
         d_model = self.num_heads * self.head_dim if d_model is None else d_model
-        self.d_model = whole("d_model", d_model, 1, WIDEST, remedy="the width of the table, num_heads * head_dim")
+        self.d_model = whole("d_model", d_model, 1, MAX_WIDTH, remedy="the width of the table, num_heads * head_dim")
         remedy = "num_buckets=256, or None for one row per distance"
         self.num_buckets = None if num_buckets is None else whole("num_buckets", num_buckets, 4, remedy=remedy)
         self.max_distance = _farthest(max_distance, self.num_buckets)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Int
 from torch import Tensor
 
-from locant.positions.where import Positions
+from locant.positions.positions import Positions
 
 __all__ = ["MAX_DISTANCE", "distances"]
 

@@ -10,12 +10,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.numbers import WIDEST, real, whole
+from locant.arguments import MAX_WIDTH, real, whole
 from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
 from locant.positions.distance import distances
 from locant.positions.heads import Heads, blank_linear
 from locant.positions.pairs import step_mod
-from locant.positions.where import Positions
+from locant.positions.positions import Positions
 
 __all__ = ["Fire"]
 
@@ -61,7 +61,7 @@ class Fire(PositionEncoding):
         super().__init__()
         self.heads = Heads.of(num_heads, head_slice)
         self.num_heads = self.heads.num_heads
-        self.hidden_width = whole("hidden", hidden, 1, WIDEST, remedy="hidden=32, the width of the MLP")
+        self.hidden_width = whole("hidden", hidden, 1, MAX_WIDTH, remedy="hidden=32, the width of the MLP")
         self.initial_c = real("c", c, above=0, remedy="c=0.1")
         self.initial_threshold = real("threshold", threshold, above=0, remedy="threshold=512.0")
         self.c = nn.Parameter(torch.empty(1))  # of one dimension: FSDP has no way to shard fewer

@@ -12,7 +12,7 @@ import operator
 from decimal import Decimal
 from typing import Any
 
-from locant.numbers import Real, real, whole
+from locant.arguments import Real, real, whole
 
 __all__ = ["MAX_DIM", "PRECISION", "TWO_PI", "base_of", "inverse_frequencies", "width_of"]
 

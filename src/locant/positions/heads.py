@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from locant.arguments import shown, whole
 from locant.errors import RangeError, ShapeError
-from locant.numbers import shown, whole
 
 __all__ = ["Heads", "blank_linear", "for_query_heads", "heads_of"]
 

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from locant.arguments import one_of
 from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
-from locant.positions.checks import require_one_of
 from locant.positions.distance import distances
 from locant.positions.heads import Heads
 from locant.positions.pairs import step_mod
-from locant.positions.where import Positions
+from locant.positions.positions import Positions
 
 __all__ = ["Kerple", "KerpleKind"]
 
@@ -53,7 +53,7 @@ class Kerple(PositionEncoding):
 
     def __init__(self, num_heads: int, kind: KerpleKind = "log", *, head_slice: slice | None = None) -> None:
         super().__init__()
-        require_one_of("kind", kind, tuple(INITIAL), "kind='log'")
+        one_of("kind", kind, tuple(INITIAL), "kind='log'")
         self.kind: KerpleKind = kind
         self.heads = Heads.of(num_heads, head_slice)
         self.num_heads = self.heads.num_heads

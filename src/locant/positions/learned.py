@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from locant.arguments import MAX_WIDTH, real, whole
 from locant.errors import LocantError, ShapeError
 from locant.kernels.input_embedding import look_up
-from locant.numbers import WIDEST, real, whole
 from locant.positions.base import PositionEncoding
 from locant.positions.checks import require_arithmetic
-from locant.positions.where import Positions, require_positions
+from locant.positions.positions import Positions, require_positions
 
 __all__ = ["Learned", "ResizeMethod"]
 
@@ -42,7 +42,7 @@ class Learned(PositionEncoding):
     def __init__(self, max_seq_len: int, d_model: int, *, offset: int = 0, init_std: float = INIT_STD) -> None:
         super().__init__()
         self.max_seq_len = whole("max_seq_len", max_seq_len, 1, remedy="the number of positions")
-        width = whole("d_model", d_model, 1, WIDEST, remedy="the width of the token embeddings")
+        width = whole("d_model", d_model, 1, MAX_WIDTH, remedy="the width of the token embeddings")
         self.offset = whole("offset", offset, 0, remedy="offset=0, or 2 for tables of RoBERTa and OPT")
         self.init_std = real("init_std", init_std, low=0, remedy="init_std=0.02")
         self.weight = nn.Parameter(torch.empty(self.max_seq_len + self.offset, width))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locant.positions.where import Positions
+from locant.positions.positions import Positions
 
 __all__ = ["StepMod", "pick", "step_mod"]
 

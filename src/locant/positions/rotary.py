@@ -10,17 +10,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from locant.arguments import entries, flag, one_of, shown, whole
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.kernels.rotary import Layout, Tables, is_transformed, require_writable, rotate, turn
 from locant.kernels.rotary.reference import cos_sin
-from locant.numbers import shown, whole
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import PositionEncoding
-from locant.positions.checks import entries, flag, has_values, require_arithmetic, require_one_of
+from locant.positions.checks import has_values, require_arithmetic
 from locant.positions.constant import Constant
 from locant.positions.frequencies import base_of, width_of
+from locant.positions.positions import MAX_INDEX, Positions, require_positions
 from locant.positions.scaling import Scaling, Unscaled
-from locant.positions.where import MAX_INDEX, Positions, require_positions
 
 __all__ = ["Rotary"]
 
@@ -69,7 +69,7 @@ class Rotary(PositionEncoding):
         seq_len: int | None = None,
     ) -> None:
         super().__init__()
-        require_one_of("layout", layout, get_args(Layout), "the layout the weights were trained with")
+        one_of("layout", layout, get_args(Layout), "the layout the weights were trained with")
         if scaling is not None and not isinstance(scaling, Scaling):
             raise LocantError(f"got {shown(scaling)} for scaling, expected one of locant.scaling", "Linear(factor=4.0)")
         whole_head, remedy = rotary_dim is None, "an even head_dim, or rotary_dim, an even number from 2 to head_dim"

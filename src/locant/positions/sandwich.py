@@ -13,7 +13,7 @@ from locant.positions.distance import distances
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.heads import Heads
 from locant.positions.pairs import step_mod
-from locant.positions.where import Positions
+from locant.positions.positions import Positions
 
 __all__ = ["Sandwich"]
 

@@ -19,9 +19,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from locant.arguments import Real, entries, flag, one_of, real, whole
 from locant.errors import RangeError, ShapeError
-from locant.numbers import Real, real, whole
-from locant.positions.checks import entries, flag, require_one_of
 from locant.positions.frequencies import PRECISION, TWO_PI, inverse_frequencies
 
 __all__ = [
@@ -117,7 +116,7 @@ class NTK(Scaling):
 
     def __post_init__(self) -> None:
         self._settle_reals("factor", above=0)
-        require_one_of("NTK's form", self.form, ("aware", "base"), "NTK(factor=4.0)")
+        one_of("NTK's form", self.form, ("aware", "base"), "NTK(factor=4.0)")
 
     def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
         return inverse_frequencies(dim, _stretched_base(dim, base, Decimal(self.factor), self.form))

@@ -6,15 +6,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from locant.arguments import MAX_WIDTH, flag, whole
 from locant.errors import ShapeError
-from locant.numbers import WIDEST, whole
 from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
-from locant.positions.checks import flag, scale_of, tokens
+from locant.positions.checks import scale_of, tokens
 from locant.positions.distance import distances
 from locant.positions.exact_dot import exact_dot
 from locant.positions.heads import for_query_heads
 from locant.positions.pairs import pick, step_mod
-from locant.positions.where import Positions
+from locant.positions.positions import Positions
 
 __all__ = ["Shaw"]
 
@@ -57,7 +57,7 @@ class Shaw(PositionEncoding):
         scale: float | None = None,
     ) -> None:
         super().__init__()
-        self.head_dim = whole("head_dim", head_dim, 1, WIDEST, remedy="the width of a head")
+        self.head_dim = whole("head_dim", head_dim, 1, MAX_WIDTH, remedy="the width of a head")
         self.max_distance = tokens("max_distance", max_distance)
         self.max_later = self.max_distance if max_later is None else tokens("max_later", max_later)
         self.key_term = flag("key_term", key_term)

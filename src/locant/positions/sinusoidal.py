@@ -11,7 +11,7 @@ from locant.positions.angles import Angles
 from locant.positions.base import PositionEncoding
 from locant.positions.checks import require_arithmetic
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
-from locant.positions.where import Positions, require_positions
+from locant.positions.positions import Positions, require_positions
 
 __all__ = ["Sinusoidal"]
 

@@ -8,14 +8,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from locant.numbers import whole
+from locant.arguments import flag, whole
 from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
-from locant.positions.checks import flag
 from locant.positions.constant import Constant
 from locant.positions.distance import MAX_DISTANCE, distances
 from locant.positions.heads import Heads
 from locant.positions.pairs import step_mod
-from locant.positions.where import Positions
+from locant.positions.positions import Positions
 
 __all__ = ["T5Bias"]
 

@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from locant.arguments import real, whole
 from locant.errors import ShapeError
-from locant.numbers import real, whole
 from locant.positions.base import PositionEncoding
-from locant.positions.where import Positions
+from locant.positions.positions import Positions
 
 __all__ = ["Tempered"]
 

@@ -6,15 +6,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from locant.arguments import MAX_WIDTH, whole
 from locant.errors import ShapeError
-from locant.numbers import WIDEST, whole
 from locant.positions.angles import Angles
 from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
 from locant.positions.checks import scale_of
 from locant.positions.exact_dot import exact_dot
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.heads import Heads, for_query_heads
-from locant.positions.where import Positions
+from locant.positions.positions import Positions
 
 __all__ = ["TransformerXL"]
 
@@ -64,7 +64,7 @@ class TransformerXL(PositionEncoding):
         self.num_heads = self.heads.num_heads
         self.d_model = width_of("d_model", d_model, remedy="TransformerXL(num_heads=8, d_model=512)")
         head_dim = self.d_model // self.num_heads if head_dim is None else head_dim
-        self.head_dim = whole("head_dim", head_dim, 1, WIDEST, remedy="d_model of num_heads or more, or head_dim")
+        self.head_dim = whole("head_dim", head_dim, 1, MAX_WIDTH, remedy="d_model of num_heads or more, or head_dim")
         self.base = base_of(base)
         self.scale = scale_of(scale, self.head_dim**-0.5)
         self.angles = Angles(inverse_frequencies(self.d_model, self.base))

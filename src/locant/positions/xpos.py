@@ -9,15 +9,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from locant.arguments import one_of, real, whole
 from locant.errors import ShapeError
 from locant.kernels.rotary import Layout, require_writable, turn
-from locant.numbers import real, whole
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import PositionEncoding
-from locant.positions.checks import require_one_of
 from locant.positions.constant import Constant
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
-from locant.positions.where import MAX_INDEX, Positions
+from locant.positions.positions import MAX_INDEX, Positions
 
 __all__ = ["XPos"]
 
@@ -68,7 +67,7 @@ class XPos(PositionEncoding):
         angles: AngleMode = "exact",
     ) -> None:
         super().__init__()
-        require_one_of("layout", layout, get_args(Layout), "the layout the weights were trained with")
+        one_of("layout", layout, get_args(Layout), "the layout the weights were trained with")
         self.head_dim = width_of("head_dim", head_dim, remedy="XPos(64), an even width")
         self.base = base_of(base)
         self.scale_base = real("scale_base", scale_base, above=0, remedy="scale_base=512.0")

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from locant.arguments import shown
 from locant.errors import InputError
 from locant.kernels.rotary import Layout
-from locant.numbers import shown
 
 __all__ = ["DIALECTS", "UNKNOWN", "Dialect", "LayerKind", "dialect_of"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from locant.arguments import shown
 from locant.errors import InputError
-from locant.numbers import shown
 from locant.positions.rope_config.dialects import Dialect, LayerKind
 from locant.positions.rope_config.sizes import Config, layer_types_in, one_of
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from locant.arguments import shown
 from locant.errors import InputError
 from locant.kernels.rotary import Layout
-from locant.numbers import shown
 from locant.positions.rope_config.dialects import DIALECTS, Dialect
 from locant.positions.rope_config.types import Lengths, integer, number
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from locant.arguments import MAX_INT32, shown
 from locant.errors import InputError
-from locant.numbers import LARGEST, shown
 from locant.positions.scaling import (
     DynamicNTK,
     Linear,
@@ -180,8 +180,8 @@ def integer(key: str, value: object, low: int = 1) -> int:
     """`value`, if it is a whole number of `low` or more that 31 bits can hold; 4096.0 is one."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value // 1 or value < low:
         raise InputError(f"got {key}={shown(value)}, expected an integer of {low} or more", f"an integer for {key!r}")
-    if value > LARGEST:
-        raise InputError(f"got {key}={shown(value)}, expected at most {LARGEST}", f"an integer for {key!r}")
+    if value > MAX_INT32:
+        raise InputError(f"got {key}={shown(value)}, expected at most {MAX_INT32}", f"an integer for {key!r}")
     return int(value)
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from locant.arguments import whole
 from locant.errors import InputError
 from locant.files import NewFile
-from locant.numbers import whole
 from locant.text.prepare.pieces import Source
 from locant.text.prepare.plan import STDIN_FILE, readable_sources
 from locant.text.prepare.sample import Sample

@@ -12,8 +12,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import overload
 
+from locant.arguments import flag, shown, whole
 from locant.errors import InputError
-from locant.numbers import shown, truth, whole
 from locant.text.prepare.cluster import LOCAL, make_on_ray
 from locant.text.prepare.crew import Crew, num_cores
 from locant.text.prepare.differences import differences
@@ -171,7 +171,7 @@ def prepare(
 
 
 def _require_sense(*, resume: object, ray: object, progress: object) -> None:
-    truth("resume", resume)
+    flag("resume", resume)
     if ray is not None and not (isinstance(ray, str) and ray):
         raise InputError(f"got ray={shown(ray)}, expected the address of a cluster", f"ray={LOCAL!r}, or None")
     if progress is not None and not callable(progress):

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from locant.arguments import whole
 from locant.errors import InputError
-from locant.numbers import whole
 from locant.text.store.contents import Contents, check_tokens
 from locant.text.store.index import read_index
 from locant.text.store.layout import read_file, require_file

@@ -29,8 +29,8 @@ from typing import Any, Literal, SupportsIndex
 import numpy as np
 from jaxtyping import Int, Integer
 
+from locant.arguments import shown
 from locant.errors import InputError, RangeError
-from locant.numbers import shown
 from locant.text.store.contents import Contents
 from locant.text.store.foreign import DatatroveContents, MegatronContents, NanogptContents
 from locant.text.store.manifest import Manifest

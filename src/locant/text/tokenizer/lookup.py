@@ -10,8 +10,8 @@ import json
 import os
 from pathlib import Path
 
+from locant.arguments import shown
 from locant.errors import InputError
-from locant.numbers import shown
 from locant.text.reading import read_texts
 from locant.text.tokenizer.ranks import cached_encoding, tiktoken_cache
 

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from locant.arguments import shown
 from locant.errors import InputError
-from locant.numbers import shown
 from locant.text.windows.collation import Batch, collate
 from locant.text.windows.options import checked_options
 from locant.text.windows.sampler import BatchSampler

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from locant.arguments import Real, flag, real, shown, whole
 from locant.errors import InputError
-from locant.numbers import Real, real, shown, truth, whole
 
 __all__ = ["checked_options"]
 
@@ -82,7 +82,7 @@ def _seconds(name: str, value: Any) -> Real:
 
 
 def _in_order(name: str, value: Any) -> bool:
-    if not truth(name, value):
+    if not flag(name, value):
         cause = f"got {name}=False, with which batches come in another order than the one which a state counts"
         raise InputError(cause, f"{name}=True, or DataLoader(windows, ...) with BatchSampler")
     return True
@@ -105,8 +105,8 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "num_workers": _workers,
     "prefetch_factor": _prefetched,
     "timeout": _seconds,
-    "pin_memory": truth,
-    "persistent_workers": truth,
+    "pin_memory": flag,
+    "persistent_workers": flag,
     "in_order": _in_order,
     "worker_init_fn": _function,
     "multiprocessing_context": _context,

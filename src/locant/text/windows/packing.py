@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Bool, Int
 
 from locant.positions import Positions
-from locant.positions.where.documents import PADDING
+from locant.positions.documents import PADDING
 from locant.text.windows.collation import IGNORED_TARGET, Batch, whole
 from locant.text.windows.tokens import Tokens, places
 

@@ -21,8 +21,8 @@ import numpy as np
 import torch.distributed as dist
 from jaxtyping import Int
 
+from locant.arguments import flag, shown, whole
 from locant.errors import InputError, RangeError
-from locant.numbers import shown, truth, whole
 from locant.text.windows.permutation import Permutation
 
 __all__ = ["BatchSampler"]
@@ -71,7 +71,7 @@ class BatchSampler:
             raise InputError(f"got {shown(windows)} to draw from, which has no length", "the Windows, or range(n)")
         self.num_windows = len(windows)
         self.batch_size = whole("batch_size", batch_size, 1, remedy="a number of windows")
-        self.shuffle, self.drop_last = truth("shuffle", shuffle), truth("drop_last", drop_last)
+        self.shuffle, self.drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
         self.seed = whole("seed", seed, 0, 2**64 - 1, remedy="seed=0")
         self.rank, self.world_size = _place(rank, world_size)
         self.epoch, self.start = 0, 0

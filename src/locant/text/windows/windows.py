@@ -23,8 +23,8 @@ from jaxtyping import Int, Integer
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from locant.arguments import flag, shown, whole
 from locant.errors import InputError, RangeError
-from locant.numbers import shown, truth, whole
 from locant.text.store import TokenStore
 from locant.text.windows.collation import Batch, collate
 from locant.text.windows.cuts import Cuts, document_offsets
@@ -94,7 +94,7 @@ class Windows(Dataset[Batch]):
         self.length = whole("length", length, 1, remedy="a number of tokens")
         self.stride = self.length if stride is None else whole("stride", stride, 1, 2**62, remedy="a number of tokens")
         self.mode = mode
-        self.drop_last = drop_last = truth("drop_last", drop_last)
+        self.drop_last = drop_last = flag("drop_last", drop_last)
         self.pad_id = whole("pad_id", pad_id, 0, 2**63 - 1, remedy="an id of the tokenizer")
         self._tokens = tokens_of(store_or_ids)
         offsets = _offsets(mode, documents, store_or_ids, len(self._tokens))

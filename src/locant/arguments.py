@@ -1,0 +1,169 @@
+"""What callers pass, checked where it comes in: errors from inside other libraries name no argument.
+
+`whole` and `real` give back a plain ``int`` or ``float``, whatever kind of number it was given (NumPy's, a tensor of
+one number); `flag` a plain ``bool``; `one_of` one of several names. A value that is not allowed raises a `RangeError`.
+A text that reads like a number is no number, and neither are ``True`` and NaN; 0, 1 and ``"no"`` are no flags.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+import reprlib
+from collections.abc import Iterable
+from typing import Any
+
+from locant.errors import RangeError, ShapeError
+
+__all__ = ["MAX_INT32", "MAX_WIDTH", "Real", "entries", "flag", "one_of", "real", "shape_error", "shown", "whole"]
+
+Real = float | int
+"""An int is as good as a float, but not to those who check types while the tests run."""
+
+MAX_INT32 = 2**31 - 1
+"""The largest count, where nothing else is said."""
+
+MAX_WIDTH = 2**24
+"""The widest vector: a table of `MAX_INT32` rows of it still has a size that 64 bits can hold."""
+
+FINITE = 3.4028235e38
+"""The largest number that is finite in float32."""
+
+
+def whole(name: str, value: Any, low: int, high: int | None = MAX_INT32, *, even: bool = False, remedy: str) -> int:
+    """An integer from `low` to `high`; ``None`` for no end.
+
+    >>> whole("num_heads", "8", 1, remedy="the number of query heads")
+    Traceback (most recent call last):
+    ...
+    locant.errors.RangeError: got '8' for num_heads, expected an integer of 1 or more; try: the number of query heads
+    """
+    number = _integer(value)
+    if number is None or number < low:
+        raise RangeError(f"got {shown(value)} for {name}, expected an integer of {low} or more", remedy)
+    if high is not None and number > high:
+        raise RangeError(f"got {shown(value)} for {name}, expected at most {high}", remedy)
+    if even and number % 2:
+        raise RangeError(f"got {shown(value)} for {name}, expected an even number", remedy)
+    return number
+
+
+def real(
+    name: str,
+    value: Any,
+    *,
+    low: Real = -FINITE,
+    above: Real = -math.inf,
+    high: Real = FINITE,
+    below: Real = math.inf,
+    remedy: str,
+) -> Real:
+    """A finite number from `low` to `high`, and above and below others where these are given.
+
+    Finite in float32, the narrowest that any number here is computed in.
+
+    >>> real("base", 10_000, above=0, remedy="base=10_000.0"), real("dropout", 0.1, low=0, below=1, remedy="0.1")
+    (10000, 0.1)
+    """
+    number = _float(value)
+    if number is None or not (low <= number <= high and above < number < below):  # NaN is in no range
+        ends = {"of at least": low, "above": above, "of at most": high, "below": below}
+        limits = " and ".join(f"{word} {end:g}" for word, end in ends.items() if abs(end) < FINITE)
+        raise RangeError(f"got {shown(value)} for {name}, expected a finite number {limits}".rstrip(), remedy)
+    return number
+
+
+def flag(name: str, value: Any) -> bool:
+    """``True`` or ``False``, or NumPy's.
+
+    >>> flag("causal", 1)
+    Traceback (most recent call last):
+    ...
+    locant.errors.RangeError: got 1 for causal, expected True or False; try: causal=True
+    """
+    of_numpy = getattr(getattr(value, "dtype", None), "kind", None) == "b" and value.ndim == 0
+    if not (isinstance(value, bool) or of_numpy):
+        raise RangeError(f"got {shown(value)} for {name}, expected True or False", f"{name}=True")
+    return bool(value)
+
+
+def one_of(name: str, value: Any, names: Iterable[str], remedy: str = "") -> str:
+    """One of these names; `remedy` where there is more to say than the nearest of them.
+
+    >>> one_of("layout", "halff", ("half", "interleaved"))
+    Traceback (most recent call last):
+    ...
+    locant.errors.RangeError: got 'halff' for layout, expected 'half' or 'interleaved'; try: layout='half'
+    """
+    names = tuple(names)
+    if isinstance(value, str) and value in names:
+        return value
+    known = " or ".join(filter(None, (", ".join(map(repr, names[:-1])), repr(names[-1]))))
+    near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.0)[0] if isinstance(value, str) else names[0]
+    raise RangeError(f"got {shown(value)} for {name}, expected {known}", remedy or f"{name}={near!r}")
+
+
+def entries(name: str, value: Any, remedy: str) -> tuple[Any, ...]:
+    """What a list, tuple or array holds."""
+    try:
+        if not isinstance(value, (str, bytes, dict)):
+            return tuple(value)
+    except TypeError:
+        pass
+    raise ShapeError(f"got {shown(value)} for {name}, expected a list", remedy)
+
+
+def shape_error(name: str, x: Any, expected: str, remedy: str) -> ShapeError:
+    """The error for a tensor or array whose shape is not the expected one.
+
+    >>> import numpy as np
+    >>> raise shape_error("q", np.zeros((2, 3)), "(batch, heads, query, head_dim)", "q[None, None]")
+    Traceback (most recent call last):
+    ...
+    locant.errors.ShapeError: got q of shape (2, 3), expected (batch, heads, query, head_dim); try: q[None, None]
+    """
+    return ShapeError(f"got {name} of shape {tuple(x.shape)}, expected {expected}", remedy)
+
+
+def shown(value: object) -> str:
+    """What was got, in a line: Python itself refuses to write an integer of thousands of digits."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"
+    try:
+        return " ".join(reprlib.repr(value).split())
+    except ValueError:  # such an integer inside of something
+        return f"a {type(value).__name__} that holds an integer of thousands of digits"
+
+
+def _integer(value: Any) -> Any:
+    # Sizes that torch.compile and torch.export keep open are of a type that torch alone knows. An index of one would
+    # settle it for good, so it stays what it is; so does an int, which Dynamo takes such a size for.
+    if type(value) is int or type(value).__name__ == "SymInt":
+        return value
+    if _is_no_number(value):
+        return None
+    try:
+        return operator.index(value)
+    except (TypeError, RuntimeError):  # RuntimeError: a tensor on the meta device, which has no value
+        return None
+
+
+def _float(value: Any) -> Real | None:
+    if type(value) is int and abs(value) < 2**53:
+        return value  # as good as a float, and shown as it was written
+    if _is_no_number(value) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+
+
+def _is_no_number(value: Any) -> bool:
+    """A truth value or text, or an array that may hold one number and is none."""
+    dtype = getattr(value, "dtype", None)
+    of_numpy = getattr(dtype, "kind", "f") in "iuf"  # which gives texts and complex numbers a way to be floats
+    of_torch = not str(dtype).startswith(("torch.bool", "torch.complex"))
+    is_bool = isinstance(value, bool) or not (of_numpy and of_torch)
+    return is_bool or getattr(value, "ndim", 0) != 0

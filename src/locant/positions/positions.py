@@ -1,0 +1,492 @@
+"""`Positions`: where every token stands, as one immutable object.
+
+Position ids, padding masks, document boundaries and cache offsets are usually passed side by side, and most
+position bugs are two of them disagreeing. Here they come from one place:
+
+* ``index``: how far each token is into its document, ``batch seq`` (or ``batch seq axes`` for images and video);
+* ``document``: which document of its row each token belongs to; padding is document -1;
+* ``order``: which token comes before which, for causal masks. It is the index itself, except on grids, where
+  the index is a coordinate and the order is the slot in the row.
+
+What may attend to what follows from these three: same document, not padding and, if causal, not later in order.
+
+It does not hold float angles, embeddings or anything of a model. Building one costs one or two integers a token;
+the bounds ``min_index`` and ``max_index`` are Python integers, so checking a table's size needs no device sync.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from locant.arguments import entries, flag, whole
+from locant.errors import LocantError, RangeError, ShapeError
+from locant.positions.checks import (
+    bounds,
+    has_values,
+    index_bound,
+    integers,
+    known_device,
+    padding_mask,
+    readable,
+    rows_of,
+    tokens,
+)
+from locant.positions.documents import PADDING, pack, require_documents, shard_slots
+from locant.positions.joining import joined
+from locant.positions.masks import MaskMod, may_see, require_window, same_document
+
+__all__ = ["MAX_INDEX", "Positions", "require_positions"]
+
+MAX_INDEX = 2**31 - 1
+"""The largest index that has a place: angles are exact up to here, and every index fits 32 bits."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Positions:
+    """Where every token stands: an index, a document and an order for each.
+
+    Use the named constructors; the plain one checks nothing.
+
+    >>> Positions.arange(4).index
+    tensor([[0, 1, 2, 3]])
+    >>> Positions.packed([2, 3]).index, Positions.packed([2, 3]).document
+    (tensor([[0, 1, 0, 1, 2]]), tensor([[0, 0, 1, 1, 1]]))
+    >>> Positions.from_mask(torch.tensor([[0, 0, 1, 1]])).document
+    tensor([[-1, -1,  0,  0]])
+    >>> Positions.after(7, 2).index
+    tensor([[7, 8]])
+    """
+
+    index: Int[Tensor, "batch seq"] | Int[Tensor, "batch seq axes"]
+    document_or_none: Int[Tensor, "batch seq"] | None = None
+    """``None`` says: one document, no padding. `document` spells it out."""
+    order_or_none: Int[Tensor, "batch seq"] | None = None
+    """``None`` says: the index itself. `order` spells it out."""
+    min_index: int | None = None
+    """No index is smaller; ``None`` where only the device knows."""
+    max_index: int | None = None
+    """No index is larger; ``None`` where only the device knows."""
+    start: int | None = None
+    """Set where every row is known to be one document counting ``start, start + 1, ...``."""
+
+    # ------------------------------------------------------------------ constructors
+
+    @classmethod
+    def arange(cls, seq_len: int, *, batch: int = 1, device: torch.device | str | None = None) -> Positions:
+        """0, 1, ..., seq_len - 1 in every row."""
+        return cls._counting(0, tokens("seq_len", seq_len), batch, device)
+
+    @classmethod
+    def after(
+        cls,
+        cache_len: int | Sequence[int] | Int[Tensor, " batch"],
+        n: int,
+        *,
+        device: torch.device | str | None = None,
+        max_index: int | None = None,
+    ) -> Positions:
+        """The `n` positions that follow `cache_len` cached tokens; `cache_len` may differ from row to row.
+
+        `max_index` saves the sync that reading `cache_len` from an accelerator would cost.
+
+        >>> Positions.after([3, 5], 2).index
+        tensor([[3, 4],
+                [5, 6]])
+        """
+        device, max_index, n = known_device(device), index_bound(max_index), tokens("n", n)
+        if isinstance(cache_len, (int, np.integer)):
+            cache_len = tokens("cache_len", cache_len, "the number of tokens already cached")
+            return cls._counting(cache_len, n, 1, device)
+        lengths = integers("cache_len", cache_len, device)
+        if lengths.ndim != 1:
+            raise ShapeError(
+                f"got cache_len of shape {tuple(lengths.shape)}, expected one number per row",
+                "cache_len of shape (batch,)",
+            )
+        index = lengths[:, None] + torch.arange(n, device=lengths.device)
+        low, high = bounds(index) if max_index is None else (0, max_index)
+        if low is not None and low < 0:
+            raise RangeError(
+                f"got cache_len with {low}, expected 0 or more", "the number of tokens already cached in each row"
+            )
+        return cls._checked(index, None, None, low, high)
+
+    @classmethod
+    def from_mask(cls, attention_mask: Tensor) -> Positions:
+        """Count the real tokens of each row; zeros of the mask are padding, wherever they stand.
+
+        Args:
+            attention_mask: ``batch seq`` (or ``seq``), bool or 0/1 numbers, one for every real token.
+        """
+        real = padding_mask(attention_mask)
+        if readable(real) and bool(real.all()):
+            return cls.arange(real.shape[1], batch=real.shape[0], device=real.device)
+        index = (real.long().cumsum(1) - 1).clamp(min=0)
+        low, high = bounds(index)
+        if high is None:
+            low, high = 0, max(real.shape[1] - 1, 0)  # a bound, known without asking the device
+        return cls(index, torch.where(real, 0, PADDING), None, low, high)
+
+    @classmethod
+    def packed(
+        cls,
+        lengths: Sequence[int] | Sequence[Sequence[int]],
+        *,
+        length: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> Positions:
+        """Several documents in one row, each counting from 0; or one such list per row.
+
+        Rows are filled up with padding to `length` (default: the longest row). A document of length 0 leaves no
+        token, but keeps its number.
+
+        >>> Positions.packed([[2, 1], [1]]).document
+        tensor([[ 0,  0,  1],
+                [ 0, -1, -1]])
+        """
+        rows = rows_of(lengths)
+        index, document = pack(rows, None if length is None else tokens("length", length))
+        high = max(itertools.chain.from_iterable(rows), default=0) - 1
+        device = known_device(device) or "cpu"
+        return cls._checked(
+            torch.from_numpy(index).to(device), torch.from_numpy(document).to(device), None, 0, max(high, 0)
+        )
+
+    @classmethod
+    def grid(cls, *sizes: int, device: torch.device | str | None = None) -> Positions:
+        """The coordinates of a grid, row-major: ``grid(h, w)`` for an image, ``grid(t, h, w)`` for a video.
+
+        >>> Positions.grid(2, 2).index
+        tensor([[[0, 0],
+                 [0, 1],
+                 [1, 0],
+                 [1, 1]]])
+        """
+        if not sizes:
+            raise ShapeError("got a grid without sizes, expected one per axis", "Positions.grid(height, width)")
+        device = known_device(device)
+        counts = [tokens("a grid's size", size) for size in sizes]
+        axes = [torch.arange(count, device=device) for count in counts]
+        index = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).reshape(1, -1, len(sizes))
+        order = torch.arange(index.shape[1], device=device)[None]
+        return cls._checked(_without_single_axis(index), None, order, 0, max(max(counts) - 1, 0))
+
+    @classmethod
+    def of(
+        cls,
+        index: Tensor | np.ndarray | Sequence[object],
+        document: Tensor | np.ndarray | Sequence[object] | None = None,
+        *,
+        order: Tensor | np.ndarray | Sequence[object] | None = None,
+        max_index: int | None = None,
+    ) -> Positions:
+        """Anything else: any integer index per token, negative ones included.
+
+        Args:
+            index: ``seq``, ``batch seq`` or ``batch seq axes``, each in -2**31 + 1 .. 2**31 - 1.
+            document: ``seq`` or ``batch seq``; -1 is padding; default: one document.
+            order: ``seq`` or ``batch seq``; default: the index, or the slot in the row where there are several axes.
+            max_index: saves the sync that reading the bound from an accelerator would cost.
+        """
+        max_index = index_bound(max_index)
+        where = integers("index", index).clone()  # or what the caller writes into its tensor would move the tokens
+        where = where[None] if where.ndim == 1 else where
+        if where.ndim not in (2, 3):
+            raise ShapeError(
+                f"got an index of shape {tuple(where.shape)}, expected (batch, seq) or (batch, seq, axes)",
+                "one integer per token and axis",
+            )
+        where = _without_single_axis(where)
+        rows = {"document": document, "order": order}
+        tensors: dict[str, Tensor | None] = {}
+        for name, value in rows.items():
+            tensors[name] = None if value is None else torch.atleast_2d(integers(name, value, where.device)).clone()
+            if (tensor := tensors[name]) is not None and tensor.shape != where.shape[:2]:
+                raise ShapeError(
+                    f"got {name} of shape {tuple(tensor.shape)} for an index of shape {tuple(where.shape)}",
+                    f"a {name} of shape {tuple(where.shape[:2])}",
+                )
+        if (named := tensors["document"]) is not None:
+            require_documents(named)
+        if where.ndim == 3 and tensors["order"] is None:
+            tensors["order"] = torch.arange(where.shape[1], device=where.device).expand(where.shape[:2])
+        low, high = bounds(where) if max_index is None else (None, max_index)
+        return cls._checked(where, tensors["document"], tensors["order"], low, high)
+
+    @classmethod
+    def cat(cls, parts: Sequence[Positions]) -> Positions:
+        """Join along the sequence: an image between two texts, a cache and the tokens after it.
+
+        The same document number is the same document, before and after. An order that begins at 0, as that of a grid
+        does, goes on where the part before it ended.
+        """
+        parts = entries("parts", parts, "Positions.cat([text, image])")
+        for part in parts:
+            require_positions(part)
+        return cls(*joined(parts))
+
+    @classmethod
+    def _counting(cls, start: int, n: int, batch: int, device: torch.device | str | None) -> Positions:
+        batch = tokens("batch", batch, "a number of rows")
+        index = torch.arange(start, start + n, device=known_device(device)).expand(batch, n)
+        return cls._checked(index, None, None, start, max(start + n - 1, start), start)
+
+    @classmethod
+    def _checked(
+        cls,
+        index: Tensor,
+        document: Tensor | None,
+        order: Tensor | None,
+        low: int | None,
+        high: int | None,
+        start: int | None = None,
+    ) -> Positions:
+        for bound in (low, high):
+            if bound is not None and abs(bound) > MAX_INDEX:
+                raise RangeError(
+                    f"got position {bound}, expected at most 2**31 - 1 = {MAX_INDEX} in size",
+                    "counting each document from 0",
+                )
+        return cls(index, document, order, low, high, start)
+
+    # ------------------------------------------------------------------ shape and parts
+
+    @property
+    def batch(self) -> int:
+        return self.index.shape[0]
+
+    @property
+    def seq_len(self) -> int:
+        return self.index.shape[1]
+
+    @property
+    def axes(self) -> int:
+        return self.index.shape[2] if self.index.ndim == 3 else 1
+
+    @property
+    def device(self) -> torch.device:
+        return self.index.device
+
+    @property
+    def document(self) -> Int[Tensor, "batch seq"]:
+        """The document of every token; -1 is padding."""
+        if self.document_or_none is not None:
+            return self.document_or_none
+        return torch.zeros((self.batch, self.seq_len), dtype=torch.int64, device=self.device)
+
+    @property
+    def order(self) -> Int[Tensor, "batch seq"]:
+        """What causal masks compare: a token sees those of equal or smaller order."""
+        return self.index if self.order_or_none is None else self.order_or_none
+
+    def to(self, device: torch.device | str) -> Positions:
+        """The same positions on another device."""
+        return self._map(lambda tensor: tensor.to(device), self.start)
+
+    def expand(self, batch: int) -> Positions:
+        """One row repeated for a whole batch, without copying."""
+        if self.batch == batch:
+            return self
+        if self.batch != 1:
+            raise ShapeError(
+                f"got positions for {self.batch} rows, expected 1 or {batch}",
+                "positions of the batch they are used with",
+            )
+        return self._map(lambda tensor: tensor.expand(batch, *tensor.shape[1:]), self.start)
+
+    def slice(self, start: int, stop: int) -> Positions:
+        """The tokens ``start:stop`` of every row: a chunk of a prompt."""
+        first, last, _ = slice(start, stop).indices(self.seq_len)
+        return self._map(lambda tensor: tensor[:, first:last], None if self.start is None else self.start + first)
+
+    def select(self, slots: Int[Tensor, " n"]) -> Positions:
+        """The tokens at these slots of every row, in this order."""
+        return self._map(lambda tensor: tensor[:, slots.to(tensor.device)], None)
+
+    def _map(self, function: Callable[[Tensor], Tensor], start: int | None) -> Positions:
+        document = None if self.document_or_none is None else function(self.document_or_none)
+        order = None if self.order_or_none is None else function(self.order_or_none)
+        return Positions(function(self.index), document, order, self.min_index, self.max_index, start)
+
+    def shard(self, rank: int, world: int, zigzag: bool = True) -> Positions:
+        """This rank's part of the sequence, for context parallelism; `shard_slots` says which tokens those are.
+
+        >>> Positions.packed([4, 4]).shard(0, 2).index
+        tensor([[0, 3, 0, 3]])
+        """
+        return self.select(self.shard_slots(rank, world, zigzag))
+
+    def shard_slots(self, rank: int, world: int, zigzag: bool = True) -> Int[Tensor, " n"]:
+        """Which slots of the row belong to this rank: ``tokens[:, slots]`` are its tokens.
+
+        Each document is cut on its own, so that every rank has an equal part of its causal work: into ``world``
+        parts, or with `zigzag` into ``2 * world`` of which a rank gets the ``rank``-th from both ends. Padding is
+        cut like a document. Reads the documents on the host.
+        """
+        world = whole("world", world, 1, remedy="the number of ranks")
+        rank = whole("rank", rank, 0, world - 1, remedy=f"0 to {world - 1}, the rank within its group")
+        return shard_slots(self.document, rank, world, flag("zigzag", zigzag))
+
+    # ------------------------------------------------------------------ what follows from them
+
+    def mask(
+        self, k_positions: Positions | None = None, *, causal: bool = True, window: int | None = None
+    ) -> Bool[Tensor, "batch 1 query key"]:
+        """Which key each query may attend to.
+
+        Args:
+            k_positions: where the keys stand; default: the same tokens.
+            causal: whether later keys are hidden.
+            window: if set, only keys fewer than `window` steps away are seen.
+        """
+        keys = self if k_positions is None else k_positions
+        rows = max(self.batch, keys.batch)
+        queries, keys = self.expand(rows), keys.expand(rows)
+        documents = (queries.document[:, :, None], keys.document[:, None])
+        orders = (queries.order[:, :, None], keys.order[:, None])
+        return may_see(*documents, *orders, causal, require_window(window))[:, None]
+
+    def mask_mod(
+        self, k_positions: Positions | None = None, *, causal: bool = True, window: int | None = None
+    ) -> MaskMod:
+        """The same rule as a function of (batch, head, query, key) slots, for FlexAttention."""
+        keys = self if k_positions is None else k_positions
+        rows = max(self.batch, keys.batch)
+        queries, keys = self.expand(rows), keys.expand(rows)
+        return same_document(queries.document, keys.document, queries.order, keys.order, causal, window)
+
+    def block_mask(
+        self, k_positions: Positions | None = None, *, causal: bool = True, window: int | None = None
+    ) -> object:
+        """The same rule as a block-sparse mask, for FlexAttention."""
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        keys = self if k_positions is None else k_positions
+        return create_block_mask(
+            self.mask_mod(k_positions, causal=causal, window=window),
+            B=max(self.batch, keys.batch),
+            H=None,
+            Q_LEN=self.seq_len,
+            KV_LEN=keys.seq_len,
+            device=str(self.device),
+        )
+
+    def cu_seqlens(self) -> Int[Tensor, " documents_plus_1"]:
+        """Where each document begins, and the end, in ``tokens[positions.document >= 0]``: int32, for varlen kernels.
+
+        The number of documents is data, so an accelerator is asked for it once.
+        """
+        document = self.document
+        real = document != PADDING
+        row = torch.arange(self.batch, device=self.device)[:, None].expand_as(document)
+        tokens = torch.stack([row[real], document[real]])  # without padding, whose holes end no document
+        first = torch.ones_like(tokens[0], dtype=torch.bool)
+        first[1:] = (tokens[:, 1:] != tokens[:, :-1]).any(0)
+        return torch.cat([first.nonzero().flatten(), real.sum()[None]]).to(torch.int32)
+
+    def require_within(self, low: int, high: int, owner: str, remedy: str) -> None:
+        """Raise unless every index lies in ``low .. high``; asks the device only where the bounds leave a doubt.
+
+        Under `torch.compile` a doubt that only the data could settle is left standing.
+        """
+        within = (
+            self.min_index is not None
+            and self.max_index is not None
+            and self.min_index >= low
+            and self.max_index <= high
+        )
+        if within or not self.index.numel() or not has_values(self.index):
+            return
+        outside = ((self.index < low) | (self.index > high)).nonzero()
+        if len(outside):
+            place = tuple(outside[0].tolist())
+            raise RangeError(
+                f"got position {int(self.index[place])} at {place}, {owner} is defined for {low}..{high}", remedy
+            )
+
+    def require_single_axis(self, owner: str) -> None:
+        """Raise unless every token has one index."""
+        if self.axes != 1:
+            raise ShapeError(
+                f"got positions with {self.axes} axes, {owner} needs one index per token",
+                "Rotary(sections=...) for grids",
+            )
+
+    def require_fits(self, batch: int, seq_len: int, device: torch.device, what: str) -> None:
+        """Raise unless these are the positions of `what`, which has this batch, length and device."""
+        if self.seq_len != seq_len or self.batch not in (1, batch):
+            raise ShapeError(
+                f"got positions for {self.batch} x {self.seq_len} tokens, {what} has {batch} x {seq_len}",
+                f"Positions.arange({seq_len})",
+            )
+        if self.device != device:
+            raise ShapeError(f"got positions on {self.device}, {what} is on {device}", f"positions.to({str(device)!r})")
+
+    # ------------------------------------------------------------------ comparing and showing
+
+    def __eq__(self, other: object) -> bool:
+        """Whether every token has the same index, document and order."""
+        if not isinstance(other, Positions):
+            return NotImplemented
+        return (
+            self.index.shape == other.index.shape
+            and self.device == other.device
+            and torch.equal(self.index, other.index)
+            and torch.equal(self.document, other.document)
+            and (self.order_or_none is other.order_or_none or torch.equal(self.order, other.order))
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # compared by value, held in tensors: not a key
+
+    def __repr__(self) -> str:
+        shape = f"{self.batch}x{self.seq_len}" + (f"x{self.axes}" if self.axes > 1 else "")
+        if self.start is not None:
+            return f"Positions({shape}, {self.start}..{self.start + self.seq_len - 1})"
+        documents = "" if self.document_or_none is None else ", with documents"
+        return f"Positions({shape}, index {self.min_index}..{self.max_index}{documents})"
+
+
+def _without_single_axis(index: Tensor) -> Tensor:
+    """An index of one axis is written as ``batch seq``, and as that alone: encodings of tokens in a row read it so."""
+    return index.squeeze(2) if index.ndim == 3 and index.shape[2] == 1 else index
+
+
+def require_positions(positions: object) -> None:
+    """Raise unless these are `Positions`: position ids and masks alone say too little."""
+    if not isinstance(positions, Positions):
+        raise LocantError(
+            f"got positions of type {type(positions).__name__}, expected Positions",
+            "Positions.of(position_ids), or Positions.from_mask(attention_mask)",
+        )
+
+
+def _flatten(positions: Positions) -> tuple[list[Tensor | None], tuple[int | None, ...]]:
+    leaves = [positions.index, positions.document_or_none, positions.order_or_none]
+    return leaves, (positions.min_index, positions.max_index, positions.start)
+
+
+def _flatten_with_keys(positions: Positions) -> tuple[list[Any], tuple[int | None, ...]]:
+    """Under the names that exported programs and error messages call the leaves by."""
+    leaves, context = _flatten(positions)
+    names = ("index", "document_or_none", "order_or_none")
+    return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(names, leaves, strict=True)], context
+
+
+def _unflatten(leaves: object, context: tuple[int | None, ...]) -> Positions:
+    return Positions(*leaves, *context)  # type: ignore[misc]  # the leaves of _flatten, in their order
+
+
+pytree.register_pytree_node(
+    Positions, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys, serialized_type_name="locant.Positions",
+    to_dumpable_context=list, from_dumpable_context=tuple,  # what comes back from a file is a list
+)  # fmt: skip
+torch.serialization.add_safe_globals([Positions])  # a saved program holds those that it was exported with

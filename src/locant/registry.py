@@ -1,0 +1,141 @@
+"""Things that are found by name: this package's own, what callers register, and what installed packages offer.
+
+An installed package offers a name through an entry point. It is loaded when it is first asked for, or when all are
+listed; one that cannot be loaded is reported under its name, and does not affect the others.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import EntryPoint, entry_points
+from typing import Generic, TypeVar
+
+from locant.arguments import shown
+from locant.errors import InputError, LocantError, RangeError
+
+__all__ = ["Registry"]
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Values by name and alias.
+
+    Args:
+        kind: what a value is called in errors, such as ``"encoding"``.
+        group: the entry-point group in which installed packages offer theirs.
+        check: raises a `LocantError` unless a value from outside can be used; is given the name and the value.
+        own: fills in this package's own values by calling `register`, when a name is first asked for.
+
+    >>> fruits = Registry("fruit", "example.fruits", lambda name, value: None)
+    >>> fruits.register("apple", 1, aliases=("pomme",))
+    >>> fruits.find("Pomme")
+    1
+    >>> fruits.find("aple")
+    Traceback (most recent call last):
+    ...
+    locant.errors.RangeError: got fruit 'aple', expected one of apple; try: 'apple'
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        group: str,
+        check: Callable[[str, T], None],
+        own: Callable[[Registry[T]], None] = lambda registry: None,
+    ) -> None:
+        self.kind = kind
+        self.group = group
+        self._check = check
+        self._own: Callable[[Registry[T]], None] | None = own
+        self._values: dict[str, T] = {}
+        self._aliases: dict[str, str] = {}
+        self._offers: dict[str, EntryPoint] | None = None
+        self.broken: dict[str, str] = {}
+        """What is wrong with the entry points that could not be loaded, by name."""
+
+    def register(self, name: str, value: T, aliases: Iterable[str] = ()) -> None:
+        """Make `value` known under `name` and its aliases.
+
+        Raises:
+            RangeError: a name that is empty, no text, or already taken by another value.
+        """
+        self._fill()
+        self._add(name, value, aliases)
+
+    def _add(self, name: str, value: T, aliases: Iterable[str]) -> None:
+        if isinstance(aliases, str):
+            raise RangeError(f"got aliases={aliases!r}, expected a list of names", f"aliases=({aliases!r},)")
+        for each in (name, *aliases):
+            if not isinstance(each, str) or not each.strip():
+                raise RangeError(f"got {shown(each)} as the name of an {self.kind}, expected a text", "a short name")
+            taken = self._aliases.get(_key(each))
+            if taken is not None and (taken != name or self._values[taken] is not value):
+                raise RangeError(f"got {self.kind} {each!r}, which is already registered", "another name")
+        self._check(name, value)
+        self._values[name] = value
+        self._aliases |= {_key(each): name for each in (name, *aliases)}
+
+    def find(self, name: str) -> T:
+        """The value of this name or alias; case, ``-`` and ``_`` make no difference.
+
+        Raises:
+            RangeError: an unknown name, with the nearest known one.
+            InputError: the name of an installed package's value that cannot be loaded.
+        """
+        self._fill()
+        key = _key(name) if isinstance(name, str) else ""
+        if key in self._aliases:
+            return self._values[self._aliases[key]]
+        if key in self._offered():
+            return self._load(key)
+        known = {**self._aliases, **{offer: entry.name for offer, entry in self._offered().items()}}
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+        raise RangeError(
+            f"got {self.kind} {shown(name)}, expected one of {', '.join(dict.fromkeys(known.values()))}",
+            repr(known[near[0]]) if near else f"one of these {self.kind}s",
+        )
+
+    def items(self) -> Iterator[tuple[str, T]]:
+        """Every name with its value, this package's own first; fills in `broken`."""
+        self._fill()
+        for key in self._offered():
+            if key not in self._aliases and key not in self.broken:
+                try:
+                    self._load(key)
+                except InputError as error:
+                    self.broken[key] = str(error)
+        yield from list(self._values.items())
+
+    def aliases(self, name: str) -> tuple[str, ...]:
+        """The other names of a value, as `find` reads them."""
+        return tuple(alias for alias, value in self._aliases.items() if value == name and alias != _key(name))
+
+    def _fill(self) -> None:
+        if self._own is not None:
+            own, self._own = self._own, None
+            own(self)
+
+    def _offered(self) -> dict[str, EntryPoint]:
+        if self._offers is None:
+            self._offers = {_key(entry.name): entry for entry in entry_points(group=self.group)}
+        return self._offers
+
+    def _load(self, key: str) -> T:
+        entry = self._offered()[key]
+        source = f"{self.kind} {entry.name!r} of {entry.dist.name if entry.dist else entry.value}"
+        try:
+            value = entry.load()
+            self._add(entry.name, value, getattr(value, "aliases", ()))
+        except LocantError as error:
+            raise InputError(f"{source} cannot be used: {error.cause}", error.remedy) from error
+        except Exception as error:  # another package's code may fail in any way; it is named, and raised
+            raise InputError(
+                f"{source} cannot be loaded: {type(error).__name__}: {error}", "an update of it"
+            ) from error
+        return self._values[entry.name]
+
+
+def _key(name: str) -> str:
+    return name.strip().lower().replace("-", "_").replace(" ", "_")

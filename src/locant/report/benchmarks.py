@@ -1,0 +1,78 @@
+"""The measurements of `benchmarks/`, as they were recorded: one file per device, a table per question, ratios first."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from locant.errors import InputError
+from locant.report.console import print_json
+
+__all__ = ["print_recorded", "recorded", "table"]
+
+PLACES = (Path(__file__).parent / "results", Path(__file__).parents[3] / "benchmarks" / "results")
+"""In an installed package, and in a checkout."""
+
+
+def recorded(places: Sequence[Path] = PLACES) -> dict[str, dict[str, Any]]:
+    """What was measured, by device and benchmark: ``environment`` and ``rows`` of each.
+
+    Raises:
+        InputError: if nothing was recorded.
+    """
+    files = sorted(file for place in places if place.is_dir() for file in place.glob("*.json"))
+    if not files:
+        raise InputError("found no recorded measurements", "make bench, in a checkout")
+    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+
+
+def print_recorded(names: Sequence[str], *, as_json: bool) -> None:
+    """Show the benchmarks of these names, or all of them.
+
+    Raises:
+        InputError: a name under which nothing was recorded.
+    """
+    found = recorded()
+    known = sorted({name for parts in found.values() for name in parts})
+    if unknown := sorted({*names} - {*known}):
+        raise InputError(f"got {unknown[0]!r}, recorded are {', '.join(known)}", f"locant bench {known[0]}")
+    chosen = {
+        device: {name: part for name, part in parts.items() if not names or name in names}
+        for device, parts in found.items()
+    }
+    if as_json:
+        print_json(chosen)
+        return
+    for device, parts in chosen.items():
+        for name, part in parts.items():
+            sys.stdout.write(f"{name} on {device} ({_versions(part['environment'])})\n{table(part['rows'])}\n\n")
+
+
+def _versions(environment: Mapping[str, Any]) -> str:
+    return f"torch {environment['torch']}, {environment['torch_threads']} threads, Python {environment['python']}"
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as text: under each question, every contender's ratio to the first, its time, and its memory where known.
+
+    >>> print(table([{"question": "a copy", "contender": "copy_", "ratio": 1.0, "milliseconds": 3.5}]))
+    <BLANKLINE>
+    a copy
+           1.00 x        3.500 ms                copy_
+    """
+    lines, question = [], None
+    for row in rows:
+        if row["question"] != question:
+            question = row["question"]
+            lines.append(f"\n{question}")
+        time = _amount(row["milliseconds"], 11, 3, "ms")
+        memory = _amount(row.get("megabytes"), 10, 1, "MB")
+        lines.append(f"  {row['ratio']:9.2f} x  {time}  {memory} {row['contender']}")
+    return "\n".join(lines)
+
+
+def _amount(value: float | None, width: int, digits: int, unit: str) -> str:
+    return " " * (width + 1 + len(unit)) if value is None else f"{value:{width}.{digits}f} {unit}"

@@ -1,0 +1,241 @@
+"""`locant explain`: what a model does about position, in words and numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from locant.checkpoints.explanation import Explanation, Layers, explain
+from locant.checkpoints.rotary_facts import PairFacts, RotaryFacts
+from locant.checkpoints.sources import read_source
+from locant.embedding.footprint import TableSize
+from locant.figures.canvas import require_matplotlib, require_suffix, save
+from locant.figures.reach import draw_explanation
+from locant.report.console import QUIET, out, print_json, show, table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["explain_source", "explanation_facts", "pair_spans", "some_pairs", "tokens"]
+
+DTYPES = (torch.float32, torch.bfloat16)
+DOOR_WORDS = {
+    "embed": "added to the token embeddings",
+    "rotate": "turns queries and keys",
+    "bias": "added to the attention scores",
+}
+LAYOUT_WORDS = {"half": "dimension i turns with i + {half}", "interleaved": "dimension 2i turns with 2i + 1"}
+ANSWERS = {"yes": "yes", "differently": "yes, but not as the configuration says", "no": "no"}
+NUM_PAIRS = 9
+UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def explain_source(source: str, figure: Path | None = None, *, as_json: bool = False) -> None:
+    """Explain a configuration on stdout, and draw it if a figure is asked for."""
+    if figure is not None:
+        require_matplotlib()
+        require_suffix(figure)
+    config = read_source(source)
+    explanation = explain(config)
+    if figure is not None:
+        save(draw_explanation(explanation, config, source), figure)
+    if as_json:
+        print_json(
+            {"config": source, **explanation_facts(explanation), "figure": None if figure is None else str(figure)}
+        )
+        return
+    _print(explanation, source)
+    if figure is not None:
+        out().print(str(figure))
+
+
+def explanation_facts(explanation: Explanation) -> dict[str, Any]:
+    """Everything as plain values, for JSON."""
+    facts = dataclasses.asdict(explanation)
+    facts["tables"] = [_table_facts(size) for size in explanation.tables]
+    for layers, plain in zip(explanation.layers, facts["layers"], strict=True):
+        if layers.rotary is not None:
+            plain["rotary"] |= _spans_of(layers.rotary)
+    return facts
+
+
+def pair_spans(pairs: Sequence[int]) -> str:
+    """Numbers in words: ``0-28, 30``.
+
+    >>> pair_spans([0, 1, 2, 5, 7, 8]), pair_spans([])
+    ('0-2, 5, 7-8', 'none')
+    """
+    spans: list[list[int]] = []
+    for pair in pairs:
+        if spans and pair == spans[-1][1] + 1:
+            spans[-1][1] = pair
+        else:
+            spans.append([pair, pair])
+    return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in spans) or "none"
+
+
+def some_pairs(count: int) -> list[int]:
+    """A few pairs from the first to the last.
+
+    >>> some_pairs(64), some_pairs(4)
+    ([0, 8, 16, 24, 32, 39, 47, 55, 63], [0, 1, 2, 3])
+    """
+    return sorted({round(step * (count - 1) / (NUM_PAIRS - 1)) for step in range(NUM_PAIRS)})
+
+
+def tokens(length: float | None) -> str:
+    """A wavelength with three digits, or more where it has them before the point.
+
+    >>> tokens(6.2831), tokens(20473564.1), tokens(None)
+    ('6.28', '20,473,564', 'never')
+    """
+    if length is None:
+        return "never"
+    return f"{length:.3g}" if length < 1000 else f"{length:,.0f}"
+
+
+def _print(explanation: Explanation, source: str) -> None:
+    console = out()
+    show(console, _summary(explanation, source))
+    for layers in explanation.layers:
+        show(console)
+        show(console, _layers(layers))
+        if layers.rotary is not None:
+            show(console)
+            show(console, _pairs(layers.rotary))
+    if explanation.tables:
+        show(console)
+        show(console, _tables(explanation))
+
+
+def _rows() -> Table:
+    rows = table()
+    rows.show_header = False
+    rows.box = None
+    rows.add_column(no_wrap=True, style=QUIET)
+    rows.add_column(overflow="fold")
+    return rows
+
+
+def _summary(explanation: Explanation, source: str) -> Table:
+    rows = _rows()
+    rows.add_row("model", f"{source} ({explanation.model_type})" if source != explanation.model_type else source)
+    if explanation.longest is not None:
+        rows.add_row("longest", f"{explanation.longest:,} positions")
+    if explanation.trained not in (None, explanation.longest):
+        rows.add_row("trained", f"{explanation.trained:,} positions, before it was stretched")
+    rows.add_row("vLLM", "; ".join((ANSWERS[explanation.vllm.answer], *explanation.vllm.reasons)))
+    return rows
+
+
+def _layers(layers: Layers) -> Table:
+    rows = _rows()
+    if layers.name is not None:
+        rows.add_row("layers", layers.name)
+    rows.add_row("door", "; ".join(f"{door}: {DOOR_WORDS[door]}" for door in layers.doors) or "none")
+    if layers.rotary is None:
+        rows.add_row("encoding", layers.encoding)
+    else:
+        _rotary(rows, layers.rotary)
+    for number, warning in enumerate(layers.warnings):
+        rows.add_row("beware" if not number else "", warning)
+    return rows
+
+
+def _rotary(rows: Table, facts: RotaryFacts) -> None:
+    rows.add_row("encoding", f"Rotary: {facts.rotary_dim} of {facts.head_dim} dimensions, {len(facts.pairs)} pairs")
+    rows.add_row("layout", f"{facts.layout}: {LAYOUT_WORDS[facts.layout].format(half=facts.rotary_dim // 2)}")
+    if facts.sections is not None:
+        rows.add_row("sections", f"{', '.join(map(str, facts.sections))} pairs, one position axis each")
+    rows.add_row("base", f"{facts.base:,.10g}")
+    rows.add_row("scaling", _scaling(facts))
+    rows.add_row("attention factor", f"{facts.attention_factor:.10g}, on queries and on keys")
+    if facts.kept and len(facts.kept) == len(facts.pairs):
+        rows.add_row("pairs", "all turn as their base says")
+    else:
+        rows.add_row("pairs kept", _count(facts.kept))
+        rows.add_row("pairs between", _count(facts.between))
+        rows.add_row("pairs stretched", _count(facts.stretched))
+    if facts.still:
+        rows.add_row("pairs still", _count(facts.still))
+    if facts.never_round:
+        rows.add_row(
+            "never round", f"{_count(facts.never_round)}: not one turn in {facts.trained:,} positions, unscaled"
+        )
+    first = facts.precision.first_visible
+    seen = "not below 1,048,576" if first is None else f"from position {first:,} on"
+    rows.add_row(
+        "float32 angles", f"a cosine misses by more than 0.001 {seen}; by {facts.precision.at_longest:.1g} at the end"
+    )
+
+
+def _scaling(facts: RotaryFacts) -> str:
+    if not facts.scaling_options:
+        return "none" if facts.scaling == "Unscaled" else facts.scaling
+    options = {
+        name: f"{len(value)} values" if isinstance(value, list) else value
+        for name, value in facts.scaling_options.items()
+    }
+    return f"{facts.scaling}: {', '.join(f'{name} {_plain(value)}' for name, value in options.items())}"
+
+
+def _plain(value: Any) -> str:
+    return f"{value:,.10g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
+
+
+def _count(pairs: Sequence[int]) -> str:
+    return f"{len(pairs)} ({pair_spans(pairs)})" if pairs else "none"
+
+
+def _pairs(facts: RotaryFacts) -> Table:
+    rows = table()
+    for heading in ("pair", "positions per turn", f"turns in {facts.trained:,}, unscaled", "stretched by"):
+        rows.add_column(heading, justify="right", no_wrap=True)
+    for number in some_pairs(len(facts.pairs)):
+        pair = facts.pairs[number]
+        rows.add_row(str(number), tokens(pair.wavelength), _turns(pair, facts.trained), _by(pair.stretch))
+    return rows
+
+
+def _turns(pair: PairFacts, trained: int) -> str:
+    return "0" if pair.wavelength is None else f"{trained * (pair.stretch or 1) / pair.wavelength:,.3g}"
+
+
+def _by(stretch: float | None) -> str:
+    return "" if stretch is None else f"{stretch:.4g}"
+
+
+def _tables(explanation: Explanation) -> Table:
+    rows = table()
+    rows.add_column("table")
+    for heading in ("shape", "parameters", *(f"{str(dtype).removeprefix('torch.')}" for dtype in DTYPES)):
+        rows.add_column(heading, justify="right", no_wrap=True)
+    for size in explanation.tables:
+        shape = " x ".join(f"{side:,}" for side in size.shape)
+        weights = [_weight(size.num_bytes(dtype)) for dtype in DTYPES]
+        name = f"{size.name}, also the head" if size.name == "tokens" and explanation.tied else size.name
+        rows.add_row(name, shape, f"{size.num_parameters:,}", *weights)
+    return rows
+
+
+def _weight(num_bytes: int) -> str:
+    """Bytes with one digit behind the point, in the largest unit that leaves one before it.
+
+    >>> _weight(1536), _weight(3 * 2**30)
+    ('1.5 KiB', '3.0 GiB')
+    """
+    power = max((power for power in range(len(UNITS)) if num_bytes >= 1024**power), default=0)
+    return f"{num_bytes / 1024**power:,.1f} {UNITS[power]}" if power else f"{num_bytes} {UNITS[0]}"
+
+
+def _table_facts(size: TableSize) -> dict[str, Any]:
+    weights = {str(dtype).removeprefix("torch."): size.num_bytes(dtype) for dtype in DTYPES}
+    return {"name": size.name, "shape": list(size.shape), "parameters": size.num_parameters, "bytes": weights}
+
+
+def _spans_of(facts: RotaryFacts) -> dict[str, list[int]]:
+    return {name: getattr(facts, name) for name in ("kept", "between", "stretched", "still", "never_round")}

@@ -1,0 +1,270 @@
+"""What is drawn is what the papers say, not what happens to look right."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from locant.errors import InputError, LocantError, RangeError
+from locant.figures import canvas
+from locant.figures.canvas import DARK, LIGHT, save, svg
+from locant.figures.choice import default_length, draw, encoding_to_draw
+from locant.positions import ALiBi, Learned, PositionEncoding, Positions, Rotary, Sinusoidal, T5Bias, XPos
+from locant.report.drawing import draw_to_file
+from tests.refusal import refuses
+from tests.tolerances import ANGLE, DOUBLE, LENGTH, RADIANS
+
+pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
+
+ENCODINGS = {
+    "sinusoidal": lambda: Sinusoidal(10),
+    "rotary": lambda: Rotary(14),
+    "learned": lambda: Learned(19, 6),
+    "alibi": lambda: ALiBi(3),
+    "t5": lambda: T5Bias(3, num_buckets=8, max_distance=11),
+}
+
+
+def maps(figure) -> list:
+    """The heat maps, in the order of their axes."""
+    return [axes.images[0] for axes in figure.axes if axes.images]
+
+
+def curves(figure) -> dict[str, np.ndarray]:
+    return {line.get_label(): np.asarray(line.get_ydata()) for axes in figure.axes for line in axes.lines}
+
+
+def sinusoids(length: int, width: int, base: float) -> np.ndarray:
+    """Vaswani et al. 2017, section 3.5, dimension by position, in float64."""
+    table = np.empty((width, length))
+    for dimension in range(width):
+        angle = np.arange(length) / base ** (2 * (dimension // 2) / width)
+        table[dimension] = np.cos(angle) if dimension % 2 else np.sin(angle)
+    return table
+
+
+def test_sinusoidal_shows_every_dimension_of_every_position() -> None:
+    figure = draw(Sinusoidal(10, base=100.0), length=17)
+    (image,) = maps(figure)
+    expected = sinusoids(17, 10, 100.0)
+    np.testing.assert_allclose(image.get_array(), expected, rtol=0, atol=ANGLE)
+    assert (image.get_cmap().name, image.norm.vmin, image.norm.vmax) == ("RdBu_r", -1, 1)
+    for label, values in curves(figure).items():
+        np.testing.assert_allclose(values, expected[int(label.split(":")[0])], rtol=0, atol=ANGLE)
+
+
+def test_rotary_shows_angles_on_a_cyclic_map_and_their_cosines() -> None:
+    figure = draw(Rotary(14, base=50.0), length=23)
+    angle = np.arange(23) / 50.0 ** (2 * np.arange(7)[:, None] / 14)
+    angles, cosines = maps(figure)
+    np.testing.assert_allclose(angles.get_array(), np.angle(np.exp(1j * angle)), rtol=0, atol=RADIANS)
+    np.testing.assert_allclose(cosines.get_array(), np.cos(angle), rtol=0, atol=ANGLE)
+    assert (angles.get_cmap().name, angles.norm.vmin, angles.norm.vmax) == ("twilight", -np.pi, np.pi)
+    for label, values in curves(figure).items():
+        np.testing.assert_allclose(values, np.cos(angle[int(label.split(":")[0])]), rtol=0, atol=ANGLE)
+
+
+def test_alibi_falls_by_its_slope_and_hides_later_keys() -> None:
+    figure = draw(ALiBi(4), length=9)
+    slopes = [0.25, 0.0625, 0.015625, 0.00390625]
+    for head, values in enumerate(curves(figure).values()):
+        np.testing.assert_array_equal(values, -slopes[head] * np.arange(9))
+    assert len(maps(figure)) == 4
+    for head, image in enumerate(maps(figure)):
+        shown = image.get_array()
+        assert shown.mask[np.triu_indices(9, 1)].all()
+        assert not shown.mask[np.tril_indices(9)].any()
+        assert shown[8, 2] == -6 * slopes[head]
+        assert image.get_cmap().name == "cividis"
+
+
+def test_t5_shows_the_table_entry_of_every_distance() -> None:
+    encoding = T5Bias(2, num_buckets=8, max_distance=11)
+    figure = draw(encoding, length=16)
+    table = encoding.weight.detach().numpy()
+    # Four buckets of one distance, then four over log(distance / 4) / log(11 / 4), and the last for all farther.
+    buckets = [0, 1, 2, 3] + [min(7, 4 + int(np.log(d / 4) / np.log(11 / 4) * 4)) for d in range(4, 16)]
+    for head in range(2):
+        np.testing.assert_array_equal(curves(figure)[f"head {head}"], table[buckets, head])
+    for image in maps(figure):
+        assert image.get_cmap().name == "RdBu_r"
+        assert image.norm.vmin == -image.norm.vmax < 0
+
+
+def test_both_directions_are_shown_where_t5_has_both() -> None:
+    for image in maps(draw(T5Bias(1, bidirectional=True), length=6)):
+        assert not np.ma.getmaskarray(image.get_array()).any()
+
+
+@pytest.mark.parametrize("name", ["kerple", "fire", "sandwich", "shaw", "transformer_xl", "deberta"])
+def test_any_other_bias_is_drawn_as_its_door_gives_it(name: str) -> None:
+    encoding = encoding_to_draw(name, **({"head_dim": 16} if name in ("shaw", "deberta") else {}))
+    figure = draw(encoding, length=9)
+    heads = getattr(encoding, "num_heads", 4)
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 1, heads, 9, getattr(encoding, "head_dim", 1), generator=generator)
+    with torch.no_grad():
+        bias = encoding.bias(q, k, Positions.arange(9)).expand(1, heads, 9, 9)[0].numpy()
+    drawn = {label: values for label, values in curves(figure).items() if label.startswith("head ")}
+    assert len(drawn) == min(heads, 4)
+    for label, values in drawn.items():
+        np.testing.assert_array_equal(values, bias[int(label.split()[1]), -1, ::-1])
+    by_content = name in ("shaw", "transformer_xl", "deberta")
+    assert ("of random queries and keys" in figure.axes[0].get_title(loc="left")) == by_content
+
+
+def test_xpos_shows_what_its_door_leaves_of_a_product() -> None:
+    encoding = XPos(8, base=50.0, scale_base=20.0)
+    (image,) = maps(draw(encoding, length=12))
+    for pair in range(4):
+        one = torch.zeros(1, 1, 12, 8, dtype=torch.float64)
+        one[..., pair] = 1  # the half layout: pair i is dimensions i and i + 4
+        q, k = encoding.rotate(one, one, Positions.arange(12))
+        np.testing.assert_allclose(image.get_array()[pair], (q[0, 0] @ k[0, 0, 0]).numpy(), rtol=0, atol=DOUBLE)
+
+
+def test_a_bias_that_is_still_zero_is_not_drawn() -> None:
+    with pytest.raises(InputError, match="adds nothing before it is trained"):
+        draw(encoding_to_draw("cope"))
+
+
+def test_t5_reaches_past_the_distance_from_which_all_are_one() -> None:
+    assert default_length(T5Bias(1, max_distance=40)) == 60
+
+
+def test_learned_shows_its_table_without_the_offset_and_how_alike_rows_are() -> None:
+    encoding = Learned(19, 6, offset=2)
+    table, likeness = maps(draw(encoding, length=50))
+    rows = encoding.weight.detach().numpy()[2:]
+    np.testing.assert_array_equal(table.get_array(), rows.T)
+    assert table.norm.vmin == -table.norm.vmax < 0
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    np.testing.assert_allclose(likeness.get_array(), unit @ unit.T, rtol=0, atol=LENGTH)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_every_axis_of_numbers_says_what_it_counts(name: str) -> None:
+    figure = draw(ENCODINGS[name](), length=12)
+    drawn = [axes for axes in figure.axes if axes.images or axes.lines]
+    assert all(axes.get_title(loc="left") for axes in drawn)
+    lowest = min(axes.get_position().y0 for axes in drawn)
+    for axes in drawn:
+        if axes.get_position().y0 == lowest:
+            assert axes.get_xlabel()
+        if axes.get_subplotspec().is_first_col():
+            assert axes.get_ylabel()
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("length", [2, 3])
+def test_the_shortest_lengths_can_be_drawn(name: str, length: int) -> None:
+    draw(ENCODINGS[name](), length=length).canvas.draw()
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 5, 16])
+def test_any_number_of_heads_is_drawn_with_at_most_four_maps(heads: int) -> None:
+    for encoding in (ALiBi(heads), T5Bias(heads)):
+        assert len(maps(draw(encoding, length=8))) == min(heads, 4)
+
+
+def test_the_theme_changes_paper_and_ink() -> None:
+    for theme in (LIGHT, DARK):
+        figure = draw(ALiBi(2), length=8, theme=theme)
+        assert figure.get_facecolor()[:3] == tuple(int(theme.paper[place : place + 2], 16) / 255 for place in (1, 3, 5))
+        assert figure.axes[0].title.get_color() is not None
+        assert figure.axes[0]._left_title.get_color() == theme.ink
+
+
+@pytest.mark.parametrize("length", [1, 0, -4, 4097])
+def test_a_length_that_cannot_be_drawn_is_an_error(length: int) -> None:
+    with pytest.raises(RangeError, match="expected 2 to 4096"):
+        draw(Sinusoidal(8), length=length)
+
+
+def test_nope_has_nothing_to_draw() -> None:
+    with pytest.raises(InputError, match="got nope, which has nothing to draw"):
+        draw(PositionEncoding())
+
+
+def test_sizes_that_are_not_given_are_those_of_a_small_model_and_wrong_ones_are_refused() -> None:
+    assert isinstance(encoding_to_draw("alibi", num_heads=5), ALiBi)
+    assert encoding_to_draw("learned", length=33).weight.shape == (33, 128)
+    with pytest.raises(LocantError, match="which takes num_heads"):
+        encoding_to_draw("alibi", d_model=4)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "begin"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF"), (".SVG", b"<?xml")]
+)
+def test_a_picture_is_of_the_kind_its_name_says_and_the_same_every_time(
+    tmp_path: Path, suffix: str, begin: bytes
+) -> None:
+    for name in ("one", "two"):
+        save(draw(ALiBi(2), length=8), tmp_path / (name + suffix))
+    one, two = ((tmp_path / (name + suffix)).read_bytes() for name in ("one", "two"))
+    assert one.startswith(begin)
+    assert one == two
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one" + suffix, "two" + suffix]
+
+
+@pytest.mark.parametrize("name", ["x.gif", "x", "x.png.bak"])
+def test_an_unknown_suffix_is_refused_with_the_known_ones(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match=r"\.png, \.svg, \.pdf"):
+        save(draw(ALiBi(2), length=8), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_write_leaves_the_earlier_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = draw(ALiBi(2), length=8)
+    (tmp_path / "x.png").write_text("earlier")
+
+    written = os.write
+
+    def half(handle: int, content: memoryview) -> int:
+        written(handle, content[: len(content) // 2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", half)
+    with refuses(InputError, "x.png", "No space"):
+        save(figure, tmp_path / "x.png")
+    monkeypatch.undo()
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["earlier"]
+
+
+def test_an_svg_for_a_page_has_no_ground_of_its_own() -> None:
+    drawn = svg(draw(ALiBi(1), length=4, theme=DARK))
+    assert drawn.startswith(b"<?xml")
+    assert DARK.paper.encode() not in drawn.split(b"axes_1")[0]
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canvas, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'locant\[lab\]'"):
+        draw(ALiBi(2))
+
+
+def test_drawing_leaves_pyplot_out_and_the_random_numbers_alone(tmp_path: Path) -> None:
+    code = (
+        "import sys, torch; from pathlib import Path; from locant.report.drawing import draw_to_file\n"
+        "before = torch.random.get_rng_state(); draw_to_file('learned', Path(sys.argv[1]), length=8)\n"
+        "brought = [name in sys.modules for name in ('matplotlib', 'matplotlib.pyplot')]\n"
+        "print(torch.equal(before, torch.random.get_rng_state()), *brought)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "x.png")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["True", "True", "False"]
+
+
+def test_the_seed_decides_a_random_table(tmp_path: Path) -> None:
+    pictures = []
+    for seed in (1, 1, 2):
+        draw_to_file("learned", tmp_path / "x.png", length=8, seed=seed)
+        pictures.append((tmp_path / "x.png").read_bytes())
+    assert pictures[0] == pictures[1] != pictures[2]

@@ -1,0 +1,83 @@
+"""Every sentence follows from the numbers: other numbers, another sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+from locant.report.comparison.reading import read
+from locant.report.comparison.summary import summarise
+from tests.report.comparison.fabricated import THE_FIELD, Losses, results
+
+
+def sentences(*arguments: object, **options: object) -> list[str]:
+    return read(summarise(results(*arguments, **options)))  # type: ignore[arg-type]
+
+
+def one_with(words: str, among: list[str]) -> str:
+    found = [sentence for sentence in among if words in sentence]
+    assert len(found) == 1, among
+    return found[0]
+
+
+def test_it_names_the_best_at_the_training_length_and_at_the_longest() -> None:
+    said = sentences()
+    assert "sinusoidal has the lowest held-out loss: 3.510 nats" in one_with(
+        "At 64 tokens, the length it was trained", said
+    )
+    assert "alibi has the lowest held-out loss: 3.520 nats" in one_with(
+        "At 512 tokens, 8 times the training length", said
+    )
+    assert "(perplexity 33.8)" in one_with("At 512", said)
+
+
+def test_other_numbers_make_another_winner() -> None:
+    swapped: Losses = {**THE_FIELD, "alibi": THE_FIELD["sinusoidal"], "sinusoidal": THE_FIELD["alibi"]}
+    assert "alibi has the lowest" in one_with("At 64", sentences(swapped))
+    assert "sinusoidal has the lowest" in one_with("At 512", sentences(swapped))
+
+
+def test_those_within_the_spread_of_seeds_are_called_so() -> None:
+    close: Losses = {"a": [(2.00,), (2.10,)], "b": [(2.05,), (2.11,)], "c": [(2.60,), (2.62,)]}
+    assert "; b is no farther from it than seeds are from each other" in sentences(close, (8,))[0]
+    apart: Losses = {"a": [(2.00,), (2.01,)], "b": [(2.20,), (2.21,)]}
+    assert "no farther" not in sentences(apart, (8,))[0]
+
+
+@pytest.mark.parametrize(
+    ("at_longest", "words"),
+    [
+        (1.90, "Gains from the longer text"),
+        (1.97, "Stays within 2%"),
+        (2.03, "Stays within 2%"),
+        (2.10, "Gets somewhat worse"),
+        (2.30, "Gets clearly worse"),
+    ],
+)
+def test_the_change_with_length_is_told_by_its_size(at_longest: float, words: str) -> None:
+    trend = one_with("from 8 to 16 tokens", sentences({"a": [(2.0, at_longest)]}, (8, 16)))
+    assert trend.startswith(words)
+    assert f"a (×{at_longest / 2:.2f})" in trend
+
+
+def test_the_position_from_which_the_loss_stays_up_is_found() -> None:
+    spike = [2.0] * 64 + [9.0] * 32 + [2.0] * 160 + [2.6] * 256
+    said = one_with("By position", sentences({"a": [(2.0, 2.0, 2.0, 2.3)]}, by_position={"a": spike}))
+    assert "a from about position 256" in said
+
+
+@pytest.mark.parametrize("back", [[2.0] * 128 + [5.0] * 128 + [2.0] * 256, [2.0] * 480 + [5.0] * 32])
+def test_no_position_is_named_where_the_loss_comes_down_again_or_hardly_goes_up(back: list[float]) -> None:
+    assert not any(
+        "By position" in sentence for sentence in sentences({"a": [(2.0, 2.0, 2.0, 2.3)]}, by_position={"a": back})
+    )
+
+
+def test_a_missing_loss_is_explained() -> None:
+    said = sentences({"a": [(2.0, None)], "b": [(2.0, 2.0)]}, (8, 16))
+    assert one_with("A dash stands", said).endswith("not measured: a.")
+    assert not any("A dash" in sentence for sentence in sentences())
+
+
+def test_one_seed_is_said_to_have_no_spread() -> None:
+    assert one_with("One seed was trained", sentences({"a": [(2.0, 2.1)]}, (8, 16)))
+    assert one_with("Spread is over 2 seeds", sentences())

@@ -1,0 +1,188 @@
+"""The page says what the results say, and needs nothing but itself."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shlex
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from locant.errors import InputError
+from locant.figures.canvas import DARK, LIGHT
+from locant.report.comparison.folder import ReportFolder
+from locant.report.comparison.report import page
+from locant.report.comparison.reproduce import OPTIONS, command
+from tests.report.comparison.fabricated import THE_FIELD, results
+
+pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
+
+VOID = {"meta", "img", "source"}
+
+
+class Page(HTMLParser):
+    """Reads a page into its tags, and raises where one is not closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.cells: list[list[str]] = []
+        self.text: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "tr":
+            self.cells.append([])
+        if tag in ("td", "th"):
+            self.cells[-1].append("")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text.append(data)
+        if {"td", "th"} & {*self.open}:
+            self.cells[-1][-1] += " " + data.strip()
+
+
+@pytest.fixture(scope="module")
+def the_page() -> Page:
+    return Page(page(results()))
+
+
+def test_it_loads_nothing(the_page: Page) -> None:
+    whole = page(results())
+    for _, attributes in the_page.tags:
+        for name in ("src", "srcset", "href"):
+            assert (attributes.get(name) or "data:").startswith("data:")
+    assert not {"script", "link", "iframe"} & {tag for tag, _ in the_page.tags}
+    without_pictures = re.sub(r"base64,[A-Za-z0-9+/=]+", "", whole)
+    assert not re.search(r"https?://|url\(|@import", without_pictures)
+
+
+def test_its_pictures_are_whole_and_there_for_light_and_dark(the_page: Page) -> None:
+    images = [attributes["src"] for tag, attributes in the_page.tags if tag == "img"]
+    sources = [attributes["srcset"] for tag, attributes in the_page.tags if tag == "source"]
+    assert (len(images), len(sources)) == (2, 2)
+    for light, dark in zip(images, sources, strict=True):
+        drawings = [base64.b64decode(str(data).partition("base64,")[2]).decode() for data in (light, dark)]
+        assert all(drawing.rstrip().endswith("</svg>") for drawing in drawings)
+        assert LIGHT.ink in drawings[0]
+        assert DARK.ink in drawings[1]
+    assert all(len(attributes["alt"] or "") > 30 for tag, attributes in the_page.tags if tag == "img")
+
+
+def test_the_table_has_every_mean_spread_and_ratio_and_marks_the_best(the_page: Page) -> None:
+    rows = {row[0].strip(): row[1:] for row in the_page.cells if row[0].strip() in THE_FIELD and len(row) == 5}
+    assert list(rows) == ["alibi", "nope", "sinusoidal"]
+    assert rows["sinusoidal"][3].split() == ["6.800", "±", "0.141", "×1.937"]
+    assert rows["alibi"][3].split() == ["3.520", "±", "0.014", "×0.989", "·", "best"]
+    marked = [(name, place) for name, cells in rows.items() for place, cell in enumerate(cells) if "best" in cell]
+    assert marked == [("alibi", 1), ("alibi", 2), ("alibi", 3), ("sinusoidal", 0)]
+
+
+def test_every_setting_version_and_run_is_told(the_page: Page) -> None:
+    facts = {row[0].strip(): row[1].strip() for row in the_page.cells if len(row) == 2}
+    assert facts["learning rate"] == "0.0025"
+    assert facts["num steps"] == "301"
+    assert facts["multiples"] == "1, 2, 4, 8"
+    assert facts["text: tokens"] == "1,234"
+    assert facts["text: tokenizer fingerprint"] == "cd" * 32
+    assert facts["torch"] == "9.8.7"
+    runs = [row for row in the_page.cells if len(row) == 6 and row[1].strip().isdigit()]
+    assert len(runs) == 6
+
+
+def test_a_loss_that_is_missing_is_a_dash() -> None:
+    shown = Page(page(results({"a": [(2.0, None)], "b": [(2.5, 2.5)]}, (8, 16))))
+    rows = {row[0].strip(): row[1:] for row in shown.cells if len(row) == 3 and row[0].strip() in "ab"}
+    assert rows["a"][1].strip() == "–"
+    assert "±" not in rows["b"][0]
+
+
+def test_text_of_others_is_never_taken_for_tags() -> None:
+    wild = results({"<b>&x": [(2.0, 2.1)]}, (8, 16))
+    wild["settings"]["text"]["source"] = wild["settings"]["text"]["files"][0] = "<script>alert('1')</script>.txt"
+    shown = Page(page(wild))
+    assert "script" not in {tag for tag, _ in shown.tags}
+    assert any("<script>" in text for text in shown.text)
+
+
+def test_the_command_holds_every_setting_and_the_text() -> None:
+    line = command(results()["settings"])
+    assert line in "".join(Page(page(results())).text)
+    words = shlex.split(line)
+    assert words[:5] == ["locant", "compare", "a.txt", "--vocab-size", "300"]
+    given = dict(zip(words[5::2], words[6::2], strict=True))
+    assert set(given) == set(OPTIONS.values())
+    assert (given["--steps"], given["--seeds"], given["--learning-rate"]) == ("301", "0,1", "0.0025")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_new_folder_gets_the_four_files(tmp_path: Path) -> None:
+    place = ReportFolder(tmp_path / "deep" / "report")
+    place.write_results(results())
+    assert json.loads((place.path / "results.json").read_text()) == results()
+    assert place.write_report(results()) == place.page
+    assert names(place.path) == ["loss_by_length.png", "loss_by_position.png", "report.html", "results.json"]
+    assert place.page.read_text(encoding="utf-8") == page(results())
+
+
+def test_an_earlier_report_stays_until_the_first_result(tmp_path: Path) -> None:
+    first = ReportFolder(tmp_path)
+    first.write_results(results())
+    first.write_report(results())
+    before = names(tmp_path)
+    second = ReportFolder(tmp_path)
+    assert second.replaces
+    assert names(tmp_path) == before
+    second.write_results(results({"a": [(1.0,)]}, (8,)))
+    assert names(tmp_path) == ["results.json"]
+
+
+def test_a_folder_of_other_things_is_refused_and_with_force_kept(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    (tmp_path / "results.json").write_text('{"mine": 1}')
+    with pytest.raises(InputError, match="holds other things than a report; try: another -o, or --force"):
+        ReportFolder(tmp_path)
+    forced = ReportFolder(tmp_path, force=True)
+    assert not forced.replaces
+    assert names(tmp_path) == ["results.json", "thesis.txt"]
+    forced.write_results(results())
+    forced.write_report(results())
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"settings": 1}', "\x00"])
+def test_a_file_that_only_has_the_name_of_results_is_no_report(tmp_path: Path, content: str) -> None:
+    (tmp_path / "results.json").write_text(content)
+    with pytest.raises(InputError, match="other things"):
+        ReportFolder(tmp_path)
+
+
+def test_a_file_in_the_place_of_the_folder_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("")
+    for path in (tmp_path / "x", tmp_path / "x" / "y"):
+        with pytest.raises(InputError):
+            ReportFolder(path)
+
+
+def test_folders_made_for_nothing_are_removed_and_others_are_not(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    ReportFolder(tmp_path / "old" / "new" / "newer").leave()
+    assert names(tmp_path) == ["old"]
+    assert names(tmp_path / "old") == []
+    ReportFolder(tmp_path / "old").leave()
+    assert names(tmp_path) == ["old"]

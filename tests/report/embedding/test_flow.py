@@ -1,0 +1,176 @@
+"""What `locant embed` shows and writes is what the rooms below it hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from locant.errors import InputError, LocantError, RangeError
+from locant.report.embedding.flow import Embedded, Plan, embed, save_vectors
+from locant.report.embedding.table import shapes
+from locant.report.source import SAMPLE, Source, read_source
+from tests.tolerances import ANGLE
+
+TEXT = "the cat sat on the mat; the rat sat on the cat. " * 7
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    (tmp_path / "text.txt").write_text(TEXT)
+    return read_source([str(tmp_path / "text.txt")], tokenizer="bytes", usual_vocab_size=300)
+
+
+def test_the_worked_example_has_the_shapes_of_the_field(source: Source) -> None:
+    flow = embed(source, Plan(d_model=256, context=4, batch=8, encoding="learned")).flow
+    assert shapes(flow) == "[8,4] → [8,4,256] + [4,256] → [8,4,256]"
+    assert {table.name: (table.shape, table.parameters) for table in flow.tables} == {
+        "token": ((257, 256), 257 * 256),
+        "position": ((4, 256), 1024),
+    }
+    assert [(table.bytes_fp32, table.bytes_bf16) for table in flow.tables] == [(257 * 1024, 257 * 512), (4096, 2048)]
+
+
+def test_windows_are_the_text_and_targets_the_token_after_each(source: Source) -> None:
+    vectors = embed(source, Plan(context=5, batch=None)).vectors
+    ids, targets = list(TEXT.encode()), [*TEXT.encode()[1:]]
+    assert vectors.ids.flatten()[: len(targets)].tolist() == ids[:-1]
+    assert vectors.targets.flatten()[: len(targets)].tolist() == targets
+    assert vectors.positions[0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_equal_tokens_differ_by_the_positions_of_the_paper(source: Source) -> None:
+    vectors = embed(source, Plan(context=48, batch=1, d_model=6, encoding="sinusoidal")).vectors
+    first, second = 0, TEXT.index("the mat")  # two times the letter t
+    pairs = np.repeat(np.arange(3), 2)
+    angle = np.array([[first], [second]]) / 10_000.0 ** (2 * pairs / 6)
+    expected = np.where(np.arange(6) % 2, np.cos(angle), np.sin(angle))
+    got = (vectors.embeddings[0, second] - vectors.embeddings[0, first]).numpy()
+    np.testing.assert_allclose(got, expected[1] - expected[0], rtol=0, atol=4 * ANGLE)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "cos_sin", "bias"),
+    [
+        ("rotary", (12, 4), None),
+        ("alibi", None, (3, 12, 12)),
+        ("t5", None, (3, 12, 12)),
+        ("nope", None, None),
+        ("xpos", (12, 4), None),
+        ("shaw", None, (3, 12, 12)),
+        ("deberta", None, (3, 12, 12)),
+    ],
+)
+def test_encodings_of_other_doors_leave_embeddings_alone(
+    source: Source, encoding: str, cos_sin: tuple[int, ...] | None, bias: tuple[int, ...] | None
+) -> None:
+    plan = {"context": 12, "d_model": 24, "num_heads": 3, "batch": 2}
+    embedded = embed(source, Plan(encoding=encoding, **plan))
+    assert (embedded.flow.cos_sin, embedded.flow.bias, embedded.flow.position_vectors) == (cos_sin, bias, None)
+    assert shapes(embedded.flow) == "[2,12] → [2,12,24]"
+    same = embedded.vectors.ids[0, 0] == embedded.vectors.ids
+    assert (embedded.vectors.embeddings[same] == embedded.vectors.embeddings[0, 0]).all()
+
+
+def test_scale_multiplies_the_token_rows_and_not_the_positions(source: Source) -> None:
+    plain, scaled = (embed(source, Plan(encoding="learned", scale=scale)).vectors.embeddings for scale in (None, 3.0))
+    nope, nope_scaled = (embed(source, Plan(encoding="nope", scale=scale)).vectors.embeddings for scale in (None, 3.0))
+    assert torch.equal(nope_scaled, 3 * nope)
+    assert not torch.allclose(scaled, 3 * plain)
+
+
+def test_a_text_shorter_than_a_window_is_filled_up_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("abc")
+    source = read_source([str(tmp_path / "short.txt")], tokenizer="bytes", usual_vocab_size=300)
+    embedded = embed(source, Plan(context=5))
+    assert embedded.vectors.positions.tolist() == [[0, 1, -1, -1, -1]]
+    assert embedded.vectors.targets.tolist() == [[98, 99, -100, -100, -100]]
+    assert (embedded.flow.windows, embedded.flow.padding) == (1, 3)
+    assert [token.text for token in embedded.flow.first] == ["a", "b"]
+
+
+def test_no_window_reaches_from_one_file_into_the_next(tmp_path: Path) -> None:
+    for name, text in (("a", "aaaaa"), ("b", "bbbbbbb")):
+        (tmp_path / name).write_text(text)
+    source = read_source([str(tmp_path / "a"), str(tmp_path / "b")], tokenizer="bytes", usual_vocab_size=300)
+    vectors = embed(source, Plan(context=3, batch=None)).vectors
+    for row, targets in zip(vectors.ids, vectors.targets, strict=True):
+        real = targets >= 0
+        assert len({*row[real].tolist(), *targets[real].tolist()}) == 1
+    assert int((vectors.targets >= 0).sum()) == 4 + 6
+
+
+def test_a_seed_decides_the_tables_and_leaves_other_random_numbers_alone(source: Source) -> None:
+    before = torch.random.get_rng_state()
+    one, same, other = (embed(source, Plan(seed=seed)).vectors.embeddings for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_the_file_holds_the_vectors_and_the_facts(source: Source, tmp_path: Path) -> None:
+    embedded = embed(source, Plan(context=6, batch=3))
+    save_vectors(embedded, tmp_path / "x.safetensors")
+    with safe_open(tmp_path / "x.safetensors", "pt") as file:
+        assert {*file.keys()} == {"ids", "targets", "positions", "embeddings"}
+        for name in file.keys():  # noqa: SIM118  # not a dictionary
+            assert torch.equal(file.get_tensor(name), getattr(embedded.vectors, name))
+        facts = {name: json.loads(value) for name, value in file.metadata().items()}
+    assert facts["fingerprint"] == source.tokenizer.fingerprint
+    assert (facts["encoding"], facts["embeddings"], facts["seed"]) == ("learned", [3, 6, 256], 0)
+
+
+def test_a_failed_write_leaves_the_earlier_file(source: Source, tmp_path: Path) -> None:
+    embedded: Embedded = embed(source, Plan())
+    (tmp_path / "x.safetensors").write_text("earlier")
+    object.__setattr__(embedded.vectors, "ids", embedded.vectors.ids.t())  # safetensors refuses what is not contiguous
+    with pytest.raises(ValueError, match="contiguous"):
+        save_vectors(embedded, tmp_path / "x.safetensors")
+    assert [path.read_text() for path in tmp_path.glob("*safetensors*")] == ["earlier"]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x", "x.safetensors.txt"])
+def test_another_suffix_than_safetensors_is_refused(source: Source, tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match=r"name ending in \.safetensors"):
+        save_vectors(embed(source, Plan()), tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "options", [{"context": 0}, {"batch": 0}, {"d_model": 0}, {"encoding": "alibi", "d_model": 10}]
+)
+def test_sizes_that_do_not_work_are_errors(options: dict[str, object]) -> None:
+    with pytest.raises(RangeError):
+        Plan(**options)
+
+
+def test_d_model_need_not_fit_the_heads_of_an_encoding_that_has_none(source: Source) -> None:
+    assert embed(source, Plan(encoding="sinusoidal", d_model=7)).vectors.embeddings.shape == (8, 4, 7)
+
+
+def test_an_unknown_encoding_gets_a_suggestion() -> None:
+    with pytest.raises(LocantError, match="'rotary', did you mean that"):
+        Plan(encoding="rotery")
+
+
+def test_without_files_the_sample_text_and_a_tokenizer_trained_on_it_are_used() -> None:
+    source = read_source([], usual_vocab_size=300)
+    assert source.name == SAMPLE
+    assert source.tokenizer.vocab_size == 300
+    assert source.facts()["asked_vocab_size"] == 300
+    assert source.documents == (0, len(source.ids))
+
+
+def test_the_facts_of_a_source_are_ready_for_json(source: Source) -> None:
+    facts = json.loads(json.dumps(source.facts()))
+    assert (facts["tokens"], facts["characters"], facts["tokenizer"]) == (len(TEXT), len(TEXT), "bytes")
+    assert facts["asked_vocab_size"] is None
+
+
+def test_a_tokenizer_and_a_vocabulary_size_exclude_each_other() -> None:
+    with pytest.raises(InputError, match="one of the two"):
+        read_source([], tokenizer="bytes", vocab_size=300, usual_vocab_size=300)

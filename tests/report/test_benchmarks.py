@@ -1,0 +1,50 @@
+"""Recorded measurements are shown as they were recorded, and a name without any is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from locant.errors import InputError
+from locant.report import benchmarks
+from locant.report.benchmarks import print_recorded, recorded, table
+from tests.refusal import refuses
+
+ROW = {"question": "a copy", "contender": "copy_", "ratio": 1.0, "milliseconds": 3.5, "megabytes": None}
+SLOW = {**ROW, "contender": "eager", "ratio": 41.25, "megabytes": 96.0}
+PART = {"environment": {"torch": "2.13.0", "torch_threads": 2, "python": "3.11.7"}, "rows": [ROW, SLOW]}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One device with two benchmarks."""
+    (tmp_path / "cpu.json").write_text(json.dumps({"rotary": PART, "windows": {**PART, "rows": [SLOW]}}))
+    monkeypatch.setattr(benchmarks, "recorded", lambda: recorded([tmp_path]))
+    return tmp_path
+
+
+def test_a_table_has_every_ratio_under_its_question() -> None:
+    lines = table([ROW, SLOW, {**ROW, "question": "another"}]).splitlines()
+    assert lines[1] == "a copy"
+    assert lines[2].split() == ["1.00", "x", "3.500", "ms", "copy_"]
+    assert lines[3].split() == ["41.25", "x", "3.500", "ms", "96.0", "MB", "eager"]
+    assert lines[5] == "another"
+
+
+def test_all_or_some_benchmarks_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    print_recorded([], as_json=False)
+    assert capsys.readouterr().out.count("torch 2.13.0, 2 threads, Python 3.11.7") == 2
+    print_recorded(["windows"], as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"cpu": {"windows": {**PART, "rows": [SLOW]}}}
+
+
+def test_a_name_without_measurements_is_refused(folder: Path) -> None:
+    with refuses(InputError, "'speed'", "rotary, windows", "locant bench rotary"):
+        print_recorded(["speed"], as_json=False)
+
+
+def test_no_measurements_at_all_are_refused(tmp_path: Path) -> None:
+    with refuses(InputError, "no recorded measurements", "make bench"):
+        recorded([tmp_path, tmp_path / "nowhere"])

@@ -1,0 +1,139 @@
+"""What is printed fits the terminal, is never cut short, and is plain text where no terminal is."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from locant.positions.catalog import CATALOG
+from locant.report.comparison.losses import print_losses, record_line
+from locant.report.comparison.summary import summarise
+from locant.report.console import json_text, out
+from locant.report.embedding.flow import Plan, embed
+from locant.report.embedding.table import print_flow
+from locant.report.listing import catalog_facts, print_catalog
+from locant.report.source import read_source
+from tests.report.comparison.fabricated import THE_FIELD, results
+
+WIDTHS = (60, 80, 160)
+
+
+def flow(text: str = "cat :smile: [bold]x[/bold] sat\n", **options: object) -> None:
+    path = Path("text.txt")
+    path.write_text(text)
+    print_flow(embed(read_source([str(path)], tokenizer="bytes", usual_vocab_size=300), Plan(**options)).flow)
+
+
+PRINTED: dict[str, Callable[[], None]] = {
+    "list": print_catalog,
+    "embed": flow,
+    "compare": lambda: print_losses(summarise(results())),
+}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: Callable[[], None], width: int
+) -> str:
+    monkeypatch.setenv("COLUMNS", str(width))
+    what()
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", PRINTED)
+def test_it_fits_the_width_uncut_and_without_colours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, width: int
+) -> None:
+    text = printed(monkeypatch, capsys, PRINTED[name], width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_list_says_everything_of_every_encoding(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
+) -> None:
+    words = printed(monkeypatch, capsys, print_catalog, width).split()
+    for entry in CATALOG:
+        for fact in (entry.name, *entry.doors, entry.parameters, entry.extrapolation, entry.used_by, entry.paper):
+            assert {*fact.split()} <= {*words}
+
+
+def test_the_list_as_facts_is_the_catalog() -> None:
+    facts = catalog_facts()
+    assert [fact["name"] for fact in facts] == [entry.name for entry in CATALOG]
+    assert [fact["doors"] for fact in facts] == [list(entry.doors) for entry in CATALOG]
+    json.dumps(facts)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_losses_are_all_there_best_first_with_a_star_for_the_best(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
+) -> None:
+    text = printed(monkeypatch, capsys, PRINTED["compare"], width)
+    table = text.partition("\n\n")[0]
+    for mean in ("3.620", "3.830", "3.510", "6.800", "3.520"):
+        assert mean in table
+    assert table.count("*") == 4
+    if width >= 80:  # no number is torn from its sign
+        assert len(re.findall(r"± \d\.\d{3}", table)) == 12
+    first = [line.split()[0] for line in table.splitlines() if line.split()[0] in THE_FIELD]
+    assert first == ["alibi", "nope", "sinusoidal"]
+
+
+def test_text_is_printed_as_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    flow("[b]")
+    assert "[1,4] → [1,4,256] + [4,256] → [1,4,256]" in capsys.readouterr().out
+    out().print("[bold]x[/bold] :smile: 1")
+    assert capsys.readouterr().out == "[bold]x[/bold] :smile: 1\n"
+
+
+def test_the_other_doors_say_what_they_give(capsys: pytest.CaptureFixture[str]) -> None:
+    for encoding, words in (
+        ("rotary", "turns queries and keys, by cos and sin of [4,32]"),
+        ("alibi", "adds a bias of [4,4,4] (heads, queries, keys)"),
+        ("t5", "adds a bias of [4,4,4]"),
+        ("nope", "through the causal mask alone"),
+    ):
+        flow(encoding=encoding)
+        assert words in " ".join(capsys.readouterr().out.split())
+
+
+def test_colours_come_with_a_terminal_and_go_with_no_color(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    PRINTED["compare"]()
+    assert "\x1b[1;32m" in capsys.readouterr().out
+    monkeypatch.setenv("NO_COLOR", "1")
+    PRINTED["compare"]()
+    assert "\x1b[1;32m" not in capsys.readouterr().out
+
+
+def test_a_line_for_a_training_has_every_length() -> None:
+    line = record_line(results({"a": [(2.0, None)]}, (8, 16))["records"][0])
+    assert line.split() == ["a", "seed", "0", "8:", "2.000", "16:", "–", "2", "s"]
+
+
+@pytest.mark.parametrize(
+    "value", [results(), catalog_facts(), {}, [], {"a": {"b": {"c": {"d": "é\ud800"}}}}, [[[[1]]]]]
+)
+def test_json_for_people_is_json_for_programs(value: object) -> None:
+    text = json_text(value)
+    assert json.loads(text) == value
+    assert text.isascii()
+    assert text.endswith("\n")
