@@ -17,7 +17,7 @@ from locant.report.console import json_text, out
 from locant.report.embedding.flow import Plan, embed
 from locant.report.embedding.table import print_flow
 from locant.report.listing import catalog_facts, print_catalog
-from locant.report.source import read_source
+from locant.text.corpus import read_corpus
 from tests.report.comparison.fabricated import THE_FIELD, results
 
 WIDTHS = (60, 80, 160)
@@ -26,7 +26,7 @@ WIDTHS = (60, 80, 160)
 def flow(text: str = "cat :smile: [bold]x[/bold] sat\n", **options: object) -> None:
     path = Path("text.txt")
     path.write_text(text)
-    print_flow(embed(read_source([str(path)], tokenizer="bytes", usual_vocab_size=300), Plan(**options)).flow)
+    print_flow(embed(read_corpus([str(path)], tokenizer="bytes", usual_vocab_size=300), Plan(**options)).flow)
 
 
 PRINTED: dict[str, Callable[[], None]] = {

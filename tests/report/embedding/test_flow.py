@@ -13,19 +13,19 @@ from safetensors import safe_open
 from locant.errors import InputError, LocantError, RangeError
 from locant.report.embedding.flow import Embedded, Plan, embed, save_vectors
 from locant.report.embedding.table import shapes
-from locant.report.source import SAMPLE, Source, read_source
+from locant.text.corpus import SAMPLE, Corpus, read_corpus
 from tests.tolerances import ANGLE
 
 TEXT = "the cat sat on the mat; the rat sat on the cat. " * 7
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Source:
+def source(tmp_path: Path) -> Corpus:
     (tmp_path / "text.txt").write_text(TEXT)
-    return read_source([str(tmp_path / "text.txt")], tokenizer="bytes", usual_vocab_size=300)
+    return read_corpus([str(tmp_path / "text.txt")], tokenizer="bytes", usual_vocab_size=300)
 
 
-def test_the_worked_example_has_the_shapes_of_the_field(source: Source) -> None:
+def test_the_worked_example_has_the_shapes_of_the_field(source: Corpus) -> None:
     flow = embed(source, Plan(d_model=256, context=4, batch=8, encoding="learned")).flow
     assert shapes(flow) == "[8,4] → [8,4,256] + [4,256] → [8,4,256]"
     assert {table.name: (table.shape, table.parameters) for table in flow.tables} == {
@@ -35,7 +35,7 @@ def test_the_worked_example_has_the_shapes_of_the_field(source: Source) -> None:
     assert [(table.bytes_fp32, table.bytes_bf16) for table in flow.tables] == [(257 * 1024, 257 * 512), (4096, 2048)]
 
 
-def test_windows_are_the_text_and_targets_the_token_after_each(source: Source) -> None:
+def test_windows_are_the_text_and_targets_the_token_after_each(source: Corpus) -> None:
     vectors = embed(source, Plan(context=5, batch=None)).vectors
     ids, targets = list(TEXT.encode()), [*TEXT.encode()[1:]]
     assert vectors.ids.flatten()[: len(targets)].tolist() == ids[:-1]
@@ -43,7 +43,7 @@ def test_windows_are_the_text_and_targets_the_token_after_each(source: Source) -
     assert vectors.positions[0].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_equal_tokens_differ_by_the_positions_of_the_paper(source: Source) -> None:
+def test_equal_tokens_differ_by_the_positions_of_the_paper(source: Corpus) -> None:
     vectors = embed(source, Plan(context=48, batch=1, d_model=6, encoding="sinusoidal")).vectors
     first, second = 0, TEXT.index("the mat")  # two times the letter t
     pairs = np.repeat(np.arange(3), 2)
@@ -66,7 +66,7 @@ def test_equal_tokens_differ_by_the_positions_of_the_paper(source: Source) -> No
     ],
 )
 def test_encodings_of_other_doors_leave_embeddings_alone(
-    source: Source, encoding: str, cos_sin: tuple[int, ...] | None, bias: tuple[int, ...] | None
+    source: Corpus, encoding: str, cos_sin: tuple[int, ...] | None, bias: tuple[int, ...] | None
 ) -> None:
     plan = {"context": 12, "d_model": 24, "num_heads": 3, "batch": 2}
     embedded = embed(source, Plan(encoding=encoding, **plan))
@@ -76,7 +76,7 @@ def test_encodings_of_other_doors_leave_embeddings_alone(
     assert (embedded.vectors.embeddings[same] == embedded.vectors.embeddings[0, 0]).all()
 
 
-def test_scale_multiplies_the_token_rows_and_not_the_positions(source: Source) -> None:
+def test_scale_multiplies_the_token_rows_and_not_the_positions(source: Corpus) -> None:
     plain, scaled = (embed(source, Plan(encoding="learned", scale=scale)).vectors.embeddings for scale in (None, 3.0))
     nope, nope_scaled = (embed(source, Plan(encoding="nope", scale=scale)).vectors.embeddings for scale in (None, 3.0))
     assert torch.equal(nope_scaled, 3 * nope)
@@ -85,7 +85,7 @@ def test_scale_multiplies_the_token_rows_and_not_the_positions(source: Source) -
 
 def test_a_text_shorter_than_a_window_is_filled_up_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("abc")
-    source = read_source([str(tmp_path / "short.txt")], tokenizer="bytes", usual_vocab_size=300)
+    source = read_corpus([str(tmp_path / "short.txt")], tokenizer="bytes", usual_vocab_size=300)
     embedded = embed(source, Plan(context=5))
     assert embedded.vectors.positions.tolist() == [[0, 1, -1, -1, -1]]
     assert embedded.vectors.targets.tolist() == [[98, 99, -100, -100, -100]]
@@ -96,7 +96,7 @@ def test_a_text_shorter_than_a_window_is_filled_up_and_says_so(tmp_path: Path) -
 def test_no_window_reaches_from_one_file_into_the_next(tmp_path: Path) -> None:
     for name, text in (("a", "aaaaa"), ("b", "bbbbbbb")):
         (tmp_path / name).write_text(text)
-    source = read_source([str(tmp_path / "a"), str(tmp_path / "b")], tokenizer="bytes", usual_vocab_size=300)
+    source = read_corpus([str(tmp_path / "a"), str(tmp_path / "b")], tokenizer="bytes", usual_vocab_size=300)
     vectors = embed(source, Plan(context=3, batch=None)).vectors
     for row, targets in zip(vectors.ids, vectors.targets, strict=True):
         real = targets >= 0
@@ -104,7 +104,7 @@ def test_no_window_reaches_from_one_file_into_the_next(tmp_path: Path) -> None:
     assert int((vectors.targets >= 0).sum()) == 4 + 6
 
 
-def test_a_seed_decides_the_tables_and_leaves_other_random_numbers_alone(source: Source) -> None:
+def test_a_seed_decides_the_tables_and_leaves_other_random_numbers_alone(source: Corpus) -> None:
     before = torch.random.get_rng_state()
     one, same, other = (embed(source, Plan(seed=seed)).vectors.embeddings for seed in (1, 1, 2))
     assert torch.equal(one, same)
@@ -112,7 +112,7 @@ def test_a_seed_decides_the_tables_and_leaves_other_random_numbers_alone(source:
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_the_file_holds_the_vectors_and_the_facts(source: Source, tmp_path: Path) -> None:
+def test_the_file_holds_the_vectors_and_the_facts(source: Corpus, tmp_path: Path) -> None:
     embedded = embed(source, Plan(context=6, batch=3))
     save_vectors(embedded, tmp_path / "x.safetensors")
     with safe_open(tmp_path / "x.safetensors", "pt") as file:
@@ -124,7 +124,7 @@ def test_the_file_holds_the_vectors_and_the_facts(source: Source, tmp_path: Path
     assert (facts["encoding"], facts["embeddings"], facts["seed"]) == ("learned", [3, 6, 256], 0)
 
 
-def test_a_failed_write_leaves_the_earlier_file(source: Source, tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_earlier_file(source: Corpus, tmp_path: Path) -> None:
     embedded: Embedded = embed(source, Plan())
     (tmp_path / "x.safetensors").write_text("earlier")
     object.__setattr__(embedded.vectors, "ids", embedded.vectors.ids.t())  # safetensors refuses what is not contiguous
@@ -135,7 +135,7 @@ def test_a_failed_write_leaves_the_earlier_file(source: Source, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["x.pt", "x", "x.safetensors.txt"])
-def test_another_suffix_than_safetensors_is_refused(source: Source, tmp_path: Path, name: str) -> None:
+def test_another_suffix_than_safetensors_is_refused(source: Corpus, tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match=r"name ending in \.safetensors"):
         save_vectors(embed(source, Plan()), tmp_path / name)
 
@@ -148,7 +148,7 @@ def test_sizes_that_do_not_work_are_errors(options: dict[str, object]) -> None:
         Plan(**options)
 
 
-def test_d_model_need_not_fit_the_heads_of_an_encoding_that_has_none(source: Source) -> None:
+def test_d_model_need_not_fit_the_heads_of_an_encoding_that_has_none(source: Corpus) -> None:
     assert embed(source, Plan(encoding="sinusoidal", d_model=7)).vectors.embeddings.shape == (8, 4, 7)
 
 
@@ -158,14 +158,14 @@ def test_an_unknown_encoding_gets_a_suggestion() -> None:
 
 
 def test_without_files_the_sample_text_and_a_tokenizer_trained_on_it_are_used() -> None:
-    source = read_source([], usual_vocab_size=300)
+    source = read_corpus([], usual_vocab_size=300)
     assert source.name == SAMPLE
     assert source.tokenizer.vocab_size == 300
     assert source.facts()["asked_vocab_size"] == 300
     assert source.documents == (0, len(source.ids))
 
 
-def test_the_facts_of_a_source_are_ready_for_json(source: Source) -> None:
+def test_the_facts_of_a_source_are_ready_for_json(source: Corpus) -> None:
     facts = json.loads(json.dumps(source.facts()))
     assert (facts["tokens"], facts["characters"], facts["tokenizer"]) == (len(TEXT), len(TEXT), "bytes")
     assert facts["asked_vocab_size"] is None
@@ -173,4 +173,4 @@ def test_the_facts_of_a_source_are_ready_for_json(source: Source) -> None:
 
 def test_a_tokenizer_and_a_vocabulary_size_exclude_each_other() -> None:
     with pytest.raises(InputError, match="one of the two"):
-        read_source([], tokenizer="bytes", vocab_size=300, usual_vocab_size=300)
+        read_corpus([], tokenizer="bytes", vocab_size=300, usual_vocab_size=300)

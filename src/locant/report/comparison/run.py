@@ -14,7 +14,7 @@ from locant.report.comparison.folder import ReportFolder
 from locant.report.comparison.losses import print_losses, record_line
 from locant.report.comparison.summary import summarise
 from locant.report.console import print_json, talk
-from locant.report.source import Source, read_source
+from locant.text.corpus import Corpus, read_corpus
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -43,7 +43,7 @@ def compare_files(
     Args:
         files: paths of texts; none for the sample text.
         options: those of `locant.lab.Settings`.
-        tokenizer, vocab_size, download: see `read_source`.
+        tokenizer, vocab_size, download: see `read_corpus`.
         folder: of the report.
         force: write into a folder that holds other things.
         as_json: print the results as JSON instead of tables.
@@ -52,7 +52,7 @@ def compare_files(
     if "minutes" in options and "num_steps" in options:
         raise InputError("got both steps and minutes", "one of the two")
     settings = Settings(**options)
-    source = read_source(
+    source = read_corpus(
         files, tokenizer=tokenizer, vocab_size=vocab_size, usual_vocab_size=VOCAB_SIZE, download=download
     )
     place = ReportFolder(folder, force=force)
@@ -67,7 +67,7 @@ def compare_files(
         sys.stdout.write(f"\nThe report: {place.page}\n")
 
 
-def _run(source: Source, settings: Settings, place: ReportFolder) -> dict[str, Any]:
+def _run(source: Corpus, settings: Settings, place: ReportFolder) -> dict[str, Any]:
     _announce(source, settings, place)
     so_far: dict[str, Any] = {}
     bar = _bar()
@@ -96,12 +96,12 @@ def _run(source: Source, settings: Settings, place: ReportFolder) -> dict[str, A
     return so_far
 
 
-def _with_text(results: Results, source: Source) -> dict[str, Any]:
+def _with_text(results: Results, source: Corpus) -> dict[str, Any]:
     plain = results.to_dict()
     return {**plain, "settings": {**plain["settings"], "text": source.facts()}}
 
 
-def _announce(source: Source, settings: Settings, place: ReportFolder) -> None:
+def _announce(source: Corpus, settings: Settings, place: ReportFolder) -> None:
     if place.replaces:
         talk(f"{place.path} holds an earlier report, which is replaced once the first result is in")
     vocabulary = f"a vocabulary of {source.tokenizer.vocab_size:,}"

@@ -25,8 +25,8 @@ from locant.positions import PositionEncoding, Positions
 from locant.positions.angles import Angles
 from locant.positions.catalog import ModelShape, find
 from locant.positions.documents import PADDING
-from locant.report.source import Source
 from locant.text import Windows
+from locant.text.corpus import Corpus
 
 __all__ = ["Embedded", "Flow", "Plan", "Token", "Vectors", "embed", "require_vectors_name", "save_vectors"]
 
@@ -138,7 +138,7 @@ class Embedded:
 
 
 @torch.no_grad()
-def embed(source: Source, plan: Plan) -> Embedded:
+def embed(source: Corpus, plan: Plan) -> Embedded:
     """Cut a text into windows, and turn the first of them (or all) into vectors."""
     windows = _windows(source, plan)
     count = len(windows) if plan.batch is None else min(plan.batch, len(windows))
@@ -174,7 +174,7 @@ def require_vectors_name(path: Path | str) -> None:
         raise InputError(f"got {str(path)!r}, expected a name ending in .safetensors", remedy)
 
 
-def _windows(source: Source, plan: Plan) -> Windows:
+def _windows(source: Corpus, plan: Plan) -> Windows:
     """No window reaches from one file into the next."""
     if len(source.documents) > 2:
         return Windows(source.ids, plan.context, plan.stride, mode="document", documents=source.documents)
@@ -182,7 +182,7 @@ def _windows(source: Source, plan: Plan) -> Windows:
 
 
 def _flow(
-    source: Source, plan: Plan, windows: Windows, embedding: InputEmbedding, vectors: Vectors, positions: Positions
+    source: Corpus, plan: Plan, windows: Windows, embedding: InputEmbedding, vectors: Vectors, positions: Positions
 ) -> Flow:
     ids, x = vectors.ids, vectors.embeddings
     entry = find(plan.encoding)
@@ -239,7 +239,7 @@ def _tables(embedding: InputEmbedding) -> list[Table]:
     ]
 
 
-def _first(source: Source, vectors: Vectors) -> list[Token]:
+def _first(source: Corpus, vectors: Vectors) -> list[Token]:
     """The first tokens of the first windows, in reading order."""
     places = [(row, column) for row, column in (vectors.positions >= 0).nonzero().tolist()][:NUM_FIRST]
     return [

@@ -9,7 +9,7 @@ from typing import Any
 from locant.report.console import print_json, talk
 from locant.report.embedding.flow import Plan, embed, require_vectors_name, save_vectors
 from locant.report.embedding.table import print_flow
-from locant.report.source import read_source
+from locant.text.corpus import read_corpus
 
 __all__ = ["embed_files"]
 
@@ -31,14 +31,14 @@ def embed_files(
     Args:
         files: paths of texts; none for the sample text.
         options: those of `Plan`.
-        tokenizer, vocab_size, download: see `read_source`.
+        tokenizer, vocab_size, download: see `read_corpus`.
         path: a .safetensors file; ``None`` to write nothing.
         as_json: print the facts as JSON.
     """
     plan = Plan(**options)
     if path is not None:
         require_vectors_name(path)
-    source = read_source(
+    source = read_corpus(
         files, tokenizer=tokenizer, vocab_size=vocab_size, usual_vocab_size=VOCAB_SIZE, download=download
     )
     embedded = embed(source, plan)

@@ -1,4 +1,4 @@
-"""The text at hand and its tokenizer: what `locant embed` and `locant compare` both begin with."""
+"""A text as token ids, with its tokenizer: what `locant embed` and `locant compare` begin with."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import numpy as np
 from jaxtyping import Int
 
 from locant.errors import InputError
-from locant.text import Tokenizer, read_texts, sample_text
+from locant.text.reading import read_texts, sample_text
+from locant.text.tokenizer import Tokenizer
 
-__all__ = ["Source", "read_source"]
+__all__ = ["Corpus", "read_corpus"]
 
 SAMPLE = "the sample text (Python's own documentation)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class Corpus:
     """A text, as ids.
 
     `documents` are the offsets in `ids` where each file begins, and the end. `asked_tokenizer` is ``None`` where the
@@ -51,14 +52,14 @@ class Source:
         }
 
 
-def read_source(
+def read_corpus(
     files: Sequence[str],
     *,
     tokenizer: str | None = None,
     vocab_size: int | None = None,
     usual_vocab_size: int,
     download: bool = False,
-) -> Source:
+) -> Corpus:
     """Read the files, or take the sample text where there are none, and encode them.
 
     Args:
@@ -75,7 +76,7 @@ def read_source(
     vocab_size = usual_vocab_size if vocab_size is None else vocab_size
     chosen = _tokenizer(texts, tokenizer, vocab_size, download)
     encoded = [np.asarray(chosen.encode(text)) for text in texts]
-    return Source(
+    return Corpus(
         name=", ".join("standard input" if name == "-" else name for name in files) or SAMPLE,
         files=tuple(files),
         characters=sum(map(len, texts)),
