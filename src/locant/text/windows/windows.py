@@ -23,7 +23,7 @@ from jaxtyping import Int, Integer
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from locant.arguments import flag, shown, whole
+from locant.arguments import flag, one_of, whole
 from locant.errors import InputError, RangeError
 from locant.text.store import TokenStore
 from locant.text.windows.collation import Batch, collate
@@ -233,9 +233,7 @@ def _array_of(indices: Sequence[SupportsIndex] | Tensor) -> np.ndarray:
 
 def _offsets(mode: Mode, documents: Any, source: Any, size: int) -> Int[np.ndarray, " offsets"]:
     """Where the documents begin, and the end; in flat mode everything is one document."""
-    if not isinstance(mode, str) or mode not in MODES:
-        raise InputError(f"got mode={shown(mode)}, expected 'flat', 'document' or 'packed'", "mode='flat'")
-    if mode == "flat":
+    if one_of("mode", mode, MODES) == "flat":
         if documents is not None:
             raise InputError("got documents in flat mode, which looks at no boundary", "mode='document'")
         return np.array([0, size])
