@@ -16,7 +16,9 @@ from typing import Any
 
 from locant.errors import RangeError, ShapeError
 
-__all__ = ["MAX_INT32", "MAX_WIDTH", "Real", "entries", "flag", "one_of", "real", "shape_error", "shown", "whole"]
+__all__ = [
+    "MAX_INT32", "MAX_WIDTH", "Real", "entries", "flag", "one_of", "real", "scale_of", "shape_error", "shown", "whole",
+]  # fmt: skip
 
 Real = float | int
 """An int is as good as a float, but not to those who check types while the tests run."""
@@ -72,6 +74,11 @@ def real(
         limits = " and ".join(f"{word} {end:g}" for word, end in ends.items() if abs(end) < FINITE)
         raise RangeError(f"got {shown(value)} for {name}, expected a finite number {limits}".rstrip(), remedy)
     return number
+
+
+def scale_of(scale: Any, usual: float) -> Real:
+    """What the products of queries and keys are multiplied with, and the usual where nothing is said."""
+    return usual if scale is None else real("scale", scale, remedy=f"scale=None, which is {usual:g} here")
 
 
 def flag(name: str, value: Any) -> bool:

@@ -138,10 +138,11 @@ def test_integers_of_every_kind_are_windows(backend: str, window: Any) -> None:
     assert torch.equal(WHERE.mask(window=window), WHERE.mask(window=3))
 
 
+@pytest.mark.parametrize("odd", ["no", 0, 1, None], ids=repr)
 @pytest.mark.parametrize("name", ["causal", "return_weights"])
-def test_a_text_is_no_truth_value(name: str) -> None:
-    with refuses(LocantError, f"for {name}"):
-        attend(X, X, X, positions=WHERE, **{name: "no"})  # type: ignore[call-overload]
+def test_a_flag_is_true_or_false(name: str, odd: Any) -> None:
+    with refuses(RangeError, f"for {name}", "True or False"):
+        attend(X, X, X, positions=WHERE, **{name: odd})
 
 
 # ---------------------------------------------------------------------- FlexAttention

@@ -12,8 +12,8 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 # From the ground up. "locant" is the package's own door: what stands above may come in through it, what stands
 # below it is what it opens on.
 ROOMS = (
-    "_version", "errors", "arguments", "files", "registry", "kernels", "positions", "scaling", "text", "embedding",
-    "attention", "parallel", "checkpoints",
+    "_version", "errors", "arguments", "files", "registry", "kernels", "tensors", "positions", "scaling", "text",
+    "embedding", "attention", "parallel", "checkpoints",
     "locant", "lab", "figures", "report", "cli", "__main__",
 )  # fmt: skip
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.masked import MaskedTensor
 
-from locant.arguments import Real, real, shown
+from locant.arguments import Real, real, scale_of, shown
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import PositionEncoding
-from locant.positions.checks import scale_of
+from locant.tensors import require_tensor
 
 __all__ = ["DTYPES", "dropout_of", "factor_of", "require_encoding", "require_tensors"]
 
@@ -29,8 +29,7 @@ DENSE = {
 def require_tensors(q: Any, k: Any, v: Any) -> None:
     """Raise unless these are queries, keys and values that belong together."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
-            raise ShapeError(f"got {name} of type {type(x).__name__}, expected a tensor", "torch.as_tensor(...)")
+        require_tensor(name, x)
         if (kind := _unusual(x)) is not None:
             raise ShapeError(f"got {name} as a {kind} tensor, expected a dense one", DENSE.get(kind, "x.to_dense()"))
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"

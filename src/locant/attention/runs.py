@@ -15,8 +15,8 @@ from torch import Tensor
 from locant.attention.distance import distance_attention
 from locant.attention.visibility import seen_distances
 from locant.positions import Positions
-from locant.positions.checks import readable
 from locant.positions.documents import PADDING
+from locant.tensors import readable
 
 __all__ = ["Run", "attend_by_runs", "longest_run", "runs_of"]
 

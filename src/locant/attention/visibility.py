@@ -8,7 +8,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from locant.positions import Positions
-from locant.positions.checks import readable
+from locant.tensors import readable
 
 __all__ = ["Visibility", "seen_distances", "seen_keys", "steps_ahead", "visibility"]
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from locant.errors import RangeError, ShapeError
 from locant.kernels.input_embedding import look_up
-from locant.positions.checks import has_values
+from locant.tensors import has_values
 
 __all__ = ["Table", "WholeTable", "require_ids"]
 

@@ -1,4 +1,4 @@
-"""What constructors of positions accept, checked where it comes in."""
+"""What the constructors of `Positions` accept, checked where it comes in."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
-from locant.arguments import MAX_INT32, Real, entries, real, shown, whole
+from locant.arguments import MAX_INT32, entries, shown, whole
 from locant.errors import LocantError, RangeError, ShapeError
-from locant.kernels.transforms import is_batched
+from locant.tensors import readable
 
-__all__ = [
-    "bounds", "has_values", "index_bound", "integers", "known_device", "padding_mask",
-    "readable", "require_arithmetic", "rows_of", "scale_of", "tokens",
-]  # fmt: skip
+__all__ = ["index_bound", "integers", "known_device", "padding_mask", "rows_of", "tokens"]
 
 
 # ---------------------------------------------------------------------- one value
@@ -33,11 +29,6 @@ def index_bound(value: Any) -> int | None:
     if value is None:
         return None
     return whole("max_index", value, -MAX_INT32, remedy="a bound of 2**31 - 1 or less, or None")
-
-
-def scale_of(scale: Any, usual: float) -> Real:
-    """What products are multiplied with, and the usual where nothing is said."""
-    return usual if scale is None else real("scale", scale, remedy=f"scale=None, which is {usual:g} here")
 
 
 def known_device(value: Any) -> torch.device | None:
@@ -75,36 +66,6 @@ def integers(name: str, value: object, device: torch.device | str | None = None)
     if tensor.dtype == torch.uint64 and readable(tensor) and bool((tensor.long() < 0).any()):
         raise RangeError(f"got {name} of 2**63 or more, expected {MAX_INT32} at most", "counting from 0")
     return tensor.long()
-
-
-def bounds(index: Tensor) -> tuple[int | None, int | None]:
-    """Smallest and largest index, where the host can read them."""
-    if not readable(index):
-        return None, None
-    if index.numel() == 0:
-        return 0, 0
-    low, high = torch.aminmax(index)
-    return int(low), int(high)
-
-
-def readable(tensor: Tensor) -> bool:
-    """Whether the host can look at the values without waiting for a device, and without fixing them in a graph."""
-    return tensor.device.type == "cpu" and has_values(tensor)
-
-
-def has_values(tensor: Tensor) -> bool:
-    """Whether there are any to look at; graphs, samples of vmap, meta and fake tensors have only a shape."""
-    shape_only = tensor.device.type == "meta" or isinstance(tensor, FakeTensor)
-    return not (torch.compiler.is_compiling() or shape_only or is_batched(tensor))
-
-
-def require_arithmetic(name: str, x: object) -> None:
-    """Raise unless this is a tensor that torch can add and multiply; of 8 bits it can only be converted."""
-    if not isinstance(x, Tensor):
-        raise ShapeError(f"got {name} of type {type(x).__name__}, expected a tensor", f"torch.tensor({name})")
-    if not x.is_floating_point() or x.dtype.itemsize < 2:
-        expected = "expected floating-point numbers of 16 bits or more"
-        raise ShapeError(f"got {name} of dtype {x.dtype}, {expected}", f"{name}.float()")
 
 
 def padding_mask(value: object) -> Bool[Tensor, "batch seq"]:

@@ -6,10 +6,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from locant.arguments import MAX_WIDTH, whole
+from locant.arguments import MAX_WIDTH, scale_of, whole
 from locant.errors import ShapeError
 from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
-from locant.positions.checks import scale_of
 from locant.positions.exact_dot import exact_dot
 from locant.positions.heads import for_query_heads
 from locant.positions.positions import Positions

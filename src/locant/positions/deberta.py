@@ -10,10 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.arguments import MAX_WIDTH, entries, flag, shown, whole
+from locant.arguments import MAX_WIDTH, entries, flag, scale_of, shown, whole
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
-from locant.positions.checks import scale_of
 from locant.positions.constant import Constant
 from locant.positions.distance import MAX_DISTANCE, distances
 from locant.positions.exact_dot import exact_dot

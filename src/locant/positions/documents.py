@@ -11,7 +11,7 @@ from torch import Tensor
 
 from locant.arguments import MAX_INT32
 from locant.errors import RangeError, ShapeError
-from locant.positions.checks import bounds
+from locant.tensors import bounds
 
 __all__ = ["PADDING", "pack", "require_documents", "shard_slots"]
 

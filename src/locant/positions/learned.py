@@ -12,8 +12,8 @@ from locant.arguments import MAX_WIDTH, real, whole
 from locant.errors import LocantError, ShapeError
 from locant.kernels.input_embedding import look_up
 from locant.positions.base import PositionEncoding
-from locant.positions.checks import require_arithmetic
 from locant.positions.positions import Positions, require_positions
+from locant.tensors import require_arithmetic
 
 __all__ = ["Learned", "ResizeMethod"]
 

@@ -30,19 +30,17 @@ from torch.utils import _pytree as pytree
 from locant.arguments import entries, flag, whole
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions.checks import (
-    bounds,
-    has_values,
     index_bound,
     integers,
     known_device,
     padding_mask,
-    readable,
     rows_of,
     tokens,
 )
 from locant.positions.documents import PADDING, pack, require_documents, shard_slots
 from locant.positions.joining import joined
 from locant.positions.masks import MaskMod, may_see, require_window, same_document
+from locant.tensors import bounds, has_values, readable
 
 __all__ = ["MAX_INDEX", "Positions", "require_positions"]
 

@@ -16,11 +16,11 @@ from locant.kernels.rotary import Layout, Tables, is_transformed, require_writab
 from locant.kernels.rotary.reference import cos_sin
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import PositionEncoding
-from locant.positions.checks import has_values, require_arithmetic
 from locant.positions.constant import Constant
 from locant.positions.frequencies import base_of, width_of
 from locant.positions.positions import MAX_INDEX, Positions, require_positions
 from locant.positions.scaling import Scaling, Unscaled
+from locant.tensors import has_values, require_arithmetic
 
 __all__ = ["Rotary"]
 

@@ -6,10 +6,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from locant.arguments import MAX_WIDTH, flag, whole
+from locant.arguments import MAX_WIDTH, flag, scale_of, whole
 from locant.errors import ShapeError
 from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
-from locant.positions.checks import scale_of, tokens
 from locant.positions.distance import distances
 from locant.positions.exact_dot import exact_dot
 from locant.positions.heads import for_query_heads
@@ -58,8 +57,10 @@ class Shaw(PositionEncoding):
     ) -> None:
         super().__init__()
         self.head_dim = whole("head_dim", head_dim, 1, MAX_WIDTH, remedy="the width of a head")
-        self.max_distance = tokens("max_distance", max_distance)
-        self.max_later = self.max_distance if max_later is None else tokens("max_later", max_later)
+        self.max_distance = whole("max_distance", max_distance, 0, remedy="a number of tokens")
+        self.max_later = (
+            self.max_distance if max_later is None else whole("max_later", max_later, 0, remedy="a number of tokens")
+        )
         self.key_term = flag("key_term", key_term)
         self.scale = scale_of(scale, self.head_dim**-0.5)
         self.weight = nn.Parameter(torch.empty(self.max_distance + 1 + self.max_later, self.head_dim))

@@ -9,9 +9,9 @@ from torch import Tensor
 from locant.errors import ShapeError
 from locant.positions.angles import Angles
 from locant.positions.base import PositionEncoding
-from locant.positions.checks import require_arithmetic
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.positions import Positions, require_positions
+from locant.tensors import require_arithmetic
 
 __all__ = ["Sinusoidal"]
 

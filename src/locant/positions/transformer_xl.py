@@ -6,11 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from locant.arguments import MAX_WIDTH, whole
+from locant.arguments import MAX_WIDTH, scale_of, whole
 from locant.errors import ShapeError
 from locant.positions.angles import Angles
 from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
-from locant.positions.checks import scale_of
 from locant.positions.exact_dot import exact_dot
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.heads import Heads, for_query_heads

@@ -1,0 +1,53 @@
+"""Questions about any tensor: can its values be read, what are their bounds, can torch compute with it.
+
+Graphs that are compiled, samples of `torch.func.vmap`, fake tensors and those on the meta device have a shape and no
+values; on an accelerator, reading a value waits for the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from locant.errors import ShapeError
+from locant.kernels.transforms import is_batched
+
+__all__ = ["bounds", "has_values", "readable", "require_arithmetic", "require_tensor"]
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether there are any to look at."""
+    shape_only = tensor.device.type == "meta" or isinstance(tensor, FakeTensor)
+    return not (torch.compiler.is_compiling() or shape_only or is_batched(tensor))
+
+
+def readable(tensor: Tensor) -> bool:
+    """Whether the host can look at the values without waiting for a device, and without fixing them in a graph."""
+    return tensor.device.type == "cpu" and has_values(tensor)
+
+
+def bounds(tensor: Tensor) -> tuple[int | None, int | None]:
+    """Smallest and largest of integers, where the host can read them; 0 and 0 of none."""
+    if not readable(tensor):
+        return None, None
+    if tensor.numel() == 0:
+        return 0, 0
+    low, high = torch.aminmax(tensor)
+    return int(low), int(high)
+
+
+def require_tensor(name: str, x: Any) -> None:
+    """Raise unless this is a tensor: arrays and lists have methods of the same names that mean something else."""
+    if not isinstance(x, Tensor):
+        raise ShapeError(f"got {name} of type {type(x).__name__}, expected a tensor", f"torch.as_tensor({name})")
+
+
+def require_arithmetic(name: str, x: Any) -> None:
+    """Raise unless this is a tensor that torch can add and multiply; of 8 bits it can only be converted."""
+    require_tensor(name, x)
+    if not x.is_floating_point() or x.dtype.itemsize < 2:
+        expected = "expected floating-point numbers of 16 bits or more"
+        raise ShapeError(f"got {name} of dtype {x.dtype}, {expected}", f"{name}.float()")
