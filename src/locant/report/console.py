@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["BEST", "QUIET", "json_text", "out", "print_json", "show", "table", "talk"]
+__all__ = ["BEST", "QUIET", "counted", "json_text", "out", "print_json", "show", "table", "talk"]
 
 FLAT = 2
 """Brackets within brackets that stay on one line."""
@@ -50,6 +50,15 @@ def show(console: Console, what: Table | str = "") -> None:
     with console.capture() as captured:
         console.print(what)
     console.file.write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A count with its noun, for people; `plural` where it is not the noun with an s.
+
+    >>> counted(1, "shard"), counted(1200, "shard"), counted(0, "entry", "entries")
+    ('1 shard', '1,200 shards', '0 entries')
+    """
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def talk(line: str) -> None:

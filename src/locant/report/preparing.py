@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from locant.errors import InputError
-from locant.report.console import print_json, talk
+from locant.report.console import counted, print_json, talk
 from locant.text import Tokenizer
 from locant.text.prepare import estimate, finalize, prepare
 from locant.text.store import TokenStore
@@ -66,8 +66,8 @@ def show_estimate(
         return
     about = "" if found.exact else "about "
     _print(
-        f"{_count(found.files, 'file')} of {found.bytes:,} bytes: {about}{_count(found.documents, 'document')}, "
-        f"{about}{_count(found.tokens, 'token')}, {about}{found.store_bytes:,} bytes in the store"
+        f"{counted(found.files, 'file')} of {found.bytes:,} bytes: {about}{counted(found.documents, 'document')}, "
+        f"{about}{counted(found.tokens, 'token')}, {about}{found.store_bytes:,} bytes in the store"
     )
 
 
@@ -115,13 +115,9 @@ def _say_store(store: TokenStore, *, as_json: bool) -> None:
         print_json(facts)
         return
     _print(
-        f"{store.path}: {_count(tokens, 'token')} in {_count(documents, 'document')}, {_count(shards, 'shard')}, "
+        f"{store.path}: {counted(tokens, 'token')} in {counted(documents, 'document')}, {counted(shards, 'shard')}, "
         f"{store.dtype.name}, {facts['bytes']:,} bytes"
     )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def _print(line: str) -> None:

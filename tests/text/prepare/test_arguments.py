@@ -24,13 +24,13 @@ NUMBERS: list[dict[str, Any]] = [
     {"task": 0.5, "num_tasks": 2},
     {"task": 0, "num_tasks": 10**12},
     {"task": 2, "num_tasks": 2},
+    *({"resume": odd} for odd in ("no", None, 1, [])),
 ]
 OTHERS: list[dict[str, Any]] = [
     *({"separator": text} for text in (5, b"x", "", "\ud800")),
     *({"field": field} for field in (5, "")),
     *({"tokenizer": tokenizer} for tokenizer in (5, b"x", [])),
     {"append_end_of_text": "yes"},
-    *({"resume": odd} for odd in ("no", None, 1, [])),
     *({"ray": address} for address in (5, b"local", "")),
     {"progress": 5},
 ]
