@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from locant.embedding.flow import Plan, embed
 from locant.positions.catalog import CATALOG
 from locant.report.comparison.losses import print_losses, record_line
 from locant.report.comparison.summary import summarise
 from locant.report.console import json_text, out
-from locant.report.embedding.flow import Plan, embed
-from locant.report.embedding.table import print_flow
+from locant.report.embedding import print_flow
 from locant.report.listing import catalog_facts, print_catalog
 from locant.text.corpus import read_corpus
 from tests.report.comparison.fabricated import THE_FIELD, results
@@ -26,7 +26,10 @@ WIDTHS = (60, 80, 160)
 def flow(text: str = "cat :smile: [bold]x[/bold] sat\n", **options: object) -> None:
     path = Path("text.txt")
     path.write_text(text)
-    print_flow(embed(read_corpus([str(path)], tokenizer="bytes", usual_vocab_size=300), Plan(**options)).flow)
+    usual = {"encoding": "learned", "d_model": 256, "num_heads": 4, "context": 4, "batch": 8, "seed": 0}
+    print_flow(
+        embed(read_corpus([str(path)], tokenizer="bytes", usual_vocab_size=300), Plan(**{**usual, **options})).flow
+    )
 
 
 PRINTED: dict[str, Callable[[], None]] = {

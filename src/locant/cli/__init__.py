@@ -11,7 +11,7 @@ from locant.cli.options import show_version
 __all__ = ["main"]
 
 VERBS = {
-    "embed": "Turn text into ids, windows and embeddings, and show what flowed.",
+    "embed": "Turn text into ids, windows and embeddings, and show each step.",
     "compare": "Train every encoding at a short length, and read at longer ones.",
     "explain": "Say what a model does about position, in words and numbers.",
     "extend": "Write the configuration of a model for a longer context.",

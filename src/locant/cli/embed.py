@@ -7,32 +7,29 @@ from typing import Any
 
 import click
 
-from locant.cli.options import Factor, as_json, files, only_given, output, tokenizer_options
+from locant.cli.options import Factor, as_json, files, output, tokenizer_options
 
 __all__ = ["verb"]
 
+COUNT = click.IntRange(min=1)
+LENGTH = click.IntRange(min=1, max=2**31 - 1)
+VOCAB_SIZE = 4_096
+"""Of the tokenizer that is trained on the text, where neither is given."""
 
-@click.command("embed")
+
+@click.command("embed", context_settings={"show_default": True})
 @files
 @tokenizer_options
-@click.option("--encoding", help="A name from `locant list`. Default: learned.")
-@click.option("--d-model", type=click.IntRange(min=1), help="Width of the embeddings. Default: 256.")
-@click.option("--num-heads", type=click.IntRange(min=1), help="Heads, for encodings that act on them. Default: 4.")
-@click.option("--context", type=click.IntRange(min=1, max=2**31 - 1), help="Tokens per window. Default: 4.")
-@click.option(
-    "--stride",
-    type=click.IntRange(min=1, max=2**31 - 1),
-    help="From one window's start to the next. Default: the context.",
-)
-@click.option(
-    "--batch",
-    type=click.IntRange(min=1),
-    help="How many windows, from the first on, are embedded and written. Default: 8.",
-)
+@click.option("--encoding", default="learned", help="A name from `locant list`.")
+@click.option("--d-model", type=COUNT, default=256, help="Width of the embeddings.")
+@click.option("--num-heads", type=COUNT, default=4, help="Heads, for encodings that act on them.")
+@click.option("--context", type=LENGTH, default=4, help="Tokens per window.")
+@click.option("--stride", type=LENGTH, show_default="the context", help="From one window's start to the next.")
+@click.option("--batch", type=COUNT, default=8, help="How many windows, from the first on, are embedded and written.")
 @click.option(
     "--all", "everything", is_flag=True, help="Embed and write all windows instead: 4 bytes times tokens times d_model."
 )
-@click.option("--seed", type=click.IntRange(min=0, max=2**63 - 1), help="Of the random tables. Default: 0.")
+@click.option("--seed", type=click.IntRange(min=0, max=2**63 - 1), default=0, help="Of the random tables.")
 @click.option(
     "--scale", type=Factor(), help="Factor on the token rows: a number, sqrt_d_model or sqrt_d_model_rounded."
 )
@@ -40,22 +37,38 @@ __all__ = ["verb"]
 @as_json
 def verb(
     files: tuple[str, ...],
+    output: Path | None,
+    batch: int,
+    everything: bool,
+    as_json: bool,
     tokenizer: str | None,
     vocab_size: int | None,
     download: bool,
-    output: Path | None,
-    everything: bool,
-    as_json: bool,
     **options: Any,
 ) -> None:
-    """Turn text into ids, windows and embeddings, and show what flowed.
+    """Turn text into ids, windows and embeddings, and show each step.
 
     Without a FILE the text is the documentation that ships inside Python; - is standard input.
-    The tables are random, as before training.
-    """
-    from locant.report.embedding.run import embed_files
+    All of a text is embedded; the last window is padded. The tables are random, as before training.
 
-    embed_files(
-        files, {**only_given(options), **({"batch": None} if everything else {})},
-        tokenizer=tokenizer, vocab_size=vocab_size, download=download, path=output, as_json=as_json,
-    )  # fmt: skip
+    In the file, the target of a text's last token is -100; in padding, targets are -100, positions -1 and ids 0.
+    """
+    from locant.embedding.flow import Plan, embed, require_vectors_name, save_vectors
+    from locant.report.console import print_json, talk
+    from locant.report.embedding import print_flow
+    from locant.text.corpus import read_corpus
+
+    plan = Plan(batch=None if everything else batch, **options)
+    if output is not None:
+        require_vectors_name(output)
+    corpus = read_corpus(
+        files, tokenizer=tokenizer, vocab_size=vocab_size, usual_vocab_size=VOCAB_SIZE, download=download
+    )
+    embedded = embed(corpus, plan)
+    if output is not None:
+        save_vectors(embedded, output)
+        talk(f"wrote {output}: ids, targets, positions and embeddings of {embedded.flow.embedded_windows:,} windows")
+    if as_json:
+        print_json({**embedded.flow.to_dict(), "file": None if output is None else str(output)})
+    else:
+        print_flow(embedded.flow)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from locant.embedding.flow import Flow
 from locant.report.console import QUIET, out, show, table
-from locant.report.embedding.flow import Flow
 
 if TYPE_CHECKING:
     from rich.table import Table

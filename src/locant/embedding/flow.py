@@ -1,7 +1,7 @@
-"""What flows from text to embeddings: the ids, windows and vectors of a text, and the facts about every stage.
+"""From a text to its embeddings: ids, windows and vectors, and the facts about every stage.
 
-Nothing is trained: the tables hold the random numbers a model would start with, so the vectors show what is added to
-what, in which shape, not what words mean.
+Every token is embedded, also the last one, which no token follows. Nothing is trained: the tables hold the random
+numbers that a model would start with, so the vectors show what is added to what, and in which shape.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from locant.embedding import InputEmbedding, table_sizes
+from locant.embedding.footprint import table_sizes
+from locant.embedding.input import InputEmbedding
 from locant.embedding.token import Scale
 from locant.errors import InputError, RangeError
 from locant.files import replacing
@@ -25,7 +27,7 @@ from locant.positions import PositionEncoding, Positions
 from locant.positions.angles import Angles
 from locant.positions.catalog import ModelShape, find
 from locant.positions.documents import PADDING
-from locant.text import Windows
+from locant.text import IGNORED_TARGET, Windows
 from locant.text.corpus import Corpus
 
 __all__ = ["Embedded", "Flow", "Plan", "Token", "Vectors", "embed", "require_vectors_name", "save_vectors"]
@@ -36,25 +38,18 @@ NUM_VALUES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to do with a text. `batch` windows are embedded; ``None`` for all there are."""
+    """How to cut and embed a text; `batch` is the number of windows that are embedded, ``None`` for all."""
 
-    encoding: str = "learned"
-    d_model: int = 256
-    num_heads: int = 4
-    context: int = 4
+    encoding: str
+    d_model: int
+    num_heads: int
+    context: int
     stride: int | None = None
-    batch: int | None = 8
-    seed: int = 0
+    batch: int | None
+    seed: int
     scale: Scale | None = None
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "num_heads", "context"):
-            if getattr(self, name) < 1:
-                raise RangeError(
-                    f"got {name}={getattr(self, name)}, expected 1 or more", f"{name}={getattr(Plan, name)}"
-                )
-        if self.batch is not None and self.batch < 1:
-            raise RangeError(f"got batch={self.batch}, expected 1 or more", f"batch={Plan.batch}")
         by_head = {"head_dim", "num_heads"} & {*find(self.encoding).sizes}
         if by_head and self.d_model % self.num_heads:
             nearest = max(1, self.d_model // self.num_heads) * self.num_heads
@@ -121,7 +116,11 @@ class Flow:
 
 @dataclass(frozen=True, kw_only=True)
 class Vectors:
-    """What is written to a file. `targets` are -100, and `positions` -1, where a window is filled up."""
+    """What is written to a file.
+
+    `targets` are the ids that follow; -100 where none does, at the end of a text. Where a window is filled up,
+    `targets` are -100, `positions` -1 and `ids` 0.
+    """
 
     ids: Int[Tensor, "windows context"]
     targets: Int[Tensor, "windows context"]
@@ -138,22 +137,24 @@ class Embedded:
 
 
 @torch.no_grad()
-def embed(source: Corpus, plan: Plan) -> Embedded:
-    """Cut a text into windows, and turn the first of them (or all) into vectors."""
-    windows = _windows(source, plan)
+def embed(corpus: Corpus, plan: Plan) -> Embedded:
+    """Cut a text into windows, and embed the first of them, or all."""
+    end = corpus.tokenizer.vocab_size  # an id that no token has: the target of a text's last token
+    windows = _windows(corpus, plan, end)
     count = len(windows) if plan.batch is None else min(plan.batch, len(windows))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(plan.seed)
         encoding = find(plan.encoding).for_model(plan.shape)
-        embedding = InputEmbedding(
-            source.tokenizer.vocab_size, plan.d_model, encoding=encoding, scale=plan.scale
-        ).eval()
-    batch = windows.__getitems__(list(range(count)))
-    ids, positions = batch["ids"], batch["positions"]
-    x = embedding(ids, positions)
-    place = torch.where(positions.document == PADDING, -1, positions.index).expand_as(ids).contiguous()
-    vectors = Vectors(ids=ids, targets=batch["targets"], positions=place, embeddings=x)
-    return Embedded(flow=_flow(source, plan, windows, embedding, vectors, positions), vectors=vectors)
+        embedding = InputEmbedding(end, plan.d_model, encoding=encoding, scale=plan.scale).eval()
+    batch = windows.__getitems__(range(count))
+    ids, targets, positions = batch["ids"], batch["targets"], batch["positions"]
+    vectors = Vectors(
+        ids=ids,
+        targets=targets.masked_fill(targets == end, IGNORED_TARGET),
+        positions=torch.where(positions.document == PADDING, -1, positions.index).expand_as(ids).contiguous(),
+        embeddings=embedding(ids, positions),
+    )
+    return Embedded(flow=_flow(corpus, plan, windows, embedding, vectors, positions), vectors=vectors)
 
 
 def save_vectors(embedded: Embedded, path: Path | str) -> None:
@@ -174,25 +175,26 @@ def require_vectors_name(path: Path | str) -> None:
         raise InputError(f"got {str(path)!r}, expected a name ending in .safetensors", remedy)
 
 
-def _windows(source: Corpus, plan: Plan) -> Windows:
-    """No window reaches from one file into the next."""
-    if len(source.documents) > 2:
-        return Windows(source.ids, plan.context, plan.stride, mode="document", documents=source.documents)
-    return Windows(source.ids, plan.context, plan.stride)
+def _windows(corpus: Corpus, plan: Plan, end: int) -> Windows:
+    """Windows of which none reaches from one file into the next, and in which every token is followed by another."""
+    offsets = np.array(corpus.documents)
+    ids = np.insert(corpus.ids.astype(np.int64), offsets[1:], end)
+    documents = offsets + np.arange(len(offsets))
+    return Windows(ids, plan.context, plan.stride, mode="document", documents=documents)
 
 
 def _flow(
-    source: Corpus, plan: Plan, windows: Windows, embedding: InputEmbedding, vectors: Vectors, positions: Positions
+    corpus: Corpus, plan: Plan, windows: Windows, embedding: InputEmbedding, vectors: Vectors, positions: Positions
 ) -> Flow:
     ids, x = vectors.ids, vectors.embeddings
     entry = find(plan.encoding)
     adds = tuple(x.shape) if positions.batch > 1 else tuple(x.shape[1:])
     return Flow(
-        source=source.name,
-        characters=source.characters,
-        tokens=len(source.ids),
-        vocab_size=source.tokenizer.vocab_size,
-        fingerprint=source.tokenizer.fingerprint,
+        source=corpus.name,
+        characters=corpus.characters,
+        tokens=len(corpus.ids),
+        vocab_size=corpus.tokenizer.vocab_size,
+        fingerprint=corpus.tokenizer.fingerprint,
         encoding=plan.encoding,
         doors=entry.doors,
         windows=len(windows),
@@ -207,7 +209,7 @@ def _flow(
         cos_sin=_cos_sin_shape(embedding.encoding, plan.context),
         bias=_bias_shape(embedding.encoding, plan.shape),
         tables=tuple(_tables(embedding)),
-        first=tuple(_first(source, vectors)),
+        first=tuple(_first(corpus, vectors)),
         seed=plan.seed,
     )
 
@@ -239,12 +241,12 @@ def _tables(embedding: InputEmbedding) -> list[Table]:
     ]
 
 
-def _first(source: Corpus, vectors: Vectors) -> list[Token]:
+def _first(corpus: Corpus, vectors: Vectors) -> list[Token]:
     """The first tokens of the first windows, in reading order."""
     places = [(row, column) for row, column in (vectors.positions >= 0).nonzero().tolist()][:NUM_FIRST]
     return [
         Token(
-            text=source.tokenizer.token(int(vectors.ids[place])),
+            text=corpus.tokenizer.token(int(vectors.ids[place])),
             id=int(vectors.ids[place]),
             position=int(vectors.positions[place]),
             values=tuple(vectors.embeddings[place][:NUM_VALUES].tolist()),

@@ -1,4 +1,4 @@
-"""What `locant embed` shows and writes is what the rooms below it hold."""
+"""What `locant embed` shows and writes: every token of a text, embedded."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from locant.embedding.flow import Embedded, Plan, embed, save_vectors
 from locant.errors import InputError, LocantError, RangeError
-from locant.report.embedding.flow import Embedded, Plan, embed, save_vectors
-from locant.report.embedding.table import shapes
+from locant.report.embedding import shapes
 from locant.text.corpus import SAMPLE, Corpus, read_corpus
+from tests.refusal import refuses
 from tests.tolerances import ANGLE
 
 TEXT = "the cat sat on the mat; the rat sat on the cat. " * 7
+
+
+def plan(**changes: object) -> Plan:
+    """The command line's usual plan, with these changes."""
+    usual = {"encoding": "learned", "d_model": 256, "num_heads": 4, "context": 4, "batch": 8, "seed": 0}
+    return Plan(**{**usual, **changes})
 
 
 @pytest.fixture
@@ -26,7 +33,7 @@ def source(tmp_path: Path) -> Corpus:
 
 
 def test_the_worked_example_has_the_shapes_of_the_field(source: Corpus) -> None:
-    flow = embed(source, Plan(d_model=256, context=4, batch=8, encoding="learned")).flow
+    flow = embed(source, plan(d_model=256, context=4, batch=8, encoding="learned")).flow
     assert shapes(flow) == "[8,4] → [8,4,256] + [4,256] → [8,4,256]"
     assert {table.name: (table.shape, table.parameters) for table in flow.tables} == {
         "token": ((257, 256), 257 * 256),
@@ -36,15 +43,31 @@ def test_the_worked_example_has_the_shapes_of_the_field(source: Corpus) -> None:
 
 
 def test_windows_are_the_text_and_targets_the_token_after_each(source: Corpus) -> None:
-    vectors = embed(source, Plan(context=5, batch=None)).vectors
+    vectors = embed(source, plan(context=5, batch=None)).vectors
     ids, targets = list(TEXT.encode()), [*TEXT.encode()[1:]]
-    assert vectors.ids.flatten()[: len(targets)].tolist() == ids[:-1]
-    assert vectors.targets.flatten()[: len(targets)].tolist() == targets
+    assert vectors.ids.flatten()[: len(ids)].tolist() == ids
+    assert vectors.targets.flatten()[: len(ids)].tolist() == [*targets, -100]
     assert vectors.positions[0].tolist() == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("stride", [1, 2, 3, 5])
+@pytest.mark.parametrize("size", [1, 2, 4, 5, 6, 10, 11])
+def test_every_token_is_embedded_also_the_last(tmp_path: Path, size: int, stride: int) -> None:
+    (tmp_path / "x").write_bytes(bytes(range(65, 65 + size)))
+    corpus = read_corpus([str(tmp_path / "x")], tokenizer="bytes", usual_vocab_size=300)
+    vectors = embed(corpus, plan(context=5, stride=stride, batch=None)).vectors
+    seen, following = [], {}
+    for row in zip(vectors.ids, vectors.targets, vectors.positions, strict=True):
+        real = row[2] >= 0
+        seen += row[0][real].tolist()
+        following |= dict(zip(row[0][real].tolist(), row[1][real].tolist(), strict=True))
+    assert {*seen} == {*range(65, 65 + size)}
+    assert following == {**{one: one + 1 for one in range(65, 64 + size)}, 64 + size: -100}
+    assert stride < 5 or len(seen) == size
+
+
 def test_equal_tokens_differ_by_the_positions_of_the_paper(source: Corpus) -> None:
-    vectors = embed(source, Plan(context=48, batch=1, d_model=6, encoding="sinusoidal")).vectors
+    vectors = embed(source, plan(context=48, batch=1, d_model=6, encoding="sinusoidal")).vectors
     first, second = 0, TEXT.index("the mat")  # two times the letter t
     pairs = np.repeat(np.arange(3), 2)
     angle = np.array([[first], [second]]) / 10_000.0 ** (2 * pairs / 6)
@@ -68,8 +91,7 @@ def test_equal_tokens_differ_by_the_positions_of_the_paper(source: Corpus) -> No
 def test_encodings_of_other_doors_leave_embeddings_alone(
     source: Corpus, encoding: str, cos_sin: tuple[int, ...] | None, bias: tuple[int, ...] | None
 ) -> None:
-    plan = {"context": 12, "d_model": 24, "num_heads": 3, "batch": 2}
-    embedded = embed(source, Plan(encoding=encoding, **plan))
+    embedded = embed(source, plan(encoding=encoding, context=12, d_model=24, num_heads=3, batch=2))
     assert (embedded.flow.cos_sin, embedded.flow.bias, embedded.flow.position_vectors) == (cos_sin, bias, None)
     assert shapes(embedded.flow) == "[2,12] → [2,12,24]"
     same = embedded.vectors.ids[0, 0] == embedded.vectors.ids
@@ -77,8 +99,8 @@ def test_encodings_of_other_doors_leave_embeddings_alone(
 
 
 def test_scale_multiplies_the_token_rows_and_not_the_positions(source: Corpus) -> None:
-    plain, scaled = (embed(source, Plan(encoding="learned", scale=scale)).vectors.embeddings for scale in (None, 3.0))
-    nope, nope_scaled = (embed(source, Plan(encoding="nope", scale=scale)).vectors.embeddings for scale in (None, 3.0))
+    plain, scaled = (embed(source, plan(encoding="learned", scale=scale)).vectors.embeddings for scale in (None, 3.0))
+    nope, nope_scaled = (embed(source, plan(encoding="nope", scale=scale)).vectors.embeddings for scale in (None, 3.0))
     assert torch.equal(nope_scaled, 3 * nope)
     assert not torch.allclose(scaled, 3 * plain)
 
@@ -86,34 +108,34 @@ def test_scale_multiplies_the_token_rows_and_not_the_positions(source: Corpus) -
 def test_a_text_shorter_than_a_window_is_filled_up_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("abc")
     source = read_corpus([str(tmp_path / "short.txt")], tokenizer="bytes", usual_vocab_size=300)
-    embedded = embed(source, Plan(context=5))
-    assert embedded.vectors.positions.tolist() == [[0, 1, -1, -1, -1]]
+    embedded = embed(source, plan(context=5))
+    assert embedded.vectors.positions.tolist() == [[0, 1, 2, -1, -1]]
     assert embedded.vectors.targets.tolist() == [[98, 99, -100, -100, -100]]
-    assert (embedded.flow.windows, embedded.flow.padding) == (1, 3)
-    assert [token.text for token in embedded.flow.first] == ["a", "b"]
+    assert (embedded.flow.windows, embedded.flow.padding) == (1, 2)
+    assert [token.text for token in embedded.flow.first] == ["a", "b", "c"]
 
 
 def test_no_window_reaches_from_one_file_into_the_next(tmp_path: Path) -> None:
     for name, text in (("a", "aaaaa"), ("b", "bbbbbbb")):
         (tmp_path / name).write_text(text)
     source = read_corpus([str(tmp_path / "a"), str(tmp_path / "b")], tokenizer="bytes", usual_vocab_size=300)
-    vectors = embed(source, Plan(context=3, batch=None)).vectors
-    for row, targets in zip(vectors.ids, vectors.targets, strict=True):
-        real = targets >= 0
-        assert len({*row[real].tolist(), *targets[real].tolist()}) == 1
+    vectors = embed(source, plan(context=3, batch=None)).vectors
+    for row, targets, positions in zip(vectors.ids, vectors.targets, vectors.positions, strict=True):
+        assert len({*row[positions >= 0].tolist(), *targets[targets >= 0].tolist()}) == 1
+    assert int((vectors.positions >= 0).sum()) == 5 + 7
     assert int((vectors.targets >= 0).sum()) == 4 + 6
 
 
 def test_a_seed_decides_the_tables_and_leaves_other_random_numbers_alone(source: Corpus) -> None:
     before = torch.random.get_rng_state()
-    one, same, other = (embed(source, Plan(seed=seed)).vectors.embeddings for seed in (1, 1, 2))
+    one, same, other = (embed(source, plan(seed=seed)).vectors.embeddings for seed in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     assert torch.equal(before, torch.random.get_rng_state())
 
 
 def test_the_file_holds_the_vectors_and_the_facts(source: Corpus, tmp_path: Path) -> None:
-    embedded = embed(source, Plan(context=6, batch=3))
+    embedded = embed(source, plan(context=6, batch=3))
     save_vectors(embedded, tmp_path / "x.safetensors")
     with safe_open(tmp_path / "x.safetensors", "pt") as file:
         assert {*file.keys()} == {"ids", "targets", "positions", "embeddings"}
@@ -125,7 +147,7 @@ def test_the_file_holds_the_vectors_and_the_facts(source: Corpus, tmp_path: Path
 
 
 def test_a_failed_write_leaves_the_earlier_file(source: Corpus, tmp_path: Path) -> None:
-    embedded: Embedded = embed(source, Plan())
+    embedded: Embedded = embed(source, plan())
     (tmp_path / "x.safetensors").write_text("earlier")
     object.__setattr__(embedded.vectors, "ids", embedded.vectors.ids.t())  # safetensors refuses what is not contiguous
     with pytest.raises(ValueError, match="contiguous"):
@@ -137,24 +159,21 @@ def test_a_failed_write_leaves_the_earlier_file(source: Corpus, tmp_path: Path) 
 @pytest.mark.parametrize("name", ["x.pt", "x", "x.safetensors.txt"])
 def test_another_suffix_than_safetensors_is_refused(source: Corpus, tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match=r"name ending in \.safetensors"):
-        save_vectors(embed(source, Plan()), tmp_path / name)
+        save_vectors(embed(source, plan()), tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    "options", [{"context": 0}, {"batch": 0}, {"d_model": 0}, {"encoding": "alibi", "d_model": 10}]
-)
-def test_sizes_that_do_not_work_are_errors(options: dict[str, object]) -> None:
-    with pytest.raises(RangeError):
-        Plan(**options)
+def test_a_width_that_heads_cannot_share_is_an_error() -> None:
+    with refuses(RangeError, "d_model=10", "4 heads"):
+        plan(encoding="alibi", d_model=10)
 
 
 def test_d_model_need_not_fit_the_heads_of_an_encoding_that_has_none(source: Corpus) -> None:
-    assert embed(source, Plan(encoding="sinusoidal", d_model=7)).vectors.embeddings.shape == (8, 4, 7)
+    assert embed(source, plan(encoding="sinusoidal", d_model=7)).vectors.embeddings.shape == (8, 4, 7)
 
 
 def test_an_unknown_encoding_gets_a_suggestion() -> None:
     with pytest.raises(LocantError, match="'rotary', did you mean that"):
-        Plan(encoding="rotery")
+        plan(encoding="rotery")
 
 
 def test_without_files_the_sample_text_and_a_tokenizer_trained_on_it_are_used() -> None:
