@@ -20,7 +20,7 @@ __all__ = [
     "attention",
     "attention_gradients",
     "edge_positions",
-    "may_see",
+    "is_allowed",
     "rotate",
     "sinusoidal",
     "softmax",
@@ -111,7 +111,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
 # ---------------------------------------------------------------------- attention
 
 
-def may_see(
+def is_allowed(
     q_index: Array, q_document: Array, k_index: Array, k_document: Array, *, causal: bool, window: int | None
 ) -> Array:
     """The rule in words, one pair at a time; everything is ``batch seq``, the answer is ``batch query key``."""

@@ -73,7 +73,7 @@ class Arrangement:
     def seen(self) -> np.ndarray:
         wide, keys = self.positions.expand(BATCH), self.keys.expand(BATCH)
         places = (wide.index.numpy(), wide.document.numpy(), keys.index.numpy(), keys.document.numpy())
-        return oracles.may_see(*places, causal=self.causal, window=self.window)
+        return oracles.is_allowed(*places, causal=self.causal, window=self.window)
 
 
 LEFT = torch.tensor([[0] * 6 + [1] * 13, [0] * 2 + [1] * 17])

@@ -103,7 +103,7 @@ class Inputs:
 
 def seen_by(case: Case) -> np.ndarray:
     wide, keys = case.positions.expand(BATCH), case.keys.expand(BATCH)
-    return oracles.may_see(
+    return oracles.is_allowed(
         wide.index.numpy(), wide.document.numpy(), keys.index.numpy(), keys.document.numpy(),
         causal=case.causal, window=case.window,
     )  # fmt: skip

@@ -31,7 +31,7 @@ def test_the_mask_is_the_rule_pair_by_pair(data: st.DataObject, causal: bool, wi
     queries = data.draw(rows())
     keys = data.draw(st.none() | rows(batch=queries.batch))
     other = queries if keys is None else keys
-    rule = oracles.may_see(
+    rule = oracles.is_allowed(
         queries.index.numpy(), queries.document.numpy(), other.index.numpy(), other.document.numpy(),
         causal=causal, window=window,
     )  # fmt: skip

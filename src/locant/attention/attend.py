@@ -22,7 +22,7 @@ from locant.attention.visibility import steps_ahead, visibility
 from locant.kernels.transforms import is_differentiated
 from locant.positions import PositionEncoding, Positions
 from locant.positions.base import has_bias, has_score_mod
-from locant.positions.masks import require_window
+from locant.positions.documents import window_of
 from locant.positions.positions import require_positions
 
 __all__ = ["attend"]
@@ -91,7 +91,7 @@ def attend(
     """
     require_tensors(q, k, v)
     require_encoding(encoding)
-    factor, dropout_p, window = factor_of(scale, q.shape[-1]), dropout_of(dropout_p), require_window(window)
+    factor, dropout_p, window = factor_of(scale, q.shape[-1]), dropout_of(dropout_p), window_of(window)
     causal, return_weights = flag("causal", causal), flag("return_weights", return_weights)
     for where in (positions, *([] if k_positions is None else [k_positions])):
         require_positions(where)

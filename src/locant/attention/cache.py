@@ -12,7 +12,7 @@ from locant.arguments import whole
 from locant.attention.padding import blanked
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import Positions
-from locant.positions.checks import tokens
+from locant.positions.checks import token_count
 from locant.positions.documents import PADDING
 from locant.positions.positions import require_positions
 
@@ -78,7 +78,7 @@ class KVCache:
 
     def next_positions(self, n: int = 1) -> Positions:
         """The `n` positions after the last real token of every row, in that token's document."""
-        n, cached = tokens("n", n), self.positions
+        n, cached = token_count("n", n), self.positions
         if cached.start is not None:
             return Positions.after(cached.start + cached.seq_len, n, device=cached.device)
         cached.require_single_axis("KVCache.next_positions")

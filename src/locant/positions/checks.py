@@ -9,18 +9,15 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from locant.arguments import MAX_INT32, entries, shown, whole
-from locant.errors import LocantError, RangeError, ShapeError
+from locant.arguments import MAX_INT32, entries, shape_error, shown, whole
+from locant.errors import RangeError, ShapeError
 from locant.tensors import readable
 
-__all__ = ["index_bound", "integers", "known_device", "padding_mask", "rows_of", "tokens"]
+__all__ = ["index_bound", "integers", "known_device", "padding_mask", "row_of", "rows_of", "token_count"]
 
 
-# ---------------------------------------------------------------------- one value
-
-
-def tokens(name: str, value: Any, remedy: str = "a length in tokens") -> int:
-    """A number of tokens or rows, 0 or more; its upper end would become a condition of every graph that is exported."""
+def token_count(name: str, value: Any, remedy: str = "a length in tokens") -> int:
+    """A number of tokens or rows, 0 or more. In a graph without upper end, which would become one of its conditions."""
     return whole(name, value, 0, None if torch.compiler.is_compiling() else MAX_INT32 + 1, remedy=remedy)
 
 
@@ -38,10 +35,7 @@ def known_device(value: Any) -> torch.device | None:
     try:
         return torch.device(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise LocantError(f"got {shown(value)} for device, expected a device of torch", "device='cpu'") from error
-
-
-# ---------------------------------------------------------------------- several
+        raise RangeError(f"got {shown(value)} for device, expected a device of torch", "device='cpu'") from error
 
 
 def rows_of(lengths: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
@@ -53,7 +47,7 @@ def rows_of(lengths: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]
         raise ShapeError(
             f"got lengths {lengths}, expected numbers or a list per row", "Positions.packed([[5, 3], [8]])"
         )
-    return [[tokens("a document's length", number) for number in row] for row in nested or [flat]]
+    return [[token_count("a document's length", number) for number in row] for row in nested or [flat]]
 
 
 def integers(name: str, value: object, device: torch.device | str | None = None) -> Int[Tensor, "*shape"]:
@@ -68,15 +62,26 @@ def integers(name: str, value: object, device: torch.device | str | None = None)
     return tensor.long()
 
 
+def row_of(name: str, value: object, index: Tensor) -> Int[Tensor, "batch seq"] | None:
+    """An integer for every token of `index`, in memory of its own; or ``None``."""
+    if value is None:
+        return None
+    row = torch.atleast_2d(integers(name, value, index.device)).clone()
+    if row.shape != index.shape[:2]:
+        raise shape_error(name, row, f"{tuple(index.shape[:2])}, as the index has", f"one {name} for every token")
+    return row
+
+
 def padding_mask(value: object) -> Bool[Tensor, "batch seq"]:
     """A padding mask of ones and zeros as booleans."""
     mask = torch.atleast_2d(_as_tensor("attention_mask", value))
     if mask.ndim != 2:
-        got = f"got an attention mask of shape {tuple(mask.shape)}, expected (batch, seq)"
-        raise ShapeError(got, "the 2-D padding mask of the tokenizer")
+        raise shape_error("attention_mask", mask, "(batch, seq)", "the 2-D padding mask of the tokenizer")
     if readable(mask) and mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
-        got = "got an attention mask with values other than 0 and 1"
-        raise RangeError(got, "1 for real tokens and 0 for padding, not an additive mask")
+        raise RangeError(
+            "got an attention_mask with values other than 0 and 1",
+            "1 for real tokens and 0 for padding, not an additive mask",
+        )
     return mask.bool()
 
 

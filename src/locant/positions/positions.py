@@ -8,7 +8,7 @@ position bugs are two of them disagreeing. Here they come from one place:
 * ``order``: which token comes before which, for causal masks. It is the index itself, except on grids, where
   the index is a coordinate and the order is the slot in the row.
 
-What may attend to what follows from these three: same document, not padding and, if causal, not later in order.
+Attention masks follow from document and order: see `locant.positions.documents.is_allowed`.
 
 It does not hold float angles, embeddings or anything of a model. Building one costs one or two integers a token;
 the bounds ``min_index`` and ``max_index`` are Python integers, so checking a table's size needs no device sync.
@@ -27,25 +27,34 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from locant.arguments import entries, flag, whole
+from locant.arguments import entries, flag, shape_error, whole
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions.checks import (
     index_bound,
     integers,
     known_device,
     padding_mask,
+    row_of,
     rows_of,
-    tokens,
+    token_count,
 )
-from locant.positions.documents import PADDING, pack, require_documents, shard_slots
-from locant.positions.joining import joined
-from locant.positions.masks import MaskMod, may_see, require_window, same_document
+from locant.positions.documents import (
+    PADDING,
+    MaskMod,
+    cu_seqlens,
+    is_allowed,
+    joined_orders,
+    pack,
+    require_documents,
+    shard_slots,
+    window_of,
+)
 from locant.tensors import bounds, has_values, readable
 
 __all__ = ["MAX_INDEX", "Positions", "require_positions"]
 
 MAX_INDEX = 2**31 - 1
-"""The largest index that has a place: angles are exact up to here, and every index fits 32 bits."""
+"""The largest index: angles are exact up to here, and every index fits 32 bits."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -76,12 +85,10 @@ class Positions:
     start: int | None = None
     """Set where every row is known to be one document counting ``start, start + 1, ...``."""
 
-    # ------------------------------------------------------------------ constructors
-
     @classmethod
     def arange(cls, seq_len: int, *, batch: int = 1, device: torch.device | str | None = None) -> Positions:
         """0, 1, ..., seq_len - 1 in every row."""
-        return cls._counting(0, tokens("seq_len", seq_len), batch, device)
+        return cls._counting(0, token_count("seq_len", seq_len), batch, device)
 
     @classmethod
     def after(
@@ -100,16 +107,13 @@ class Positions:
         tensor([[3, 4],
                 [5, 6]])
         """
-        device, max_index, n = known_device(device), index_bound(max_index), tokens("n", n)
+        device, max_index, n = known_device(device), index_bound(max_index), token_count("n", n)
         if isinstance(cache_len, (int, np.integer)):
-            cache_len = tokens("cache_len", cache_len, "the number of tokens already cached")
+            cache_len = token_count("cache_len", cache_len, "the number of tokens already cached")
             return cls._counting(cache_len, n, 1, device)
         lengths = integers("cache_len", cache_len, device)
         if lengths.ndim != 1:
-            raise ShapeError(
-                f"got cache_len of shape {tuple(lengths.shape)}, expected one number per row",
-                "cache_len of shape (batch,)",
-            )
+            raise shape_error("cache_len", lengths, "(batch,), one number per row", "cache_len[:, 0]")
         index = lengths[:, None] + torch.arange(n, device=lengths.device)
         low, high = bounds(index) if max_index is None else (0, max_index)
         if low is not None and low < 0:
@@ -152,7 +156,7 @@ class Positions:
                 [ 0, -1, -1]])
         """
         rows = rows_of(lengths)
-        index, document = pack(rows, None if length is None else tokens("length", length))
+        index, document = pack(rows, None if length is None else token_count("length", length))
         high = max(itertools.chain.from_iterable(rows), default=0) - 1
         device = known_device(device) or "cpu"
         return cls._checked(
@@ -172,7 +176,7 @@ class Positions:
         if not sizes:
             raise ShapeError("got a grid without sizes, expected one per axis", "Positions.grid(height, width)")
         device = known_device(device)
-        counts = [tokens("a grid's size", size) for size in sizes]
+        counts = [token_count("a grid's size", size) for size in sizes]
         axes = [torch.arange(count, device=device) for count in counts]
         index = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).reshape(1, -1, len(sizes))
         order = torch.arange(index.shape[1], device=device)[None]
@@ -196,29 +200,18 @@ class Positions:
             max_index: saves the sync that reading the bound from an accelerator would cost.
         """
         max_index = index_bound(max_index)
-        where = integers("index", index).clone()  # or what the caller writes into its tensor would move the tokens
+        where = integers("index", index).clone()  # what the caller writes into its tensor later moves no token
         where = where[None] if where.ndim == 1 else where
         if where.ndim not in (2, 3):
-            raise ShapeError(
-                f"got an index of shape {tuple(where.shape)}, expected (batch, seq) or (batch, seq, axes)",
-                "one integer per token and axis",
-            )
+            raise shape_error("index", where, "(batch, seq) or (batch, seq, axes)", "one integer per token and axis")
         where = _without_single_axis(where)
-        rows = {"document": document, "order": order}
-        tensors: dict[str, Tensor | None] = {}
-        for name, value in rows.items():
-            tensors[name] = None if value is None else torch.atleast_2d(integers(name, value, where.device)).clone()
-            if (tensor := tensors[name]) is not None and tensor.shape != where.shape[:2]:
-                raise ShapeError(
-                    f"got {name} of shape {tuple(tensor.shape)} for an index of shape {tuple(where.shape)}",
-                    f"a {name} of shape {tuple(where.shape[:2])}",
-                )
-        if (named := tensors["document"]) is not None:
-            require_documents(named)
-        if where.ndim == 3 and tensors["order"] is None:
-            tensors["order"] = torch.arange(where.shape[1], device=where.device).expand(where.shape[:2])
+        documents, orders = row_of("document", document, where), row_of("order", order, where)
+        if documents is not None:
+            require_documents(documents)
+        if where.ndim == 3 and orders is None:
+            orders = torch.arange(where.shape[1], device=where.device).expand(where.shape[:2])
         low, high = bounds(where) if max_index is None else (None, max_index)
-        return cls._checked(where, tensors["document"], tensors["order"], low, high)
+        return cls._checked(where, documents, orders, low, high)
 
     @classmethod
     def cat(cls, parts: Sequence[Positions]) -> Positions:
@@ -230,11 +223,32 @@ class Positions:
         parts = entries("parts", parts, "Positions.cat([text, image])")
         for part in parts:
             require_positions(part)
-        return cls(*joined(parts))
+        if not parts:
+            raise ShapeError("got no positions to join, expected at least one", "Positions.arange(0) for no tokens")
+        if len(axes := {part.axes for part in parts}) > 1:
+            raise ShapeError(
+                f"got positions with {sorted(axes)} axes, expected the same number",
+                "text with its index repeated on every axis",
+            )
+        batch = max(part.batch for part in parts)
+        wide = [part.expand(batch) for part in parts]
+        lows = [part.min_index for part in wide if part.seq_len]
+        highs = [part.max_index for part in wide if part.seq_len]
+        counting = all(a.start is not None and b.start == a.start + a.seq_len for a, b in itertools.pairwise(wide))
+        one_document = all(part.document_or_none is None for part in wide)
+        by_index = all(part.order_or_none is None for part in wide)
+        return cls(
+            torch.cat([part.index for part in wide], dim=1),
+            None if one_document else torch.cat([part.document for part in wide], dim=1),
+            None if by_index else joined_orders([part.order for part in wide]),
+            None if None in lows else min((low for low in lows if low is not None), default=0),
+            None if None in highs else max((high for high in highs if high is not None), default=0),
+            wide[0].start if counting else None,
+        )
 
     @classmethod
     def _counting(cls, start: int, n: int, batch: int, device: torch.device | str | None) -> Positions:
-        batch = tokens("batch", batch, "a number of rows")
+        batch = token_count("batch", batch, "a number of rows")
         index = torch.arange(start, start + n, device=known_device(device)).expand(batch, n)
         return cls._checked(index, None, None, start, max(start + n - 1, start), start)
 
@@ -255,8 +269,6 @@ class Positions:
                     "counting each document from 0",
                 )
         return cls(index, document, order, low, high, start)
-
-    # ------------------------------------------------------------------ shape and parts
 
     @property
     def batch(self) -> int:
@@ -283,7 +295,7 @@ class Positions:
 
     @property
     def order(self) -> Int[Tensor, "batch seq"]:
-        """What causal masks compare: a token sees those of equal or smaller order."""
+        """What causal masks compare: a token attends to those of equal or smaller order."""
         return self.index if self.order_or_none is None else self.order_or_none
 
     def to(self, device: torch.device | str) -> Positions:
@@ -316,7 +328,7 @@ class Positions:
         return Positions(function(self.index), document, order, self.min_index, self.max_index, start)
 
     def shard(self, rank: int, world: int, zigzag: bool = True) -> Positions:
-        """This rank's part of the sequence, for context parallelism; `shard_slots` says which tokens those are.
+        """This rank's part of the sequence, for context parallelism: the tokens at `shard_slots`.
 
         >>> Positions.packed([4, 4]).shard(0, 2).index
         tensor([[0, 3, 0, 3]])
@@ -334,8 +346,6 @@ class Positions:
         rank = whole("rank", rank, 0, world - 1, remedy=f"0 to {world - 1}, the rank within its group")
         return shard_slots(self.document, rank, world, flag("zigzag", zigzag))
 
-    # ------------------------------------------------------------------ what follows from them
-
     def mask(
         self, k_positions: Positions | None = None, *, causal: bool = True, window: int | None = None
     ) -> Bool[Tensor, "batch 1 query key"]:
@@ -344,52 +354,65 @@ class Positions:
         Args:
             k_positions: where the keys stand; default: the same tokens.
             causal: whether later keys are hidden.
-            window: if set, only keys fewer than `window` steps away are seen.
+            window: width of a sliding window: keys `window` positions away, or farther, are hidden.
+
+        >>> Positions.packed([2, 1]).mask().int()
+        tensor([[[[1, 0, 0],
+                  [1, 1, 0],
+                  [0, 0, 1]]]], dtype=torch.int32)
         """
-        keys = self if k_positions is None else k_positions
-        rows = max(self.batch, keys.batch)
-        queries, keys = self.expand(rows), keys.expand(rows)
+        queries, keys = self._paired(k_positions)
         documents = (queries.document[:, :, None], keys.document[:, None])
         orders = (queries.order[:, :, None], keys.order[:, None])
-        return may_see(*documents, *orders, causal, require_window(window))[:, None]
+        return is_allowed(*documents, *orders, causal, window_of(window))[:, None]
 
     def mask_mod(
         self, k_positions: Positions | None = None, *, causal: bool = True, window: int | None = None
     ) -> MaskMod:
-        """The same rule as a function of (batch, head, query, key) slots, for FlexAttention."""
-        keys = self if k_positions is None else k_positions
-        rows = max(self.batch, keys.batch)
-        queries, keys = self.expand(rows), keys.expand(rows)
-        return same_document(queries.document, keys.document, queries.order, keys.order, causal, window)
+        """The same mask as a function of (batch, head, query, key) slots, for FlexAttention."""
+        queries, keys = self._paired(k_positions)
+        (q_document, q_order), (k_document, k_order) = ((x.document, x.order) for x in (queries, keys))
+        window, one_row = window_of(window), queries.batch == 1
+
+        def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            row = batch * 0 if one_row else batch  # FlexAttention asks about every row of its batch
+            documents = (q_document[row, query], k_document[row, key])
+            return is_allowed(*documents, q_order[row, query], k_order[row, key], causal, window)
+
+        return allowed
 
     def block_mask(
         self, k_positions: Positions | None = None, *, causal: bool = True, window: int | None = None
     ) -> object:
-        """The same rule as a block-sparse mask, for FlexAttention."""
+        """The same mask as a block-sparse one, for FlexAttention."""
         from torch.nn.attention.flex_attention import create_block_mask
 
-        keys = self if k_positions is None else k_positions
+        queries, keys = self._paired(k_positions)
         return create_block_mask(
             self.mask_mod(k_positions, causal=causal, window=window),
-            B=max(self.batch, keys.batch),
+            B=queries.batch,
             H=None,
             Q_LEN=self.seq_len,
             KV_LEN=keys.seq_len,
             device=str(self.device),
         )
 
-    def cu_seqlens(self) -> Int[Tensor, " documents_plus_1"]:
-        """Where each document begins, and the end, in ``tokens[positions.document >= 0]``: int32, for varlen kernels.
+    def _paired(self, k_positions: Positions | None) -> tuple[Positions, Positions]:
+        """Queries and keys, with as many rows as the larger of the two has."""
+        keys = self if k_positions is None else k_positions
+        rows = max(self.batch, keys.batch)
+        return self.expand(rows), keys.expand(rows)
 
-        The number of documents is data, so an accelerator is asked for it once.
+    def cu_seqlens(self) -> Int[Tensor, " documents_plus_1"]:
+        """Cumulative sequence lengths, int32, for varlen kernels: where each document begins, and the end.
+
+        They count the tokens ``tokens[positions.document >= 0]``. The number of documents is data, so an accelerator
+        is asked for it once.
+
+        >>> Positions.packed([2, 3], length=6).cu_seqlens()
+        tensor([0, 2, 5], dtype=torch.int32)
         """
-        document = self.document
-        real = document != PADDING
-        row = torch.arange(self.batch, device=self.device)[:, None].expand_as(document)
-        tokens = torch.stack([row[real], document[real]])  # without padding, whose holes end no document
-        first = torch.ones_like(tokens[0], dtype=torch.bool)
-        first[1:] = (tokens[:, 1:] != tokens[:, :-1]).any(0)
-        return torch.cat([first.nonzero().flatten(), real.sum()[None]]).to(torch.int32)
+        return cu_seqlens(self.document)
 
     def require_within(self, low: int, high: int, owner: str, remedy: str) -> None:
         """Raise unless every index lies in ``low .. high``; asks the device only where the bounds leave a doubt.
@@ -428,8 +451,6 @@ class Positions:
             )
         if self.device != device:
             raise ShapeError(f"got positions on {self.device}, {what} is on {device}", f"positions.to({str(device)!r})")
-
-    # ------------------------------------------------------------------ comparing and showing
 
     def __eq__(self, other: object) -> bool:
         """Whether every token has the same index, document and order."""
