@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from locant import InputEmbedding, KVCache, Learned, SegmentEmbedding, TokenEmbedding, embedding
-from locant.errors import LocantError, RangeError
-from tests.odd import REAL, parameters, require_refused
+from locant.errors import RangeError
+from tests.odd import POSITIVE, REAL, parameters, require_refused
 from tests.refusal import refuses
 
 SAMPLE = {"vocab_size": 11, "d_model": 8, "num_segments": 2}
@@ -25,6 +25,7 @@ CLASSES = [one for one in vars(embedding).values() if inspect.isclass(one) and i
 
 ACCEPTED: dict[str, Collection[str]] = {
     "scale": {"None"} | REAL,
+    "init_std": {"None", "0"} | POSITIVE,
     "padding_idx": {"None", "0", "-1"},
     "dropout": {"0", "tiny"},
     "max_len": {"None"},
@@ -36,7 +37,7 @@ typed = pytest.mark.skipif(
     hasattr(Learned.embed, "__wrapped__"), reason="the shape checks take other people's numbers for none"
 )
 
-OTHERS = {"encoding", "norm", "backend", "scale"}
+OTHERS = {"encoding", "norm", "backend", "scale", "combine"}
 """Parameters that are no numbers, or may be a name."""
 
 
@@ -58,15 +59,15 @@ def test_no_class_is_forgotten() -> None:
 
 
 def test_a_class_is_no_norm_and_no_encoding() -> None:
-    with refuses(LocantError, "norm"):
+    with refuses(RangeError, "norm"):
         InputEmbedding(11, 8, norm=nn.LayerNorm)  # type: ignore[arg-type]
-    with refuses(LocantError, "encoding"):
+    with refuses(RangeError, "encoding"):
         InputEmbedding(11, 8, encoding=Learned)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("scale", ["nan", "inf", "2", "sqrt"])
 def test_a_scale_that_reads_like_a_number_is_refused(scale: str) -> None:
-    with refuses(LocantError, f"{scale!r} for scale", "'sqrt_d_model_rounded'"):
+    with refuses(RangeError, f"{scale!r} for scale", "'sqrt_d_model_rounded'"):
         TokenEmbedding(11, 8, scale=scale)  # type: ignore[arg-type]
 
 

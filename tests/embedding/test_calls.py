@@ -62,17 +62,17 @@ def test_what_is_no_tensor_is_refused(backend: Any) -> None:
         lambda: embedding.token([1]),  # type: ignore[arg-type]
         lambda: embedding.segment([1]),  # type: ignore[misc,arg-type]
     ):
-        with refuses(ShapeError, "list", "expected a tensor", "torch.tensor("):
+        with refuses(ShapeError, "list", "expected a tensor", "tensor("):
             call()
     with refuses(ShapeError, "[1.0]", "expected vectors"):
         embedding.token.logits([1.0])  # type: ignore[arg-type]
     for encoding in (Learned(7, 4), Sinusoidal(4)):
-        with refuses(ShapeError, "list", "torch.tensor(x)"):
+        with refuses(ShapeError, "list", "tensor(x)"):
             encoding.embed([1.0], Positions.arange(1))  # type: ignore[arg-type]
 
 
 def test_vectors_of_another_width_are_refused_beside_segments() -> None:
-    with refuses(ShapeError, "width 5", "expected 4"):
+    with refuses(ShapeError, "x of shape", "4"):
         InputEmbedding(7, 4, num_segments=2).combine(torch.zeros(1, 2, 5))
 
 

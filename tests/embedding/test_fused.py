@@ -26,8 +26,8 @@ from locant import (
     Sinusoidal,
     TokenEmbedding,
 )
+from locant.embedding.deferred_errors import Asked, DeferredErrors
 from locant.embedding.fused import why_plain
-from locant.embedding.late import Asked, LateErrors
 from locant.kernels.input_embedding import NO_FAULT
 from tests.known_bugs.exhibit import compiles
 from tests.refusal import refuses
@@ -256,7 +256,7 @@ def test_a_graph_that_leaves_the_package_has_no_operation_of_ours() -> None:
 
 
 def test_an_unknown_backend_is_refused() -> None:
-    with refuses(LocantError, "got 'fast' for backend", "'auto', 'fused' or 'plain'"):
+    with refuses(RangeError, "got 'fast' for backend", "'auto', 'fused' or 'plain'"):
         InputEmbedding(VOCAB, WIDTH, backend="fast")  # type: ignore[arg-type]
 
 
@@ -301,20 +301,20 @@ def test_mistakes_are_told_in_the_same_words(kind: type[LocantError], arguments:
 
 
 def test_an_error_that_comes_late() -> None:
-    late, ids = LateErrors(), torch.tensor([[3, 4], [99, 98]])
+    deferred, ids = DeferredErrors(), torch.tensor([[3, 4], [99, 98]])
     token = Asked(ids=ids, what="id", layer="TokenEmbedding", limit="vocab_size=29", num_rows=29)
     where = Asked(ids=torch.tensor([[7, 8]]), what="position", layer="Learned", limit="max_seq_len=8", num_rows=8)
-    late.watch(torch.tensor([NO_FAULT, NO_FAULT, NO_FAULT]), [token, where, None])
-    late.raise_arrived()
-    late.watch(torch.tensor([2, NO_FAULT, NO_FAULT]), [token, where, None])
-    late.watch(torch.tensor([NO_FAULT, 3, NO_FAULT]), [token, where, None])
-    assert not copy.deepcopy(late)._notes
-    assert not pickle.loads(pickle.dumps(late))._notes  # noqa: S301  # our own bytes
+    deferred.watch(torch.tensor([NO_FAULT, NO_FAULT, NO_FAULT]), [token, where, None])
+    deferred.raise_arrived()
+    deferred.watch(torch.tensor([2, NO_FAULT, NO_FAULT]), [token, where, None])
+    deferred.watch(torch.tensor([NO_FAULT, 3, NO_FAULT]), [token, where, None])
+    assert not copy.deepcopy(deferred)._notes
+    assert not pickle.loads(pickle.dumps(deferred))._notes  # noqa: S301  # our own bytes
     with refuses(RangeError, "id 99 at (1, 0) in an earlier call", "TokenEmbedding has vocab_size=29", "NaN"):
-        late.raise_arrived()
+        deferred.raise_arrived()
     with refuses(RangeError, "position 8 at (1, 1) in an earlier call", "Learned has max_seq_len=8"):
-        late.raise_all()
-    late.raise_all()
+        deferred.raise_all()
+    deferred.raise_all()
 
 
 @pytest.mark.parametrize(
@@ -327,36 +327,36 @@ def test_an_error_that_comes_late() -> None:
 )
 def test_an_error_that_comes_late_names_no_id_of_a_later_batch(refill: Callable[[Tensor], object]) -> None:
     """Ids of one batch after another are copied into the same memory, as for CUDA graphs."""
-    late, ids = LateErrors(), torch.tensor([[0, 99]])
-    late.watch(
+    deferred, ids = DeferredErrors(), torch.tensor([[0, 99]])
+    deferred.watch(
         torch.tensor([1]), [Asked(ids=ids, what="id", layer="TokenEmbedding", limit="vocab_size=29", num_rows=29)]
     )
     refill(ids)
     with refuses(RangeError, "a bad id at (0, 1) in an earlier call", "TokenEmbedding has vocab_size=29"):
-        late.raise_all()
+        deferred.raise_all()
 
 
 def test_an_error_that_comes_late_for_ids_of_inference_mode() -> None:
     """Nobody counts what is written into those."""
     with torch.inference_mode():
-        late, ids = LateErrors(), torch.tensor([[0, 99]])
-        late.watch(
+        deferred, ids = DeferredErrors(), torch.tensor([[0, 99]])
+        deferred.watch(
             torch.tensor([1]), [Asked(ids=ids, what="id", layer="TokenEmbedding", limit="vocab_size=29", num_rows=29)]
         )
         with refuses(RangeError, "a bad id at (0, 1)"):
-            late.raise_all()
+            deferred.raise_all()
 
 
 def test_nothing_is_raised_before_it_is_known() -> None:
-    late = LateErrors()
+    deferred = DeferredErrors()
     asked = Asked(ids=torch.tensor([[99]]), what="id", layer="TokenEmbedding", limit="vocab_size=29", num_rows=29)
-    late.watch(torch.tensor([0]), [asked])
+    deferred.watch(torch.tensor([0]), [asked])
     event = mock.Mock()
     event.query.return_value = False
-    object.__setattr__(late._notes[0], "arrived", event)
-    late.raise_arrived()
+    object.__setattr__(deferred._notes[0], "arrived", event)
+    deferred.raise_arrived()
     with refuses(RangeError, "id 99"):
-        late.raise_all()
+        deferred.raise_all()
     event.synchronize.assert_called_once_with()
 
 

@@ -309,9 +309,36 @@ def test_a_dropout_that_is_no_probability_is_refused(dropout: float) -> None:
 
 
 def test_an_unknown_norm_or_encoding_is_refused() -> None:
-    with refuses(LocantError, "got 'rms' for norm", "'layer_norm'"):
+    with refuses(RangeError, "got 'rms' for norm", "'layer_norm'"):
         InputEmbedding(11, 6, norm="rms")
-    with refuses(LocantError, "str", "PositionEncoding"):
+    with refuses(RangeError, "str", "PositionEncoding"):
         InputEmbedding(11, 6, encoding="sinusoidal")
-    with refuses(LocantError, "got 'double' for scale"):
+    with refuses(RangeError, "got 'double' for scale"):
         InputEmbedding(11, 6, scale="double")
+
+
+@pytest.mark.parametrize("encoding", [Sinusoidal(6), Learned(9, 6)])
+def test_position_can_be_concatenated(encoding: PositionEncoding) -> None:
+    embedding = InputEmbedding(11, 10, encoding=encoding, combine="concat", num_segments=2, scale=3.0)
+    ids, segments = torch.tensor([[1, 7, 3], [0, 0, 10]]), torch.tensor([[0, 1, 1], [0, 0, 0]])
+    positions = Positions.from_mask(torch.tensor([[0, 1, 1], [1, 1, 1]]))
+    tokens = 3.0 * embedding.token.weight[ids]
+    place = encoding.embed(torch.zeros(2, 3, 6), positions)
+    assert embedding.segment is not None
+    expected = torch.cat([tokens, place], -1) + embedding.segment.weight[segments]
+    assert embedding.token.d_model == 4
+    assert torch.equal(embedding(ids, positions, segments), expected)
+
+
+@pytest.mark.parametrize("encoding", [None, Sinusoidal(10), ALiBi(2)])
+def test_what_cannot_be_concatenated_is_refused(encoding: PositionEncoding | None) -> None:
+    with refuses(RangeError, "combine='concat'"):
+        InputEmbedding(11, 10, encoding=encoding, combine="concat")
+
+
+def test_init_std_is_that_of_fresh_rows_and_of_resized_ones() -> None:
+    embedding = InputEmbedding(2_000, 64, init_std=0.02)
+    embedding.token.resize(4_000)
+    assert all(0.0197 < float(rows.detach().std()) < 0.0203 for rows in embedding.token.weight.split(2_000))
+    with refuses(RangeError, "init_std"):
+        InputEmbedding(5, 4, init_std=-1.0)

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import GemmaConfig
 from transformers.models.gemma.modeling_gemma import GemmaModel
 
-from locant import LocantError, RangeError, SegmentEmbedding, ShapeError, TokenEmbedding
+from locant import RangeError, SegmentEmbedding, ShapeError, TokenEmbedding
 from locant.embedding import table_sizes
 from tests.refusal import refuses
 from tests.tolerances import DRAWN, ONE_ROUNDING, assert_close
@@ -123,7 +123,7 @@ def test_rows_begin_with_length_one_and_scaled_entries_with_variance_one() -> No
 
 @pytest.mark.parametrize("scale", ["sqrt", "", "sqrt_d", "2.0"])
 def test_an_unknown_scale_is_refused(scale: str) -> None:
-    with refuses(LocantError, f"got {scale!r} for scale", "'sqrt_d_model'", "'sqrt_d_model_rounded'"):
+    with refuses(RangeError, f"got {scale!r} for scale", "'sqrt_d_model'", "'sqrt_d_model_rounded'"):
         TokenEmbedding(11, 7, scale=scale)
 
 
@@ -245,7 +245,7 @@ def test_the_head_is_the_same_parameter_and_learns_from_both_uses() -> None:
 
 
 def test_hidden_states_of_another_width_are_refused() -> None:
-    with refuses(ShapeError, "width 8", "d_model=7"):
+    with refuses(ShapeError, "x of shape", "d_model=7"):
         TokenEmbedding(11, 7).logits(torch.zeros(2, 8))
 
 

@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn import functional as F
 
 from locant import RangeError, TokenEmbedding
-from locant.embedding.lookup import Table
+from locant.embedding.table import Table
 from locant.parallel import VocabularyParallel
 from locant.parallel.vocabulary import SplitTable
 

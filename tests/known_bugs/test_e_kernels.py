@@ -261,7 +261,7 @@ def complaint_about(embed: Embed, ids: Tensor) -> tuple[str | None, Tensor | Non
     try:
         out = embed(ids)
         if ids.is_cuda and isinstance(embed, InputEmbedding):
-            embed.raise_late_errors()  # the host does not wait for the device unless it is asked to
+            embed.raise_deferred_errors()  # the host does not wait for the device unless it is asked to
         return None, out
     except (LocantError, IndexError, RuntimeError) as error:
         return str(error), None

@@ -15,7 +15,7 @@ from locant.checkpoints.readers import flag
 from locant.checkpoints.rotary_facts import RotaryFacts, rotary_facts
 from locant.checkpoints.serving import Serving, serving
 from locant.checkpoints.traps import Case, traps
-from locant.embedding.footprint import TableSize, table_sizes
+from locant.embedding.table import TableSize, table_sizes
 from locant.positions.base import PositionEncoding
 from locant.positions.learned import Learned
 from locant.positions.rope_config.config import config_dict

@@ -14,9 +14,9 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
-from locant.embedding.late import Asked, LateErrors
-from locant.embedding.lookup import WholeTable, require_ids
+from locant.embedding.deferred_errors import Asked, DeferredErrors
 from locant.embedding.segment import SegmentEmbedding, require_segments
+from locant.embedding.table import WholeTable, require_ids
 from locant.embedding.token import TokenEmbedding
 from locant.kernels.available import has_triton
 from locant.kernels.input_embedding import input_embedding
@@ -52,6 +52,8 @@ def why_plain(embedding: InputEmbedding) -> str | None:
 
 def _why_these_modules(embedding: InputEmbedding) -> str | None:
     norm, encoding = embedding.norm, embedding.encoding
+    if embedding.combine_by != "add":
+        return "position is concatenated"
     if type(embedding.token) is not TokenEmbedding or type(embedding.token.table) is not WholeTable:
         return "the token table is split or of another kind"
     if embedding.segment is not None and type(embedding.segment) is not SegmentEmbedding:
@@ -124,12 +126,12 @@ def embed(
     ids: Integer[Tensor, "batch seq"],
     positions: Positions | None,
     segments: Integer[Tensor, "batch seq"] | None,
-    late: LateErrors,
+    deferred: DeferredErrors,
 ) -> Float[Tensor, "batch seq d_model"]:
     """What the plain path gives, where `why_plain` has nothing against it."""
     token, norm, segment = embedding.token, embedding.norm, embedding.segment
     weight, read = token.weight, token.weight.device.type == "cpu"
-    late.raise_arrived()
+    deferred.raise_arrived()
     ids = require_ids(ids, token.vocab_size, "TokenEmbedding", "vocab_size", weight.device, read=read)
     positions = Positions.arange(ids.shape[1], device=ids.device) if positions is None else positions
     index, rows = _position_rows(embedding.encoding, positions, ids, weight.dtype)
@@ -146,7 +148,7 @@ def embed(
         token.factor(), token.padding_idx, norm.eps if isinstance(norm, nn.LayerNorm) else None, p,
     )  # fmt: skip
     if not read and not torch.compiler.is_compiling():
-        late.watch(first_faults, _asked(embedding, ids, positions, segments))
+        deferred.watch(first_faults, _asked(embedding, ids, positions, segments))
     return y
 
 

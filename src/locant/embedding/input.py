@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from locant.arguments import one_of, real, shown, whole
+from locant.arguments import MAX_WIDTH, one_of, real, shape_error, shown, whole
+from locant.embedding.deferred_errors import DeferredErrors
 from locant.embedding.fused import embed, why_plain
-from locant.embedding.late import LateErrors
 from locant.embedding.segment import SegmentEmbedding, require_segments
 from locant.embedding.token import Scale, TokenEmbedding
-from locant.errors import LocantError, ShapeError
+from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
 from locant.positions.positions import require_positions
 
@@ -30,15 +31,17 @@ class InputEmbedding(nn.Module):
         vocab_size: rows of the token table.
         d_model: the width of everything.
         encoding: its `embed` door is used here; encodings without one change nothing.
-        num_segments: rows of the segment table; 0 for none.
-        scale: factor on the token rows alone, see `TokenEmbedding`.
+        combine: ``"add"`` the position vectors to the token rows, or ``"concat"`` them: tokens then get the first
+            ``d_model - encoding.d_model`` dimensions, and position the others.
+        num_segments: rows of the segment table, which are added; 0 for none.
+        scale, init_std, padding_idx: of the token rows alone, see `TokenEmbedding`.
         norm: ``"layer_norm"`` (eps 1e-5), or any module applied to the sum.
         dropout: probability, after the norm.
         backend: ``"plain"`` calls one module after another; ``"fused"`` does everything in one pass and raises where
             that is not possible; ``"auto"`` is fused where possible, see `why_plain`. Both have the same parameters
-            and the same meaning, both sum the gradients of 16-bit tables in float32, and the fused one rounds less
-            often. On a GPU it does not wait to check the ids: an id without a row gives NaN, and a `RangeError` at a
-            later call, or in `raise_late_errors`.
+            and sum the gradients of 16-bit tables in float32; the fused one rounds less often. On a GPU it does not
+            wait to check the ids: an id without a row gives NaN, and a `RangeError` at a later call or in
+            `raise_deferred_errors`.
 
     >>> from locant.positions import Learned
     >>> embedding = InputEmbedding(10_000, 256, encoding=Learned(512, 256))
@@ -47,6 +50,8 @@ class InputEmbedding(nn.Module):
     >>> import torch
     >>> embedding(torch.zeros(8, 4, dtype=torch.long)).shape
     torch.Size([8, 4, 256])
+    >>> InputEmbedding(10_000, 256, encoding=Learned(512, 32), combine="concat").token.d_model
+    224
     """
 
     def __init__(
@@ -55,33 +60,40 @@ class InputEmbedding(nn.Module):
         d_model: int,
         *,
         encoding: PositionEncoding | None = None,
+        combine: Literal["add", "concat"] = "add",
         num_segments: int = 0,
         scale: Scale | None = None,
+        init_std: float | None = None,
         norm: nn.Module | Literal["layer_norm"] | None = None,
         dropout: float = 0.0,
         padding_idx: int | None = None,
         backend: Literal["auto", "fused", "plain"] = "auto",
     ) -> None:
         super().__init__()
-        one_of("backend", backend, ("auto", "fused", "plain"), "backend='auto'")
+        one_of("backend", backend, ("auto", "fused", "plain"))
         dropout = real("dropout", dropout, low=0, below=1, remedy="dropout=0.1, a probability")
         num_segments = whole("num_segments", num_segments, 0, remedy="num_segments=2, or 0 for none")
         if not (norm is None or isinstance(norm, nn.Module) or (isinstance(norm, str) and norm == "layer_norm")):
-            raise LocantError(
+            raise RangeError(
                 f"got {shown(norm)} for norm, expected 'layer_norm', a module or None", "norm='layer_norm'"
             )
         if encoding is not None and not isinstance(encoding, PositionEncoding):
-            raise LocantError(
+            raise RangeError(
                 f"got an encoding of type {type(encoding).__name__}, expected a PositionEncoding",
                 "locant.encoding('sinusoidal', d_model=...)",
             )
-        self.token = TokenEmbedding(vocab_size, d_model, scale=scale, padding_idx=padding_idx)
-        self.encoding = PositionEncoding() if encoding is None else encoding
+        encoding = PositionEncoding() if encoding is None else encoding
+        self.combine_by: Literal["add", "concat"] = combine
+        width = d_model
+        if one_of("combine", combine, ("add", "concat")) == "concat":
+            width = _token_width(d_model, encoding)
+        self.token = TokenEmbedding(vocab_size, width, scale=scale, init_std=init_std, padding_idx=padding_idx)
+        self.encoding = encoding
         self.segment = SegmentEmbedding(num_segments, d_model) if num_segments else None
-        self.norm = nn.LayerNorm(self.token.d_model) if isinstance(norm, str) else norm
+        self.norm = nn.LayerNorm(int(d_model)) if isinstance(norm, str) else norm
         self.dropout = nn.Dropout(dropout)
         self.backend: Literal["auto", "fused", "plain"] = backend
-        self._late = LateErrors()
+        self._deferred_errors = DeferredErrors()
 
     def forward(
         self,
@@ -93,23 +105,21 @@ class InputEmbedding(nn.Module):
         if not isinstance(ids, Tensor):
             raise ShapeError(f"got ids of type {type(ids).__name__}, expected a tensor", "torch.tensor(ids)")
         if ids.ndim != 2:
-            raise ShapeError(
-                f"got ids of shape {tuple(ids.shape)}, expected (batch, seq)", "ids[None] for a single row"
-            )
+            raise shape_error("ids", ids, "(batch, seq)", "ids[None] for a single row")
         if self.backend != "plain":
             why = why_plain(self)
             if why is None:
-                return embed(self, ids, positions, segments, self._late)
+                return embed(self, ids, positions, segments, self._deferred_errors)
             if self.backend == "fused":
                 raise LocantError(f"got backend='fused', but {why}", "backend='auto'")
         return self.combine(self.token(ids), positions, segments)
 
-    def raise_late_errors(self) -> None:
-        """Wait for what a GPU has been given so far, and raise if an id, position or segment had no row.
+    def raise_deferred_errors(self) -> None:
+        """Wait for the GPU, and raise if an id, position or segment of an earlier call had no row.
 
-        Without it, such an error is raised by the first later call that knows of it.
+        Without it, the first later call that finds such an error finished on the device raises it.
         """
-        self._late.raise_all()
+        self._deferred_errors.raise_all()
 
     def combine(
         self,
@@ -121,12 +131,17 @@ class InputEmbedding(nn.Module):
         if not isinstance(x, Tensor):
             raise ShapeError(f"got x of type {type(x).__name__}, expected a tensor", "torch.tensor(x)")
         if x.ndim != 3:
-            raise ShapeError(f"got x of shape {tuple(x.shape)}, expected (batch, seq, d_model)", "x.view(1, *x.shape)")
+            raise shape_error("x", x, "(batch, seq, d_model)", "x.view(1, *x.shape)")
         batch, seq_len, _ = x.shape
         positions = Positions.arange(seq_len, device=x.device) if positions is None else positions
         require_positions(positions)
         positions.require_fits(batch, seq_len, x.device, "the input")
-        x = self.encoding.embed(x, positions)
+        if self.combine_by == "concat":
+            x = torch.cat(
+                [x, self.encoding.embed(x.new_zeros(batch, seq_len, _position_width(self.encoding)), positions)], -1
+            )
+        else:
+            x = self.encoding.embed(x, positions)
         x = self._with_segments(x, segments)
         if self.norm is not None:
             x = self.norm(x)
@@ -137,7 +152,28 @@ class InputEmbedding(nn.Module):
         if self.segment is None:
             return x
         if x.shape[-1] != self.segment.weight.shape[1]:
-            raise ShapeError(
-                f"got x of width {x.shape[-1]}, expected {self.segment.weight.shape[1]}", "vectors of the model's width"
-            )
+            raise shape_error("x", x, f"a last dimension of {self.segment.weight.shape[1]}", "the model's d_model")
         return x + (self.segment.weight[0] if segments is None else self.segment(segments))
+
+
+def _token_width(d_model: int, encoding: PositionEncoding) -> int:
+    """The dimensions that concatenated position vectors leave for the token rows."""
+    position_width = _position_width(encoding)
+    d_model = whole("d_model", d_model, 1, MAX_WIDTH, remedy="the width of the model")
+    if d_model <= position_width:
+        raise RangeError(
+            f"got combine='concat' with d_model={d_model} and position vectors of width {position_width}, "
+            "expected room for the tokens",
+            f"an encoding with d_model={max(d_model // 4, 1)}",
+        )
+    return d_model - position_width
+
+
+def _position_width(encoding: PositionEncoding) -> int:
+    width = getattr(encoding, "d_model", None)
+    if type(encoding).embed is PositionEncoding.embed or not isinstance(width, int):
+        raise RangeError(
+            f"got combine='concat' with {type(encoding).__name__}, expected an encoding that adds vectors",
+            "encoding=Sinusoidal(64)",
+        )
+    return width

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from locant.arguments import MAX_WIDTH, whole
-from locant.embedding.lookup import require_ids
+from locant.arguments import MAX_WIDTH, shape_error, whole
+from locant.embedding.table import require_ids
 from locant.errors import LocantError, ShapeError
 from locant.kernels.input_embedding import look_up
 
@@ -55,6 +55,4 @@ def require_segments(
         got = f"got segments of type {type(segments).__name__}, expected a tensor"
         raise ShapeError(got, "torch.tensor(segments)")
     if segments.shape != shape:
-        raise ShapeError(
-            f"got segments of shape {tuple(segments.shape)}, expected {tuple(shape)}", "one segment per token"
-        )
+        raise shape_error("segments", segments, str(tuple(shape)), "one segment per token")

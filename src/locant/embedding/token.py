@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from locant.arguments import MAX_WIDTH, one_of, real, shown, whole
-from locant.embedding.lookup import Table, WholeTable, require_ids
+from locant.arguments import MAX_WIDTH, one_of, real, shape_error, shown, whole
+from locant.embedding.table import Table, WholeTable, require_ids
 from locant.errors import ShapeError
 
 __all__ = ["Scale", "TokenEmbedding"]
@@ -21,7 +21,7 @@ Scale = float | Literal["sqrt_d_model", "sqrt_d_model_rounded"]
 class TokenEmbedding(nn.Module):
     """Looks up a row for every id.
 
-    Rows start as N(0, 1 / d_model), so that a row has length about 1: tied logits begin moderate, and with
+    By default rows start as N(0, 1 / d_model), so that a row has length about 1: tied logits begin moderate, and with
     ``scale="sqrt_d_model"`` every entry has variance 1.
 
     The gradient of a 16-bit table is summed in float32 and rounded once, unless the look-up has been exported.
@@ -32,6 +32,8 @@ class TokenEmbedding(nn.Module):
         scale: what rows are multiplied with: a number, ``"sqrt_d_model"`` (Vaswani 2017: multiplied in float32 and
             rounded once), or ``"sqrt_d_model_rounded"`` (Gemma: the factor itself is first rounded to the dtype of
             the table, 55.5 instead of 55.4256 in bfloat16 at width 3072).
+        init_std: the standard deviation of fresh rows; default ``d_model ** -0.5``. GPT-2 and BERT have 0.02,
+            `torch.nn.Embedding` has 1.
         padding_idx: a row that starts as zeros and gets no gradient.
 
     >>> TokenEmbedding(50_257, 256)(torch.tensor([[1, 2, 3, 4]])).shape
@@ -39,12 +41,20 @@ class TokenEmbedding(nn.Module):
     """
 
     def __init__(
-        self, vocab_size: int, d_model: int, *, scale: Scale | None = None, padding_idx: int | None = None
+        self,
+        vocab_size: int,
+        d_model: int,
+        *,
+        scale: Scale | None = None,
+        init_std: float | None = None,
+        padding_idx: int | None = None,
     ) -> None:
         super().__init__()
         rows = whole("vocab_size", vocab_size, 1, remedy="the vocab_size of the tokenizer")
         width = whole("d_model", d_model, 1, MAX_WIDTH, remedy="the width of the model")
         self.scale: Scale | None = None if scale is None else _scale(scale)
+        std = width**-0.5 if init_std is None else init_std
+        self.init_std = real("init_std", std, low=0, remedy="init_std=0.02, or None for d_model ** -0.5")
         self.padding_idx = None if padding_idx is None else _row(padding_idx, rows)
         self.table: Table = WholeTable()
         self.weight = nn.Parameter(torch.empty(rows, width))
@@ -52,7 +62,7 @@ class TokenEmbedding(nn.Module):
 
     def reset_parameters(self) -> None:
         with torch.no_grad():
-            self.table.draw(self.weight, self.d_model**-0.5)
+            self.table.draw(self.weight, self.init_std)
             if self.padding_idx is not None:
                 self.table.clear(self.weight, self.padding_idx)
 
@@ -89,9 +99,7 @@ class TokenEmbedding(nn.Module):
         if not isinstance(x, Tensor) or not x.ndim:
             raise ShapeError(f"got {shown(x)} for x, expected vectors", "the model's last hidden state")
         if x.shape[-1] != self.d_model:
-            raise ShapeError(
-                f"got x of width {x.shape[-1]}, expected d_model={self.d_model}", "the model's last hidden state"
-            )
+            raise shape_error("x", x, f"a last dimension of d_model={self.d_model}", "the model's last hidden state")
         dtype = self.weight.dtype
         if x.dtype != dtype and not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
             raise ShapeError(f"got x of dtype {x.dtype}, the table is {dtype}", f"x.to({dtype}), or torch.autocast")
@@ -109,7 +117,7 @@ class TokenEmbedding(nn.Module):
             return
         with torch.no_grad():
             grown = self.table.longer(self.weight, vocab_size)
-            grown[self.vocab_size :].normal_(std=self.d_model**-0.5)
+            grown[self.vocab_size :].normal_(std=self.init_std)
             self.weight = nn.Parameter(grown, requires_grad=self.weight.requires_grad)
 
     def extra_repr(self) -> str:

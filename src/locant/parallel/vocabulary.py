@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import functional as F
 
 from locant.embedding import InputEmbedding, TokenEmbedding
-from locant.embedding.lookup import Table
+from locant.embedding.table import Table
 from locant.errors import LocantError, ShapeError
 from locant.kernels.input_embedding import look_up
 

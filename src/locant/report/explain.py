@@ -12,7 +12,7 @@ import torch
 from locant.checkpoints.explanation import Explanation, Layers, explain
 from locant.checkpoints.rotary_facts import PairFacts, RotaryFacts
 from locant.checkpoints.sources import read_source
-from locant.embedding.footprint import TableSize
+from locant.embedding.table import TableSize
 from locant.figures.canvas import require_matplotlib, require_suffix, save
 from locant.figures.reach import draw_explanation
 from locant.report.console import QUIET, out, print_json, show, table

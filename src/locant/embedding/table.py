@@ -1,19 +1,20 @@
-"""Reading the rows of a table, and the checks that every look-up of this room makes before."""
+"""Embedding tables: reading their rows, checking the ids of a look-up, and what tables cost in memory."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int, Integer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.errors import RangeError, ShapeError
 from locant.kernels.input_embedding import look_up
 from locant.tensors import has_values
 
-__all__ = ["Table", "WholeTable", "require_ids"]
+__all__ = ["Table", "TableSize", "WholeTable", "require_ids", "table_sizes"]
 
 
 class Table(ABC):
@@ -101,3 +102,34 @@ def require_ids(
             f"ids from 0 to {num_rows - 1}, from the tokenizer the table was made for",
         )
     return ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSize:
+    """The shape and memory of one table of a model.
+
+    >>> TableSize(name="token", shape=(32_000, 4_096)).num_bytes(torch.bfloat16) / 2**20
+    250.0
+    """
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_parameters(self) -> int:
+        return torch.Size(self.shape).numel()
+
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        return self.num_parameters * dtype.itemsize
+
+
+def table_sizes(module: nn.Module) -> list[TableSize]:
+    """The size of every parameter of `module`, which may be on the meta device: nothing needs to be allocated.
+
+    >>> from locant.embedding import TokenEmbedding
+    >>> with torch.device("meta"):
+    ...     large = TokenEmbedding(50_257, 768)
+    >>> [size.num_parameters for size in table_sizes(large)]
+    [38597376]
+    """
+    return [TableSize(name=name, shape=tuple(parameter.shape)) for name, parameter in module.named_parameters()]

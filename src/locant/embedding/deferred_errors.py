@@ -17,7 +17,7 @@ from torch import Tensor
 from locant.errors import RangeError
 from locant.kernels.input_embedding import NO_FAULT
 
-__all__ = ["Asked", "LateErrors"]
+__all__ = ["Asked", "DeferredErrors"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +67,14 @@ def _version(ids: Tensor) -> int | None:
     return None if ids.is_inference() else ids._version
 
 
-class LateErrors:
+class DeferredErrors:
     """The notes that are on their way; a copy of it, or a pickle, begins with none."""
 
     def __init__(self) -> None:
         self._notes: deque[_Note] = deque()
 
-    def __reduce__(self) -> tuple[type[LateErrors], tuple[()]]:
-        return LateErrors, ()
+    def __reduce__(self) -> tuple[type[DeferredErrors], tuple[()]]:
+        return DeferredErrors, ()
 
     def watch(self, first: Int[Tensor, " tables"], asked: list[Asked | None]) -> None:
         """Remember to read `first`, the number of the first token without a row in each table.
