@@ -30,6 +30,7 @@ from .positions import (
     TransformerXL,
     XPos,
     encoding,
+    register_encoding,
 )
 from .text import Tokenizer, TokenStore, Windows
 from .text.prepare import prepare
@@ -65,5 +66,6 @@ __all__ = [
     "encoding",
     "encoding_from_config",
     "prepare",
+    "register_encoding",
     "scaling",
 ]

@@ -27,6 +27,7 @@ class Registry(Generic[T]):
         group: the entry-point group in which installed packages offer theirs.
         check: raises a `LocantError` unless a value from outside can be used; is given the name and the value.
         own: fills in this package's own values by calling `register`, when a name is first asked for.
+        aliases_of: the aliases that a value of an installed package states itself.
 
     >>> fruits = Registry("fruit", "example.fruits", lambda name, value: None)
     >>> fruits.register("apple", 1, aliases=("pomme",))
@@ -44,10 +45,12 @@ class Registry(Generic[T]):
         group: str,
         check: Callable[[str, T], None],
         own: Callable[[Registry[T]], None] = lambda registry: None,
+        aliases_of: Callable[[T], Iterable[str]] = lambda value: (),
     ) -> None:
         self.kind = kind
         self.group = group
         self._check = check
+        self._aliases_of = aliases_of
         self._own: Callable[[Registry[T]], None] | None = own
         self._values: dict[str, T] = {}
         self._aliases: dict[str, str] = {}
@@ -90,6 +93,9 @@ class Registry(Generic[T]):
             return self._values[self._aliases[key]]
         if key in self._offered():
             return self._load(key)
+        self._load_all()  # it may be the alias of one that nobody has asked for
+        if key in self._aliases:
+            return self._values[self._aliases[key]]
         known = {**self._aliases, **{offer: entry.name for offer, entry in self._offered().items()}}
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
         raise RangeError(
@@ -100,12 +106,7 @@ class Registry(Generic[T]):
     def items(self) -> Iterator[tuple[str, T]]:
         """Every name with its value, this package's own first; fills in `broken`."""
         self._fill()
-        for key in self._offered():
-            if key not in self._aliases and key not in self.broken:
-                try:
-                    self._load(key)
-                except InputError as error:
-                    self.broken[key] = str(error)
+        self._load_all()
         yield from list(self._values.items())
 
     def aliases(self, name: str) -> tuple[str, ...]:
@@ -122,12 +123,20 @@ class Registry(Generic[T]):
             self._offers = {_key(entry.name): entry for entry in entry_points(group=self.group)}
         return self._offers
 
+    def _load_all(self) -> None:
+        for key in self._offered():
+            if key not in self._aliases and key not in self.broken:
+                try:
+                    self._load(key)
+                except InputError as error:
+                    self.broken[key] = str(error)
+
     def _load(self, key: str) -> T:
         entry = self._offered()[key]
         source = f"{self.kind} {entry.name!r} of {entry.dist.name if entry.dist else entry.value}"
         try:
             value = entry.load()
-            self._add(entry.name, value, getattr(value, "aliases", ()))
+            self._add(entry.name, value, self._aliases_of(value))
         except LocantError as error:
             raise InputError(f"{source} cannot be used: {error.cause}", error.remedy) from error
         except Exception as error:  # another package's code may fail in any way; it is named, and raised

@@ -356,9 +356,9 @@ def test_the_bias_of_equal_distances_is_equal_where_that_is_promised(encoding_na
 
 
 def test_every_encoding_with_a_bias_is_asked() -> None:
-    from locant.positions.catalog import CATALOG
+    from locant.positions.registry import encodings
 
-    biased = {entry.build for entry in CATALOG if "bias" in entry.doors}
+    biased = {kind for kind in encodings().values() if "bias" in kind.doors()}
     assert biased == {type(build()) for name, build in ENCODINGS.items() if name != "none"}
     assert isinstance(ENCODINGS["t5"](), PositionEncoding)
     assert isinstance(ENCODINGS["t5"](), T5Bias)

@@ -23,8 +23,8 @@ from locant import ALiBi, InputError, Learned, PositionEncoding, Positions, Rota
 from locant.checkpoints import encoding_from_config, layer_types
 from locant.checkpoints.architectures import ARCHITECTURES
 from locant.checkpoints.presets import PRESETS
-from locant.positions.deberta import Deberta
-from locant.positions.shaw import Shaw
+from locant.positions.encodings.deberta import Deberta
+from locant.positions.encodings.shaw import Shaw
 from tests.refusal import refuses
 from tests.tolerances import SUM_IN_BFLOAT16, assert_close
 

@@ -14,7 +14,7 @@ from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
 
 from locant import InputError, PositionEncoding, Positions, RangeError, Rotary, ShapeError, attend
 from locant.checkpoints import encoding_from_config, layer_types
-from locant.positions.tempered import Tempered
+from locant.positions.encodings.tempered import Tempered
 from tests.positions import claims
 from tests.refusal import refuses
 from tests.tolerances import assert_close

@@ -126,7 +126,7 @@ def test_a_folder_is_no_text(complains: Complains, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--encoding", "rotery"), "'rotary', did you mean that?"),
+        (("--encoding", "rotery"), "'rotary'"),
         (("--context", 0), "0 is not in the range 1<=x<="),
         (("--batch", "many"), "'many' is not a valid integer"),
         (

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from locant import ALiBi, PositionEncoding, T5Bias
-from locant.positions.cope import Cope
-from locant.positions.deberta import Deberta
-from locant.positions.fire import Fire
-from locant.positions.kerple import Kerple
-from locant.positions.sandwich import Sandwich
-from locant.positions.shaw import Shaw
-from locant.positions.transformer_xl import TransformerXL
+from locant.positions.encodings.cope import Cope
+from locant.positions.encodings.deberta import Deberta
+from locant.positions.encodings.fire import Fire
+from locant.positions.encodings.kerple import Kerple
+from locant.positions.encodings.sandwich import Sandwich
+from locant.positions.encodings.shaw import Shaw
+from locant.positions.encodings.transformer_xl import TransformerXL
 from tests.known_bugs.subjects import HEADS, WIDTH
 
 __all__ = ["BIASES", "OF_DISTANCE", "PER_HEAD", "built"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from locant import PositionEncoding, Positions
-from locant.positions.catalog import CATALOG
+from locant.positions.registry import encodings
 from tests.known_bugs.exhibit import exhibit
 from tests.known_bugs.subjects import CONSTANT, DISTINCT, EVERY, differences, queries, use
 
@@ -15,7 +15,7 @@ POSITIONS = Path(__file__).parents[1] / "positions"
 
 
 def test_every_encoding_of_the_catalog_is_shown() -> None:
-    in_the_catalog = {entry.build for entry in CATALOG}
+    in_the_catalog = set(encodings().values())
 
     def check(shown: set[type[PositionEncoding]]) -> None:
         missing = {kind.__name__ for kind in in_the_catalog - shown}

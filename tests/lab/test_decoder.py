@@ -7,7 +7,8 @@ import torch
 
 from locant import Positions, RangeError
 from locant.lab import Decoder
-from locant.positions.catalog import ModelShape, find
+from locant.positions import ModelShape
+from locant.positions.registry import find
 from tests.tolerances import DIFFERENT, assert_close
 
 NAMES = ("nope", "learned", "sinusoidal", "rotary", "alibi", "t5")

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 from locant import ALiBi, Positions, RangeError, ShapeError
-from locant.positions.alibi import alibi_slopes
+from locant.positions.encodings.alibi import alibi_slopes
 from tests import oracles
 from tests.refusal import refuses
 from tests.tolerances import MULTIPLIED_UP, POWER_IN_DOUBLE, TOLERANCES, assert_close

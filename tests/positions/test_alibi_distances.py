@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from locant import ALiBi, Positions
-from locant.positions.alibi import alibi_slopes
+from locant.positions.encodings.alibi import alibi_slopes
 
 FAR = 131_072
 

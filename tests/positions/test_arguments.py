@@ -36,8 +36,8 @@ from locant import (
     scaling,
 )
 from locant.errors import LocantError, RangeError
-from locant.positions.catalog import CATALOG
 from locant.positions.heads import heads_of
+from locant.positions.registry import encodings
 from locant.positions.scaling import Linear, LongRoPE, YaRN
 from tests.odd import FLAG, POSITIVE, REAL, parameters, require_refused
 from tests.refusal import refuses
@@ -128,7 +128,7 @@ def test_an_odd_argument_is_refused_by_name(build: Build, required: dict[str, An
 
 
 def test_no_class_is_forgotten() -> None:
-    assert len(ENCODINGS) == len(CATALOG)
+    assert len(ENCODINGS) == len(encodings())
     assert {"Positions.arange", "Positions.after", "Positions.packed", "Positions.of", "grid"} <= BUILDS.keys()
     assert {"Unscaled", "Linear", "NTK", "DynamicNTK", "YaRN", "LongRoPE", "Llama3", "Proportional"} == {
         kind.__name__ for kind in SCALINGS

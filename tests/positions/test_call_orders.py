@@ -18,7 +18,8 @@ from torch import Tensor
 
 from locant import LocantError, PositionEncoding, Positions, Rotary
 from locant.kernels.rotary import turn
-from locant.positions.catalog import CATALOG, ModelShape
+from locant.positions import ModelShape
+from locant.positions.registry import encodings
 from locant.positions.scaling import DynamicNTK, Llama3, LongRoPE, YaRN
 
 MAX = 12
@@ -55,7 +56,7 @@ def _rotary(**options: Any) -> Callable[[], PositionEncoding]:
 
 
 BUILDS: dict[str, Callable[[], PositionEncoding]] = {
-    **{entry.name: _seeded(lambda entry=entry: entry.for_model(SHAPE)) for entry in CATALOG},
+    **{name: _seeded(lambda kind=kind: kind.for_model(SHAPE)) for name, kind in encodings().items()},
     "rotary float32 interleaved": _rotary(angles="float32", layout="interleaved"),
     **{f"rotary {name}": _rotary(scaling=scaling) for name, scaling in SCALINGS.items()},
     "rotary float32 dynamic ntk": _rotary(scaling=SCALINGS["dynamic ntk"], angles="float32"),

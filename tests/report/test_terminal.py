@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from locant.embedding.flow import Plan, embed
-from locant.positions.catalog import CATALOG
+from locant.positions.registry import encodings
 from locant.report.comparison.losses import print_losses, record_line
 from locant.report.comparison.summary import summarise
 from locant.report.console import json_text, out
@@ -70,15 +70,16 @@ def test_the_list_says_everything_of_every_encoding(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
 ) -> None:
     words = printed(monkeypatch, capsys, print_catalog, width).split()
-    for entry in CATALOG:
-        for fact in (entry.name, *entry.doors, entry.parameters, entry.extrapolation, entry.used_by, entry.paper):
+    for name, kind in encodings().items():
+        info = kind.info
+        for fact in (name, *kind.doors(), info.parameters, info.extrapolation, info.used_by, info.paper):
             assert {*fact.split()} <= {*words}
 
 
 def test_the_list_as_facts_is_the_catalog() -> None:
     facts = catalog_facts()
-    assert [fact["name"] for fact in facts] == [entry.name for entry in CATALOG]
-    assert [fact["doors"] for fact in facts] == [list(entry.doors) for entry in CATALOG]
+    assert [fact["name"] for fact in facts] == list(encodings())
+    assert [fact["doors"] for fact in facts] == [list(kind.doors()) for kind in encodings().values()]
     json.dumps(facts)
 
 

@@ -17,10 +17,10 @@ from locant.checkpoints.serving import Serving, serving
 from locant.checkpoints.traps import Case, traps
 from locant.embedding.table import TableSize, table_sizes
 from locant.positions.base import PositionEncoding
-from locant.positions.learned import Learned
+from locant.positions.encodings.learned import Learned
+from locant.positions.encodings.rotary import Rotary
 from locant.positions.rope_config.config import config_dict
 from locant.positions.rope_config.sizes import LENGTHS, TRAINED, WIDTHS, integer_of, named_layout
-from locant.positions.rotary import Rotary
 from locant.positions.scaling import Linear, Proportional
 
 __all__ = ["DOORS", "Explanation", "Layers", "explain", "trained_length"]

@@ -18,13 +18,13 @@ from locant.checkpoints.readers import read_falcon, read_rotary
 from locant.checkpoints.rotary_facts import RotaryFacts, rotary_facts
 from locant.checkpoints.turning_layers import read_rotary_in_some_layers, read_rotary_in_windows, turns_nowhere
 from locant.errors import InputError, RangeError
+from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import MAX_INDEX
 from locant.positions.rope_config.config import config_dict, rotary_from_config
 from locant.positions.rope_config.dialects import DIALECTS, Dialect
 from locant.positions.rope_config.layers import ropes_by_layer
 from locant.positions.rope_config.sizes import LENGTHS, TRAINED, named_layout
 from locant.positions.rope_config.types import integer, write_scaling, write_weights
-from locant.positions.rotary import Rotary
 from locant.positions.scaling import DynamicNTK, Linear, Llama3, LongRoPE, Scaling, Unscaled, YaRN, ntk_exponent
 
 __all__ = ["METHODS", "Extension", "extend"]

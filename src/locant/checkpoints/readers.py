@@ -17,17 +17,17 @@ import torch
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.kernels.rotary import Layout
-from locant.positions.alibi import ALiBi, alibi_slopes
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.constant import Constant
-from locant.positions.deberta import Deberta
-from locant.positions.learned import Learned
+from locant.positions.encodings.alibi import ALiBi, alibi_slopes
+from locant.positions.encodings.deberta import Deberta
+from locant.positions.encodings.learned import Learned
+from locant.positions.encodings.shaw import Shaw
+from locant.positions.encodings.t5 import T5Bias
 from locant.positions.rope_config.config import rotary_from_config
 from locant.positions.rope_config.sizes import HEADS, LENGTHS, WIDTHS, integer_of
 from locant.positions.rope_config.types import integer, number
-from locant.positions.shaw import Shaw
-from locant.positions.t5 import T5Bias
 
 __all__ = [
     "Request", "flag", "read_alibi", "read_bert", "read_deberta", "read_falcon", "read_learned", "read_mpt",

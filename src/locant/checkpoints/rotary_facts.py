@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from locant.positions.rotary import Rotary
+from locant.positions.encodings.rotary import Rotary
 from locant.positions.scaling import Scaling, Unscaled
 
 __all__ = ["PairFacts", "Precision", "RotaryFacts", "rotary_facts"]

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from locant.positions.encodings.rotary import Rotary
 from locant.positions.rope_config.dialects import DIALECTS
-from locant.positions.rotary import Rotary
 from locant.positions.scaling import DynamicNTK, LongRoPE, YaRN
 
 __all__ = ["Serving", "serving"]

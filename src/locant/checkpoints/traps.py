@@ -9,15 +9,15 @@ from typing import Any
 
 from locant.checkpoints.rotary_facts import RotaryFacts
 from locant.positions.base import PositionEncoding
-from locant.positions.deberta import Deberta
-from locant.positions.learned import Learned
+from locant.positions.encodings.deberta import Deberta
+from locant.positions.encodings.learned import Learned
+from locant.positions.encodings.rotary import Rotary
+from locant.positions.encodings.shaw import Shaw
+from locant.positions.encodings.t5 import T5Bias
+from locant.positions.encodings.tempered import Tempered
 from locant.positions.rope_config.dialects import DIALECTS, UNKNOWN
 from locant.positions.rope_config.types import integer
-from locant.positions.rotary import Rotary
 from locant.positions.scaling import DynamicNTK, Linear, LongRoPE, YaRN
-from locant.positions.shaw import Shaw
-from locant.positions.t5 import T5Bias
-from locant.positions.tempered import Tempered
 
 __all__ = ["Case", "traps"]
 

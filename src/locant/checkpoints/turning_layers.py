@@ -9,8 +9,8 @@ from locant.arguments import shown
 from locant.checkpoints.readers import Request, read_rotary, required
 from locant.errors import InputError
 from locant.positions.base import PositionEncoding
+from locant.positions.encodings.tempered import Tempered
 from locant.positions.rope_config.types import integer, number
-from locant.positions.tempered import Tempered
 
 __all__ = ["read_rotary_in_some_layers", "read_rotary_in_windows", "some_layers", "turns_nowhere", "window_layers"]
 

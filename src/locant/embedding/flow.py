@@ -25,8 +25,9 @@ from locant.errors import InputError, RangeError
 from locant.files import replacing
 from locant.positions import PositionEncoding, Positions
 from locant.positions.angles import Angles
-from locant.positions.catalog import ModelShape, find
+from locant.positions.base import ModelShape
 from locant.positions.documents import PADDING
+from locant.positions.registry import find
 from locant.text import IGNORED_TARGET, Windows
 from locant.text.corpus import Corpus
 
@@ -50,7 +51,7 @@ class Plan:
     scale: Scale | None = None
 
     def __post_init__(self) -> None:
-        by_head = {"head_dim", "num_heads"} & {*find(self.encoding).sizes}
+        by_head = {"head_dim", "num_heads"} & {*find(self.encoding).sizes()}
         if by_head and self.d_model % self.num_heads:
             nearest = max(1, self.d_model // self.num_heads) * self.num_heads
             raise RangeError(
@@ -187,7 +188,7 @@ def _flow(
     corpus: Corpus, plan: Plan, windows: Windows, embedding: InputEmbedding, vectors: Vectors, positions: Positions
 ) -> Flow:
     ids, x = vectors.ids, vectors.embeddings
-    entry = find(plan.encoding)
+    doors = find(plan.encoding).doors()
     adds = tuple(x.shape) if positions.batch > 1 else tuple(x.shape[1:])
     return Flow(
         source=corpus.name,
@@ -196,7 +197,7 @@ def _flow(
         vocab_size=corpus.tokenizer.vocab_size,
         fingerprint=corpus.tokenizer.fingerprint,
         encoding=plan.encoding,
-        doors=entry.doors,
+        doors=doors,
         windows=len(windows),
         embedded_windows=len(ids),
         context=windows.length,
@@ -204,7 +205,7 @@ def _flow(
         padding=int((vectors.positions < 0).sum()),
         ids=tuple(ids.shape),
         token_vectors=(*ids.shape, plan.d_model),
-        position_vectors=adds if "embed" in entry.doors else None,
+        position_vectors=adds if "embed" in doors else None,
         embeddings=tuple(x.shape),
         cos_sin=_cos_sin_shape(embedding.encoding, plan.context),
         bias=_bias_shape(embedding.encoding, plan.shape),

@@ -10,7 +10,8 @@ from locant.figures.biases import draw_alibi, draw_any_bias, draw_t5
 from locant.figures.canvas import LIGHT, Theme
 from locant.figures.waves import draw_learned, draw_rotary, draw_sinusoidal, draw_xpos
 from locant.positions import ALiBi, Learned, PositionEncoding, Rotary, Sinusoidal, T5Bias, XPos
-from locant.positions.catalog import ModelShape, find
+from locant.positions.base import ModelShape
+from locant.positions.registry import find
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,7 +75,7 @@ def encoding_to_draw(name: str, *, length: int | None = None, **options: int | f
 
     Options that are ``None`` were not given; one that the encoding does not take raises.
     """
-    entry = find(name)
+    kind = find(name)
     given = {option: value for option, value in options.items() if value is not None}
     usual = {
         "d_model": SHAPE.d_model,
@@ -82,5 +83,5 @@ def encoding_to_draw(name: str, *, length: int | None = None, **options: int | f
         "head_dim": HEAD_DIM,
         "max_seq_len": length or SHAPE.max_seq_len,
     }
-    sizes = {size: usual[size] for size in entry.sizes}
-    return entry.for_model(SHAPE, **{**sizes, **given})
+    sizes = {size: usual[size] for size in kind.sizes()}
+    return kind.for_model(SHAPE, **{**sizes, **given})

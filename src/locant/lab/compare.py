@@ -18,7 +18,8 @@ from locant.errors import InputError, RangeError
 from locant.lab.decoder import Decoder
 from locant.lab.environment import environment
 from locant.lab.train import evaluate, train
-from locant.positions.catalog import ModelShape, find
+from locant.positions.base import ModelShape
+from locant.positions.registry import find
 from locant.text import Windows
 
 __all__ = ["Progress", "Record", "Results", "Settings", "compare"]

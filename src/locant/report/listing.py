@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from locant.positions.catalog import CATALOG, Entry
+from locant.positions import PositionEncoding
+from locant.positions.registry import encodings
 from locant.report.console import QUIET, out, show, table
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ WIDE = 120
 
 def catalog_facts() -> list[dict[str, object]]:
     """The catalog as plain lists and strings, for JSON."""
-    return [_facts(entry) for entry in CATALOG]
+    return [_facts(name, kind) for name, kind in encodings().items()]
 
 
 def print_catalog() -> None:
@@ -29,15 +30,16 @@ def print_catalog() -> None:
         _print_paragraphs(console)
 
 
-def _facts(entry: Entry) -> dict[str, object]:
+def _facts(name: str, kind: type[PositionEncoding]) -> dict[str, object]:
+    info = kind.info
     return {
-        "name": entry.name,
-        "doors": list(entry.doors),
-        "sizes": list(entry.sizes),
-        "parameters": entry.parameters,
-        "extrapolation": entry.extrapolation,
-        "used_by": entry.used_by,
-        "paper": entry.paper,
+        "name": name,
+        "doors": list(kind.doors()),
+        "sizes": list(kind.sizes()),
+        "parameters": info.parameters,
+        "extrapolation": info.extrapolation,
+        "used_by": info.used_by,
+        "paper": info.paper,
     }
 
 
@@ -49,8 +51,9 @@ def _print_table(console: Console) -> None:
     for heading in ("beyond the trained length", "used by"):
         rows.add_column(heading, ratio=1, overflow="fold")
     rows.add_column("paper", style=QUIET, no_wrap=True)
-    for entry in CATALOG:
-        rows.add_row(entry.name, _doors(entry), entry.parameters, entry.extrapolation, entry.used_by, entry.paper)
+    for name, kind in encodings().items():
+        info = kind.info
+        rows.add_row(name, _doors(kind), info.parameters, info.extrapolation, info.used_by, info.paper)
     show(console, rows)
 
 
@@ -61,17 +64,18 @@ def _print_paragraphs(console: Console) -> None:
     rows.add_column("name", style="bold", no_wrap=True)
     rows.add_column("what", style=QUIET, no_wrap=True)
     rows.add_column("facts", ratio=1, overflow="fold")
-    for number, entry in enumerate(CATALOG):
+    for number, (name, kind) in enumerate(encodings().items()):
         if number:
             rows.add_row()
+        info = kind.info
         facts = {
-            "door": _doors(entry), "parameters": entry.parameters, "beyond": entry.extrapolation,
-            "used by": entry.used_by, "paper": entry.paper,
+            "door": _doors(kind), "parameters": info.parameters, "beyond": info.extrapolation,
+            "used by": info.used_by, "paper": info.paper,
         }  # fmt: skip
         for line, (what, fact) in enumerate(facts.items()):
-            rows.add_row("" if line else entry.name, what, fact)
+            rows.add_row("" if line else name, what, fact)
     show(console, rows)
 
 
-def _doors(entry: Entry) -> str:
-    return ", ".join(entry.doors) or "none"
+def _doors(kind: type[PositionEncoding]) -> str:
+    return ", ".join(kind.doors()) or "none"

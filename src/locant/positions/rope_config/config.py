@@ -14,6 +14,7 @@ from typing import Any, TypedDict
 from locant.errors import InputError
 from locant.kernels.rotary import Layout
 from locant.positions.angles import AngleMode
+from locant.positions.encodings.rotary import Rotary
 from locant.positions.rope_config.dialects import UNKNOWN, Dialect, dialect_of
 from locant.positions.rope_config.layers import rope_of_layers, ropes_by_layer
 from locant.positions.rope_config.sizes import (
@@ -28,7 +29,6 @@ from locant.positions.rope_config.sizes import (
     sections_of,
 )
 from locant.positions.rope_config.types import integer, read_scaling, rope_type_of, write_scaling
-from locant.positions.rotary import Rotary
 from locant.positions.scaling import (
     NTK,
     DynamicNTK,

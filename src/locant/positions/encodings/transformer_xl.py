@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from locant.arguments import MAX_WIDTH, scale_of, whole
 from locant.errors import ShapeError
 from locant.positions.angles import Angles
-from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
+from locant.positions.base import EncodingInfo, PositionEncoding, ScoreMod, bias_dtype
 from locant.positions.exact_dot import exact_dot
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.heads import Heads, for_query_heads
@@ -47,6 +47,18 @@ class TransformerXL(PositionEncoding):
     >>> xl.bias(q, memory_and_k, Positions.after(7, 5), Positions.arange(12)).shape
     torch.Size([1, 4, 5, 12])
     """
+
+    info = EncodingInfo(
+        name="transformer_xl",
+        aliases=("xl", "txl", "xlnet"),
+        kind="relative",
+        parameters="d_model x d_model, u and v",
+        cost_of_tokens="d_model x head_dim operations per head",
+        cost_of_pairs="a product of d_model, held as a number",
+        extrapolation="fair with a memory of earlier segments, which it was made for",
+        used_by="Transformer-XL, XLNet, Conformer",
+        paper="Dai 2019, arXiv 1901.02860",
+    )
 
     def __init__(
         self,

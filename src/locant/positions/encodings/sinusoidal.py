@@ -8,7 +8,7 @@ from torch import Tensor
 
 from locant.errors import ShapeError
 from locant.positions.angles import Angles
-from locant.positions.base import PositionEncoding
+from locant.positions.base import EncodingInfo, PositionEncoding
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.positions import Positions, require_positions
 from locant.tensors import require_arithmetic
@@ -29,6 +29,18 @@ class Sinusoidal(PositionEncoding):
     >>> Sinusoidal(256).vectors(Positions.arange(2))[0, 1, :2]
     tensor([0.8415, 0.5403])
     """
+
+    info = EncodingInfo(
+        name="sinusoidal",
+        aliases=("sin", "sinusoid", "sincos", "fixed"),
+        kind="absolute",
+        parameters="none",
+        cost_of_tokens="d_model sines and cosines, d_model additions",
+        cost_of_pairs="nothing",
+        extrapolation="defined everywhere, but models do not understand positions they never saw",
+        used_by="the original Transformer, Whisper's encoder",
+        paper="Vaswani 2017, arXiv 1706.03762",
+    )
 
     def __init__(self, d_model: int, *, base: float = 10_000.0) -> None:
         super().__init__()

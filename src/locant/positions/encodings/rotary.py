@@ -15,7 +15,7 @@ from locant.errors import LocantError, RangeError, ShapeError
 from locant.kernels.rotary import Layout, Tables, is_transformed, require_writable, rotate, turn
 from locant.kernels.rotary.reference import cos_sin
 from locant.positions.angles import AngleMode, Angles
-from locant.positions.base import PositionEncoding
+from locant.positions.base import EncodingInfo, PositionEncoding
 from locant.positions.constant import Constant
 from locant.positions.frequencies import base_of, width_of
 from locant.positions.positions import MAX_INDEX, Positions, require_positions
@@ -54,6 +54,18 @@ class Rotary(PositionEncoding):
     >>> q_turned.shape, k_turned.shape
     (torch.Size([2, 8, 5, 64]), torch.Size([2, 2, 5, 64]))
     """
+
+    info = EncodingInfo(
+        name="rotary",
+        aliases=("rope", "rotary_embedding", "rotary_position_embedding"),
+        kind="relative",
+        parameters="none",
+        cost_of_tokens="in every layer, 3 head_dim operations per head of q and k",
+        cost_of_pairs="nothing",
+        extrapolation="poor beyond the trained length without a scaling of its frequencies",
+        used_by="Llama, Mistral, Qwen, Gemma, DeepSeek, GPT-NeoX, GPT-J, Phi",
+        paper="Su 2021, arXiv 2104.09864",
+    )
 
     def __init__(
         self,

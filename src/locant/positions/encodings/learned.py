@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from locant.arguments import MAX_WIDTH, real, whole
 from locant.errors import LocantError, ShapeError
 from locant.kernels.input_embedding import look_up
-from locant.positions.base import PositionEncoding
+from locant.positions.base import EncodingInfo, PositionEncoding
 from locant.positions.positions import Positions, require_positions
 from locant.tensors import require_arithmetic
 
@@ -38,6 +38,18 @@ class Learned(PositionEncoding):
     >>> learned.embed(torch.zeros(8, 4, 256), Positions.arange(4)).shape
     torch.Size([8, 4, 256])
     """
+
+    info = EncodingInfo(
+        name="learned",
+        aliases=("absolute", "learned_absolute", "position_embedding"),
+        kind="absolute",
+        parameters="max_seq_len x d_model",
+        cost_of_tokens="one row looked up, d_model additions",
+        cost_of_pairs="nothing",
+        extrapolation="none: there is no row past the table, and rows never trained mean nothing",
+        used_by="BERT, GPT-2, GPT-3, OPT, RoBERTa",
+        paper="Devlin 2018, arXiv 1810.04805",
+    )
 
     def __init__(self, max_seq_len: int, d_model: int, *, offset: int = 0, init_std: float = INIT_STD) -> None:
         super().__init__()

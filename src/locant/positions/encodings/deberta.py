@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, entries, flag, scale_of, shown, whole
 from locant.errors import LocantError, RangeError, ShapeError
-from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
+from locant.positions.base import EncodingInfo, PositionEncoding, ScoreMod, bias_dtype
 from locant.positions.constant import Constant
 from locant.positions.distance import MAX_DISTANCE, distances
 from locant.positions.exact_dot import exact_dot
@@ -61,6 +61,18 @@ class Deberta(PositionEncoding):
     >>> Deberta(4, 16).bias(q, k, Positions.arange(5)).shape
     torch.Size([1, 4, 5, 5])
     """
+
+    info = EncodingInfo(
+        name="deberta",
+        aliases=("disentangled", "disentangled_attention"),
+        kind="relative",
+        parameters="a table and two projections",
+        cost_of_tokens="4 num_buckets x head_dim operations per head",
+        cost_of_pairs="two look-ups, held as a number",
+        extrapolation="fair: all distances beyond max_distance share one bucket",
+        used_by="DeBERTa, DeBERTa-v2 and v3",
+        paper="He 2021, arXiv 2006.03654",
+    )
 
     def __init__(
         self,

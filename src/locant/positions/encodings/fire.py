@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, real, whole
-from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
+from locant.positions.base import EncodingInfo, PositionEncoding, ScoreMod, bias_dtype
 from locant.positions.distance import distances
 from locant.positions.heads import Heads, blank_linear
 from locant.positions.pairs import step_mod
@@ -48,6 +48,18 @@ class Fire(PositionEncoding):
     >>> Fire(4).bias(q, k, Positions.arange(6)).shape
     torch.Size([1, 4, 6, 6])
     """
+
+    info = EncodingInfo(
+        name="fire",
+        aliases=("functional_interpolation",),
+        kind="relative",
+        parameters="a small MLP, c and L",
+        cost_of_tokens="nothing",
+        cost_of_pairs="two logarithms for all heads, then one look-up and line",
+        extrapolation="good: distances are divided by the length, so the function sees nothing new",
+        used_by="its paper's models",
+        paper="Li 2023, arXiv 2310.04418",
+    )
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from locant.arguments import one_of
-from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
+from locant.positions.base import EncodingInfo, PositionEncoding, ScoreMod, bias_dtype
 from locant.positions.distance import distances
 from locant.positions.heads import Heads
 from locant.positions.pairs import step_mod
@@ -48,6 +48,18 @@ class Kerple(PositionEncoding):
     >>> Kerple(4).bias(q, k, Positions.arange(6)).shape
     torch.Size([1, 4, 6, 6])
     """
+
+    info = EncodingInfo(
+        name="kerple",
+        aliases=("kerple_log",),
+        kind="relative",
+        parameters="2 x num_heads",
+        cost_of_tokens="nothing",
+        cost_of_pairs="one logarithm, two multiplications and an addition",
+        extrapolation="good: far tokens fade as fast as each head learned",
+        used_by="its paper's models",
+        paper="Chi 2022, arXiv 2205.09921",
+    )
 
     by_distance = True
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, scale_of, whole
 from locant.errors import ShapeError
-from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
+from locant.positions.base import EncodingInfo, PositionEncoding, ScoreMod, bias_dtype
 from locant.positions.exact_dot import exact_dot
 from locant.positions.heads import for_query_heads
 from locant.positions.positions import Positions
@@ -42,6 +42,18 @@ class Cope(PositionEncoding):
     >>> Cope(64).bias(q, k, Positions.arange(5)).shape
     torch.Size([1, 8, 5, 5])
     """
+
+    info = EncodingInfo(
+        name="cope",
+        aliases=("contextual",),
+        kind="relative",
+        parameters="max_positions x head_dim",
+        cost_of_tokens="max_positions x head_dim operations per head",
+        cost_of_pairs="a product of head_dim, a sum and two look-ups, all held in float64",
+        extrapolation="good where what is counted is rare; counts beyond max_positions are one",
+        used_by="its paper's models",
+        paper="Golovneva 2024, arXiv 2405.18719",
+    )
 
     def __init__(self, head_dim: int, max_positions: int = 64, *, scale: float | None = None) -> None:
         super().__init__()

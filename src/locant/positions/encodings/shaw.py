@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, flag, scale_of, whole
 from locant.errors import ShapeError
-from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
+from locant.positions.base import EncodingInfo, PositionEncoding, ScoreMod, bias_dtype
 from locant.positions.distance import distances
 from locant.positions.exact_dot import exact_dot
 from locant.positions.heads import for_query_heads
@@ -45,6 +45,18 @@ class Shaw(PositionEncoding):
     >>> shaw.bias(q, k, Positions.arange(5)).shape, shaw.weight.shape
     (torch.Size([1, 8, 5, 5]), torch.Size([33, 64]))
     """
+
+    info = EncodingInfo(
+        name="shaw",
+        aliases=("relative_key", "relative_key_query"),
+        kind="relative",
+        parameters="(2 max_distance + 1) x head_dim",
+        cost_of_tokens="(2 max_distance + 1) x head_dim operations per head",
+        cost_of_pairs="one look-up, held as a number",
+        extrapolation="fair: all distances beyond max_distance share one vector",
+        used_by="Music Transformer, Wav2Vec2-BERT, SeamlessM4T-v2",
+        paper="Shaw 2018, arXiv 1803.02155",
+    )
 
     def __init__(
         self,

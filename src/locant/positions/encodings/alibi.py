@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from locant.arguments import flag
-from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
+from locant.positions.base import EncodingInfo, PositionEncoding, ScoreMod, bias_dtype
 from locant.positions.constant import Constant
 from locant.positions.distance import distances
 from locant.positions.heads import Heads, heads_of
@@ -51,6 +51,18 @@ class ALiBi(PositionEncoding):
     >>> ALiBi(4, head_slice=slice(2, 4)).bias(q[:, 2:], k[:, 2:], Positions.arange(6))[0, 0, 0, 1]
     tensor(-0.0156)
     """
+
+    info = EncodingInfo(
+        name="alibi",
+        aliases=("linear_bias", "attention_with_linear_biases"),
+        kind="relative",
+        parameters="none",
+        cost_of_tokens="nothing",
+        cost_of_pairs="one multiplication and addition",
+        extrapolation="good: loss stays near its short-length value, because far tokens fade",
+        used_by="BLOOM, MPT, Falcon-RW, BTLM",
+        paper="Press 2022, arXiv 2108.12409",
+    )
 
     by_distance = True
 

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.positions.angles import Angles
-from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
+from locant.positions.base import EncodingInfo, PositionEncoding, ScoreMod, bias_dtype
 from locant.positions.constant import Constant
 from locant.positions.distance import distances
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
@@ -41,6 +41,17 @@ class Sandwich(PositionEncoding):
     >>> Sandwich(8).bias(q, k, Positions.arange(4))[0, 7, 3]
     tensor([-1.4767, -0.8273, -0.2383,  0.0000])
     """
+
+    info = EncodingInfo(
+        name="sandwich",
+        kind="relative",
+        parameters="none",
+        cost_of_tokens="nothing",
+        cost_of_pairs="one look-up and division",
+        extrapolation="good: decays with the logarithm of the distance",
+        used_by="its paper's models",
+        paper="Chi 2023, arXiv 2212.10356",
+    )
 
     by_distance = True
 

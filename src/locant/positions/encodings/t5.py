@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from locant.arguments import flag, whole
-from locant.positions.base import PositionEncoding, ScoreMod, bias_dtype
+from locant.positions.base import EncodingInfo, PositionEncoding, ScoreMod, bias_dtype
 from locant.positions.constant import Constant
 from locant.positions.distance import MAX_DISTANCE, distances
 from locant.positions.heads import Heads
@@ -39,6 +39,18 @@ class T5Bias(PositionEncoding):
     >>> T5Bias(8).bias(q, k, Positions.arange(5)).shape
     torch.Size([1, 8, 5, 5])
     """
+
+    info = EncodingInfo(
+        name="t5",
+        aliases=("relative", "t5_bias", "rel_pos", "relative_bias", "relative_position_bias"),
+        kind="relative",
+        parameters="num_buckets x num_heads",
+        cost_of_tokens="nothing",
+        cost_of_pairs="two look-ups and an addition",
+        extrapolation="fair: all distances beyond max_distance share one bucket",
+        used_by="T5, mT5, Flan-T5, UL2",
+        paper="Raffel 2020, arXiv 1910.10683",
+    )
 
     by_distance = True
 

@@ -13,7 +13,7 @@ from locant.arguments import one_of, real, whole
 from locant.errors import ShapeError
 from locant.kernels.rotary import Layout, require_writable, turn
 from locant.positions.angles import AngleMode, Angles
-from locant.positions.base import PositionEncoding
+from locant.positions.base import EncodingInfo, PositionEncoding
 from locant.positions.constant import Constant
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.positions import MAX_INDEX, Positions
@@ -54,6 +54,18 @@ class XPos(PositionEncoding):
     >>> q_turned.shape, k_turned.shape, xpos.reach(torch.bfloat16)
     (torch.Size([2, 8, 5, 64]), torch.Size([2, 2, 5, 64]), 28328)
     """
+
+    info = EncodingInfo(
+        name="xpos",
+        aliases=("lex",),
+        kind="relative",
+        parameters="none",
+        cost_of_tokens="as rotary, and head_dim / 2 exponentials",
+        cost_of_pairs="nothing",
+        extrapolation="better than rotary: the product of far tokens fades; made for windowed attention there",
+        used_by="LeX, RetNet, TorchScale",
+        paper="Sun 2022, arXiv 2212.10554",
+    )
 
     def __init__(
         self,

@@ -1,0 +1,147 @@
+"""Encodings by name: this package's own, those that are registered, and those of installed packages.
+
+This package's own are the classes in `locant.positions.encodings` whose `info` has a name: a new one is a file there.
+An installed package offers one by an entry point in the group ``locant.encodings``, from the name to the class.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterable
+from typing import Any
+
+from locant.arguments import shown
+from locant.errors import RangeError
+from locant.positions import encodings as own
+from locant.positions.base import PositionEncoding, build
+from locant.registry import Registry
+
+__all__ = ["broken_encodings", "encoding", "encodings", "find", "register_encoding"]
+
+Kind = type[PositionEncoding]
+
+FIRST = (
+    "nope", "learned", "sinusoidal", "rotary", "xpos", "alibi", "t5", "kerple", "fire", "sandwich", "cope", "shaw",
+    "transformer_xl", "deberta",
+)  # fmt: skip
+"""The order of `locant list`; what is not named here comes after, by name."""
+
+SCALINGS = {
+    "linear": "Linear(factor=4.0)",
+    "interpolation": "Linear(factor=4.0)",
+    "ntk": "NTK(factor=4.0)",
+    "dynamic": "DynamicNTK(factor=4.0, original_max_seq_len=4096)",
+    "dynamic_ntk": "DynamicNTK(factor=4.0, original_max_seq_len=4096)",
+    "yarn": "YaRN(factor=4.0, original_max_seq_len=4096)",
+    "longrope": "LongRoPE(short_factor=..., long_factor=..., original_max_seq_len=4096, factor=32.0)",
+    "llama3": "Llama3(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=8192)",
+    "proportional": "Proportional(rotated_share=0.25)",
+}
+"""Ways to scale the frequencies of `Rotary`, which are often taken for encodings; each with an example."""
+
+
+def encodings() -> dict[str, Kind]:
+    """Every encoding by its name, this package's own first; those that cannot be loaded are in `broken_encodings`.
+
+    >>> list(encodings())[:4]
+    ['nope', 'learned', 'sinusoidal', 'rotary']
+    """
+    return dict(ENCODINGS.items())
+
+
+def broken_encodings() -> dict[str, str]:
+    """The encodings of installed packages that cannot be used, with what is wrong with each."""
+    encodings()
+    return dict(ENCODINGS.broken)
+
+
+def find(name: str) -> Kind:
+    """The class of this name or alias; an unknown one gets the nearest name.
+
+    >>> find("RoPE").__name__
+    'Rotary'
+    >>> find("yarn")
+    Traceback (most recent call last):
+    ...
+    locant.errors.RangeError: got encoding 'yarn', which is a scaling of rotary; try:
+    locant.encoding('rotary', head_dim=64, scaling=locant.scaling.YaRN(factor=4.0, original_max_seq_len=4096))
+    """
+    try:
+        return ENCODINGS.find(name)
+    except RangeError:
+        scaling = SCALINGS.get(name.strip().lower()) if isinstance(name, str) else None
+        if scaling is None:
+            raise
+    raise RangeError(
+        f"got encoding {name!r}, which is a scaling of rotary",
+        f"locant.encoding('rotary', head_dim=64, scaling=locant.scaling.{scaling})",
+    )
+
+
+def encoding(name: str, **options: Any) -> PositionEncoding:
+    """The encoding of this name, built with these options.
+
+    >>> encoding("alibi", num_heads=8)
+    ALiBi(num_heads=8)
+    >>> encoding("rotery", head_dim=64)
+    Traceback (most recent call last):
+    ...
+    locant.errors.RangeError: got encoding 'rotery', expected one of nope, learned, sinusoidal, rotary, xpos, alibi,
+    t5, kerple, fire, sandwich, cope, shaw, transformer_xl, deberta; try: 'rotary'
+    """
+    return build(find(name), options)
+
+
+def register_encoding(name: str, cls: Kind, aliases: Iterable[str] = ()) -> None:
+    """Make an encoding known to `locant.encoding`, `locant list`, `plot`, `compare` and the lab.
+
+    An installed package needs no call: it names the class in an entry point of the group ``locant.encodings``.
+
+    Args:
+        name: by which it is found.
+        cls: the class. Where its constructor requires more than ``d_model``, ``num_heads``, ``head_dim`` and
+            ``max_seq_len``, it overrides ``for_model``.
+        aliases: other names, beside those in its `info`.
+
+    >>> import torch, locant
+    >>> class Even(locant.PositionEncoding):
+    ...     '''Adds one to every other token.'''
+    ...     def embed(self, x, positions):
+    ...         return x + (positions.index % 2)[..., None]
+    >>> locant.register_encoding("even", Even)  # doctest: +SKIP
+    >>> locant.encoding("even").embed(torch.zeros(1, 3, 1), locant.Positions.arange(3)).flatten()  # doctest: +SKIP
+    tensor([0., 1., 0.])
+    """
+    extra = (aliases,) if isinstance(aliases, str) else tuple(aliases)
+    ENCODINGS.register(name, cls, (*_aliases(cls), *extra))
+
+
+def _require_encoding(name: str, value: Any) -> None:
+    if not (isinstance(value, type) and issubclass(value, PositionEncoding)):
+        raise RangeError(
+            f"got {shown(value)} as encoding {name!r}, expected a class", "a subclass of locant.PositionEncoding"
+        )
+
+
+def _register_own(registry: Registry[Kind]) -> None:
+    modules = [
+        importlib.import_module(f"{own.__name__}.{module.name}") for module in pkgutil.iter_modules(own.__path__)
+    ]
+    found = {PositionEncoding.info.name: PositionEncoding}
+    for module in modules:
+        kinds = (getattr(module, name) for name in module.__all__)
+        found |= {kind.info.name: kind for kind in kinds if _is_named(kind)}
+    for name in sorted(found, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name)):
+        registry.register(name, found[name], found[name].info.aliases)
+
+
+def _is_named(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, PositionEncoding) and bool(value.info.name)
+
+
+def _aliases(value: Any) -> tuple[str, ...]:
+    return value.info.aliases if hasattr(value, "info") else ()
+
+
+ENCODINGS: Registry[Kind] = Registry("encoding", "locant.encodings", _require_encoding, _register_own, _aliases)

@@ -1,0 +1,195 @@
+"""Encodings by name: this package's own, registered ones, and those of installed packages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import locant
+from locant import ALiBi, InputError, LocantError, PositionEncoding, Positions, RangeError, Rotary, encoding
+from locant.positions import EncodingInfo, ModelShape, registry
+from locant.positions.base import DOORS
+from locant.positions.registry import FIRST, SCALINGS, broken_encodings, encodings, find
+from locant.registry import Registry
+from tests.refusal import refuses
+
+SHAPE = ModelShape(d_model=24, num_heads=3, max_seq_len=17)
+
+
+@pytest.fixture
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A registry that the other tests do not see."""
+    old = registry.ENCODINGS
+    fresh = Registry(old.kind, old.group, registry._require_encoding, registry._register_own, registry._aliases)
+    monkeypatch.setattr(registry, "ENCODINGS", fresh)
+    return
+
+
+class Even(PositionEncoding):
+    """Adds one to every other token."""
+
+    info = EncodingInfo(aliases=("every_other",))
+
+    def embed(self, x: Tensor, positions: Positions) -> Tensor:
+        return x + (positions.index % 2)[..., None]
+
+
+class Wide(PositionEncoding):
+    """Requires a size that no model has."""
+
+    def __init__(self, num_widgets: int, head_dim: int) -> None:
+        super().__init__()
+
+
+class WideForAModel(Wide):
+    @classmethod
+    def for_model(cls, shape: ModelShape, **options: object) -> WideForAModel:
+        return cls(shape.num_heads, shape.head_dim)
+
+
+# ---------------------------------------------------------------------- this package's own
+
+
+def test_every_file_of_the_package_holds_encodings_that_are_found() -> None:
+    files = {path.stem for path in Path(registry.own.__file__).parent.glob("*.py")} - {"__init__", "tempered"}
+    assert {kind.__module__.rsplit(".", 1)[-1] for kind in encodings().values()} == files | {"base"}
+    assert list(encodings())[: len(FIRST)] == list(FIRST)
+
+
+@pytest.mark.parametrize("name", encodings())
+def test_every_encoding_says_everything_of_itself_and_is_built_for_a_model(name: str) -> None:
+    kind = find(name)
+    info = kind.info
+    said = (info.kind, info.parameters, info.cost_of_tokens, info.cost_of_pairs, info.extrapolation, info.used_by)
+    assert info.name == name
+    assert all((*said, info.paper))
+    assert type(kind.for_model(SHAPE)) is kind
+    assert bool(list(kind.for_model(SHAPE).parameters())) == (info.parameters != "none")
+    assert type(encoding(name, **{size: getattr(SHAPE, size) for size in kind.sizes()})) is kind
+    for alias in info.aliases:
+        assert find(alias) is kind
+
+
+@pytest.mark.parametrize("name", encodings())
+def test_doors_are_the_methods_that_are_overridden(name: str) -> None:
+    kind = find(name)
+    assert kind.doors() == tuple(door for door in DOORS if getattr(kind, door) is not getattr(PositionEncoding, door))
+    assert "absolute" not in kind.info.kind or kind.doors() == ("embed",)
+
+
+def test_what_is_told_of_a_class_is_not_inherited() -> None:
+    class Steep(ALiBi):
+        pass
+
+    assert Steep.info == EncodingInfo()
+    assert Steep.doors() == ("bias",)
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("RoPE", "rotary"), ("rope", "rotary"), ("absolute", "learned"), ("relative", "t5"), ("sin", "sinusoidal"),
+        ("rel_pos", "t5"), ("ALiBi", "alibi"), ("none", "nope"), ("Transformer-XL", "transformer_xl"),
+        ("xl", "transformer_xl"), ("t5_bias", "t5"), ("disentangled", "deberta"), ("sinusoid", "sinusoidal"),
+    ],
+)  # fmt: skip
+def test_names_of_the_field_are_known(alias: str, name: str) -> None:
+    assert find(alias) is find(name)
+
+
+def test_sizes_and_options_reach_the_encoding() -> None:
+    assert find("rotary").for_model(SHAPE, base=5e5).head_dim == 8
+    assert find("learned").for_model(SHAPE).weight.shape == (17, 24)
+    assert find("t5").for_model(SHAPE, bidirectional=True).num_heads == 3
+    rotary = encoding("rotary", head_dim=8, base=5e5, layout="interleaved", rotary_dim=4, angles="float32")
+    assert isinstance(rotary, Rotary)
+    assert (rotary.base, rotary.layout, rotary.rotary_dim, rotary.angles.mode) == (5e5, "interleaved", 4, "float32")
+
+
+@pytest.mark.parametrize(("wrong", "meant"), [("rotery", "rotary"), ("learn", "learned"), ("t-5", "t5")])
+def test_a_misspelt_name_gets_the_nearest(wrong: str, meant: str) -> None:
+    with refuses(RangeError, f"{wrong!r}", f"try: {meant!r}"):
+        encoding(wrong)
+
+
+@pytest.mark.parametrize("name", [None, 3, b"rotary", "zzzz", ""])
+def test_an_unknown_name_gets_the_list(name: object) -> None:
+    with refuses(RangeError, f"got encoding {name!r}", "nope, learned"):
+        encoding(name)
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_a_scaling_is_answered_with_how_to_get_it(name: str) -> None:
+    with pytest.raises(RangeError, match=f"'{name}', which is a scaling of rotary") as caught:
+        encoding(name)
+    if "..." not in caught.value.remedy:
+        assert isinstance(eval(caught.value.remedy, {"locant": locant}), Rotary)  # noqa: S307  # our own text
+
+
+@pytest.mark.parametrize("name", encodings())
+def test_an_unknown_option_and_a_missing_size_are_named(name: str) -> None:
+    sizes = {size: getattr(SHAPE, size) for size in find(name).sizes()}
+    with refuses(RangeError, "['thetta']", f"{name!r}"):
+        encoding(name, **sizes, thetta=1)
+    with refuses(RangeError, "['thetta']", f"{name!r}"):
+        find(name).for_model(SHAPE, thetta=1)
+    if sizes:
+        with refuses(RangeError, next(iter(sizes)), f"{find(name).__name__}("):
+            encoding(name)
+
+
+# ---------------------------------------------------------------------- other people's
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_a_registered_encoding_is_found_and_listed_after_this_packages_own() -> None:
+    locant.register_encoding("even", Even, aliases=["odd"])
+    assert list(encodings()) == [*FIRST, "even"]
+    assert find("every-other") is find("Odd") is Even
+    assert encoding("even").embed(torch.zeros(1, 3, 1), Positions.arange(3)).flatten().tolist() == [0, 1, 0]
+    assert isinstance(Even.for_model(SHAPE), Even)
+
+
+@pytest.mark.usefixtures("_fresh")
+@pytest.mark.parametrize("value", [3, Even(), object, "alibi"])
+def test_what_is_no_encoding_is_not_registered(value: object) -> None:
+    with refuses(RangeError, "'mine'", "PositionEncoding"):
+        locant.register_encoding("mine", value)
+    assert "mine" not in encodings()
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_a_name_is_not_taken_twice() -> None:
+    with refuses(RangeError, "'alibi'", "another name"):
+        locant.register_encoding("alibi", Even)
+    with refuses(RangeError, "'rope'", "another name"):
+        locant.register_encoding("even", Even, aliases=("rope",))
+
+
+def test_a_constructor_that_requires_more_needs_for_model() -> None:
+    with refuses(LocantError, "Wide", "num_widgets", "for_model"):
+        Wide.for_model(SHAPE)
+    assert type(Wide.for_model(SHAPE, num_widgets=2)) is Wide
+    assert type(WideForAModel.for_model(SHAPE)) is WideForAModel
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_a_broken_plug_in_is_reported_by_name_and_the_others_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    offers = [
+        EntryPoint("even", f"{__name__}:Even", "locant.encodings"),
+        EntryPoint("lost", "no_such_package:Lost", "locant.encodings"),
+        EntryPoint("number", f"{__name__}:FIRST", "locant.encodings"),
+    ]
+    monkeypatch.setattr("locant.registry.entry_points", lambda group: offers if group == "locant.encodings" else [])
+    assert find("even") is find("every_other") is Even
+    assert list(encodings()) == [*FIRST, "even"]
+    assert set(broken_encodings()) == {"lost", "number"}
+    with refuses(InputError, "'lost'", "no_such_package"):
+        encoding("lost")
+    with refuses(InputError, "'number'", "PositionEncoding"):
+        encoding("number")
