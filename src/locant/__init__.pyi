@@ -4,6 +4,7 @@ from . import attention as attention
 from . import checkpoints as checkpoints
 from . import embedding as embedding
 from . import errors as errors
+from . import formats as formats
 from . import parallel as parallel
 from . import positions as positions
 from . import scaling as scaling

@@ -13,7 +13,7 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 # below it is what it opens on.
 ROOMS = (
     "_version", "errors", "arguments", "files", "registry", "kernels", "tensors", "positions", "scaling", "text",
-    "embedding", "attention", "parallel", "checkpoints",
+    "formats", "embedding", "attention", "parallel", "checkpoints",
     "locant", "lab", "figures", "report", "cli", "__main__",
 )  # fmt: skip
 

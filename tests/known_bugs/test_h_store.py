@@ -23,7 +23,7 @@ import pytest
 from locant import InputError, LocantError, RangeError
 from locant.files import NewFile, write_whole
 from locant.text.store import ShardWriter, TokenStore, token_dtype
-from locant.text.store.index import IndexWriter, read_index
+from locant.text.store.formats.megatron_index import IndexWriter, read_index
 from tests.known_bugs.exhibit import exhibit
 from tests.text.store.made import TOKENS, make
 

@@ -16,8 +16,7 @@ from locant.text.prepare import finalize, prepare
 from locant.text.prepare.locks import YOUNG
 from locant.text.prepare.part import finished_part, part_folder, sweep
 from locant.text.prepare.plan import read_plan
-from locant.text.store import TokenStore
-from locant.text.store.export import export_store
+from locant.text.store import TokenStore, export_store
 from tests.refusal import refuses
 from tests.text.prepare.corpus import TEXTS, edited, options, require_ids
 from tests.text.prepare.mortal import contents

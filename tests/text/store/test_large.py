@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from locant.files import NewFile
-from locant.text.store import FileRecord, ShardRecord, TokenStore, write_manifest
-from locant.text.store.export import export_store
-from locant.text.store.index import IndexWriter, index_size
+from locant.text.store import FileRecord, ShardRecord, TokenStore, export_store, write_manifest
+from locant.text.store.formats.megatron_index import IndexWriter, index_size
 from tests.text.store.made import BYTES
-from tests.text.store.others import megatron_reader
+from tests.text.store.other_programs import megatron_reader
 
 LENGTHS = [2**31 - 1, 2**31 - 1, 5, 0, 2**31 - 1, 9]
 TOTAL = sum(LENGTHS)
@@ -112,7 +111,7 @@ def test_opening_parses_no_source_of_very_many(tmp_path: Path) -> None:
 
 
 def test_exporting_takes_constant_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("locant.text.store.export.BLOCK", 10_000)
+    monkeypatch.setattr("locant.text.store.formats.base.BLOCK", 10_000)
     peaks = []
     for tokens in (1_000_000, 4_000_000):
         np.zeros(tokens, dtype=np.uint16).tofile(tmp_path / "a.bin")

@@ -21,9 +21,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from locant import InputError, RangeError
-from locant.text.store import FileRecord, ShardRecord, TokenStore, reading, write_manifest
-from locant.text.store.reading import FAILED, map_side_by_side
+from locant import InputError, LocantError, RangeError
+from locant.text.store import FileRecord, ShardRecord, TokenStore, mapped_files, write_manifest
+from locant.text.store.mapped_files import FAILED, map_side_by_side
 from tests.refusal import refuses
 from tests.text.store.made import BYTES, SHARDS, TOKENS, make, write_shard
 
@@ -277,7 +277,7 @@ def test_no_manifest_is_written_that_could_not_be_read(tmp_path: Path, monkeypat
         parts = {"shards": [], "tokenizer": BYTES, "end_of_text": None, "sources": [], "options": {}, **change}
         with refuses(InputError, words):
             write_manifest(tmp_path, **parts)
-    monkeypatch.setattr("locant.text.store.manifest.LARGEST", 100)
+    monkeypatch.setattr("locant.text.store.formats.manifest.LARGEST", 100)
     with refuses(InputError, "more than 100"):
         write_manifest(tmp_path, shards=[], tokenizer=BYTES, end_of_text=None, sources=[], options={})
     assert list(tmp_path.iterdir()) == []
@@ -287,26 +287,27 @@ def test_a_system_that_maps_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Linux allows 65 530 maps; beyond that, its error, and not an address that is none."""
     store = make(tmp_path / "store")
     refusing = SimpleNamespace(mmap=lambda *_: (ctypes.set_errno(errno.ENOMEM), FAILED)[1], munmap=None)
-    monkeypatch.setattr(reading, "_LIBC", refusing)
+    monkeypatch.setattr(mapped_files, "_LIBC", refusing)
     with refuses(InputError, "shard-00000.bin", os.strerror(errno.ENOMEM), "mode='read'"):
         store[0]
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "kind", "words"),
     [
-        ({"mode": "mmap"}, ["'mmap'", "'map'"]),
-        ({"mode": np.array(["map", "a"])}, ["got mode array(", "'map'"]),
-        ({"format": "parquet"}, ["'parquet'", "nanogpt"]),
-        ({"format": []}, ["got format [], expected one of locant, nanogpt"]),
-        ({"format": np.array(["locant", "a"])}, ["got format array(", "nanogpt"]),
-        ({"dtype": "uint16"}, ["dtype"]),
-        ({"tokenizer": BYTES}, ["tokenizer"]),
+        ({"mode": "mmap"}, RangeError, ["'mmap'", "'map'"]),
+        ({"mode": np.array(["map", "a"])}, RangeError, ["mode", "'map'"]),
+        ({"format": "parquet"}, RangeError, ["'parquet'", "nanogpt"]),
+        ({"format": []}, RangeError, ["store format []", "nanogpt"]),
+        ({"dtype": "uint16"}, InputError, ["dtype"]),
+        ({"tokenizer": BYTES}, InputError, ["tokenizer"]),
     ],
 )
-def test_options_that_make_no_sense(tmp_path: Path, options: dict[str, object], words: list[str]) -> None:
+def test_options_that_make_no_sense(
+    tmp_path: Path, options: dict[str, object], kind: type[LocantError], words: list[str]
+) -> None:
     make(tmp_path / "store")
-    with refuses(InputError, *words):
+    with refuses(kind, *words):
         TokenStore(tmp_path / "store", **options)
 
 

@@ -19,9 +19,7 @@ from locant.files import flush, write_whole
 from locant.text.prepare.part import Part, finished_part, part_folder
 from locant.text.prepare.pieces import Source
 from locant.text.prepare.plan import FOLDER, Plan, read_plan, remove_shards
-from locant.text.store import ShardRecord, TokenStore, write_manifest
-from locant.text.store.layout import MANIFEST, TOKENIZER, shard_name
-from locant.text.store.manifest import read_manifest
+from locant.text.store import MANIFEST, TOKENIZER, ShardRecord, TokenStore, read_manifest, shard_name, write_manifest
 from locant.text.tokenizer import Tokenizer
 
 __all__ = ["finalize", "join", "missing_parts", "note_tasks", "recorded_request", "store_folder", "tidy"]

@@ -34,7 +34,7 @@ from locant.files import flush, write_whole
 from locant.text.prepare.locks import is_dead, locked
 from locant.text.prepare.pieces import Piece, Source, cut
 from locant.text.reading import STDIN
-from locant.text.store.layout import MANIFEST
+from locant.text.store import MANIFEST
 from locant.text.tokenizer import Tokenizer
 
 __all__ = [

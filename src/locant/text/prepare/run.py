@@ -33,8 +33,7 @@ from locant.text.prepare.plan import (
 )
 from locant.text.prepare.request import Paths, Request, Stdin
 from locant.text.prepare.sample import CHECKED_BYTES, TRAINING_BYTES, take_sample
-from locant.text.store import TokenStore
-from locant.text.store.layout import MANIFEST
+from locant.text.store import MANIFEST, TokenStore
 from locant.text.tokenizer import Tokenizer
 from locant.text.tokenizer.engine import EngineChoice, choose_engine
 

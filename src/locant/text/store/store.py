@@ -1,13 +1,13 @@
 """`TokenStore`: token ids on the disk, read as if they were one array.
 
 Opening a store reads its manifest and asks the system for the size of every file, no more. A shard is mapped into
-memory when something in it is read, so a slice costs what it touches: the pages come from the disk once, and all
+memory when something in it is read, so a slice costs only its own pages: they come from the disk once, and all
 processes of a machine share them.
 
 **What a map cannot do.** A file that shrinks, or a disk that fails, after the file was mapped ends the process with
 SIGBUS; Python cannot catch that. Stores are written once and never changed, so it takes another program to happen.
 Where files may vanish (a network file system), ``mode="read"`` reads every slice with a system call: it copies, and
-what goes wrong is an `InputError`.
+a failure is an `InputError`.
 
 Measured on two CPU cores: 10 000 shards open in 0.07 s, a store of 100 000 files, whose manifest has 29 MB, in 0.04 s
 (its list of sources is hashed, and parsed when asked for, in a second). A window of 257 tokens out of a mapped shard
@@ -29,21 +29,17 @@ from typing import Any, Literal, SupportsIndex
 import numpy as np
 from jaxtyping import Int, Integer
 
-from locant.arguments import shown
+from locant.arguments import one_of
 from locant.errors import InputError, RangeError
-from locant.text.store.contents import Contents
-from locant.text.store.foreign import DatatroveContents, MegatronContents, NanogptContents
-from locant.text.store.manifest import Manifest
-from locant.text.store.own import OwnContents
-from locant.text.store.reading import map_side_by_side, map_tokens, read_tokens
+from locant.text.store.formats import FORMATS, StoreFormat, StoreOptions
+from locant.text.store.formats.locant import LocantFormat
+from locant.text.store.formats.manifest import Manifest
+from locant.text.store.mapped_files import map_side_by_side, map_tokens
 from locant.text.tokenizer import Tokenizer
 
-__all__ = ["Format", "TokenStore"]
+__all__ = ["TokenStore"]
 
-Format = Literal["locant", "nanogpt", "megatron", "datatrove"]
 Mode = Literal["map", "read"]
-
-FOREIGN = {"nanogpt": NanogptContents, "megatron": MegatronContents, "datatrove": DatatroveContents}
 
 BLOCK = 1 << 16
 
@@ -71,7 +67,8 @@ class TokenStore:
     Args:
         path: a folder that `prepare` made; or what another program made, if `format` says so.
         format: ``"nanogpt"``: a file of nothing but tokens. ``"megatron"``: two files, ``PATH.bin`` and ``PATH.idx``.
-            ``"datatrove"``: a file ``.ds`` with its ``.ds.index``, or a folder of them.
+            ``"datatrove"``: a file ``.ds`` with its ``.ds.index``, or a folder of them. Or the name of a registered
+            format, see `locant.formats`.
         mode: ``"map"``, or ``"read"`` for files that may shrink while they are read (see the module).
         dtype: of the tokens, where the format does not say it: nanoGPT's files (default: uint16), and datatrove's
             without metadata (default: uint16).
@@ -83,13 +80,14 @@ class TokenStore:
 
     Raises:
         InputError: there is no store, it is not finished, or a file has another size than the manifest says.
+        RangeError: an unknown format or mode.
     """
 
     def __init__(
         self,
         path: str | Path,
         *,
-        format: Format = "locant",  # noqa: A002  # what the field calls it
+        format: str = "locant",  # noqa: A002  # what the field calls it
         mode: Mode = "map",
         dtype: str | np.dtype | None = None,
         tokenizer: Tokenizer | str | Path | None = None,
@@ -98,25 +96,24 @@ class TokenStore:
         if not isinstance(path, (str, Path)) or not str(path) or "\0" in str(path):
             raise InputError(f"got {path!r} as a store, expected a path", "the folder that locant prepare made")
         self.path = Path(path)
-        self.format: Format = format
-        self.mode: Mode = mode
+        self.format = format
+        self.mode: Mode = one_of("mode", mode, ("map", "read"))  # type: ignore[assignment]
         self._options = {"dtype": dtype, "tokenizer": tokenizer, "end_of_text": end_of_text}
-        if not isinstance(mode, str) or mode not in ("map", "read"):
-            raise InputError(f"got mode {shown(mode)}, expected 'map' or 'read'", "mode='map'")
-        self._contents = _contents(self.path, format, self._options)
-        self.dtype: np.dtype = self._contents.dtype
-        """Of the tokens: uint16 or int32 in a store of our own."""
-        self.vocab_size: int | None = self._contents.vocab_size
-        """One more than the largest id there can be; ``None`` where nobody said it."""
-        self.end_of_text: int | None = self._contents.end_of_text
+        self.contents: StoreFormat = FORMATS.find(format)(self.path, StoreOptions(**self._options))  # type: ignore[call-arg]
+        """The store as its format reads it: its files, and what is known of them."""
+        self.dtype: np.dtype = self.contents.dtype
+        """Of the tokens: uint16 or int32 in a locant store."""
+        self.vocab_size: int | None = self.contents.vocab_size
+        """One more than the largest id there can be; ``None`` where it is not known."""
+        self.end_of_text: int | None = self.contents.end_of_text
         """The id after each document, if one was appended."""
-        self.shard_starts: Int[np.ndarray, " offsets"] = np.concatenate([[0], np.cumsum(self._contents.tokens)])
+        self.shard_starts: Int[np.ndarray, " offsets"] = np.concatenate([[0], np.cumsum(self.contents.tokens)])
         """Where each shard begins, and the end."""
         self.shard_starts.setflags(write=False)
         self._starts: list[int] = self.shard_starts.tolist()
-        # Held weakly: what maps them all keeps them mapped, and the store does not.
+        # Held weakly: the array keeps the files mapped, the store does not.
         self._side_by_side: tuple[Callable[[], np.ndarray | None], np.ndarray] = (lambda: None, self.shard_starts)
-        self._map = lru_cache(MAPS)(partial(_mapped, self._contents, self._contents.tokens.tolist()))
+        self._map = lru_cache(MAPS)(partial(_mapped, self.contents))
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -142,30 +139,29 @@ class TokenStore:
 
     @property
     def shards(self) -> Shards:
-        """The arrays behind the store, mapped when asked for: shard k holds the ids from ``shard_starts[k]`` on.
+        """The shards as arrays, each mapped when it is used: shard k holds the ids from ``shard_starts[k]`` on.
 
         Raises:
-            InputError: when asked for one in ``mode="read"``, which maps nothing.
+            InputError: on using one in ``mode="read"``, which maps nothing.
         """
         return Shards(self._shard, len(self._starts) - 1)
 
     def side_by_side(self) -> tuple[Integer[np.ndarray, " elements"], Int[np.ndarray, " offsets"]]:
         """All shards in one array, mapped now, and where in it each begins: between two there may be zeros.
 
-        A batch that touches many shards is then one gather. Costs some 15 µs per shard and no memory. As long as
-        anything looks at the array, whoever asks gets the same one: a system allows a process only so many maps.
+        A batch that reads many shards is then one gather. Costs some 15 µs per shard and no memory. As long as the
+        array is in use, every call returns the same one: a system limits the maps of a process.
 
         Raises:
             InputError: in ``mode="read"``, which maps nothing, or with more shards than a process may map.
         """
-        tokens = self._contents.tokens.tolist()
+        tokens = self.contents.tokens.tolist()
         if not self.can_lie_side_by_side:
             raise InputError(f"got {len(tokens)} shards in mode {self.mode!r} to map side by side", "slices")
         known, begins = self._side_by_side
         ids = known()
         if ids is None:
-            paths = [self._contents.bin_path(number) for number in range(len(tokens))]
-            ids, begins = map_side_by_side(paths, self.dtype, tokens)
+            ids, begins = map_side_by_side(self.contents.files, self.dtype, tokens, header=self.contents.header)
             begins.setflags(write=False)
             self._side_by_side = weakref.ref(ids), begins
         return ids, begins
@@ -180,49 +176,33 @@ class TokenStore:
         """What `store.json` says: sources, options, hashes.
 
         Raises:
-            InputError: the store is another program's, and has none.
+            InputError: the store has another format, without a manifest.
         """
-        if not isinstance(self._contents, OwnContents):
+        if not isinstance(self.contents, LocantFormat):
             raise InputError(f"got a store of format {self.format!r}, which has no manifest", "format='locant'")
-        return self._contents.manifest
+        return self.contents.manifest
 
     @cached_property
     def documents(self) -> Int[np.ndarray, " offsets"]:
         """Where each document begins, and the end: n + 1 offsets for n documents; read when first asked for."""
-        parts = [np.zeros(1, dtype=np.int64)]
-        for number, start in enumerate(self._starts[:-1]):
-            parts.append(self.shard_documents(number)[1:] + start)
-        documents = np.concatenate(parts)
+        documents = self.contents.all_offsets()
         documents.setflags(write=False)
         return documents
-
-    def shard_documents(self, number: int) -> Int[np.ndarray, " offsets"]:
-        """Where each document of one shard begins in it, and the end; read at every call."""
-        return self._contents.offsets(number)
-
-    def shard_path(self, number: int) -> str:
-        """The file that holds the tokens of a shard, and nothing else."""
-        return self._contents.bin_path(number)
-
-    @property
-    def has_tokenizer(self) -> bool:
-        """Whether the tokenizer is known: always in a store of our own."""
-        return self._contents.vocab_size is not None
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the ids."""
-        return self._contents.load_tokenizer()
+        return self.contents.load_tokenizer()
 
     @cached_property
     def fingerprint(self) -> str:
         """A SHA-256 that is the same for the same shards of the same tokenizer, whatever they were made from."""
-        return self._contents.fingerprint
+        return self.contents.fingerprint
 
     @property
     def identity(self) -> str:
         """A SHA-256 of the manifest: where it is the same, so is the store, down to its sources and options."""
-        return self._contents.identity
+        return self.contents.identity
 
     def verify(self) -> None:
         """Read everything and compare it with the manifest: hashes, indices, ids within the vocabulary, tokenizer.
@@ -230,7 +210,7 @@ class TokenStore:
         Raises:
             InputError: something is not as it was written.
         """
-        self._contents.verify()
+        self.contents.verify()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TokenStore):
@@ -241,7 +221,8 @@ class TokenStore:
         return hash(self.identity)
 
     def __repr__(self) -> str:
-        shape = f"{len(self)} tokens, {self.dtype.name}, {len(self._starts) - 1} shards"
+        shards = len(self._starts) - 1
+        shape = f"{len(self)} tokens, {self.dtype.name}, {shards} shard{'s' * (shards != 1)}"
         return f"TokenStore({str(self.path)!r}, {shape})"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -261,19 +242,19 @@ class TokenStore:
         number = bisect_right(self._starts, start) - 1
         begin, end = self._starts[number], self._starts[number + 1]
         if stop <= end:
-            return self._piece(number, start - begin, stop - begin)
-        pieces: list[np.ndarray] = []
+            return self._slice(number, start - begin, stop - begin)
+        parts: list[np.ndarray] = []
         while start < stop:
             begin, end = self._starts[number], min(self._starts[number + 1], stop)
             if start < end:
-                pieces.append(self._piece(number, start - begin, end - begin))
+                parts.append(self._slice(number, start - begin, end - begin))
                 start = end
             number += 1
-        return np.concatenate(pieces)
+        return np.concatenate(parts)
 
     def _gathered(self, places: range) -> Integer[np.ndarray, " tokens"]:
-        """The ids of rising places, from one shard after the other: what lies between two of them costs nothing."""
-        pieces: list[np.ndarray] = []
+        """The ids at increasing places, shard after shard: the ids between two places are not read."""
+        parts: list[np.ndarray] = []
         while places:
             first = places[0]
             number = bisect_right(self._starts, first) - 1
@@ -281,15 +262,15 @@ class TokenStore:
             if self.mode == "read":  # which reads what lies between as well
                 end = min(end, first + BLOCK)
             count = len(range(first, end, places.step))
-            piece = self._piece(number, first - begin, places[:count][-1] + 1 - begin)[:: places.step]
-            pieces.append(piece if self.mode == "map" else piece.copy())
+            part = self._slice(number, first - begin, places[:count][-1] + 1 - begin)[:: places.step]
+            parts.append(part if self.mode == "map" else part.copy())
             places = places[count:]
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _piece(self, number: int, start: int, stop: int) -> np.ndarray:
+    def _slice(self, number: int, start: int, stop: int) -> np.ndarray:
         if self.mode == "map":
             return self._map(number)[start:stop]
-        return read_tokens(self._contents.bin_path(number), self.dtype, start, stop)
+        return self.contents.read(number, start, stop)
 
     def _shard(self, number: int) -> np.ndarray:
         if self.mode == "read":
@@ -317,17 +298,6 @@ class Shards(Sequence[np.ndarray]):
         return self._shard(number)
 
 
-def _contents(path: Path, format: Format, options: dict[str, Any]) -> Contents:  # noqa: A002
-    if not isinstance(format, str) or format not in ("locant", *FOREIGN):
-        names = ", ".join(["locant", *FOREIGN])
-        raise InputError(f"got format {shown(format)}, expected one of {names}", "format='locant'")
-    if format == "locant":
-        if given := [name for name, value in options.items() if value is not None]:
-            raise InputError(f"got {given[0]} for a store that says it itself", f"format=, or no {given[0]}")
-        return OwnContents(path)
-    return FOREIGN[format](path, **options)
-
-
 def _opened_again(path: str, options: dict[str, Any], identity: str) -> TokenStore:
     store = TokenStore(path, **options)
     if store.identity != identity:
@@ -335,5 +305,5 @@ def _opened_again(path: str, options: dict[str, Any], identity: str) -> TokenSto
     return store
 
 
-def _mapped(contents: Contents, tokens: list[int], number: int) -> np.ndarray:
-    return map_tokens(contents.bin_path(number), contents.dtype, tokens[number])
+def _mapped(contents: StoreFormat, number: int) -> np.ndarray:
+    return map_tokens(contents.files[number], contents.dtype, int(contents.tokens[number]), header=contents.header)

@@ -100,8 +100,8 @@ class ShardedTokens(Tokens):
     def _mapped(self) -> tuple[ArrayTokens, Int[np.ndarray, " shards_plus_1"]]:
         """All shards in one array, and how much later tokens stand there than in the store, for each `_after`."""
         ids, begins = self._store.side_by_side()
-        shift = (begins - self._starts)[:-1]
-        return ArrayTokens(ids), np.concatenate([shift[:1], shift])
+        shift = (begins - begins[0] - self._starts)[:-1]
+        return ArrayTokens(ids[begins[0] :]), np.concatenate([shift[:1], shift])
 
     def __len__(self) -> int:
         return int(self._starts[-1])

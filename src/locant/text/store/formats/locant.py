@@ -1,4 +1,4 @@
-"""The store's own format: shards of tokens with their indices, a tokenizer, and a manifest that knows all of them."""
+"""The locant format: a folder of shards (Megatron-LM's files as they are), a tokenizer, and a manifest of all files."""
 
 from __future__ import annotations
 
@@ -6,30 +6,42 @@ import hashlib
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
 from locant.errors import InputError
-from locant.text.store.contents import Contents, check_tokens
-from locant.text.store.index import index_size, read_index
-from locant.text.store.layout import MANIFEST, TOKENIZER, read_file, shard_name
-from locant.text.store.manifest import AGAIN, Manifest, read_manifest
+from locant.text.store.formats.base import ExportSource, StoreFormat, StoreOptions
+from locant.text.store.formats.manifest import (
+    AGAIN,
+    MANIFEST,
+    TOKENIZER,
+    Manifest,
+    read_manifest,
+    shard_name,
+    write_manifest,
+)
+from locant.text.store.formats.megatron_index import index_size, read_index
+from locant.text.store.formats.shard_writer import ShardWriter
+from locant.text.store.token_files import read_file, token_dtype
 from locant.text.tokenizer import Tokenizer
 
-__all__ = ["OwnContents"]
+__all__ = ["LocantFormat"]
 
 
-class OwnContents(Contents):
+class LocantFormat(StoreFormat):
     """A folder with a manifest. Opening it compares the size of every file with the manifest."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = os.path.abspath(folder)  # noqa: PTH100  # a program may change its folder while it reads
-        self.manifest: Manifest = read_manifest(folder)
-        self.dtype = self.manifest.dtype
+    def __init__(self, path: Path, options: StoreOptions) -> None:
+        if given := [name for name, value in vars(options).items() if value is not None]:
+            raise InputError(f"got {given[0]} for a locant store, which records it", f"format=, or no {given[0]}")
+        self._folder = os.path.abspath(path)  # noqa: PTH100  # a program may change its folder while it reads
+        self.manifest: Manifest = read_manifest(path)
+        bins = [f"{self._folder}{os.sep}{shard_name(number)}.bin" for number in range(len(self.manifest.tokens))]
+        super().__init__(bins, self.manifest.dtype, options, tokens=self.manifest.tokens)
         self.vocab_size = self.manifest.vocab_size
         self.end_of_text = self.manifest.end_of_text
-        self.tokens = self.manifest.tokens
         _require_sizes(self._folder, self.manifest)
 
     @property
@@ -41,16 +53,13 @@ class OwnContents(Contents):
         parts = [self.dtype.str, self.manifest.tokenizer_fingerprint, str(self.end_of_text)]
         return _sha256("\n".join([*parts, *self.manifest.bin_sha256, *self.manifest.idx_sha256]).encode())
 
-    def bin_path(self, number: int) -> str:
-        return f"{self._folder}{os.sep}{shard_name(number)}.bin"
-
-    def offsets(self, number: int) -> Int[np.ndarray, " offsets"]:
-        path = f"{self._folder}{os.sep}{shard_name(number)}.idx"
+    def offsets(self, shard: int) -> Int[np.ndarray, " offsets"]:
+        path = f"{self._folder}{os.sep}{shard_name(shard)}.idx"
         index = read_index(path)
-        documents = int(self.manifest.documents[number])
+        documents = int(self.manifest.documents[shard])
         offsets = index.offsets
         fits = len(index.sequences) == documents == len(index.documents) - 1 and index.dtype == self.dtype
-        if not fits or int(offsets[-1]) != int(self.tokens[number]) or (np.diff(index.documents) != 1).any():
+        if not fits or int(offsets[-1]) != int(self.tokens[shard]) or (np.diff(index.documents) != 1).any():
             raise InputError(f"{path} is not the index of its shard", AGAIN)
         return offsets
 
@@ -73,14 +82,38 @@ class OwnContents(Contents):
             raise InputError(f"{self._folder} was written anew since it was opened", "opening it again")
         _ = self.manifest.sources  # all that opening leaves unread
         self.load_tokenizer()
-        for number, tokens in enumerate(self.tokens.tolist()):
-            path = self.bin_path(number)
-            digest = check_tokens(path, dtype=self.dtype, tokens=tokens, vocab_size=self.vocab_size, remedy=AGAIN)
-            _require_hash(path, digest, self.manifest.bin_sha256[number])
+        for shard, path in enumerate(self.files):
+            _require_hash(path, self.check(shard, AGAIN), self.manifest.bin_sha256[shard])
             path = f"{path.removesuffix('.bin')}.idx"
-            size = index_size(int(self.manifest.documents[number]))
-            _require_hash(path, _sha256(read_file(path, size, AGAIN)), self.manifest.idx_sha256[number])
-            self.offsets(number)
+            size = index_size(int(self.manifest.documents[shard]))
+            _require_hash(path, _sha256(read_file(path, size, AGAIN)), self.manifest.idx_sha256[shard])
+            self.offsets(shard)
+
+    @classmethod
+    def write(cls, source: ExportSource, folder: Path) -> np.dtype:
+        if source.tokenizer is None:
+            raise InputError("got a store without a tokenizer, which a locant store needs", "tokenizer=, --tokenizer")
+        records: list[Any] = []
+        for shard in source.shards:
+            with ShardWriter(folder, shard, source.vocab_size) as writer:
+                for ids, lengths, continues in source.documents(shard):
+                    writer.append(ids, lengths, continues=continues)
+                records.append(writer.close())
+        write_manifest(
+            folder,
+            shards=records,
+            tokenizer=source.tokenizer,
+            end_of_text=source.store.end_of_text,
+            sources=[_origin(source.store, shard) for shard in source.shards],
+            options={"format": source.format},
+        )
+        return token_dtype(source.vocab_size)
+
+
+def _origin(store: StoreFormat, shard: int) -> dict[str, Any]:
+    path = store.files[shard]
+    size = store.header + int(store.tokens[shard]) * store.dtype.itemsize
+    return {"path": path, "size": size, "sha256": store.check(shard, f"a fresh copy of {path}")}
 
 
 def _require_sizes(folder: str, manifest: Manifest) -> None:

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from locant import InputError, RangeError, Tokenizer
-from locant.text.store import ShardWriter, TokenStore
-from locant.text.store.export import export_store
+from locant.text.store import ShardWriter, TokenStore, export_store
 from tests.refusal import refuses
 from tests.text.store.made import BYTES, SHARDS, TOKENS, make
-from tests.text.store.others import datatrove_reader, datatrove_writes, megatron_reader, megatron_writes
+from tests.text.store.other_programs import datatrove_reader, datatrove_writes, megatron_reader, megatron_writes
 
 DOCUMENTS = [document for shard in SHARDS for document in shard]
 ENDS = np.cumsum([len(document) for document in DOCUMENTS]).tolist()
@@ -285,7 +284,7 @@ def test_two_bytes_as_long_as_they_suffice(tmp_path: Path, vocab_size: int, size
 
 
 def test_long_documents_are_exported_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("locant.text.store.export.BLOCK", 3)
+    monkeypatch.setattr("locant.text.store.formats.base.BLOCK", 3)
     store = make(tmp_path / "store", [[[1] * 7, [], [2, 3], [4] * 3, [5], [6] * 4, []]])
     export_store(store, tmp_path / "out", to="megatron")
     theirs = megatron_reader(tmp_path / "out" / "tokens")
@@ -298,7 +297,7 @@ def test_a_folder_in_use_stays_as_it_is(tmp_path: Path) -> None:
     with refuses(InputError, "not empty"):
         export_store(store, store.path, to="nanogpt")
     assert {path.name: path.read_bytes() for path in store.path.iterdir()} == before
-    with refuses(InputError, "'parquet'"):
+    with refuses(RangeError, "'parquet'"):
         export_store(store, tmp_path / "out", to="parquet")
     with refuses(InputError, "no folder"):
         export_store(store, tmp_path / "no" / "out", to="nanogpt")

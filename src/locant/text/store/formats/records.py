@@ -1,12 +1,12 @@
-"""What a manifest keeps of a shard and of a file, and how what comes from a file is held against what it has to be."""
+"""What a manifest says of a shard and of a file, and the checks of what was read from one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from locant.errors import InputError
-from locant.text.store.layout import MAX_SIZE
+from locant.text.store.token_files import MAX_SIZE
 
 __all__ = ["FaultError", "FileRecord", "ShardRecord", "count_of", "fields_of", "file_of", "hash_of", "is_hex"]
 
@@ -17,19 +17,15 @@ class FaultError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class FileRecord:
-    """What a file has to be."""
+    """The size of a file and the SHA-256 of its content."""
 
     size: int
     sha256: str
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain data."""
-        return {"size": self.size, "sha256": self.sha256}
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRecord:
-    """What one shard holds, and what its two files have to be."""
+    """What one shard holds, and its two files."""
 
     tokens: int
     documents: int
@@ -38,12 +34,11 @@ class ShardRecord:
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
-        files = {"bin": self.bin.to_json(), "idx": self.idx.to_json()}
-        return {"tokens": self.tokens, "documents": self.documents, **files}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, value: Any) -> ShardRecord:
-        """From what `to_json` gave, in whoever's hands it was since.
+        """From what `to_json` gave.
 
         Raises:
             InputError: it is not that.
@@ -76,19 +71,19 @@ def fields_of(value: Any, name: str, expected: tuple[str, ...]) -> dict[str, Any
 
 
 def count_of(value: Any, name: str) -> int:
-    """A whole number that a file can have of something; JSON's ``true`` and ``1.0`` are none."""
+    """An integer from 0 to the largest size of a file; JSON's ``true`` and ``1.0`` are none."""
     if type(value) is not int or not 0 <= value <= MAX_SIZE:
         raise FaultError(f"{name} is {value!r}, expected a count")
     return value
 
 
 def hash_of(value: Any) -> str:
-    """A SHA-256, in the one spelling that we write."""
+    """A SHA-256 in lower-case hexadecimal digits."""
     if not isinstance(value, str) or len(value) != 64 or not is_hex(value):
         raise FaultError("a hash is none")
     return value
 
 
 def is_hex(text: str) -> bool:
-    """Whether there are only hexadecimal digits, small ones."""
+    """Whether there are only hexadecimal digits, lower-case ones."""
     return not text.strip("0123456789abcdef")

@@ -1,12 +1,14 @@
-"""`store.json`: what a store is made of. It is written last, so where it stands the store is whole.
+"""`store.json`, the manifest of a locant store: what the store is made of.
+
+It is written last, so a folder that has one is a complete store.
 
 The text is JSON, one line per field. Its last two fields are the SHA-256 of every byte before them, and
 ``"complete": true``, in one spelling that is checked before anything is parsed: a changed or missing byte is always
-found, and damage is never interpreted. The shards are a table of columns, because a table of rows takes several times
-as long to read. No file is named: names come from numbers.
+found. The shards are a table of columns, because a table of rows takes several times as long to read. No file is
+named: names are made from numbers, so no manifest can point outside its folder.
 
 Opening a store needs everything but the sources, which are most of the text where a store was made from very many
-files: they are hashed with the rest, and parsed when somebody asks for them.
+files: they are hashed with the rest, and parsed when they are first asked for.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,23 +25,27 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from locant._version import __version__
 from locant.errors import InputError, RangeError
-from locant.text.store.index import index_size
-from locant.text.store.layout import MANIFEST, MAX_SIZE, read_file, require_file, token_dtype
-from locant.text.store.records import FaultError, FileRecord, count_of, fields_of, file_of, hash_of, is_hex
+from locant.files import write_whole
+from locant.text.store.formats.megatron_index import index_size
+from locant.text.store.formats.records import (
+    FaultError,
+    FileRecord,
+    ShardRecord,
+    count_of,
+    fields_of,
+    file_of,
+    hash_of,
+    is_hex,
+)
+from locant.text.store.token_files import MAX_SIZE, read_file, require_file, token_dtype
+from locant.text.tokenizer import Tokenizer
 
-__all__ = [
-    "AGAIN",
-    "SCHEMA",
-    "SHARD_COLUMNS",
-    "VERSION",
-    "Manifest",
-    "parse_manifest",
-    "parse_sources",
-    "read_manifest",
-]
+__all__ = ["AGAIN", "MANIFEST", "TOKENIZER", "Manifest", "read_manifest", "shard_name", "write_manifest"]
 
-SCHEMA = "locant token store"
+MANIFEST = "store.json"
+TOKENIZER = "tokenizer.json"
 VERSION = 1
 LARGEST = 1 << 30
 """Bytes of a manifest: ten million files of input need more."""
@@ -52,6 +58,15 @@ SOURCES, BEHIND_SOURCES = b'\n "sources": ', b',\n "shards": '
 AGAIN = "preparing the store again, or a fresh copy of it"
 
 SHARD_COLUMNS = ("tokens", "documents", "bin_size", "bin_sha256", "idx_size", "idx_sha256")
+
+
+def shard_name(number: int) -> str:
+    """The name of a shard, without its suffix.
+
+    >>> shard_name(7)
+    'shard-00007'
+    """
+    return f"shard-{number:05d}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,7 +87,7 @@ class Manifest:
     tokenizer_fingerprint: str
     options: dict[str, Any]
     path: Path
-    """The file, in which the sources are looked up."""
+    """The file, from which the sources are read."""
 
     @cached_property
     def sources(self) -> list[dict[str, Any]]:
@@ -169,7 +184,7 @@ def _require_intact(content: bytes) -> str:
     tail = TAIL.fullmatch(content, max(0, len(content) - TAIL_SIZE))
     if not tail:
         raise FaultError("its end is missing")
-    if _sha256(memoryview(content)[:-TAIL_SIZE]) != tail[1].decode():
+    if hashlib.sha256(memoryview(content)[:-TAIL_SIZE]).hexdigest() != tail[1].decode():
         raise FaultError("it was changed after it was written")
     return tail[1].decode()
 
@@ -269,5 +284,105 @@ def _sources(value: Any) -> list[dict[str, Any]]:
     return value
 
 
-def _sha256(data: bytes | memoryview) -> str:
+def write_manifest(
+    folder: Path,
+    *,
+    shards: Sequence[ShardRecord],
+    tokenizer: Tokenizer,
+    end_of_text: int | None,
+    sources: list[dict[str, Any]],
+    options: dict[str, Any],
+) -> None:
+    """Finish a store: write its `tokenizer.json`, and then, last, its `store.json`.
+
+    Args:
+        folder: holds the files of shards 0, 1, ..., as `ShardWriter` made them.
+        shards: what `ShardWriter.close` said of each.
+        tokenizer: the one that made the ids.
+        end_of_text: the id that was appended to each document, if one was.
+        sources: what the texts came from, as JSON.
+        options: how the store was made, as JSON.
+
+    Raises:
+        InputError: a finished store is there that is another one, a shard is missing, or the system refuses to write.
+    """
+    text = tokenizer.to_json().encode()
+    content = _render(
+        shards, tokenizer, FileRecord(size=len(text), sha256=_sha256(text)), end_of_text, sources, options
+    )
+    path = folder / MANIFEST
+    parse_manifest(content, path)  # what could not be read again is not written
+    parse_sources(content, path)
+    if path.exists():
+        if path.read_bytes() == content:
+            return
+        raise InputError(f"got {folder}, which holds another finished store", "another folder")
+    _require_shards(folder, shards)
+    write_whole(folder / TOKENIZER, text)
+    write_whole(path, content)
+
+
+def _render(
+    shards: Sequence[ShardRecord],
+    tokenizer: Tokenizer,
+    tokenizer_file: FileRecord,
+    end_of_text: int | None,
+    sources: list[dict[str, Any]],
+    options: dict[str, Any],
+) -> bytes:
+    if end_of_text is not None and not 0 <= end_of_text < tokenizer.vocab_size:
+        raise RangeError(
+            f"got {end_of_text} as the end of a text, which is not in the vocabulary",
+            f"an id within 0..{tokenizer.vocab_size - 1}, or None",
+        )
+    fields: dict[str, Any] = {
+        "schema": "locant token store",
+        "version": VERSION,
+        "package": __version__,
+        "dtype": token_dtype(tokenizer.vocab_size).name,
+        "vocab_size": tokenizer.vocab_size,
+        "end_of_text": tokenizer.end_of_text if end_of_text is None else end_of_text,
+        "end_of_text_appended": end_of_text is not None,
+        "tokens": sum(shard.tokens for shard in shards),
+        "documents": sum(shard.documents for shard in shards),
+        "tokenizer": {**asdict(tokenizer_file), "fingerprint": tokenizer.fingerprint},
+        "options": options,
+        "sources": sources,
+        "shards": _columns(shards),
+    }
+    try:
+        body = ("{\n" + ",\n".join(f" {json.dumps(name)}: {_json(value)}" for name, value in fields.items())).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"got sources or options that are no JSON: {error}", "texts, numbers, lists and dicts"
+        ) from None
+    return body + f',\n "sha256": "{_sha256(body)}",\n "complete": true\n}}\n'.encode()
+
+
+def _columns(shards: Sequence[ShardRecord]) -> dict[str, list[Any]]:
+    rows = [(s.tokens, s.documents, s.bin.size, s.bin.sha256, s.idx.size, s.idx.sha256) for s in shards]
+    return {name: [row[place] for row in rows] for place, name in enumerate(SHARD_COLUMNS)}
+
+
+def _json(value: Any) -> str:
+    """Plain ASCII; a line for each part of what has parts that have parts."""
+    parts = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    if not any(isinstance(part, (dict, list)) for part in parts):
+        return json.dumps(value, allow_nan=False)
+    if isinstance(value, dict):
+        lines = [f"  {json.dumps(name)}: {json.dumps(part, allow_nan=False)}" for name, part in value.items()]
+        return "{\n" + ",\n".join(lines) + "\n }"
+    return "[\n" + ",\n".join(f"  {json.dumps(part, allow_nan=False)}" for part in parts) + "\n ]"
+
+
+def _require_shards(folder: Path, shards: Sequence[ShardRecord]) -> None:
+    for number, shard in enumerate(shards):
+        for suffix, record in (("bin", shard.bin), ("idx", shard.idx)):
+            path = folder / f"{shard_name(number)}.{suffix}"
+            size = require_file(path, "writing the shard again")
+            if size != record.size:
+                raise InputError(f"{path} has {size} bytes, expected {record.size}", "writing the shard again")
+
+
+def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()

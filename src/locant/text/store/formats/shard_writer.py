@@ -1,4 +1,4 @@
-"""`ShardWriter`: token ids to one shard, piece by piece, in constant memory."""
+"""`ShardWriter`: writes one shard of token ids and its index, some documents at a time, in constant memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from jaxtyping import Integer
 
 from locant.errors import InputError, ShapeError
 from locant.files import NewFile
-from locant.text.store.index import IndexWriter
-from locant.text.store.layout import BLOCK, MANIFEST, require_known, shard_name, token_dtype
-from locant.text.store.records import FileRecord, ShardRecord
+from locant.text.store.formats.manifest import MANIFEST, shard_name
+from locant.text.store.formats.megatron_index import IndexWriter
+from locant.text.store.formats.records import FileRecord, ShardRecord
+from locant.text.store.token_files import BLOCK, require_known, token_dtype
 
 __all__ = ["ShardWriter"]
 

@@ -1,4 +1,4 @@
-"""Tokens of files: mapped into memory, one or many side by side, or read."""
+"""Files of tokens, mapped into memory: one, or many side by side in one array."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxtyping import Int, Integer
 
 from locant.errors import InputError
 
-__all__ = ["map_side_by_side", "map_tokens", "read_tokens"]
+__all__ = ["map_side_by_side", "map_tokens"]
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
@@ -21,13 +21,11 @@ _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 _LIBC.munmap.restype = ctypes.c_int
 _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 FAILED = ctypes.c_void_p(-1).value
-
-
 MAP_FIXED = 0x10  # on Linux and the BSDs alike; Python's module does not name it
 
 
 class _Maps:
-    """Pages of files, side by side, for as long as an array looks at them.
+    """Pages of files, side by side, mapped as long as an array refers to them.
 
     Python's own `mmap`, and with it `numpy.memmap`, keeps a file descriptor for each map (up to version 3.12 without a
     choice), and a process often may have only 1 024 of them: too few for a store of many shards. Nor does it place one
@@ -35,11 +33,11 @@ class _Maps:
     own; what is left of its last page reads as zeros.
     """
 
-    def __init__(self, paths: Sequence[str], dtype: np.dtype, sizes: Sequence[int]) -> None:
+    def __init__(self, paths: Sequence[str], dtype: np.dtype, sizes: Sequence[int], header: int) -> None:
         self._address: int | None = None
         self._unmap = _LIBC.munmap  # kept: when the interpreter ends, names of the module vanish in any order
         pages = [-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in sizes]
-        self.begins = np.cumsum([0, *pages]) // dtype.itemsize
+        self.begins = (np.cumsum([0, *pages]) + header) // dtype.itemsize
         """Where the tokens of each file begin in the array."""
         self._size = sum(pages)
         self._address = _mmap(None, self._size, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
@@ -81,12 +79,12 @@ def _mmap(place: int | None, size: int, protection: int, flags: int, handle: int
 
 
 def map_side_by_side(
-    paths: Sequence[str], dtype: np.dtype, tokens: Sequence[int]
+    paths: Sequence[str], dtype: np.dtype, tokens: Sequence[int], *, header: int = 0
 ) -> tuple[Integer[np.ndarray, " elements"], Int[np.ndarray, " files_plus_1"]]:
     """Files of so many tokens each as one array, and where in it the tokens of each begin.
 
-    Between the end of one file and the beginning of the next the array has zeros. All files stay mapped as long as
-    the array, or a slice of it, lives.
+    Between the end of one file and the tokens of the next the array has zeros, and the `header` bytes that stand before
+    the tokens of each file. All files stay mapped as long as the array, or a slice of it, lives.
 
     Raises:
         InputError: a file has another size, or the system refuses.
@@ -94,41 +92,18 @@ def map_side_by_side(
     if not any(tokens):
         return np.frombuffer(b"", dtype), np.zeros(len(tokens) + 1, dtype=np.int64)
     try:
-        maps = _Maps(paths, dtype, [count * dtype.itemsize for count in tokens])
+        maps = _Maps(paths, dtype, [header + count * dtype.itemsize for count in tokens], header)
     except OSError as error:
         where = paths[0] if error.filename is None else error.filename
         raise InputError(f"cannot map {where}: {error.strerror}", "opening the store again, or mode='read'") from None
     return np.asarray(maps), maps.begins
 
 
-def map_tokens(path: str, dtype: np.dtype, tokens: int) -> Integer[np.ndarray, " tokens"]:
+def map_tokens(path: str, dtype: np.dtype, tokens: int, *, header: int = 0) -> Integer[np.ndarray, " tokens"]:
     """A file of so many tokens as an array; it stays mapped as long as the array, or a slice of it, lives.
 
     Raises:
         InputError: it has another size, or the system refuses.
     """
-    return map_side_by_side([path], dtype, [tokens])[0][:tokens]
-
-
-def read_tokens(path: str, dtype: np.dtype, start: int, stop: int) -> Integer[np.ndarray, " tokens"]:
-    """Some tokens of a file, in an array of their own.
-
-    Raises:
-        InputError: the file does not have them, or the system refuses.
-    """
-    ids = np.empty(stop - start, dtype=dtype)
-    view, at = ids.data.cast("B"), start * dtype.itemsize
-    try:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            # The system may read less than it was asked for.
-            while view:
-                count = os.preadv(handle, [view], at)
-                if not count:
-                    raise InputError(f"{path} ends at byte {at}, expected {at + len(view)} bytes", "a fresh copy of it")
-                view, at = view[count:], at + count
-        finally:
-            os.close(handle)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}", "opening the store again") from None
-    return ids
+    array, begins = map_side_by_side([path], dtype, [tokens], header=header)
+    return array[begins[0] : begins[0] + tokens]

@@ -1,4 +1,4 @@
-"""The index beside a file of tokens: where each document begins. It is the one of Megatron-LM, version 1.
+"""Megatron-LM's index of a file of tokens, version 1: where each document begins. Reading and writing it.
 
 ========================  ======================================================================
 34 bytes                  magic, version, code of the token dtype, number of sequences n, m + 1
@@ -8,8 +8,8 @@ n times int64             the byte of the other file at which it begins
 ========================  ======================================================================
 
 Here a document is one sequence, so m = n; files of others may cut a document into several. All numbers are
-little-endian. What can be computed twice is checked: a file is refused unless its sequences follow one another without
-a gap, and nothing is allocated before the counts were held against the size of the file.
+little-endian. A file is refused unless its sequences follow one another without a gap, and no memory is allocated
+before the counts were compared with the size of the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jaxtyping import Int, Integer
 
 from locant.errors import InputError, RangeError
 from locant.files import NewFile
-from locant.text.store.layout import read_file, require_file
+from locant.text.store.token_files import read_file, require_file
 
 __all__ = ["Index", "IndexWriter", "index_size", "read_index"]
 
@@ -60,7 +60,7 @@ class Index:
 
 
 def read_index(path: str | Path) -> Index:
-    """Read an index with suspicion.
+    """Read an index, and check all of it.
 
     Raises:
         InputError: it is none, or contradicts itself.

@@ -1,0 +1,266 @@
+"""`StoreFormat`: what a format of token stores has to know, and `ExportSource`: what it is given to write."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int, Integer
+
+from locant.arguments import whole
+from locant.errors import InputError
+from locant.files import NewFile
+from locant.text.store.token_files import check_tokens, read_file, read_tokens, require_file, require_known
+from locant.text.tokenizer import Tokenizer
+
+__all__ = ["ExportSource", "StoreFormat", "StoreOptions", "head_of", "only_file"]
+
+DTYPES = ("uint8", "uint16", "uint32", "int16", "int32", "int64")
+HEAD = 4096
+BLOCK = 1 << 20
+"""Tokens that are held at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreOptions:
+    """What the caller of `TokenStore` says about files that do not say it themselves."""
+
+    dtype: str | np.dtype | None = None
+    tokenizer: Tokenizer | str | Path | None = None
+    end_of_text: int | None = None
+
+    @property
+    def token_dtype(self) -> np.dtype:
+        """The dtype of the tokens, little-endian; uint16 if none was given."""
+        try:
+            dtype = np.dtype("uint16" if self.dtype is None else self.dtype)
+        except TypeError:
+            dtype = None
+        if dtype is None or dtype.name not in DTYPES or dtype.byteorder == ">":
+            cause = f"got dtype {self.dtype!r}, expected one of {', '.join(DTYPES)}, little-endian"
+            raise InputError(cause, "dtype='uint16', as nanoGPT writes")
+        return dtype.newbyteorder("<")
+
+
+class StoreFormat:
+    """One token store on the disk. A subclass is a format: it reads a store in `__init__`, and makes one in `write`.
+
+    This class needs files that hold the tokens and nothing else, but for a header. It checks their sizes and, where
+    the tokenizer is known, that every id is one of its own; it finds documents by the id that ends each of them. A
+    format that has an index of documents, hashes or a tokenizer overrides `offsets`, `verify` or `load_tokenizer`.
+
+    Args:
+        files: the files of tokens, one for each shard.
+        dtype: of the tokens in them.
+        options: what the caller said.
+        header: bytes before the tokens in each file, a multiple of the bytes of a token.
+        tokens: how many tokens each file holds; default: what its size says.
+
+    >>> class Raw(StoreFormat):
+    ...     "One file of four bytes per token."
+    ...     def __init__(self, path: Path, options: StoreOptions) -> None:
+    ...         super().__init__([str(path / "tokens.raw")], np.dtype("<u4"), options)
+    ...     @classmethod
+    ...     def write(cls, source: ExportSource, folder: Path) -> np.dtype:
+    ...         with (folder / "tokens.raw").open("wb") as file:
+    ...             for ids in source.blocks():
+    ...                 file.write(ids.astype("<u4").data)
+    ...         return np.dtype("<u4")
+    """
+
+    def __init__(
+        self,
+        files: Sequence[str | Path],
+        dtype: np.dtype,
+        options: StoreOptions,
+        *,
+        header: int = 0,
+        tokens: Int[np.ndarray, " shards"] | None = None,
+    ) -> None:
+        self.files = [os.path.abspath(path) for path in files]  # noqa: PTH100  # a program may change its folder
+        self.dtype = dtype
+        self.header = header
+        counts = [_count(path, dtype, header) for path in self.files] if tokens is None else tokens
+        self.tokens: Int[np.ndarray, " shards"] = np.asarray(counts, dtype=np.int64)
+        """How many each file holds."""
+        given = options.tokenizer
+        self._tokenizer = given if given is None or isinstance(given, Tokenizer) else Tokenizer.load(given)
+        self.vocab_size: int | None = self._tokenizer.vocab_size if self._tokenizer else None
+        largest = self.vocab_size - 1 if self.vocab_size else int(np.iinfo(dtype).max)
+        end = options.end_of_text
+        remedy = "the id that stands after each document"
+        self.end_of_text = None if end is None else whole("end_of_text", end, 0, largest, remedy=remedy)
+
+    @classmethod
+    def write(cls, source: ExportSource, folder: Path) -> np.dtype:
+        """Write a store of this format into an empty folder; the dtype of its tokens."""
+        raise InputError(f"got {cls.__name__}, a format that can be read and not written", "to='locant'")
+
+    @property
+    def identity(self) -> str:
+        """A SHA-256; where it is the same, so is the store."""
+        names = [f"{path} {os.stat(path).st_mtime_ns}" for path in self.files]  # noqa: PTH116
+        return _sha256([self.fingerprint, *names])
+
+    @property
+    def fingerprint(self) -> str:
+        """A SHA-256 of the tokens and where documents begin, as far as it costs little: sizes, and how files begin."""
+        tokenizer = self._tokenizer.fingerprint if self._tokenizer else ""
+        heads = [head_of(path).hex() for path in self.files]
+        return _sha256([self.dtype.str, tokenizer, str(self.end_of_text), str(self.tokens.tolist()), *heads])
+
+    def offsets(self, shard: int) -> Int[np.ndarray, " offsets"]:
+        """Where each document of a shard begins, and the end."""
+        path, tokens = self.files[shard], int(self.tokens[shard])
+        if self.end_of_text is None:
+            raise InputError(f"{path} does not say where its documents begin", "end_of_text=, the id after each")
+        size = self.header + tokens * self.dtype.itemsize
+        ids = np.frombuffer(read_file(path, size, _again(path)), self.dtype, tokens, self.header)
+        ends = np.flatnonzero(ids == self.end_of_text) + 1
+        if tokens and (not len(ends) or int(ends[-1]) != tokens):
+            ends = np.append(ends, tokens)  # the last document was not ended
+        return np.concatenate([[0], ends]).astype(np.int64)
+
+    def all_offsets(self) -> Int[np.ndarray, " offsets"]:
+        """Where each document of the whole store begins, and the end."""
+        starts = np.cumsum(self.tokens) - self.tokens
+        parts = [self.offsets(shard)[1:] + start for shard, start in enumerate(starts.tolist())]
+        return np.concatenate([np.zeros(1, dtype=np.int64), *parts])
+
+    def load_tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the ids; a store has one if it has a `vocab_size`."""
+        if self._tokenizer is None:
+            raise InputError("got a store of another program, which has no tokenizer", "tokenizer=")
+        return self._tokenizer
+
+    def verify(self) -> None:
+        """Read everything, and raise an `InputError` where something is not as it should be."""
+        for shard in range(len(self.files)):
+            self.check(shard, _again(self.files[shard]))
+
+    def check(self, shard: int, remedy: str) -> str:
+        """Read the tokens of a shard and hold them against the vocabulary; the SHA-256 of the file."""
+        return check_tokens(
+            self.files[shard],
+            dtype=self.dtype,
+            tokens=int(self.tokens[shard]),
+            vocab_size=self.vocab_size,
+            remedy=remedy,
+            header=self.header,
+        )
+
+    def read(self, shard: int, start: int, stop: int) -> Integer[np.ndarray, " tokens"]:
+        """Some tokens of a shard."""
+        return read_tokens(self.files[shard], self.dtype, start, stop, header=self.header)
+
+
+@dataclass(frozen=True)
+class ExportSource:
+    """The store that a format writes anew: its tokens in order, every id checked against the vocabulary."""
+
+    store: StoreFormat
+    format: str
+    """The name of the store's own format."""
+    vocab_size: int
+    tokenizer: Tokenizer | None
+    progress: Callable[[int], object]
+    """Is told how many tokens are done."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Two bytes as long as they suffice for the vocabulary, else four."""
+        if self.vocab_size > 2**32:
+            raise InputError(f"got ids up to {self.vocab_size - 1}, which take more than four bytes", "another dtype")
+        return np.dtype("<u2" if self.vocab_size <= 2**16 else "<u4")
+
+    @property
+    def shards(self) -> range:
+        """The numbers of the store's shards."""
+        return range(len(self.store.files))
+
+    def blocks(self) -> Iterator[Integer[np.ndarray, " tokens"]]:
+        """All tokens, some at a time."""
+        for shard in self.shards:
+            yield from self.shard_blocks(shard)
+
+    def shard_blocks(
+        self, shard: int, start: int = 0, stop: int | None = None
+    ) -> Iterator[Integer[np.ndarray, " tokens"]]:
+        """The tokens of one shard, or some of them, some at a time."""
+        before = int(self.store.tokens[:shard].sum())
+        stop = int(self.store.tokens[shard]) if stop is None else stop
+        for first in range(start, stop, BLOCK):
+            ids = self.store.read(shard, first, min(first + BLOCK, stop))
+            require_known(ids, self.vocab_size, before + first)
+            yield ids
+            self.progress(before + first + len(ids))
+
+    def documents(
+        self, shard: int
+    ) -> Iterator[tuple[Integer[np.ndarray, " tokens"], Int[np.ndarray, " documents"], bool]]:
+        """The documents of a shard, some at a time, as `ShardWriter.append` takes them.
+
+        The ids, how many each document has, and whether the first goes on where the last one ended: a document that is
+        longer than a block comes in parts.
+        """
+        offsets = self.store.offsets(shard)
+        first = 0
+        while first < len(offsets) - 1:
+            after = int(np.searchsorted(offsets, offsets[first] + BLOCK, side="right")) - 1
+            last = max(first + 1, after)
+            start, stop = int(offsets[first]), int(offsets[last])
+            lengths = np.diff(offsets[first : last + 1])
+            if stop - start <= BLOCK:
+                blocks = [*self.shard_blocks(shard, start, stop)]
+                yield blocks[0] if blocks else np.zeros(0, self.store.dtype), lengths, False
+            else:
+                for part, ids in enumerate(self.shard_blocks(shard, start, stop)):
+                    yield ids, np.array([len(ids)]), part > 0
+            first = last
+
+    def write_tokens(self, path: Path, shard: int | None = None) -> None:
+        """Write a file of nothing but tokens, as `dtype`: those of one shard, or all."""
+        with NewFile(path) as file:
+            for ids in self.blocks() if shard is None else self.shard_blocks(shard):
+                file.write(ids.astype(self.dtype).data.cast("B"))
+            file.settle()
+            file.publish()
+
+
+def only_file(folder: Path, suffix: str) -> Path:
+    """The one file with this suffix in a folder; several (a train and a validation split) are not joined unasked."""
+    files = sorted(folder.glob(f"*{suffix}"))
+    if len(files) != 1:
+        found = ", ".join(file.name for file in files[:4]) or "none"
+        raise InputError(f"got {folder}, expected one file that ends with {suffix}, found {found}", "one of its files")
+    return files[0]
+
+
+def head_of(path: str | Path) -> bytes:
+    """How a file begins."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            return file.read(HEAD)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", _again(path)) from None
+
+
+def _count(path: str, dtype: np.dtype, header: int) -> int:
+    size = require_file(path, _again(path)) - header
+    if size < 0 or size % dtype.itemsize:
+        raise InputError(
+            f"{path} has {size + header} bytes, which is no number of {dtype.name} tokens", "another dtype"
+        )
+    return size // dtype.itemsize
+
+
+def _again(path: str | Path) -> str:
+    return f"a fresh copy of {path}"
+
+
+def _sha256(parts: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()

@@ -1,0 +1,164 @@
+"""Files of token ids: how many bytes an id takes, and reading such files without trust in what they hold."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Integer
+
+from locant.errors import InputError, RangeError
+
+__all__ = [
+    "BLOCK",
+    "MAX_SIZE",
+    "check_tokens",
+    "read_file",
+    "read_tokens",
+    "require_file",
+    "require_known",
+    "token_dtype",
+]
+
+SMALL_VOCABULARY = 65_500
+"""From this size on, Megatron-LM takes four bytes for a token; the last ids below 2**16 stay free for its padding."""
+
+BLOCK = 1 << 19
+"""Ids that are checked, narrowed, hashed and written at a time: they fit into the cache of a core."""
+
+MAX_SIZE = 2**63 - 1
+"""No file, and no count in one, is larger."""
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """How the tokens of a vocabulary are stored: uint16 below 65 500 entries, else int32, as in Megatron-LM.
+
+    >>> token_dtype(65_499), token_dtype(65_500)
+    (dtype('uint16'), dtype('int32'))
+
+    Raises:
+        RangeError: a vocabulary without entries, or one with ids beyond int32.
+    """
+    if not 1 <= vocab_size <= 2**31:
+        raise RangeError(f"got a vocabulary of {vocab_size} entries, expected 1 to 2**31", "another tokenizer")
+    return np.dtype("<u2" if vocab_size < SMALL_VOCABULARY else "<i4")
+
+
+def require_known(ids: Integer[np.ndarray, " tokens"], vocab_size: int, place: int) -> None:
+    """Raise a `RangeError` if an id is not in the vocabulary; `place` is where the ids begin, for the message."""
+    if (at := _first_unknown(ids, vocab_size)) is not None:
+        raise RangeError(
+            f"got id {ids[at]} at place {place + at}, expected ids within 0..{vocab_size - 1}",
+            "the tokenizer that made the ids",
+        )
+
+
+def _first_unknown(ids: np.ndarray, vocab_size: int | None) -> int | None:
+    """Where the first id stands that is negative or not in the vocabulary."""
+    # Read as unsigned, a negative id is a large one, so that one pass finds both.
+    unsigned = ids.view(ids.dtype.str.replace("i", "u"))
+    limit = min(vocab_size or 2**64, int(np.iinfo(ids.dtype).max) + 1)
+    for first in range(0, len(ids), BLOCK):
+        block = unsigned[first : first + BLOCK]
+        if int(block.max()) >= limit:
+            return first + int(np.argmax(block >= limit))
+    return None
+
+
+def require_file(path: str | Path, remedy: str) -> int:
+    """The size of a regular file; opening a pipe would wait for whatever writes to it.
+
+    Raises:
+        InputError: there is none.
+    """
+    try:
+        is_file, size = os.path.isfile(path), os.stat(path).st_size  # noqa: PTH113, PTH116  # strings, for their speed
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", remedy) from None
+    except ValueError as error:
+        raise InputError(f"cannot read {str(path)!r}: {error}", remedy) from None
+    if not is_file:
+        raise InputError(f"got {path}, which is not a file", remedy)
+    return size
+
+
+def read_file(path: str | Path, size: int, remedy: str) -> bytes:
+    """The whole content of a file that has exactly `size` bytes.
+
+    Raises:
+        InputError: it has fewer or more, or cannot be read.
+    """
+    found = require_file(path, remedy)
+    if found == size:
+        try:
+            with open(path, "rb") as file:  # noqa: PTH123  # a string, for its speed
+                content = file.read(size)
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}", remedy) from None
+        found = len(content)
+        if found == size:
+            return content
+    raise InputError(f"{path} has {found} bytes, expected {size}", remedy)
+
+
+def read_tokens(
+    path: str, dtype: np.dtype, start: int, stop: int, *, header: int = 0
+) -> Integer[np.ndarray, " tokens"]:
+    """Some tokens of a file, in an array of their own; `header` bytes stand before the first token.
+
+    Raises:
+        InputError: the file does not have them, or the system refuses.
+    """
+    ids = np.empty(stop - start, dtype=dtype)
+    view, at = ids.data.cast("B"), header + start * dtype.itemsize
+    try:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            # The system may read less than it was asked for.
+            while view:
+                count = os.preadv(handle, [view], at)
+                if not count:
+                    raise InputError(f"{path} ends at byte {at}, expected {at + len(view)} bytes", "a fresh copy of it")
+                view, at = view[count:], at + count
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", "opening the store again") from None
+    return ids
+
+
+def check_tokens(
+    path: str, *, dtype: np.dtype, tokens: int, vocab_size: int | None, remedy: str, header: int = 0
+) -> str:
+    """Read a whole file of tokens, in constant memory; its SHA-256.
+
+    Raises:
+        InputError: it has another size, or an id that is not in the vocabulary.
+    """
+    size = header + tokens * dtype.itemsize
+    found = require_file(path, remedy)
+    digest, done = hashlib.sha256(), 0
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            while found == size and done < size:
+                block = file.read(header if done < header else min(2 * BLOCK, size - done))
+                if not block:
+                    found = done  # it shrank
+                    break
+                digest.update(block)
+                if done >= header:
+                    ids = np.frombuffer(block, dtype, len(block) // dtype.itemsize)
+                    if (at := _first_unknown(ids, vocab_size)) is not None:
+                        raise InputError(
+                            f"{path} has id {ids[at]} at place {(done - header) // dtype.itemsize + at}, expected "
+                            f"ids within 0..{(vocab_size or int(np.iinfo(dtype).max) + 1) - 1}",
+                            remedy,
+                        )
+                done += len(block)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", remedy) from None
+    if found != size:
+        raise InputError(f"{path} has {found} bytes, expected {size}", remedy)
+    return digest.hexdigest()
