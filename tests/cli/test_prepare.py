@@ -141,7 +141,7 @@ def test_unfinished_work_can_be_discarded(run: Run) -> None:
         (("text.txt", "-o", "store", "--workers", "0"), "--workers"),
         (("text.txt", "-o", "store", "--separator", ""), "separator"),
         (("text.txt", "-o", "store", "--engine", "fast"), "fast"),
-        (("text.txt", "-o", "store", "--tokenizer", "bytes", "--vocab-size", "300"), "one of the two"),
+        (("text.txt", "-o", "store", "--tokenizer", "bytes", "--vocab-size", "300"), "vocabulary size"),
     ],
 )
 def test_mistakes_cost_one_line(complains: Complains, words: tuple[str, ...], said: str) -> None:

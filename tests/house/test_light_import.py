@@ -52,7 +52,7 @@ def test_importing_locant_brings_in_nothing_heavy_and_opens_no_socket() -> None:
     assert brought_by(EVERYTHING) == ([], [])
 
 
-@pytest.mark.parametrize("room", ["locant", "locant.cli", "locant.text", "locant.text.prepare.worker"])
+@pytest.mark.parametrize("room", ["locant", "locant.cli", "locant.text", "locant.text.prepare.workers"])
 def test_what_needs_no_torch_does_not_wait_for_it(room: str) -> None:
     """A second and 200 MB, in every call of the command line and every worker of `prepare`."""
     probe = f"import sys\nimport {room}\nassert 'torch' not in sys.modules"

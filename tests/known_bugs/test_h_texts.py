@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from locant.text import Tokenizer
-from locant.text.prepare.sources import cut, documents, find_sources
+from locant.text.prepare.byte_ranges import Tally, cut
+from locant.text.prepare.inputs import find_sources
+from locant.text.prepare.readers import documents
 from locant.text.tokenizer.engine import Engine, choose_engine
 from tests.known_bugs.exhibit import exhibit
 from tests.text.tokenizer.zoo import library
@@ -99,8 +101,8 @@ EXPLODES_TO = 64 * 2**20
 def ours(path: Path) -> Iterator[int]:
     """The size of each batch."""
     for source in find_sources(path, separator="\n"):
-        for piece in cut(source, 2**20):
-            for batch in documents(piece):
+        for byte_range in cut(source, 2**20):
+            for batch in documents(byte_range, Tally()):
                 yield sum(map(len, batch.texts))
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from locant.text.prepare.readers import documents, jsonl, parquet, streams, text
 from locant.text.store import TokenStore
 
 SEPARATOR = "\n\n"
@@ -29,6 +32,12 @@ def require_ids(store: TokenStore, files: list[list[str]], end: int | None = END
     assert store[:].tolist() == ids
     assert np.diff(store.documents).tolist() == lengths
     store.verify()
+
+
+def small_blocks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Read so many bytes at a time."""
+    for module in (sys.modules[documents.__module__], jsonl, parquet, streams, text):
+        monkeypatch.setattr(module, "BLOCK", size)
 
 
 def edited(path: Path) -> None:

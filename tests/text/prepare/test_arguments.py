@@ -12,27 +12,32 @@ from typing import Any
 import pytest
 
 from locant.errors import InputError, LocantError, RangeError
-from locant.text.prepare import finalize, prepare
-from locant.text.prepare import part as parts
+from locant.text.prepare import finalize, parts, prepare
 from locant.text.prepare.plan import discard_plan
 from tests.refusal import refuses
 
-NUMBERS: list[dict[str, Any]] = [
+ODD: list[dict[str, Any]] = [
     *({"workers": workers} for workers in ("2", 1.5, True, 0)),
     *({"shard_size": size} for size in ("3", None, 1.5, True, 0, 2**63)),
     *({"vocab_size": size} for size in ("300", 1.5, 256, 10**9)),
-    {"task": 0.5, "num_tasks": 2},
-    {"task": 0, "num_tasks": 10**12},
-    {"task": 2, "num_tasks": 2},
-    *({"resume": odd} for odd in ("no", None, 1, [])),
-]
-OTHERS: list[dict[str, Any]] = [
     *({"separator": text} for text in (5, b"x", "", "\ud800")),
     *({"field": field} for field in (5, "")),
     *({"tokenizer": tokenizer} for tokenizer in (5, b"x", [])),
-    {"append_end_of_text": "yes"},
+    *({"append_end_of_text": odd} for odd in ("yes", 1)),
+    *({"resume": odd} for odd in ("no", None, 1, [])),
     *({"ray": address} for address in (5, b"local", "")),
     {"progress": 5},
+    {"engine": "fast"},
+    {"task": 1},
+    {"num_tasks": 2},
+    *({"task": task, "num_tasks": 2} for task in (2, -1, 0.5)),
+]
+TOGETHER: list[tuple[str, dict[str, Any]]] = [
+    ("num_tasks", {"task": 0, "num_tasks": 10**12}),
+    ("ray", {"task": 0, "num_tasks": 2, "ray": "local"}),
+    ("anew", {"task": 0, "num_tasks": 2, "resume": False}),
+    ("2 workers", {"task": 0, "num_tasks": 2, "workers": 2}),
+    ("vocabulary size", {"tokenizer": "bytes", "vocab_size": 300}),
 ]
 
 
@@ -42,16 +47,10 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "a.txt"
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [*((RangeError, odd) for odd in NUMBERS), *((InputError, odd) for odd in OTHERS)],
-    ids=str,
-)
-def test_odd_options_are_refused(
-    source: Path, tmp_path: Path, kind: type[LocantError], options: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize(("named", "options"), [*((next(iter(odd)), odd) for odd in ODD), *TOGETHER], ids=str)
+def test_odd_options_are_refused(source: Path, tmp_path: Path, named: str, options: dict[str, Any]) -> None:
     tokenizer = {} if {"tokenizer", "vocab_size"} & options.keys() else {"tokenizer": "bytes"}
-    with refuses(kind):
+    with refuses(RangeError, named):
         prepare(source, tmp_path / "store", **tokenizer, **options)
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 

@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 
 from locant import InputError
-from locant.text.prepare import documents as reading
-from locant.text.prepare import encode, finalize, prepare, records, streams
-from locant.text.prepare.crew import Crew
-from locant.text.prepare.part import finished_part
+from locant.text.prepare import encode, finalize, prepare
+from locant.text.prepare.parts import finished_part
 from locant.text.prepare.plan import read_plan
+from locant.text.prepare.readers import documents
+from locant.text.prepare.workers import Workers
 from locant.text.store import TokenStore
 from tests.refusal import refuses
-from tests.text.prepare.corpus import SEPARATOR, options
+from tests.text.prepare.corpus import SEPARATOR, options, small_blocks
 from tests.text.prepare.mortal import contents
 
 SHARD_SIZE = 2_000
@@ -124,8 +124,7 @@ SAID = {change: said for said, changes in CHANGES.items() for change in changes}
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (reading, records, streams):
-        monkeypatch.setattr(module, "BLOCK", 1_000)
+    small_blocks(monkeypatch, 1_000)
 
 
 class Change:
@@ -145,12 +144,11 @@ class Change:
 
     def when_read(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         """When the first documents of the file have been handed on."""
-        read = reading.documents
 
-        def hooked(piece: Any, tally: Any) -> Iterator[Any]:
-            for batch in read(piece, tally):
+        def hooked(byte_range: Any, tally: Any) -> Iterator[Any]:
+            for batch in documents(byte_range, tally):
                 yield batch
-                if piece.path == str(self.path):
+                if byte_range.source.path == str(self.path):
                     self()
 
         monkeypatch.setattr(encode, "documents", hooked)
@@ -240,7 +238,7 @@ def test_what_has_changed_is_not_even_begun(
 ) -> None:
     """Reading it would take as long as it is large, only to say so at its end."""
     changing = Change(corpus / "a.txt", change)
-    monkeypatch.setattr(encode, "documents", lambda piece, _: pytest.fail(f"{piece.path} was read"))
+    monkeypatch.setattr(encode, "documents", lambda byte_range, _: pytest.fail(f"{byte_range.source.path} was read"))
     with refuses(InputError, f"a.txt has {SAID[change]} since"):
         called(corpus, tmp_path / "store", "b.txt", **changing.when_planned(monkeypatch))
 
@@ -270,7 +268,7 @@ def test_workers_say_the_same(corpus: Path, tmp_path: Path, change: Any) -> None
     assert plan is not None
     assert finished_part(plan, 0) is None
     change(corpus / "a.txt")
-    with refuses(InputError, f"a.txt has {SAID[change]} since"), Crew(1) as crew:
-        crew.prepare(plan.store)
-        crew.make("tokenizers", [0], lambda _: None)
+    with refuses(InputError, f"a.txt has {SAID[change]} since"), Workers(1) as workers:
+        workers.load(plan.store)
+        workers.make("tokenizers", [0], lambda _: None)
     assert finished_part(plan, 0) is None

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from locant import InputError, LocantError, Tokenizer
+from locant import InputError, LocantError, RangeError, Tokenizer
 from locant.text.prepare import estimate, finalize, prepare
 from locant.text.prepare import plan as plans
-from locant.text.prepare import request as requests
-from locant.text.prepare.part import make_part
+from locant.text.prepare.parts import make_part
 from locant.text.prepare.plan import read_plan
+from locant.text.prepare.request import Request
 from locant.text.tokenizer.engine import Engine
 from tests.refusal import refuses
 from tests.text.prepare.corpus import END, SEPARATOR, TEXTS, expected, options, require_ids
@@ -134,14 +134,9 @@ def test_the_default_tokenizer_is_trained_on_all_of_the_input(tmp_path: Path) ->
     assert again == store
 
 
-def test_a_tokenizer_and_a_vocabulary_size_are_refused(corpus: Path, tmp_path: Path) -> None:
-    with refuses(InputError, "one of the two"):
-        prepare(corpus, tmp_path / "store", tokenizer="bytes", vocab_size=300)
-
-
 def test_an_end_of_text_needs_a_token(corpus: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer.train("the cat sat on the mat " * 9, 270, special_tokens=())
-    with refuses(InputError, "without an end-of-text"):
+    with refuses(RangeError, "without an end-of-text"):
         prepare(corpus, tmp_path / "store", tokenizer=tokenizer, append_end_of_text=True)
     assert prepare(corpus, tmp_path / "store", tokenizer=tokenizer, workers=1).end_of_text is None
 
@@ -247,15 +242,9 @@ def test_two_terabytes_are_planned_in_seconds(tmp_path: Path, monkeypatch: pytes
         with (tmp_path / f"{number}.jsonl").open("wb") as file:
             file.write(b'{"text": "x"}\n' * 1000)
             file.truncate(2**39)
-    wanted = requests.Request.of(
-        tmp_path, tokenizer="bytes", vocab_size=None, separator=None, field=None, shard_size=2**24,
-        append_end_of_text=None,
-    )  # fmt: skip
-    with plans.new_plan(tmp_path) as made:
-        plans.write_plan(made, wanted.sources, wanted.options, Tokenizer.bytes(), END)
-        plan = plans.keep_plan(made)
+    plan, _ = plans.plan_for(tmp_path, Request.of(tmp_path, 2**24, tokenizer="bytes"), resume=True)
     assert plan.num_parts == 2**41 // 2**26
-    pieces = list(itertools.chain.from_iterable(plan.pieces(number) for number in (0, 1, plan.num_parts - 1)))
-    assert [(one.piece.start, one.piece.stop) for one in pieces] == [
+    ranges = itertools.chain.from_iterable(plan.byte_ranges(number) for number in (0, 1, plan.num_parts - 1))
+    assert [(start, stop) for _, start, stop in ranges] == [
         (0, 2**26), (2**26, 2**27), (2**39 - 2**26, 2**39)
     ]  # fmt: skip

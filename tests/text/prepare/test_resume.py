@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from locant import InputError, LocantError, RangeError
+from locant import InputError
 from locant.text.prepare import finalize, prepare
-from locant.text.prepare.locks import YOUNG
-from locant.text.prepare.part import finished_part, part_folder, sweep
+from locant.text.prepare.folders import YOUNG
+from locant.text.prepare.parts import finished_part, part_folder, sweep_parts
 from locant.text.prepare.plan import read_plan
 from locant.text.store import TokenStore, export_store
 from tests.refusal import refuses
@@ -44,28 +44,6 @@ def test_joining_names_the_tasks_that_are_missing(corpus: Path, tmp_path: Path) 
 def test_nothing_to_join_is_refused(tmp_path: Path) -> None:
     with refuses(InputError, "no tasks to join"):
         finalize(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("given", "kind", "said"),
-    [
-        ({"task": 1}, InputError, "num_tasks"),
-        ({"num_tasks": 2}, InputError, "num_tasks"),
-        ({"task": 2, "num_tasks": 2}, RangeError, "got 2 for task"),
-        ({"task": -1, "num_tasks": 2}, RangeError, "got -1 for task"),
-        ({"task": 0, "num_tasks": 2, "ray": "local"}, InputError, "Ray"),
-        ({"task": 0, "num_tasks": 2, "resume": False}, InputError, "discard"),
-        ({"task": 0, "num_tasks": 2, "workers": 2}, InputError, "one process does"),
-        ({"workers": 0}, RangeError, "got 0 for workers"),
-        ({"shard_size": 0}, RangeError, "got 0 for shard_size"),
-        ({"engine": "fast"}, InputError, "fast"),
-    ],
-)
-def test_options_that_make_no_sense(
-    corpus: Path, tmp_path: Path, given: dict[str, Any], kind: type[LocantError], said: str
-) -> None:
-    with refuses(kind, said):
-        prepare(corpus, tmp_path / "store", **options(**given))
 
 
 # ------------------------------------------------------------------ going on, and refusing to
@@ -259,15 +237,15 @@ def test_the_dead_are_swept_and_the_living_are_not(
     (dead / "lock").touch()
     born = new.stat().st_mtime
     clock = iter([born + YOUNG - 1, born + YOUNG + 1])  # asked for the new one alone, which has no lock
-    monkeypatch.setattr("locant.text.prepare.locks.time", SimpleNamespace(time=lambda: next(clock)))
+    monkeypatch.setattr("locant.text.prepare.folders.time", SimpleNamespace(time=lambda: next(clock)))
     code = "import fcntl, sys; f = open(sys.argv[1], 'wb'); fcntl.flock(f, 2); print('held', flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code, str(living / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
         assert holder.stdout.readline() == b"held\n"
-        sweep(plan)
+        sweep_parts(plan)
         assert (living.exists(), dead.exists(), new.exists()) == (True, False, True)
         holder.communicate(b"\n")
-    sweep(plan)
+    sweep_parts(plan)
     assert not living.exists()
     assert not new.exists()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import hashlib
 import io
-import itertools
 import json
 import os
 import sys
@@ -14,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from locant.errors import InputError, RangeError
-from locant.text.prepare import records
-from locant.text.prepare.sources import Piece, Source, Tally, cut, documents, find_sources
+from locant.errors import InputError
+from locant.text.prepare.byte_ranges import Source, Tally, cut
+from locant.text.prepare.inputs import find_sources, read_stdin
+from locant.text.prepare.readers import documents, jsonl
+from locant.text.prepare.readers import parquet as parquet_reader
+from tests.text.prepare.corpus import small_blocks
 
 zstandard = pytest.importorskip("zstandard")  # an independent writer; pyarrow reads
 pa = pytest.importorskip("pyarrow")
@@ -39,13 +40,21 @@ def texts(*paths: str | Path, separator: str | None = None, field: str | None = 
     found: list[bytes] = []
     goes_on = False
     for source in find_sources(paths, separator=separator, field=field):
-        for piece in cut(source, 2**30):
-            for batch in documents(piece):
+        for byte_range in cut(source, 2**30):
+            for batch in documents(byte_range, Tally()):
                 if goes_on:
                     found[-1] += batch.texts.pop(0)
                 found += batch.texts
                 goes_on = batch.unfinished
     return found
+
+
+def from_stdin(data: bytes, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: str) -> tuple[list[bytes], str]:
+    """The documents of standard input, and its hash."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    source, sha256 = read_stdin(find_sources("-", **options)[0], folder / "stdin")
+    ranges = cut(source, 2**30)
+    return [text for one in ranges for batch in documents(one, Tally()) for text in batch.texts], sha256
 
 
 class TestFinding:
@@ -79,15 +88,11 @@ class TestFinding:
         assert (found[2].size, found[2].mtime_ns) == (status.st_size, status.st_mtime_ns)
         assert {source.field for source in find_sources(tmp_path)} == {"text"}
 
-    def test_sources_and_pieces_are_json(self, tmp_path: Path) -> None:
+    def test_sources_are_json_and_can_be_cut(self, tmp_path: Path) -> None:
         write(tmp_path, a_txt=b"1\n2")
         (source,) = find_sources(tmp_path, separator="\n")
-        assert Source(**json.loads(json.dumps(dataclasses.asdict(source)))) == source
-        pieces = cut(source, 2)
-        assert [Piece(**json.loads(json.dumps(dataclasses.asdict(piece)))) for piece in pieces] == pieces
-        assert [(piece.start, piece.stop) for piece in pieces] == [(0, 2), (2, 3)]
-        with pytest.raises(RangeError, match="pieces of 0 bytes"):
-            cut(source, 0)
+        assert Source(**json.loads(json.dumps(source.to_json()))) == source
+        assert cut(source, 2) == [(source, 0, 2), (source, 2, 3)]
 
     @pytest.mark.parametrize("spelled", ["./data", "data/", ".//data/.", "./data/a.txt", "data//*.txt"])
     def test_a_path_is_the_same_however_it_is_spelled(
@@ -156,8 +161,6 @@ class TestFinding:
             find_sources([])
         with pytest.raises(InputError, match="cannot be the name of a file"):
             find_sources("a\0.txt")
-        with pytest.raises(InputError, match="empty separator"):
-            find_sources("-", separator="")
 
     def test_a_pipe_is_refused_without_waiting_for_it(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "a.txt")
@@ -187,26 +190,22 @@ class TestText:
         write(tmp_path, a_txt=between.join([b"one", b"", b"two", b""]))
         assert texts(tmp_path, separator=separator) == [b"one", b"two"]
 
-    def test_from_standard_input(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfone\r\n\n\ntwo")))
-        (source,) = find_sources("-", separator="\n\n")
-        (piece,) = cut(source, 3)
-        tally = Tally()
-        assert [text for batch in documents(piece, tally) for text in batch.texts] == [b"one\r", b"\ntwo"]
-        assert tally.sha256 == hashlib.sha256(b"\xef\xbb\xbfone\r\n\n\ntwo").hexdigest()
+    def test_from_standard_input(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        data = b"\xef\xbb\xbfone\r\n\n\ntwo"
+        found = from_stdin(data, tmp_path, monkeypatch, separator="\n\n")
+        assert found == ([b"one\r", b"\ntwo"], hashlib.sha256(data).hexdigest())
 
-    def test_from_standard_input_is_looked_at_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\0")))
+    def test_from_standard_input_is_looked_at_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(InputError, match="standard input is binary: byte 1 is NUL"):
-            texts("-")
+            from_stdin(b"a\0", tmp_path, monkeypatch)
 
     def test_that_changed_meanwhile_is_refused(self, tmp_path: Path) -> None:
         for separator in ("\n", None):
             write(tmp_path, a_txt=b"one\ntwo")
-            (piece,) = cut(find_sources(tmp_path, separator=separator)[0], 100)
+            (byte_range,) = cut(find_sources(tmp_path, separator=separator)[0], 100)
             write(tmp_path, a_txt=b"one")
             with pytest.raises(InputError, match="has changed"):
-                list(documents(piece))
+                list(documents(byte_range, Tally()))
 
 
 GZIP = gzip.compress(b"one\n" * 50, mtime=0) + gzip.compress(b"two", mtime=0)
@@ -224,9 +223,9 @@ class TestCompressed:
     def test_is_read_to_the_end_of_its_last_member(self, tmp_path: Path, suffix: str, data: bytes) -> None:
         (tmp_path / f"a.txt.{suffix}").write_bytes(data)
         assert texts(tmp_path) == [b"one\n" * 50 + b"two"]
-        (piece,) = cut(find_sources(tmp_path)[0], 5)
+        (byte_range,) = cut(find_sources(tmp_path)[0], 5)
         tally = Tally()
-        assert [*documents(piece, tally)]
+        assert [*documents(byte_range, tally)]
         assert (tally.bytes, tally.sha256) == (len(data), hashlib.sha256(data).hexdigest())
 
     def test_that_breaks_off_anywhere_is_an_error(self, tmp_path: Path, suffix: str, data: bytes) -> None:
@@ -287,29 +286,33 @@ class TestJsonLines:
             (b"{}", "has no field 'text'; its fields are: none"),
         ],
     )
-    @pytest.mark.parametrize("piece_bytes", [2**30, 40])
-    def test_a_bad_line_is_named(self, tmp_path: Path, line: bytes, message: str, piece_bytes: int) -> None:
-        """In whatever piece it lies; the line before it is long enough to be one."""
+    @pytest.mark.parametrize("range_bytes", [2**30, 40])
+    def test_a_bad_line_is_named(self, tmp_path: Path, line: bytes, message: str, range_bytes: int) -> None:
+        """In whatever byte range it lies; the line before it is long enough to be one."""
         before = b'{"text": "' + b"x" * 100 + b'"}\n'
         path = tmp_path / "a.jsonl"
         path.write_bytes(before + b"\n" + before + line + b"\n" + before)
         place = 2 * len(before) + 1
         with pytest.raises(InputError, match=rf"a\.jsonl, line 4 \(at byte {place}\) {message}"):
-            list(itertools.chain.from_iterable(map(documents, cut(find_sources(path)[0], piece_bytes))))
+            [
+                batch
+                for byte_range in cut(find_sources(path)[0], range_bytes)
+                for batch in documents(byte_range, Tally())
+            ]
         (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
         with pytest.raises(InputError, match=rf"a\.jsonl\.gz, line 4 \(at byte {place}\)"):
             texts(tmp_path / "a.jsonl.gz")
 
     def test_a_line_without_end_is_refused_in_time(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("locant.text.prepare.documents.LINE", 1000)
-        monkeypatch.setattr("locant.text.prepare.documents.BLOCK", 100)
+        monkeypatch.setattr(jsonl, "LONGEST_LINE", 1000)
+        small_blocks(monkeypatch, 100)
         write(tmp_path, a_jsonl=b" \n" * 3 + b" " * 5000)
         with pytest.raises(InputError, match=r"line 4 \(at byte 6\) has more than"):
             texts(tmp_path)
 
-    def test_from_standard_input_where_a_field_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"text": "one"}\n{"text": "two"}')))
-        assert texts("-", field="text") == [b"one", b"two"]
+    def test_from_standard_input_where_a_field_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        data = b'{"text": "one"}\n{"text": "two"}'
+        assert from_stdin(data, tmp_path, monkeypatch, field="text")[0] == [b"one", b"two"]
 
 
 class TestParquet:
@@ -356,7 +359,7 @@ class TestParquet:
                 texts(path)
 
     def test_that_claims_too_much_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(records, "LARGEST", 100)
+        monkeypatch.setattr(parquet_reader, "LARGEST", 100)
         parquet.write_table(pa.table({"text": ["x" * 50, "y" * 60]}), tmp_path / "a.parquet")
         with pytest.raises(InputError, match=r"row group 0 has \d+ bytes of text, expected 100 at most"):
             texts(tmp_path)

@@ -12,9 +12,9 @@ import pytest
 
 from locant import InputError
 from locant.text.prepare import prepare
-from locant.text.prepare.locks import locked
+from locant.text.prepare.folders import locked
+from locant.text.prepare.inputs import find_sources, read_stdin
 from locant.text.prepare.plan import sweep_plans
-from locant.text.prepare.request import Stdin
 from tests.refusal import refuses
 from tests.text.prepare.corpus import SEPARATOR, TEXTS, options, require_ids
 
@@ -72,7 +72,7 @@ def test_it_is_on_the_disk_before_anything_relies_on_it(
     flushed: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda handle: flushed.append(os.fstat(handle).st_ino))
     pipe(TEXTS[0])
-    Stdin.read(tmp_path)
+    read_stdin(find_sources("-")[0], tmp_path / "stdin")
     assert flushed[0] == (tmp_path / "stdin").stat().st_ino
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from locant import InputError
 from locant.text.prepare import prepare
-from locant.text.prepare.crew import Crew
 from locant.text.prepare.plan import read_plan
+from locant.text.prepare.workers import Workers
 from locant.text.store import TokenStore
 from tests.refusal import refuses
 from tests.text.prepare.corpus import TEXTS, edited, options, require_ids
@@ -25,10 +25,10 @@ def test_a_worker_that_is_killed_is_reported_and_the_work_goes_on(corpus: Path, 
     prepare(corpus, tmp_path / "store", **options(task=0, num_tasks=50))
     plan = read_plan(tmp_path / "store")
     assert plan is not None
-    with refuses(InputError, "killed (SIGKILL)", "memory is full"), Crew(2) as crew:
-        crew._workers[0].kill()
-        crew.prepare(plan.store)
-        crew.make("tokenizers", range(plan.num_parts), lambda _: None)
+    with refuses(InputError, "killed (SIGKILL)", "memory is full"), Workers(2) as workers:
+        workers._workers[0].kill()
+        workers.load(plan.store)
+        workers.make("tokenizers", range(plan.num_parts), lambda _: None)
     with refuses(InputError, "no finished store"):
         TokenStore(tmp_path / "store")
     require_ids(prepare(corpus, tmp_path / "store", **options()), TEXTS)
@@ -39,13 +39,13 @@ def test_what_goes_wrong_in_a_worker_is_said_here(corpus: Path, tmp_path: Path) 
     plan = read_plan(tmp_path / "store")
     assert plan is not None
     edited(corpus / "2.txt")
-    with refuses(InputError, "2.txt has changed since"), Crew(1) as crew:
-        crew.prepare(plan.store)
-        crew.make("tokenizers", range(plan.num_parts), lambda _: None)
-    with Crew(1) as crew:
-        crew.prepare(plan.store)
+    with refuses(InputError, "2.txt has changed since"), Workers(1) as workers:
+        workers.load(plan.store)
+        workers.make("tokenizers", range(plan.num_parts), lambda _: None)
+    with Workers(1) as workers:
+        workers.load(plan.store)
         with pytest.raises(RuntimeError, match="ValueError"):
-            crew.make("tokenizers", [plan.num_parts + 5], lambda _: None)
+            workers.make("tokenizers", [plan.num_parts + 5], lambda _: None)
 
 
 # ------------------------------------------------------------------ Ray

@@ -6,13 +6,14 @@ Every node has to see the inputs and the folder of the store under the same name
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from locant.errors import InputError, LocantError
-from locant.text.prepare.part import make_part
+from locant.text.prepare.encode import Advance
+from locant.text.prepare.parts import make_part
 from locant.text.prepare.plan import Plan, read_plan
 from locant.text.tokenizer.engine import Engine, EngineName
 
@@ -44,14 +45,14 @@ class _Maker:
 
 
 def make_on_ray(
-    address: str, plan: Plan, engine: EngineName, numbers: list[int], advance: Callable[[int], None], size: int
+    address: str, plan: Plan, engine: EngineName, parts: list[int], advance: Advance, num_local: int
 ) -> None:
-    """Have parts made by actors of a cluster, one on each of its cores but no more than there are parts.
+    """Have the parts with these numbers made by actors of a cluster, one on each of its cores.
 
     Args:
-        address: of a running cluster, or ``"local"`` for one of `size` processes on this machine.
-        plan, engine, numbers, advance: as for local workers.
-        size: how many actors on this machine.
+        address: of a running cluster, or ``"local"`` for one of `num_local` processes on this machine.
+        plan, engine, parts, advance: as for `Workers`.
+        num_local: how many actors on this machine.
 
     Raises:
         InputError: Ray is not installed or not reached, a node lost a worker, or a part cannot be made.
@@ -62,21 +63,21 @@ def make_on_ray(
         raise InputError("Ray is not installed", "pip install 'locant[ray]', or no ray=") from None
     ours = not ray.is_initialized()
     if ours:
-        _connect(ray, address, size)
+        _connect(ray, address, num_local)
     try:
-        cores = size if address == LOCAL else int(ray.cluster_resources().get("CPU", 1))
+        cores = num_local if address == LOCAL else int(ray.cluster_resources().get("CPU", 1))
         actor = ray.remote(num_cpus=1)(_Maker)
-        crew = [actor.remote(str(plan.store.resolve()), engine) for _ in range(max(1, min(cores, len(numbers))))]
-        _run(ray, crew, iter(numbers), advance)
+        actors = [actor.remote(str(plan.store.resolve()), engine) for _ in range(max(1, min(cores, len(parts))))]
+        _run(ray, actors, iter(parts), advance)
     finally:
         if ours:
             ray.shutdown()
 
 
-def _connect(ray: Any, address: str, size: int) -> None:
+def _connect(ray: Any, address: str, num_local: int) -> None:
     try:
         if address == LOCAL:
-            ray.init(address=LOCAL, num_cpus=size, include_dashboard=False, log_to_driver=False)
+            ray.init(address=LOCAL, num_cpus=num_local, include_dashboard=False, log_to_driver=False)
         else:
             _require_answer(address)
             ray.init(address=address, log_to_driver=False)
@@ -91,9 +92,9 @@ def _require_answer(address: str) -> None:
         socket.create_connection((place.hostname, place.port), timeout=PATIENCE).close()
 
 
-def _run(ray: Any, crew: list[Any], numbers: Iterator[int], advance: Callable[[int], None]) -> None:
-    """Each of the crew gets another part when it is done with one."""
-    at_work = {actor.make.remote(number): actor for actor, number in zip(crew, numbers, strict=False)}
+def _run(ray: Any, actors: list[Any], waiting: Iterator[int], advance: Advance) -> None:
+    """Each of the actors gets another part when it is done with one."""
+    at_work = {actor.make.remote(number): actor for actor, number in zip(actors, waiting, strict=False)}
     while at_work:
         (done,), _ = ray.wait([*at_work], num_returns=1)
         actor = at_work.pop(done)
@@ -105,6 +106,6 @@ def _run(ray: Any, crew: list[Any], numbers: Iterator[int], advance: Callable[[i
         if cause is not None:
             raise InputError(cause, remedy)
         advance(read)
-        for number in numbers:
+        for number in waiting:
             at_work[actor.make.remote(number)] = actor
             break

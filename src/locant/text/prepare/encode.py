@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,9 +12,10 @@ import numpy as np
 from jaxtyping import Integer
 
 from locant.errors import InputError
-from locant.text.prepare.pieces import Batch, Piece, Tally
-from locant.text.prepare.plan import Plan, PlannedPiece
-from locant.text.prepare.sources import documents
+from locant.text.prepare.byte_ranges import ByteRange, Source, Tally
+from locant.text.prepare.interrupts import in_small_batches
+from locant.text.prepare.plan import Plan
+from locant.text.prepare.readers import documents
 from locant.text.store import ShardRecord, ShardWriter
 from locant.text.tokenizer.engine import Encoded, Engine
 
@@ -23,82 +24,70 @@ __all__ = ["Advance", "Shards", "with_ends", "write_shards"]
 Advance = Callable[[int], None]
 """Is told how many more bytes of the input were read."""
 
-MORSEL = 2**20
-"""Bytes that are encoded at a time."""
-
 
 def write_shards(
-    plan: Plan, number: int, folder: Path, engine: Engine, advance: Advance
+    plan: Plan, part: int, folder: Path, engine: Engine, advance: Advance
 ) -> tuple[list[ShardRecord], list[dict[str, Any]]]:
     """Read, encode and write what belongs to a part.
 
     Returns:
-        What the shards in `folder` hold; and of each piece of the input its path, range and SHA-256.
+        What the shards in `folder` hold; and of each byte range its path, start, stop and SHA-256.
     """
     with Shards(folder, plan.vocab_size, plan.options["shard_size"]) as shards:
-        pieces = [_write_piece(planned, plan, shards, engine, advance) for planned in plan.pieces(number)]
+        read = [_write_range(one, plan.end_of_text, shards, engine, advance) for one in plan.byte_ranges(part)]
         shards.finish()
-    return shards.records, pieces
+    return shards.records, read
 
 
-def _write_piece(planned: PlannedPiece, plan: Plan, shards: Shards, engine: Engine, advance: Advance) -> dict[str, Any]:
-    """Read, encode and write one piece; what of its file was read, and its hash."""
-    piece, tally, seen, continues = plan.readable(planned.piece), Tally(), 0, False
-    _require_unchanged(piece.path, planned)
+def _write_range(
+    byte_range: ByteRange, end_of_text: int | None, shards: Shards, engine: Engine, advance: Advance
+) -> dict[str, Any]:
+    """Read, encode and write one byte range; what was read, and its hash."""
+    (source, start, stop), tally, seen, continues = byte_range, Tally(), 0, False
+    _require_unchanged(source)
     try:
-        for ids, lengths, unfinished in _encoded(engine, piece, tally):
-            if plan.end_of_text is not None:
-                ids, lengths = with_ends(ids, lengths, plan.end_of_text, unfinished=unfinished)
+        for ids, lengths, unfinished in _encoded(engine, byte_range, tally):
+            if end_of_text is not None:
+                ids, lengths = with_ends(ids, lengths, end_of_text, unfinished=unfinished)
             shards.append(ids, lengths, continues=continues, unfinished=unfinished)
             continues = unfinished
             advance(tally.bytes - seen)
             seen = tally.bytes
     except (InputError, OSError):
-        _require_unchanged(piece.path, planned)  # else its reader complains of damage, which is not what happened
+        _require_unchanged(source)  # else its reader complains of damage, which is not what happened
         raise
-    _require_unchanged(piece.path, planned)
+    _require_unchanged(source)
     advance(tally.bytes - seen)
-    return {"path": planned.piece.path, "start": piece.start, "stop": piece.stop, "sha256": tally.sha256}
+    return {"path": source.path, "start": start, "stop": stop, "sha256": tally.sha256}
 
 
-def _encoded(engine: Engine, piece: Piece, tally: Tally) -> Iterator[Encoded]:
-    """The ids of a piece; an engine that refuses does not know whose text it reads."""
+def _encoded(engine: Engine, byte_range: ByteRange, tally: Tally) -> Iterator[Encoded]:
+    """The ids of a byte range; an engine that refuses does not know whose text it reads."""
+    name = byte_range.source.name
     try:
-        yield from engine.stream(_in_morsels(documents(piece, tally)))
+        yield from engine.stream(in_small_batches(documents(byte_range, tally)))
     except InputError as error:
-        if piece.path in error.cause:
+        if name in error.cause:
             raise
-        raise InputError(f"{piece.path}, after byte {piece.start}: {error.cause}", error.remedy) from None
+        raise InputError(f"{name}, after byte {byte_range.start}: {error.cause}", error.remedy) from None
 
 
-def _in_morsels(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The same documents, fewer at a time: Ctrl-C has to wait for an engine, and the slow one takes a while."""
-    for texts, unfinished in batches:
-        morsel: list[bytes] = []
-        size = 0
-        for text in texts[:-1]:
-            morsel.append(text)
-            size += len(text)
-            if size >= MORSEL:
-                yield Batch(morsel, unfinished=False)
-                morsel, size = [], 0
-        yield Batch([*morsel, *texts[-1:]], unfinished)
-
-
-def _require_unchanged(path: str, planned: PlannedPiece) -> None:
+def _require_unchanged(source: Source) -> None:
     """A file that changes while it is read would give a store of neither state."""
     try:
-        state = os.stat(path)  # noqa: PTH116  # a `Path` for each of very many files takes longer
+        state = os.stat(source.file)  # noqa: PTH116  # a `Path` for each of very many files takes longer
     except FileNotFoundError:
         raise InputError(
-            f"{path} has vanished since the work was planned",
+            f"{source.name} has vanished since the work was planned",
             "putting it back as it was, or resume=False (--restart), which begins anew",
         ) from None
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}", "giving access to it, then the same again") from None
-    if planned.mtime_ns is not None and (state.st_size, state.st_mtime_ns) != (planned.size, planned.mtime_ns):
         raise InputError(
-            f"{path} has changed since the work was planned: it had {planned.size} bytes, now {state.st_size}",
+            f"cannot read {source.name}: {error.strerror}", "giving access to it, then the same again"
+        ) from None
+    if source.mtime_ns is not None and (state.st_size, state.st_mtime_ns) != (source.size, source.mtime_ns):
+        raise InputError(
+            f"{source.name} has changed since the work was planned: it had {source.size} bytes, now {state.st_size}",
             "resume=False (--restart), which begins anew, once nothing writes to the inputs any more",
         )
 

@@ -16,18 +16,19 @@ from typing import Any
 
 from locant.errors import InputError
 from locant.files import flush, write_whole
-from locant.text.prepare.part import Part, finished_part, part_folder
-from locant.text.prepare.pieces import Source
+from locant.text.prepare.byte_ranges import Source
+from locant.text.prepare.parts import FinishedPart, finished_part, part_folder
 from locant.text.prepare.plan import FOLDER, Plan, read_plan, remove_shards
+from locant.text.prepare.request import store_folder
 from locant.text.store import MANIFEST, TOKENIZER, ShardRecord, TokenStore, read_manifest, shard_name, write_manifest
 from locant.text.tokenizer import Tokenizer
 
-__all__ = ["finalize", "join", "missing_parts", "note_tasks", "recorded_request", "store_folder", "tidy"]
+__all__ = ["finalize", "join", "missing_parts", "note_tasks", "recorded_request", "tidy"]
 
 NUMBERING = "numbering.json"
 ANEW = "resume=False (--restart), which begins anew"
 
-RECORDED = {"pieces", *(field.name for field in dataclasses.fields(Source))}
+RECORDED = {"pieces", *(field.name for field in dataclasses.fields(Source) if field.name != "copy")}
 """What the manifest says of each source."""
 
 NAMED = 10
@@ -47,16 +48,9 @@ def finalize(out: str | Path) -> TokenStore:
     plan = read_plan(out)
     if plan is None:
         raise InputError(f"{out} holds no tasks to join", "locant prepare PATH -o OUT --task 0 --num-tasks N, first")
-    if not (plan.folder / NUMBERING).exists() and (missing := missing_parts(plan)):
+    if missing := missing_parts(plan):
         raise InputError(f"{out} is not finished: {_named(plan, missing)}", "running them, and then --finalize again")
     return join(plan, plan.tokenizer())
-
-
-def store_folder(out: object) -> Path:
-    """Where the store shall be, if that can be the name of a folder; an empty one would be the current folder."""
-    if not isinstance(out, (str, Path)) or not str(out) or "\0" in str(out):
-        raise InputError(f"got {out!r} as the folder of a store, expected a path", "out='store'")
-    return Path(out)
 
 
 def missing_parts(plan: Plan) -> list[int]:
@@ -92,7 +86,7 @@ def join(plan: Plan, tokenizer: Tokenizer) -> TokenStore:
     return TokenStore(store)
 
 
-def _numbering(plan: Plan) -> list[Part]:
+def _numbering(plan: Plan) -> list[FinishedPart]:
     """The parts in order, as they were when the first shard was about to move."""
     path = plan.folder / NUMBERING
     if not path.exists():
@@ -100,17 +94,17 @@ def _numbering(plan: Plan) -> list[Part]:
         if not any(shard.documents for part in parts for shard in part.shards):
             raise InputError("got no text: no input has a document in it", "other paths, a --separator or a --field")
         write_whole(path, json.dumps([part.to_json() for part in parts]))
-    return [Part.from_json(part) for part in json.loads(path.read_text(encoding="utf-8"))]
+    return [FinishedPart.from_json(part) for part in json.loads(path.read_text(encoding="utf-8"))]
 
 
-def _required(plan: Plan, number: int) -> Part:
+def _required(plan: Plan, number: int) -> FinishedPart:
     part = finished_part(plan, number)
     if part is None:
         raise InputError(f"{plan.store} is not finished: {_named(plan, [number])}", "the same command again")
     return part
 
 
-def _shards(plan: Plan, parts: Sequence[Part]) -> Iterator[tuple[Path, ShardRecord]]:
+def _shards(plan: Plan, parts: Sequence[FinishedPart]) -> Iterator[tuple[Path, ShardRecord]]:
     """Where every shard was made, in the order of the store."""
     for number, part in enumerate(parts):
         for i, record in enumerate(part.shards):
@@ -137,13 +131,13 @@ def tidy(store: Path) -> None:
 # ------------------------------------------------------------------ what was asked for
 
 
-def _recorded_sources(sources: Sequence[Source], parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """The sources with the hashes of their pieces, as the manifest keeps them."""
-    pieces: dict[str, list[dict[str, Any]]] = {source.path: [] for source in sources}
+def _recorded_sources(sources: Sequence[Source], parts: Sequence[FinishedPart]) -> list[dict[str, Any]]:
+    """The sources with the hashes of their byte ranges, as the manifest keeps them."""
+    read: dict[str, list[dict[str, Any]]] = {source.path: [] for source in sources}
     for part in parts:
-        for piece in part.pieces:
-            pieces[piece["path"]].append({name: piece[name] for name in ("start", "stop", "sha256")})
-    return [{**vars(source), "pieces": pieces[source.path]} for source in sources]
+        for one in part.byte_ranges:
+            read[one["path"]].append({name: one[name] for name in ("start", "stop", "sha256")})
+    return [{**source.to_json(), "pieces": read[source.path]} for source in sources]
 
 
 def recorded_request(store: Path) -> tuple[dict[str, Any], list[Source]]:

@@ -1,61 +1,43 @@
-"""What was asked for: the sources, as they were found, and the options that decide what the store holds."""
+"""What was asked for, checked: the sources, as they were found, and the options that decide what the store holds."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from locant.arguments import whole
-from locant.errors import InputError
-from locant.files import NewFile
-from locant.text.prepare.pieces import Source
-from locant.text.prepare.plan import STDIN_FILE, readable_sources
+from locant.arguments import flag, shown, whole
+from locant.errors import InputError, RangeError
+from locant.text.prepare.byte_ranges import Source
+from locant.text.prepare.inputs import find_sources, read_stdin
 from locant.text.prepare.sample import Sample
-from locant.text.prepare.sources import find_sources
-from locant.text.reading import STDIN, standard_input, well_formed
+from locant.text.reading import STDIN, well_formed
 from locant.text.tokenizer import Tokenizer
 
-__all__ = ["VOCAB_SIZE", "Paths", "Request", "Stdin"]
+__all__ = ["SHARD_SIZE", "VOCAB_SIZE", "ContentOptions", "Paths", "Request", "store_folder"]
 
+SHARD_SIZE = 2**26
 VOCAB_SIZE = 32_768
 LARGEST_VOCABULARY = 10_000_000
 """What the trainer can make; it ends the process where memory does not suffice."""
 TRAINED = "a BPE trained on the input"
-BLOCK = 2**20
+NAMED = 3
+"""How many differences are told; the others are counted."""
 
 Paths = str | Path | Iterable[str | Path]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stdin:
-    """What came from standard input."""
+class ContentOptions(TypedDict, total=False):
+    """The options of `prepare` that decide what is in a store."""
 
-    size: int
-    sha256: str
-
-    @classmethod
-    def read(cls, folder: Path | None) -> Stdin:
-        """Read all of it, and keep it in a file of `folder`, if there is one."""
-        if folder is None:
-            return cls._passed_on(lambda _: None)
-        with NewFile(folder / STDIN_FILE) as file:
-            stdin = cls._passed_on(file.write)
-            file.settle()
-            file.publish()
-        return stdin
-
-    @classmethod
-    def _passed_on(cls, write: Callable[[bytes], None]) -> Stdin:
-        digest, size, stdin = hashlib.sha256(), 0, standard_input()
-        while block := stdin.read(BLOCK):
-            digest.update(block)
-            size += len(block)
-            write(block)
-        return cls(size=size, sha256=digest.hexdigest())
+    tokenizer: Tokenizer | str | Path | None
+    vocab_size: int | None
+    separator: str | None
+    field: str | None
+    append_end_of_text: bool | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,29 +53,29 @@ class Request:
     def of(
         cls,
         paths: Paths,
+        shard_size: int = SHARD_SIZE,
         *,
-        tokenizer: Tokenizer | str | Path | None,
-        vocab_size: int | None,
-        separator: str | None,
-        field: str | None,
-        shard_size: int,
-        append_end_of_text: bool | None,
+        tokenizer: Tokenizer | str | Path | None = None,
+        vocab_size: int | None = None,
+        separator: str | None = None,
+        field: str | None = None,
+        append_end_of_text: bool | None = None,
     ) -> Request:
         """The request of a call of `prepare`; its arguments, and errors, are those."""
-        shard_size = whole("shard_size", shard_size, 1, 2**62, remedy="some millions of tokens")
+        shard_size = whole("shard_size", shard_size, 1, 2**62, remedy=f"shard_size={SHARD_SIZE}")
         if vocab_size is not None:
-            vocab_size = whole("vocab_size", vocab_size, 257, LARGEST_VOCABULARY, remedy="vocab_size=32_768")
+            vocab_size = whole("vocab_size", vocab_size, 257, LARGEST_VOCABULARY, remedy=f"vocab_size={VOCAB_SIZE}")
         _require_texts(separator=separator, field=field)
-        if append_end_of_text not in (None, True, False):
-            raise InputError(f"got {append_end_of_text!r} for append_end_of_text", "True, False or None")
+        if append_end_of_text is not None:
+            append_end_of_text = flag("append_end_of_text", append_end_of_text)
         if tokenizer is not None and vocab_size is not None:
-            raise InputError(
-                "got both a tokenizer and a vocabulary size, which is for one that is trained here", "one of the two"
+            raise RangeError(
+                "got both a tokenizer and a vocabulary size, which is for one that is trained here", "vocab_size=None"
             )
         given = _loaded(tokenizer)
         ends = given is None or given.end_of_text is not None
         if append_end_of_text and not ends:
-            raise InputError("got a tokenizer without an end-of-text token to append", "append_end_of_text=False")
+            raise RangeError("got a tokenizer without an end-of-text token to append", "append_end_of_text=False")
         options: dict[str, Any] = {"tokenizer": given.fingerprint if given else TRAINED}
         if given is None:
             options["vocab_size"] = VOCAB_SIZE if vocab_size is None else vocab_size
@@ -107,25 +89,21 @@ class Request:
         return cls(sources=sources, options=options, tokenizer=given)
 
     @property
-    def total(self) -> int:
-        """Bytes of all sources whose size is known."""
+    def total_bytes(self) -> int:
+        """Of all sources whose size is known."""
         return sum(source.size or 0 for source in self.sources)
 
     @property
     def needs_stdin(self) -> bool:
         """Whether standard input is a source that was not read yet."""
-        return any(source.path == STDIN and source.size is None for source in self.sources)
+        return any(source.size is None for source in self.sources)
 
-    def with_stdin(self, stdin: Stdin) -> Request:
-        """The same, with standard input as it turned out to be."""
-        sources = [
-            dataclasses.replace(source, size=stdin.size) if source.path == STDIN else source for source in self.sources
-        ]
-        return dataclasses.replace(self, sources=sources, options={**self.options, "standard_input": stdin.sha256})
-
-    def readable(self, folder: Path) -> list[Source]:
-        """The sources, with standard input where `Stdin.read` kept it."""
-        return readable_sources(self.sources, folder)
+    def with_stdin(self, place: Path | None) -> Request:
+        """The same, with standard input read; it is kept in the file `place`, if there is one."""
+        number = next(i for i, source in enumerate(self.sources) if source.path == STDIN)
+        stdin, sha256 = read_stdin(self.sources[number], place)
+        sources = [*self.sources[:number], stdin, *self.sources[number + 1 :]]
+        return dataclasses.replace(self, sources=sources, options={**self.options, "standard_input": sha256})
 
     def chosen_tokenizer(self, sample: Callable[[], Sample]) -> Tokenizer:
         """The tokenizer that was given, or one that is trained on a sample."""
@@ -140,11 +118,29 @@ class Request:
         """The id to put after every document, if there shall be one."""
         return tokenizer.end_of_text if self.options["append_end_of_text"] else None
 
+    def changes_from(self, options: Mapping[str, Any], sources: Sequence[Source]) -> list[str]:
+        """What is different from an earlier request, in words; nothing if both give the same store."""
+        names = {**options, **self.options}
+        found = [
+            f"{name} was {options.get(name)!r} and is {self.options.get(name)!r}"
+            for name in names
+            if options.get(name) != self.options.get(name)
+        ]
+        found += _changed_sources(sources, self.sources)
+        return [*found[:NAMED], f"{len(found) - NAMED} more"] if len(found) > NAMED else found
+
+
+def store_folder(out: object) -> Path:
+    """Where the store shall be, if that can be the name of a folder; an empty one would be the current folder."""
+    if not isinstance(out, (str, Path)) or not str(out) or "\0" in str(out):
+        raise InputError(f"got {shown(out)} as the folder of a store, expected a path", "out='store'")
+    return Path(out)
+
 
 def _require_texts(**options: object) -> None:
     for name, value in options.items():
         if value is not None and not (isinstance(value, str) and value and value == well_formed(value)):
-            raise InputError(f"got {name}={value!r}, expected a text", f"{name}=None for the default")
+            raise RangeError(f"got {shown(value)} for {name}, expected a text", f"{name}=None for the default")
 
 
 def _paths(paths: Any) -> Paths:
@@ -153,13 +149,37 @@ def _paths(paths: Any) -> Paths:
         return paths
     several: list[Any] = [*paths] if isinstance(paths, Iterable) and not isinstance(paths, bytes) else [paths]
     if odd := [path for path in several if not isinstance(path, (str, Path))]:
-        raise InputError(f"got {odd[0]!r} as a path, expected str or Path", "the path of a file or folder")
+        raise InputError(f"got {shown(odd[0])} as a path, expected str or Path", "the path of a file or folder")
     return several
 
 
 def _loaded(tokenizer: object) -> Tokenizer | None:
-    if tokenizer is not None and not isinstance(tokenizer, (Tokenizer, str, Path)):
-        raise InputError(f"got tokenizer={tokenizer!r}, expected a Tokenizer, a path or a name", 'tokenizer="bytes"')
     if tokenizer is None or isinstance(tokenizer, Tokenizer):
         return tokenizer
+    if not isinstance(tokenizer, (str, Path)):
+        raise RangeError(
+            f"got {shown(tokenizer)} for tokenizer, expected a Tokenizer, a path or a name", 'tokenizer="bytes"'
+        )
     return Tokenizer.bytes() if tokenizer == "bytes" else Tokenizer.load(tokenizer)
+
+
+def _changed_sources(old: Sequence[Source], new: Sequence[Source]) -> list[str]:
+    before, after = ({source.path: source for source in sources} for sources in (old, new))
+    found = [f"{path} is no longer an input" for path in before if path not in after]
+    found += [f"{path} is a new input" for path in after if path not in before]
+    for path in before:
+        if path in after and before[path] != after[path]:
+            found.append(f"{path} changed from {_state(before[path])} to {_state(after[path])}")
+    if not found and [*before] != [*after]:
+        found.append("the inputs come in another order")
+    return found
+
+
+def _state(source: Source) -> str:
+    if source.mtime_ns is None:
+        return f"{source.size} bytes"
+    # The zone of the reader, who compares it with what `ls --full-time` says, to the last digit.
+    seconds, rest = divmod(source.mtime_ns, 10**9)
+    when = f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S}.{rest:09d}"
+    how = ", ".join(f"{name} {value!r}" for name, value in (("separator", source.separator), ("field", source.field)))
+    return f"{source.size} bytes of {when} ({source.kind}, {how})"

@@ -7,16 +7,15 @@ beginning of each file, of as many files as there are places.
 
 from __future__ import annotations
 
-import dataclasses
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from locant.text.prepare.pieces import Piece, Source, Tally, cut
-from locant.text.prepare.sources import documents
+from locant.text.prepare.byte_ranges import ByteRange, Source, Tally, cut
+from locant.text.prepare.readers import documents
 
-__all__ = ["CHECKED_BYTES", "TRAINING_BYTES", "Sample", "is_single", "take_sample"]
+__all__ = ["CHECKED_BYTES", "TRAINING_BYTES", "Sample", "take_sample"]
 
 TRAINING_BYTES = 8 * 2**20
 """What a tokenizer learns from: two to three seconds of training."""
@@ -26,7 +25,6 @@ CHECKED_BYTES = 2**19
 
 STRETCH = 2**15
 """Bytes from each place: enough for a few documents, few enough for a sample of many places."""
-
 
 MOST = 2**26
 """Bytes of text that are unpacked to learn how far files are compressed."""
@@ -58,14 +56,9 @@ class Sample:
         """How many documents the input has, or about."""
         if self.is_all:
             return len(self.texts)
-        single = sum(is_single(source) and source.size != 0 for source in sources)
-        rest = sum(source.size or 0 for source in sources if not is_single(source))
+        single = sum(source.is_one_document and source.size != 0 for source in sources)
+        rest = sum(source.size or 0 for source in sources if not source.is_one_document)
         return single + round(self.documents * rest / max(self.of_many, 1))
-
-
-def is_single(source: Source | Piece) -> bool:
-    """Whether a file is one document."""
-    return source.kind == "text" and source.separator is None
 
 
 def take_sample(sources: Sequence[Source], size: int) -> Sample:
@@ -74,42 +67,43 @@ def take_sample(sources: Sequence[Source], size: int) -> Sample:
     plain = all(source.compression is None and source.kind != "parquet" for source in sources)
     is_all = plain and (not ends or ends[-1] <= size)
     sample = Sample(is_all=is_all)
-    for piece in _whole(sources) if is_all else _spread(sources, ends, size):
-        _add(sample, piece, None if is_all else STRETCH)
+    for byte_range in _whole(sources) if is_all else _spread(sources, ends, size):
+        _add(sample, byte_range, None if is_all else STRETCH)
     return sample
 
 
-def _whole(sources: Sequence[Source]) -> Iterator[Piece]:
+def _whole(sources: Sequence[Source]) -> Iterator[ByteRange]:
     for source in sources:
         yield from cut(source, max(source.size or 0, 1))
 
 
-def _spread(sources: Sequence[Source], ends: Sequence[int], size: int) -> Iterator[Piece]:
-    """The pieces that begin at evenly spread places, each once."""
+def _spread(sources: Sequence[Source], ends: Sequence[int], size: int) -> Iterator[ByteRange]:
+    """The byte ranges that begin at evenly spread places, each once."""
     places, total = max(size // STRETCH, 1), ends[-1]
     seen: set[tuple[str, int]] = set()
     for i in range(places):
         place = i * total // places
         number = bisect_right(ends, place)
-        piece = _at(sources[number], place - (ends[number] - (sources[number].size or 0)))
-        if piece is not None and (piece.path, piece.start) not in seen:
-            seen.add((piece.path, piece.start))
-            yield piece
+        source = sources[number]
+        byte_range = _at(source, place - (ends[number] - (source.size or 0)))
+        if byte_range is not None and (source.path, byte_range.start) not in seen:
+            seen.add((source.path, byte_range.start))
+            yield byte_range
 
 
-def _at(source: Source, offset: int) -> Piece | None:
-    """The piece of a file that begins at `offset`, or the whole file where none can begin in the middle."""
+def _at(source: Source, offset: int) -> ByteRange | None:
+    """The byte range that begins at `offset`, or the whole file where none can begin in the middle."""
     size = source.size or 0
-    pieces = cut(source, max(size - 1, 1))
-    if len(pieces) < 2:
-        return pieces[0] if pieces else None
-    return dataclasses.replace(pieces[0], start=offset, stop=min(offset + STRETCH, size))
+    ranges = cut(source, max(size - 1, 1))
+    if len(ranges) < 2:
+        return ranges[0] if ranges else None
+    return ByteRange(source, offset, min(offset + STRETCH, size))
 
 
-def _add(sample: Sample, piece: Piece, limit: int | None) -> None:
-    """The first documents of a piece, no more than `limit` bytes of them."""
+def _add(sample: Sample, byte_range: ByteRange, limit: int | None) -> None:
+    """The first documents of a byte range, no more than `limit` bytes of them."""
     tally, room, goes_on = Tally(), limit, False
-    for batch in documents(piece, tally):
+    for batch in documents(byte_range, tally):
         for i, text in enumerate(batch.texts):
             if room is None or room > 0:
                 _keep(sample, _beginning(text, room), joined=goes_on and i == 0)
@@ -118,10 +112,10 @@ def _add(sample: Sample, piece: Piece, limit: int | None) -> None:
         sample.unpacked += sum(map(len, batch.texts))
         enough = room is not None and room <= 0
         # Less of a compressed file would say little of how far it is compressed: it is read some way ahead.
-        if enough and (piece.compression is None or sample.unpacked > MOST):
+        if enough and (byte_range.source.compression is None or sample.unpacked > MOST):
             break
     sample.read += tally.bytes
-    if not is_single(piece):
+    if not byte_range.source.is_one_document:
         sample.of_many += tally.bytes
         sample.documents += tally.documents
 

@@ -1,4 +1,4 @@
-"""However a file is cut into pieces, they give its documents, each once, in order, and hash its bytes, each once."""
+"""However a file is cut, its byte ranges give its documents, each once, in order, and hash its bytes, each once."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from locant.text.prepare import documents as reading
-from locant.text.prepare import records, streams
-from locant.text.prepare.sources import Batch, Piece, Tally, cut, documents, find_sources
-from locant.text.prepare.splitting import clean_start
+from locant.text.prepare.byte_ranges import ByteRange, Tally, cut
+from locant.text.prepare.inputs import find_sources
+from locant.text.prepare.readers import Batch, documents
+from locant.text.prepare.readers import text as text_reader
+from locant.text.prepare.readers.streams import BLOCK
+from locant.text.prepare.readers.text import clean_start
+from tests.text.prepare.corpus import small_blocks
 
 BOM = b"\xef\xbb\xbf"
 
 
 def together(batches: list[Batch]) -> list[bytes]:
-    """Documents whose parts are joined, by the rule that the docstring of `sources` states."""
+    """Documents whose parts are joined, by the rule that the docstring of `readers.documents` states."""
     found: list[bytes] = []
     goes_on = False
     for texts, unfinished in batches:
@@ -35,11 +38,11 @@ def together(batches: list[Batch]) -> list[bytes]:
     return found
 
 
-def read(pieces: list[Piece]) -> tuple[list[bytes], list[Tally]]:
+def read(byte_ranges: list[ByteRange]) -> tuple[list[bytes], list[Tally]]:
     found, tallies = [], []
-    for piece in pieces:
+    for byte_range in byte_ranges:
         tally = Tally()
-        its = together([*documents(piece, tally)])
+        its = together([*documents(byte_range, tally)])
         assert tally.documents == len(its)
         found += its
         tallies.append(tally)
@@ -68,27 +71,26 @@ def contents(draw: st.DrawFn) -> tuple[bytes, str]:
     return draw(st.sampled_from([b"", b"", BOM])) + content, separator
 
 
-class TestPieces:
-    @given(given=contents(), piece_bytes=st.integers(1, 60), block=st.integers(1, 40))
+class TestByteRanges:
+    @given(given=contents(), range_bytes=st.integers(1, 60), block=st.integers(1, 40))
     def test_have_the_documents_that_split_gives(
-        self, tmp_path_factory: pytest.TempPathFactory, given: tuple[bytes, str], piece_bytes: int, block: int
+        self, tmp_path_factory: pytest.TempPathFactory, given: tuple[bytes, str], range_bytes: int, block: int
     ) -> None:
         content, separator = given
         path = tmp_path_factory.mktemp("one") / "a.txt"
         path.write_bytes(content)
         expected = [text for text in content.removeprefix(BOM).split(separator.encode()) if text]
         with pytest.MonkeyPatch.context() as patch:
-            for module in (reading, streams, records):
-                patch.setattr(module, "BLOCK", block)
+            small_blocks(patch, block)
             (source,) = find_sources(path, separator=separator)
-            found, tallies = read(cut(source, piece_bytes))
+            found, tallies = read(cut(source, range_bytes))
             assert found == expected
-            # The piece that holds all is not the same code.
+            # The range that holds all is not the same code.
             assert read(cut(source, len(content) + 1))[0] == expected
         assert sum(tally.bytes for tally in tallies) == len(content)
         for number, tally in enumerate(tallies):
-            begin = number * piece_bytes
-            assert tally.sha256 == hashlib.sha256(content[begin : begin + piece_bytes]).hexdigest()
+            begin = number * range_bytes
+            assert tally.sha256 == hashlib.sha256(content[begin : begin + range_bytes]).hexdigest()
 
     @given(given=contents(), block=st.integers(1, 40))
     def test_are_one_for_a_compressed_file(
@@ -98,18 +100,17 @@ class TestPieces:
         path = tmp_path_factory.mktemp("one") / "a.md.gz"
         path.write_bytes(gzip.compress(content))
         with pytest.MonkeyPatch.context() as patch:
-            for module in (reading, streams):
-                patch.setattr(module, "BLOCK", block)
+            small_blocks(patch, block)
             (source,) = find_sources(path, separator=separator)
-            (piece,) = cut(source, 3)
-            found, (tally,) = read([piece])
+            (byte_range,) = cut(source, 3)
+            found, (tally,) = read([byte_range])
         assert found == [text for text in content.removeprefix(BOM).split(separator.encode()) if text]
         assert tally.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
     @given(
         lines=st.lists(st.one_of(st.none(), st.text(max_size=30)), max_size=12),
         end=st.sampled_from(["\n", "\r\n", "\n\n"]),
-        piece_bytes=st.integers(1, 80),
+        range_bytes=st.integers(1, 80),
         block=st.integers(1, 40),
     )
     def test_have_each_line_of_json(
@@ -117,26 +118,25 @@ class TestPieces:
         tmp_path_factory: pytest.TempPathFactory,
         lines: list[str | None],
         end: str,
-        piece_bytes: int,
+        range_bytes: int,
         block: int,
     ) -> None:
         path = tmp_path_factory.mktemp("one") / "a.jsonl"
         path.write_bytes(end.join(json.dumps({"n": 1, "text": line}) for line in lines).encode())
         with pytest.MonkeyPatch.context() as patch:
-            for module in (reading, streams, records):
-                patch.setattr(module, "BLOCK", block)
+            small_blocks(patch, block)
             (source,) = find_sources(path)
-            found, _ = read(cut(source, piece_bytes))
+            found, _ = read(cut(source, range_bytes))
         assert found == [line.encode() for line in lines if line]
 
     @settings(max_examples=8)  # each writes a file and opens it for every piece
     @given(
         rows=st.lists(st.one_of(st.none(), st.text(max_size=20)), min_size=1, max_size=40),
         group=st.integers(1, 9),
-        piece_bytes=st.integers(100, 3000),
+        range_bytes=st.integers(100, 3000),
     )
     def test_have_each_row_group_of_parquet(
-        self, tmp_path_factory: pytest.TempPathFactory, rows: list[str | None], group: int, piece_bytes: int
+        self, tmp_path_factory: pytest.TempPathFactory, rows: list[str | None], group: int, range_bytes: int
     ) -> None:
         arrow = pytest.importorskip("pyarrow")
         parquet = pytest.importorskip("pyarrow.parquet")
@@ -144,12 +144,12 @@ class TestPieces:
         table = arrow.table({"other": list(range(len(rows))), "text": arrow.array(rows, arrow.string())})
         parquet.write_table(table, path, row_group_size=group)
         (source,) = find_sources(path)
-        pieces = cut(source, piece_bytes)
-        found, tallies = read(pieces)
+        byte_ranges = cut(source, range_bytes)
+        found, tallies = read(byte_ranges)
         assert found == [row.encode() for row in rows if row]
         data = path.read_bytes()
-        for piece, tally in zip(pieces, tallies, strict=True):
-            assert tally.sha256 == hashlib.sha256(data[piece.start : piece.stop]).hexdigest()
+        for (_, start, stop), tally in zip(byte_ranges, tallies, strict=True):
+            assert tally.sha256 == hashlib.sha256(data[start:stop]).hexdigest()
 
     def test_would_differ_without_going_back(self) -> None:
         """The check above must be able to fail: of three newlines, the first two are the separator."""
@@ -164,20 +164,19 @@ class TestPieces:
         assert data[2:].split(b"\n\n") == [b"", b"y"]  # who begins in the middle
 
     def test_may_end_where_a_part_of_a_document_ends(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(reading, "BLOCK", 5)
-        monkeypatch.setattr(streams, "BLOCK", 5)
+        small_blocks(monkeypatch, 5)
         (folder / "a.txt").write_bytes(b"x" * 23 + b"\n" + b"y" * 16)
         (source,) = find_sources(folder, separator="\n")
         assert read(cut(source, 10))[0] == [b"x" * 23, b"y" * 16]
 
     @pytest.mark.parametrize("text", [b"ab\n" * 100_000, b"a" * 299_999 + b"\n"], ids=["short", "long"])
     def test_cost_little_more_than_they_hold(self, folder: Path, monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
-        """A file is read about once, or twice for a long document, not to its end for each piece."""
+        """A file is read about once, or twice for a long document, not to its end for each range."""
         path = folder / "a.txt"
         path.write_bytes(text)
         (source,) = find_sources(path, separator="\n")
         taken = 0
-        real = reading.split
+        real = text_reader._split
 
         def counting(blocks: object, more: object, *args: object, **options: object) -> object:
             def counted(them: object) -> object:
@@ -188,7 +187,7 @@ class TestPieces:
 
             return real(counted(blocks), counted(more), *args, **options)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(reading, "split", counting)
+        monkeypatch.setattr(text_reader, "_split", counting)
         found, _ = read(cut(source, 10_000))
         assert found == text.split(b"\n")[:-1]
         assert taken <= len(text) + max(len(found[0]), 30 * 4096)
@@ -196,13 +195,11 @@ class TestPieces:
 
 class TestLongDocuments:
     def test_come_in_parts(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(reading, "BLOCK", 10)
-        monkeypatch.setattr(streams, "BLOCK", 10)
-        monkeypatch.setattr(reading, "SNIFFED", 10)
+        small_blocks(monkeypatch, 10)
         text = b"0123456789" * 10 + b"xyz"
         (folder / "a.txt").write_bytes(text)
-        (piece,) = cut(find_sources(folder)[0], 7)
-        batches = [*documents(piece)]
+        (byte_range,) = cut(find_sources(folder)[0], 7)
+        batches = [*documents(byte_range, Tally())]
         assert [batch.texts for batch in batches] == [[text[i : i + 10]] for i in range(0, 103, 10)]
         assert [batch.unfinished for batch in batches] == [True] * 10 + [False]
 
@@ -212,7 +209,7 @@ class TestLongDocuments:
         with path.open("wb") as file:
             for _ in range(16):
                 file.write(b"some words " * 190_000)  # two megabytes
-        (piece,) = cut(find_sources(path, separator=separator)[0], 2**40)
-        sizes = [sum(map(len, batch.texts)) for batch in documents(piece)]
+        (byte_range,) = cut(find_sources(path, separator=separator)[0], 2**40)
+        sizes = [sum(map(len, batch.texts)) for batch in documents(byte_range, Tally())]
         assert sum(sizes) == path.stat().st_size
-        assert max(sizes) < 2 * streams.BLOCK
+        assert max(sizes) < 2 * BLOCK

@@ -12,28 +12,36 @@ import gzip
 import importlib
 import importlib.util
 import io
-import sys
 import zlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import IO, Any
 
 from locant.errors import InputError
-from locant.text.prepare.pieces import Compression, Tally
-from locant.text.reading import STDIN, Readable
+from locant.text.prepare.byte_ranges import ByteRange, Source, Tally
+from locant.text.reading import Readable
 
-__all__ = ["BLOCK", "File", "blocks", "call", "opened", "require_arrow", "unpacked"]
+__all__ = ["BLOCK", "blocks", "changed", "opened", "range_blocks", "require_arrow", "unpacked"]
 
 BLOCK = 4 * 2**20
 """Bytes that are read, split and encoded at a time."""
 
 
-@runtime_checkable
-class File(Readable, Protocol):
-    """What can be read from anywhere; standard input only promises to be read from its beginning."""
+@contextmanager
+def opened(source: Source) -> Generator[IO[bytes]]:
+    """The file of a source, to read from anywhere.
 
-    def seek(self, offset: int, whence: int = 0, /) -> int: ...
+    Raises:
+        InputError: if it cannot be opened.
+    """
+    try:
+        file = Path(source.file).open("rb")  # noqa: SIM115  # closed below; errors of its readers are not those of opening
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(f"cannot read {source.name}: {reason}", "a file that you may read") from None
+    with file:
+        yield file
 
 
 class _Tallied(io.RawIOBase):
@@ -42,75 +50,71 @@ class _Tallied(io.RawIOBase):
     def __init__(self, file: Readable, tally: Tally) -> None:
         self._file = file
         self._tally = tally
-        self.any = False
 
     def read(self, size: int = -1, /) -> bytes:
         data = self._file.read(size)
         self._tally.add(data)
-        self.any = self.any or bool(data)
         return data
 
     def readable(self) -> bool:
         return True
 
 
-def call(path: str) -> str:
-    """How a path is named in errors."""
-    return "standard input" if path == STDIN else path
-
-
 @contextmanager
-def opened(path: str) -> Generator[File]:
-    """A file, or standard input, to read bytes from.
-
-    Raises:
-        InputError: if it cannot be opened.
-    """
-    if path == STDIN:
-        yield sys.stdin.buffer
-        return
-    try:
-        file = Path(path).open("rb")  # noqa: SIM115  # closed below; errors of its readers are not those of opening
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise InputError(f"cannot read {path}: {reason}", "a file that you may read") from None
-    with file:
-        yield file
-
-
-@contextmanager
-def unpacked(file: Readable, compression: Compression | None, name: str, tally: Tally) -> Generator[Readable]:
+def unpacked(file: Readable, source: Source, tally: Tally) -> Generator[Readable]:
     """What a file holds; `tally` counts what is read of the file itself.
 
     Raises:
         InputError: in the block, for a stream that is damaged or breaks off.
     """
     tallied = _Tallied(file, tally)
+    if source.compression is None:
+        yield tallied
+        return
+    before = tally.bytes
     try:
-        if compression == "gz":
+        if source.compression == "gz":
             with gzip.GzipFile(fileobj=tallied, mode="rb") as unzipped:
                 yield unzipped
-        elif compression == "zst":
-            arrow = require_arrow(name)
+        else:
+            arrow = require_arrow(source.name)
             with arrow.CompressedInputStream(arrow.PythonFile(tallied, mode="r"), "zstd") as stream:
                 yield stream
-        else:
-            yield tallied
-        if compression is not None and not tallied.any:
+        if tally.bytes == before:
             raise EOFError("it is empty")
     except (EOFError, zlib.error, OSError) as error:
-        if compression is None or (isinstance(error, OSError) and error.errno is not None):
+        if isinstance(error, OSError) and error.errno is not None:
             raise
-        what = {"gz": "gzip", "zst": "Zstandard"}[compression]
-        raise InputError(
-            f"{name} is no whole {what} file: {error}", f"{'gzip -t' if compression == 'gz' else 'zstd -t'} on it"
-        ) from None
+        what, tool = {"gz": ("gzip", "gzip"), "zst": ("Zstandard", "zstd")}[source.compression]
+        raise InputError(f"{source.name} is no whole {what} file: {error}", f"{tool} -t on it") from None
 
 
 def blocks(stream: Readable) -> Iterator[bytes]:
     """All that is left, some megabytes at a time."""
     while data := stream.read(BLOCK):
         yield data
+
+
+def range_blocks(file: IO[bytes], byte_range: ByteRange, tally: Tally, begin: int) -> Iterator[bytes]:
+    """A byte range, some megabytes at a time, from `begin` on, which may lie before it: that is not counted.
+
+    Raises:
+        InputError: where the file has become shorter.
+    """
+    _, start, stop = byte_range
+    file.seek(begin)
+    for low in range(begin, stop, BLOCK):
+        data = file.read(min(BLOCK, stop - low))
+        if len(data) < min(BLOCK, stop - low):
+            raise changed(byte_range)
+        tally.add(memoryview(data)[max(start - low, 0) :])
+        yield data
+
+
+def changed(byte_range: ByteRange) -> InputError:
+    """The error for a file that has become shorter, or longer where all of it was to be read."""
+    source, _, stop = byte_range
+    return InputError(f"{source.name} has changed: it had {stop} bytes or more", "the same again, on a quiet file")
 
 
 def require_arrow(name: str) -> Any:  # an untyped package

@@ -1,53 +1,37 @@
-"""From paths to documents: what is read, what a document is, and how a file is read in pieces.
+"""From paths to sources: files, folders and patterns, and standard input.
 
-**Files.** Text (.txt, .md), JSON lines (.jsonl) and Parquet (.parquet), each also compressed (.gz, .zst), folders and
-patterns with all such files in them, sorted by path, and ``-`` for standard input. A file that is named twice, by
-whatever way, is refused: nobody knows whether it should count twice. What cannot be read, and what begins like a binary
-file or like UTF-16, is refused when it is found, before the work begins.
-
-**Documents.** A text is one document, or what stands between separators, found from left to right as `bytes.split`
-does. A line of JSON and a row of Parquet are one each. Documents without a byte are left out, everywhere: what follows
-the last separator, a blank line, null. White space is a document. A byte order mark at the beginning of a file is
-dropped, and everything else is kept as it stands, carriage returns included. A NUL within the first `SNIFFED` bytes
-means a binary file; one further on, in some of a million web pages, is text. So are bytes that are not UTF-8:
-`Tokenizer.encode` says what becomes of them.
-
-**Parts.** `documents` gives batches of some megabytes. A document may be longer than that, or than memory: then it
-comes in parts, the last text of a batch that is `unfinished` and the first of the next one. Parts end anywhere, also
-within a letter. `Engine.stream` takes such batches and gives their ids, in the same manner: it alone knows where a
-text may be cut. So all of it together is::
-
-    for ids, lengths, unfinished in engine.stream(documents(piece, tally)):
-        ...
+Text (.txt, .md), JSON lines (.jsonl) and Parquet (.parquet), each also compressed (.gz, .zst); folders and patterns
+stand for all such files in them, sorted by path; ``-`` is standard input. A file that is named twice, in whatever way,
+is refused: it is not clear whether it should count twice. What cannot be read, and what begins like a binary file or
+like UTF-16, is refused before the work begins. A NUL within the first `SNIFFED` bytes means a binary file; one further
+on, in some of a million web pages, is text.
 """
 
 from __future__ import annotations
 
+import codecs
+import dataclasses
 import glob
+import hashlib
 import os
 import stat
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 
 from locant.errors import InputError
-from locant.text.prepare.documents import SNIFFED, require_text
-from locant.text.prepare.documents import documents as documents
-from locant.text.prepare.pieces import Batch as Batch
-from locant.text.prepare.pieces import Compression, Kind
-from locant.text.prepare.pieces import Piece as Piece
-from locant.text.prepare.pieces import Source as Source
-from locant.text.prepare.pieces import Tally as Tally
-from locant.text.prepare.pieces import cut as cut
-from locant.text.prepare.streams import call, opened, require_arrow, unpacked
-from locant.text.reading import STDIN
+from locant.files import NewFile
+from locant.text.prepare.byte_ranges import Compression, Kind, Source, Tally
+from locant.text.prepare.readers.streams import blocks, opened, require_arrow, unpacked
+from locant.text.reading import STDIN, standard_input
 
-__all__ = ["Batch", "Piece", "Source", "Tally", "cut", "documents", "find_sources"]
+__all__ = ["find_sources", "read_stdin"]
 
 KINDS: dict[str, Kind] = {".txt": "text", ".md": "text", ".jsonl": "jsonl", ".parquet": "parquet"}
 COMPRESSIONS: dict[str, Compression] = {".gz": "gz", ".zst": "zst"}
 
-
-# ------------------------------------------------------------------ finding
+SNIFFED = 8192
+"""How much of a file is looked at to tell text from other things."""
 
 
 def find_sources(
@@ -71,11 +55,7 @@ def find_sources(
     >>> sources = find_sources(folder, separator="\n\n")
     >>> [Path(source.path).name for source in sources]
     ['a.md', 'b.txt']
-    >>> [text for piece in cut(sources[0], 1000) for batch in documents(piece) for text in batch.texts]
-    [b'one', b'two']
     """
-    if separator == "":
-        raise InputError("got an empty separator", r"'\n\n', or None to make each file one document")
     given = [paths] if isinstance(paths, (str, Path)) else [*paths]
     named = [name for path in given for name in _named(str(path))]
     if not named:
@@ -131,7 +111,7 @@ def _require_once(names: list[str]) -> None:
         real = name if name == STDIN else os.path.realpath(name)
         if real in seen:
             other = f" (as {seen[real]})" if seen[real] != name else ""
-            raise InputError(f"got {call(name)} twice{other}", "naming it once")
+            raise InputError(f"got {'standard input' if name == STDIN else name} twice{other}", "naming it once")
         seen[real] = name
 
 
@@ -148,56 +128,73 @@ def _suffixes() -> str:
 
 
 def _source(name: str, separator: str | None, field: str | None) -> Source:
-    made = _stdin if name == STDIN else _file
-    return made(name, separator, field)
-
-
-def _stdin(name: str, separator: str | None, field: str | None) -> Source:
-    return Source(
+    if name == STDIN:
+        size = mtime_ns = compression = None
+        kind: Kind = "text" if field is None else "jsonl"
+    else:
+        size, mtime_ns = _state(name)
+        kind, compression = _known_format(name)
+    source = Source(
         path=name,
-        size=None,
-        mtime_ns=None,
-        kind="text" if field is None else "jsonl",
-        compression=None,
-        separator=separator,
+        size=size,
+        mtime_ns=mtime_ns,
+        kind=kind,
+        compression=compression,
+        separator=separator if kind == "text" or name == STDIN else None,
         field=field or "text",
     )
+    if name != STDIN:
+        _require_its_kind(source)
+    return source
 
 
-def _file(name: str, separator: str | None, field: str | None) -> Source:
-    found = _format(name)
+def _state(name: str) -> tuple[int, int]:
+    """The size of a file, and when it was last changed."""
     try:
         status = os.stat(name)  # noqa: PTH116
     except OSError as error:
-        raise InputError(
-            f"cannot read {name}: {(error.strerror or str(error)).lower()}", "the path of a file"
-        ) from None
+        cause = f"cannot read {name}: {(error.strerror or str(error)).lower()}"
+        raise InputError(cause, "the path of a file") from None
     if not stat.S_ISREG(status.st_mode):
         raise InputError(f"got {name}, which is no regular file", f"- < {name}")
+    return status.st_size, status.st_mtime_ns
+
+
+def _known_format(name: str) -> tuple[Kind, Compression | None]:
+    found = _format(name)
     if found is None:
-        raise InputError(
-            f"got {name}, expected a file that ends in {_suffixes()}", f"- < {name}, which reads it as text"
-        )
-    kind, compression = found
-    _sniff(name, kind, compression)
-    return Source(
-        path=name,
-        size=status.st_size,
-        mtime_ns=status.st_mtime_ns,
-        kind=kind,
-        compression=compression,
-        separator=separator if kind == "text" else None,
-        field=field or "text",
-    )
+        cause = f"got {name}, expected a file that ends in {_suffixes()}"
+        raise InputError(cause, f"- < {name}, which reads it as text")
+    return found
 
 
-def _sniff(name: str, kind: Kind, compression: Compression | None) -> None:
+def _require_its_kind(source: Source) -> None:
     """Refuse what is not of its kind by its first bytes."""
-    with opened(name) as file, unpacked(file, compression, name, Tally()) as stream:
+    with opened(source) as file, unpacked(file, source, Tally()) as stream:
         data = stream.read(SNIFFED)
-    if kind != "parquet":
-        require_text(data, name)
-    else:
-        require_arrow(name)
+    if source.kind == "parquet":
+        require_arrow(source.name)
         if not data.startswith(b"PAR1"):
-            raise InputError(f"{name} is no Parquet file", "writing the file again")
+            raise InputError(f"{source.name} is no Parquet file", "writing the file again")
+    elif data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise InputError(f"{source.name} begins like UTF-16, expected UTF-8", "iconv -f UTF-16 -t UTF-8 on it first")
+    elif (zero := data.find(0)) >= 0:
+        raise InputError(f"{source.name} is binary: byte {zero} is NUL, expected text in UTF-8", "a text file")
+
+
+def read_stdin(source: Source, place: Path | None) -> tuple[Source, str]:
+    """Standard input, read to its end, and its SHA-256; it is kept in the file `place`, if there is one."""
+    digest, size = hashlib.sha256(), 0
+    with nullcontext() if place is None else NewFile(place) as copy:
+        for block in blocks(standard_input()):
+            digest.update(block)
+            size += len(block)
+            if copy is not None:
+                copy.write(block)
+        if copy is not None:
+            copy.settle()
+            copy.publish()
+    source = dataclasses.replace(source, size=size, copy=None if place is None else str(place))
+    if place is not None:
+        _require_its_kind(source)
+    return source, digest.hexdigest()

@@ -1,0 +1,253 @@
+"""`prepare`: from files of text to a token store, with what is done kept whenever it stops.
+
+What is asked for is planned, its missing parts are made (in this process, by workers, on a Ray cluster, or by tasks of
+other machines that see the same folder), and the parts are joined. The store depends on the inputs and on the options
+that say what it shall hold, and on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Unpack, get_args, overload
+
+from locant.arguments import flag, one_of, shown, whole
+from locant.errors import InputError, RangeError
+from locant.text.prepare.cluster import LOCAL, make_on_ray
+from locant.text.prepare.encode import Advance
+from locant.text.prepare.finalize import join, missing_parts, note_tasks, recorded_request, tidy
+from locant.text.prepare.folders import cannot_write
+from locant.text.prepare.interrupts import resumable
+from locant.text.prepare.parts import make_part, sweep_parts
+from locant.text.prepare.plan import Plan, holds_work, part_bytes, plan_for
+from locant.text.prepare.request import SHARD_SIZE, ContentOptions, Paths, Request, store_folder
+from locant.text.prepare.sample import CHECKED_BYTES, take_sample
+from locant.text.prepare.workers import Workers, num_cores
+from locant.text.store import MANIFEST, TokenStore
+from locant.text.tokenizer import Tokenizer
+from locant.text.tokenizer.engine import EngineChoice, EngineName, choose_engine
+
+__all__ = ["Progress", "prepare"]
+
+Progress = Callable[[int, int], None]
+"""Is told how many bytes of the input are done, and how many there are."""
+
+
+@overload
+def prepare(
+    paths: Paths,
+    out: str | Path,
+    *,
+    workers: int | None = ...,
+    resume: bool = ...,
+    shard_size: int = ...,
+    engine: EngineChoice = ...,
+    task: None = ...,
+    num_tasks: None = ...,
+    ray: str | None = ...,
+    progress: Progress | None = ...,
+    **content: Unpack[ContentOptions],
+) -> TokenStore: ...
+
+
+@overload
+def prepare(
+    paths: Paths,
+    out: str | Path,
+    *,
+    shard_size: int = ...,
+    engine: EngineChoice = ...,
+    task: int,
+    num_tasks: int,
+    progress: Progress | None = ...,
+    **content: Unpack[ContentOptions],
+) -> None: ...
+
+
+def prepare(
+    paths: Paths,
+    out: str | Path,
+    *,
+    tokenizer: Tokenizer | str | Path | None = None,
+    workers: int | None = None,
+    resume: bool = True,
+    shard_size: int = SHARD_SIZE,
+    vocab_size: int | None = None,
+    separator: str | None = None,
+    field: str | None = None,
+    append_end_of_text: bool | None = None,
+    engine: EngineChoice = "auto",
+    task: int | None = None,
+    num_tasks: int | None = None,
+    ray: str | None = None,
+    progress: Progress | None = None,
+) -> TokenStore | None:
+    """Encode texts into a token store; a call that was interrupted goes on when it is made again.
+
+    A finished store is never touched: the same call returns it, any other is refused. Unfinished work is refused to a
+    call with other options, another tokenizer or changed inputs; ``resume=False`` discards such work.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for name in ("a", "b"):
+    ...     _ = (folder / f"{name}.txt").write_text(f"the text of {name}")
+    >>> store = prepare(folder, folder / "store", tokenizer="bytes")
+    >>> len(store), store.documents, store.tokenizer.decode(store[:14])
+    (28, array([ 0, 14, 28]), 'the text of a<|endoftext|>')
+
+    Args:
+        paths: files (.txt, .md, .jsonl, .parquet, each also .gz or .zst), folders, globs, and ``-`` for standard input.
+        out: the folder of the store.
+        tokenizer: one, or what `Tokenizer.load` takes, or ``"bytes"``; default: a byte-level BPE trained on a sample
+            of the input.
+        workers: processes; default: one for each core. With one, this process does the work, as it does a task.
+        resume: go on with unfinished work in `out`.
+        shard_size: a shard is closed with the document that brings it to so many tokens, or earlier: a large input is
+            cut into 64 parts at least, each of which has its own shards.
+        vocab_size: of the tokenizer that is trained; default: 32 768.
+        separator: what stands between the documents of a text file; default: a file is one document.
+        field: the key (.jsonl) or column (.parquet) of the text; default: text. With one, standard input is JSON
+            lines.
+        append_end_of_text: put the tokenizer's end-of-text id after every document; default: if it has one.
+        engine: what encodes, always to the same ids; ``"auto"`` takes the fast one if it is installed and its ids
+            are found equal on a sample of the input.
+        task, num_tasks: do only this share of the work, and return ``None``; tasks may run at the same time, on
+            machines that see the same folder, and `finalize` joins what they made.
+        ray: do the work on a Ray cluster: its address, or ``"local"`` for one on this machine.
+        progress: is called with the bytes of the input that are done, and all of them.
+
+    Raises:
+        InputError: an input that cannot be read or changes meanwhile, a store or unfinished work of another request
+            in `out`, no room on the disk, a worker that was killed.
+        RangeError: an argument that makes no sense.
+    """
+    out = store_folder(out)
+    _require_sense(workers, task, num_tasks, ray, progress, engine, resume=resume)
+    request = Request.of(
+        paths,
+        shard_size,
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        separator=separator,
+        field=field,
+        append_end_of_text=append_end_of_text,
+    )
+    num_workers = 1 if task is not None else _num_workers(workers, request)
+    with _folder(out), resumable(out):
+        if (out / MANIFEST).exists():
+            store = _finished_store(out, request, resume=resume)
+            return store if task is None else None
+        with Workers(num_workers) if num_workers > 1 and ray is None else nullcontext() as processes:
+            plan, tokenizer = plan_for(out, request, resume=resume)
+            if parts := _parts_to_make(plan, task, num_tasks):
+                sweep_parts(plan)
+                if processes is not None:
+                    processes.load(out)
+                encoder = choose_engine(engine, tokenizer, take_sample(plan.sources(), CHECKED_BYTES).texts)
+                advance = _meter(plan, parts, progress)
+                if ray is not None:
+                    make_on_ray(ray, plan, encoder.name, parts, advance, num_workers)
+                elif processes is not None:
+                    processes.make(encoder.name, parts, advance)
+                else:
+                    for number in parts:
+                        make_part(plan, number, encoder, advance)
+        return join(plan, tokenizer) if task is None else None
+
+
+def _require_sense(
+    workers: object,
+    task: int | None,
+    num_tasks: int | None,
+    ray: object,
+    progress: object,
+    engine: object,
+    *,
+    resume: object,
+) -> None:
+    """The arguments that say how the work is done."""
+    flag("resume", resume)
+    one_of("engine", engine, ("auto", *get_args(EngineName)))
+    if workers is not None:
+        whole("workers", workers, 1, 4096, remedy="workers=1")
+    if ray is not None and not (isinstance(ray, str) and ray):
+        raise RangeError(f"got {shown(ray)} for ray, expected the address of a cluster", f"ray={LOCAL!r}, or None")
+    if progress is not None and not callable(progress):
+        raise RangeError(f"got {shown(progress)} for progress, expected a function of two numbers", "progress=None")
+    if task is None and num_tasks is None:
+        return
+    if task is None or num_tasks is None:
+        raise RangeError("got one of task and num_tasks, expected both or none", "task=0, num_tasks=1")
+    whole("num_tasks", num_tasks, 1, remedy="num_tasks=1")
+    whole("task", task, 0, num_tasks - 1, remedy=f"task={num_tasks - 1}")
+    if ray is not None:
+        raise RangeError("got a task to do and ray, a cluster, which divides the work itself", "ray=None")
+    if workers not in (None, 1):
+        raise RangeError(f"got {workers} workers for a task, which one process does", "more and smaller tasks")
+    if not resume:
+        raise RangeError("got a task to do anew, which would discard what the others do", "rm -r on the store, first")
+
+
+def _num_workers(workers: int | None, request: Request) -> int:
+    """No more workers than there are parts."""
+    wanted = num_cores() if workers is None else workers
+    if request.needs_stdin:
+        return wanted
+    return min(wanted, -(-request.total_bytes // part_bytes(request.total_bytes, request.options["shard_size"])))
+
+
+@contextmanager
+def _folder(out: Path) -> Generator[None]:
+    """The folder of the store, made if it is not there, and removed again if nothing came to be in it."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"got {out}, which is a file, as the folder of a store", f"{out}-store")
+    is_ours = (out / MANIFEST).exists() or holds_work(out)
+    if out.is_dir() and not is_ours and any(out.iterdir()):
+        raise InputError(f"{out} holds other things than a store", "a folder that is not there yet")
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise cannot_write(f"write in {out}", error) from error
+    finally:
+        for folder in made:
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def _finished_store(out: Path, request: Request, *, resume: bool) -> TokenStore:
+    """The store that is there, if it is the one asked for."""
+    store = TokenStore(out)
+    request = request.with_stdin(None) if request.needs_stdin else request
+    changes = request.changes_from(*recorded_request(out))
+    if changes or not resume:
+        why = f"that was made otherwise: {'; '.join(changes)}" if changes else "already"
+        raise InputError(f"{out} holds a finished store {why}", f"another folder, or rm -r {out} first")
+    tidy(out)
+    return store
+
+
+def _parts_to_make(plan: Plan, task: int | None, num_tasks: int | None) -> list[int]:
+    """The numbers of the parts that are missing: all, or those of a task."""
+    missing = missing_parts(plan)
+    if task is None or num_tasks is None:
+        return missing
+    note_tasks(plan, num_tasks)
+    return [number for number in missing if number % num_tasks == task]
+
+
+def _meter(plan: Plan, parts: Sequence[int], progress: Progress | None) -> Advance:
+    """Adds up the bytes that are done, those of earlier runs too, and reports them."""
+    total = plan.total_bytes
+    done = total - sum(stop - start for number in parts for _, start, stop in plan.byte_ranges(number))
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(min(done, total), total)
+
+    advance(0)
+    return advance

@@ -1,0 +1,184 @@
+"""Texts between separators, from anywhere in a file and in constant memory.
+
+Documents are what `bytes.split` gives: separators are found from left to right and do not overlap. A separator such
+as two newlines can overlap with itself, and then which of three newlines belong to it depends on all before them. So
+a range that begins in the middle is read from an earlier place on that no separator can cover (`clean_start`).
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import IO, NamedTuple
+
+from locant.text.prepare.byte_ranges import ByteRange, Tally
+from locant.text.prepare.readers.streams import BLOCK, blocks, changed, range_blocks, unpacked
+
+__all__ = ["SplitTexts", "clean_start", "split_texts"]
+
+BOM = codecs.BOM_UTF8
+
+Read = Callable[[int, int], bytes]
+"""Bytes `start` to `stop` of a file, fewer at its end."""
+
+
+class SplitTexts(NamedTuple):
+    """Texts in order; where `unfinished`, the last one goes on as the first of the next ones.
+
+    `begin` is where the first one stands in the file (of a text that goes on: where it goes on).
+    """
+
+    texts: list[bytes]
+    unfinished: bool
+    begin: int
+
+
+def split_texts(
+    file: IO[bytes], byte_range: ByteRange, tally: Tally, separator: bytes | None, longest: int
+) -> Iterator[SplitTexts]:
+    """The texts between separators that begin in a byte range; without a separator, all of it is one.
+
+    Args:
+        file, byte_range, tally: what is read, and what counts it.
+        separator: at least one byte.
+        longest: how many bytes of a text are kept before they are handed out as a part.
+    """
+    if separator is None or byte_range.source.compression is not None:
+        return _of_stream(file, byte_range, tally, separator, longest)
+    return _of_range(file, byte_range, tally, separator, longest)
+
+
+def _of_range(
+    file: IO[bytes], byte_range: ByteRange, tally: Tally, separator: bytes, longest: int
+) -> Iterator[SplitTexts]:
+    """Of a range of a file in which one can go back and forth."""
+    _, start, stop = byte_range
+
+    def read(low: int, high: int) -> bytes:
+        file.seek(low)
+        return file.read(high - low)
+
+    def behind() -> Iterator[bytes]:
+        file.seek(stop)
+        size = 4096  # a document that has begun usually ends soon
+        while data := file.read(min(size, BLOCK)):
+            yield data
+            size *= 2
+
+    origin = len(BOM) if read(0, len(BOM)) == BOM else 0
+    tally.add(read(start, max(min(origin, stop), start)))
+    begin = clean_start(read, origin, max(start - len(separator), origin), separator)
+    within = range_blocks(file, byte_range, tally, begin)
+    yield from _split(within, behind(), separator, begin=begin, first=start, longest=longest)
+
+
+def _of_stream(
+    file: IO[bytes], byte_range: ByteRange, tally: Tally, separator: bytes | None, longest: int
+) -> Iterator[SplitTexts]:
+    """Of what can only be read from its beginning to its end."""
+    counted = tally.bytes
+    with unpacked(file, byte_range.source, tally) as stream:
+        head = b""
+        while len(head) < len(BOM) and (more := stream.read(BLOCK)):
+            head += more
+        origin = len(BOM) if head.startswith(BOM) else 0
+        found = chain([head[origin:]], blocks(stream))
+        if separator is None:
+            yield from _as_one(found, origin)
+        else:
+            yield from _split(found, (), separator, begin=origin, first=origin, longest=longest)
+    if tally.bytes - counted != byte_range.stop:
+        raise changed(byte_range)
+
+
+def _as_one(found: Iterable[bytes], begin: int) -> Iterator[SplitTexts]:
+    held = b""
+    for data in found:
+        if held:
+            yield SplitTexts([held], True, begin)
+            begin += len(held)
+        held = data
+    if held:
+        yield SplitTexts([held], False, begin)
+
+
+def clean_start(read: Read, origin: int, position: int, separator: bytes) -> int:
+    """The largest place from `origin` up to `position` that certainly lies in no separator but at its beginning.
+
+    One step for a separator that cannot overlap with itself. For one that can, a step for each that overlaps with the
+    next: long runs only cost time.
+    """
+    size = len(separator)
+    while position > origin:
+        low = max(position - size + 1, origin)
+        found = read(low, position + size - 1).find(separator)
+        if found < 0:
+            return position
+        position = low + found
+    return origin
+
+
+def _split(
+    found: Iterable[bytes], more: Iterable[bytes], separator: bytes, *, begin: int, first: int, longest: int
+) -> Iterator[SplitTexts]:
+    """The texts that begin in `found`.
+
+    Args:
+        found: consecutive bytes from a clean start on.
+        more: what comes after them, read only as far as the last text goes.
+        separator, longest: as for `split_texts`.
+        begin: where the first of the bytes stands in the file.
+        first: texts that begin before this place are left out.
+    """
+    splitter = _Splitter(separator, begin, first, longest)
+    for block in found:
+        yield from splitter.add(block)
+    if not splitter.dropping and (splitter.rest or splitter.open):  # else the next document begins behind the blocks
+        for block in more:
+            *whole, rest = (splitter.rest + block).split(separator, 1)
+            if whole:
+                splitter.rest = whole[0]
+                break
+            splitter.rest = rest
+            yield from splitter.spill()
+    yield from splitter.end()
+
+
+class _Splitter:
+    """The state between two blocks: the bytes of a document whose end was not seen."""
+
+    def __init__(self, separator: bytes, begin: int, first: int, longest: int) -> None:
+        self.separator = separator
+        self.begin = begin  # where `rest` begins
+        self.rest = b""
+        self.open = False  # whether a part of the document of `rest` was handed out before
+        self.first = first
+        self.longest = longest
+        self.dropping = begin < first
+
+    def add(self, block: bytes) -> Iterator[SplitTexts]:
+        *texts, self.rest = (self.rest + block).split(self.separator)
+        begin, dropped = self.begin, 0
+        self.begin += sum(map(len, texts)) + len(texts) * len(self.separator)
+        while self.dropping and dropped < len(texts):
+            begin += len(texts[dropped]) + len(self.separator)
+            dropped += 1
+            self.dropping = begin < self.first
+        if texts[dropped:]:
+            yield SplitTexts(texts[dropped:], False, begin)
+        self.open = self.open and not texts
+        yield from self.spill()
+
+    def spill(self) -> Iterator[SplitTexts]:
+        """Hand out a part, all but what may be the beginning of a separator."""
+        keep = len(self.separator) - 1
+        if len(self.rest) >= self.longest + keep:
+            size = len(self.rest) - keep
+            if not self.dropping:
+                yield SplitTexts([self.rest[:size]], True, self.begin)
+            self.rest, self.begin, self.open = self.rest[size:], self.begin + size, True
+
+    def end(self) -> Iterator[SplitTexts]:
+        if not self.dropping and (self.rest or self.open):
+            yield SplitTexts([self.rest], False, self.begin)
