@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from locant import InputEmbedding, PositionEncoding, Positions, Rotary
-from locant.kernels.rotary import turn
+from locant.kernels.rotary import rotate_pairs
 from tests.known_bugs.exhibit import exhibit
 from tests.known_bugs.oracle import frequencies, rounded_frequencies, true_cos_sin
 from tests.known_bugs.subjects import CONSTANT, WIDTH, Build, differences, queries, use
@@ -196,8 +196,8 @@ def test_12_half_precision_tokens_are_turned_by_float32_tables(layout: str, dtyp
     )
     truth = _turned(x.double(), true_cos, true_sin, layout)
 
-    def check(turn: Callable[[Tensor], Tensor]) -> None:
-        off = (turn(x).double() - truth).abs()
+    def check(rotate: Callable[[Tensor], Tensor]) -> None:
+        off = (rotate(x).double() - truth).abs()
         one_rounding = torch.finfo(dtype).eps / 2 * truth.abs() + TURNED_TOKEN
         worst = float((off / one_rounding).max())
         assert worst <= 1, f"off by {worst:.3g} times what one rounding to {dtype} costs"
@@ -207,7 +207,7 @@ def test_12_half_precision_tokens_are_turned_by_float32_tables(layout: str, dtyp
     exhibit(
         check,
         lambda x: rotary.rotate(x, x, positions)[0],
-        lambda x: turn(x, *tables, layout),  # type: ignore[arg-type]
+        lambda x: rotate_pairs(x, *tables, layout),  # type: ignore[arg-type]
         twin=lambda x: _turned(x, *(table.to(x.dtype) for table in tables), layout),
         because="times what one rounding",
     )

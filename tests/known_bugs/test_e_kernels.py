@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from locant import InputEmbedding, LocantError, PositionEncoding, Positions, Rotary, TokenEmbedding
 from tests.kernels.interpreted import Access, Place, interpreted, sparse, watched, without_copying_back
-from tests.kernels.rotary.turning import KERNEL, launch, tables
+from tests.kernels.rotary.rotating import KERNEL, launch, tables
 from tests.known_bugs.exhibit import compiles, exhibit
 
 pytest.importorskip("triton", reason="there is no Triton for this platform")

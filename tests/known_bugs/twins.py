@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from locant import PositionEncoding, Positions
-from locant.kernels.rotary import turn
+from locant.kernels.rotary import rotate_pairs
 from tests.known_bugs.subjects import WIDTH
 
 __all__ = ["BufferRotary"]
@@ -30,4 +30,4 @@ class BufferRotary(PositionEncoding):
         self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
     ) -> tuple[Tensor, Tensor]:
         cos, sin = (table.to(torch.promote_types(q.dtype, torch.float32)) for table in self.cos_sin(positions))
-        return turn(q, cos, sin, "half"), turn(k, cos, sin, "half")
+        return rotate_pairs(q, cos, sin, "half"), rotate_pairs(k, cos, sin, "half")

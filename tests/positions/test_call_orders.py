@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from locant import LocantError, PositionEncoding, Positions, Rotary
-from locant.kernels.rotary import turn
+from locant.kernels.rotary import rotate_pairs
 from locant.positions import ModelShape
 from locant.positions.registry import encodings
 from locant.positions.scaling import DynamicNTK, Llama3, LongRoPE, YaRN
@@ -220,7 +220,9 @@ class KeepsATable(Rotary):
         turned = []
         for x, where in ((q, positions), (k, k_positions)):
             turned.append(
-                turn(x, *self.cos_sin(where or positions, torch.promote_types(x.dtype, torch.float32)), self.layout)
+                rotate_pairs(
+                    x, *self.cos_sin(where or positions, torch.promote_types(x.dtype, torch.float32)), self.layout
+                )
             )
         return turned[0], turned[1]
 
@@ -287,7 +289,7 @@ def test_rotating_leaves_its_inputs_alone_unless_asked() -> None:
     rotary = Rotary(HEAD_DIM)
     turned, _ = rotary.rotate(q, q.clone(), Positions.arange(5))
     assert torch.equal(q, kept)
-    assert torch.equal(turned, turn(q, *rotary.cos_sin(Positions.arange(5)), "half"))
+    assert torch.equal(turned, rotate_pairs(q, *rotary.cos_sin(Positions.arange(5)), "half"))
     rotary.rotate(q, q.clone(), Positions.arange(5), inplace=True)
     assert torch.equal(q, turned)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from locant.kernels.rotary import cpu, reference
 from locant.kernels.rotary.tables import Tables
-from tests.kernels.rotary.turning import far_positions, tables, truth
+from tests.kernels.rotary.rotating import far_positions, tables, truth
 from tests.tolerances import assert_close
 
 LAYOUTS = ["half", "interleaved"]
@@ -30,7 +30,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-def turned(q: Tensor, k: Tensor | None, index: Tensor, of: Tables, layout: Any, inverse: bool = False) -> Any:
+def rotated(q: Tensor, k: Tensor | None, index: Tensor, of: Tables, layout: Any, inverse: bool = False) -> Any:
     """Into fresh memory full of NaN, and again in place: both have to be the same bits."""
     out = [None if x is None else torch.full_like(x, torch.nan) for x in (q, k)]
     cpu.rotate_(q, k, index, of, layout, 2 * of.pairs(), out[0], out[1], inverse)
@@ -44,7 +44,7 @@ def turned(q: Tensor, k: Tensor | None, index: Tensor, of: Tables, layout: Any, 
 def assert_same_bits(
     q: Tensor, k: Tensor | None, index: Tensor, of: Tables, layout: Any, inverse: bool = False
 ) -> None:
-    ours = turned(q, k, index, of, layout, inverse)
+    ours = rotated(q, k, index, of, layout, inverse)
     for x, expected in zip(ours, reference.rotate(q, k, index, of, layout, inverse), strict=True):
         assert (x is None) == (expected is None)
         assert x is None or torch.equal(x, expected)
@@ -53,10 +53,10 @@ def assert_same_bits(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("head_dim", SIZES)
-def test_every_head_is_turned_as_the_paper_says(head_dim: int, layout: str, dtype: torch.dtype) -> None:
+def test_every_head_is_rotated_as_the_paper_says(head_dim: int, layout: str, dtype: torch.dtype) -> None:
     q, k = torch.randn(2, 3, 5, head_dim).to(dtype), torch.randn(2, 1, 5, head_dim).to(dtype)
     for index, sign in ((far_positions(2, 5), 1), (torch.arange(3, 8)[None], -1)):
-        ours = turned(q, k, index, tables(head_dim), layout, inverse=sign < 0)
+        ours = rotated(q, k, index, tables(head_dim), layout, inverse=sign < 0)
         for x, before in zip(ours, (q, k), strict=True):
             assert_close(x, truth(before, index, layout, head_dim, sign))
 
@@ -66,7 +66,7 @@ def test_every_head_is_turned_as_the_paper_says(head_dim: int, layout: str, dtyp
 @pytest.mark.parametrize("pairs", [7, 16, 64])
 def test_the_bits_are_those_of_the_reference(pairs: int, dtype: torch.dtype, layout: str, threads: int) -> None:
     """Sizes of one vector and less, of many with some left over, and of more than one block, on several threads."""
-    of = tables(2 * pairs, magnitude=1.0 if pairs == 7 else 1.37)
+    of = tables(2 * pairs, attention_factor=1.0 if pairs == 7 else 1.37)
     for batch, heads, seq in ((1, 2, 1), (2, 3, 67), (1, 5, 71 if threads == 1 else 2_400)):
         q = torch.randn(batch, heads, seq, 2 * pairs).to(dtype)
         k = torch.randn(batch, seq, 3, 2 * pairs).to(dtype).transpose(1, 2)
@@ -92,7 +92,7 @@ def test_the_bits_are_those_of_the_reference_whatever_the_number_of_threads(coun
 @pytest.mark.parametrize("first", [0, 1, 255, 256, 65_200, 2**24 - 300, 2**31 - 600, -300, 1 - 2**31])
 def test_tokens_that_follow_each_other_share_what_they_can(first: int, layout: str) -> None:
     """Across a change of every byte, from the first position to the last; the bits are those of each token alone."""
-    of = tables(64, magnitude=1.37)
+    of = tables(64, attention_factor=1.37)
     index, q = torch.arange(first, first + 600)[None], torch.randn(1, 2, 600, 64)
     assert cpu._product_of_runs(index, of) is not None
     assert_same_bits(q, None, index, of, layout)
@@ -105,7 +105,7 @@ def test_what_fused_products_would_change_is_seen_by_these_tests(monkeypatch: py
     monkeypatch.setattr(cpu, "_is_whole", lambda numbers, pairs: True)
     q = torch.randn(1, 3, 67, 14)
     index, of = torch.arange(67)[None], tables(14)
-    ours = turned(q, None, index, of, "interleaved")[0]
+    ours = rotated(q, None, index, of, "interleaved")[0]
     expected, _ = reference.rotate(q, None, index, of, "interleaved")
     assert_close(ours, expected)
     if "AVX" in torch.backends.cpu.get_cpu_capability():
@@ -154,7 +154,7 @@ def test_memory_laid_out_otherwise_gives_the_same_bits(pairs: int, dtype: torch.
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_not_turned_is_handed_through_and_what_lies_between_is_left_alone(
+def test_what_is_not_rotated_is_handed_through_and_what_lies_between_is_left_alone(
     layout: str, dtype: torch.dtype
 ) -> None:
     around = torch.full((2, 3, 5, 50), torch.nan, dtype=dtype)
@@ -187,7 +187,7 @@ def test_memory_that_was_never_written_to_is_never_read(
     index = torch.arange(901)[None]
     expected = reference.rotate(q, k, index, of, layout)
     monkeypatch.setattr(torch, "empty", poison)
-    for x, wanted in zip(turned(q, k, index, of, layout), expected, strict=True):
+    for x, wanted in zip(rotated(q, k, index, of, layout), expected, strict=True):
         assert torch.equal(x, wanted)
     assert poisoned
 
@@ -201,14 +201,14 @@ def test_nothing_in_gives_nothing_out(shape: tuple[int, ...], layout: str) -> No
 
 @pytest.mark.parametrize("pairs", [7, 32])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_several_axes_turn_each_pair_by_its_own(layout: str, pairs: int) -> None:
+def test_several_axes_rotate_each_pair_by_its_own(layout: str, pairs: int) -> None:
     of, q = tables(2 * pairs), torch.randn(2, 3, 5, 2 * pairs)
     index = torch.randint(-(2**31) + 1, 2**31, (2, 5, 3))
     axis = torch.randint(3, (pairs,))
-    ours = turned(q, None, index, of._replace(axis_of_pair=axis), layout)[0]
+    ours = rotated(q, None, index, of._replace(axis_of_pair=axis), layout)[0]
     first, second = cpu._parts(ours, layout)  # type: ignore[arg-type]
     for which in range(3):
-        alone = turned(q, None, index[..., which], of, layout)[0]
+        alone = rotated(q, None, index[..., which], of, layout)[0]
         for part, expected in zip((first, second), cpu._parts(alone, layout), strict=True):  # type: ignore[arg-type]
             assert torch.equal(part[..., axis == which], expected[..., axis == which])
     assert_same_bits(q, None, index, of._replace(axis_of_pair=axis), layout)
@@ -218,7 +218,7 @@ def test_several_axes_turn_each_pair_by_its_own(layout: str, pairs: int) -> None
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pairs", [7, 32])
 def test_float32_angles_have_the_bits_of_the_reference(pairs: int, dtype: torch.dtype, layout: str) -> None:
-    of = Tables(torch.rand(pairs), magnitude=1.25)
+    of = Tables(torch.rand(pairs), attention_factor=1.25)
     q = torch.randn(2, 3, 67, 2 * pairs).to(dtype)
     assert_same_bits(q, None, torch.randint(99_999, (2, 67)), of, layout)
 
@@ -232,5 +232,5 @@ def test_blocks_and_angles_cut_anywhere_change_no_bit(monkeypatch: pytest.Monkey
             monkeypatch.setattr(cpu, "ANGLES", angles)
             monkeypatch.setattr(cpu, "BLOCK", max(block, 64 * 41))
             monkeypatch.setattr(cpu, "SMALL", 0)
-            for x, wanted in zip(turned(q.to(dtype), k.to(dtype), index, of, layout), expected, strict=True):
+            for x, wanted in zip(rotated(q.to(dtype), k.to(dtype), index, of, layout), expected, strict=True):
                 assert torch.equal(x, wanted)

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from locant import LocantError, ShapeError
 from locant.kernels.rotary import require_writable, rotate
-from tests.kernels.rotary.turning import tables, truth
+from tests.kernels.rotary.rotating import tables, truth
 from tests.known_bugs.exhibit import compiles
 from tests.refusal import refuses
 from tests.tolerances import assert_close
@@ -24,7 +24,7 @@ DIM = 6
 INDEX, OF = torch.arange(5)[None] + 3, tables(DIM)
 
 
-def turned(q: Tensor, k: Tensor | None, **options: Any) -> Any:
+def rotated(q: Tensor, k: Tensor | None, **options: Any) -> Any:
     return rotate(q, k, INDEX, OF, "half", **options)
 
 
@@ -107,10 +107,10 @@ def _wide(x: Tensor) -> Tensor:
 @compiles
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("place", range(6))
-def test_queries_and_keys_of_one_tensor_are_turned_where_they_lie(place: int, compiled: bool) -> None:
+def test_queries_and_keys_of_one_tensor_are_rotated_where_they_lie(place: int, compiled: bool) -> None:
     _, whole, parts = projections()[place]
     expected = [truth(x, INDEX, "half", DIM) for x in parts(whole.clone())]
-    use = lambda x: turned(*parts(x), inplace=True)  # noqa: E731
+    use = lambda x: rotated(*parts(x), inplace=True)  # noqa: E731
     (torch.compile(use, backend="aot_eager") if compiled else use)(whole)
     for x, wanted in zip(parts(whole), expected, strict=True):
         assert_close(x, wanted)
@@ -127,10 +127,10 @@ GUISES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("guise", GUISES)
-def test_the_same_elements_are_turned_once(guise: str) -> None:
+def test_the_same_elements_are_rotated_once(guise: str) -> None:
     x = torch.randn(1, 2, 5, DIM)
-    expected = turned(x, None)[0]
-    for out in turned(x, GUISES[guise](x), inplace=True):
+    expected = rotated(x, None)[0]
+    for out in rotated(x, GUISES[guise](x), inplace=True):
         assert torch.equal(out, expected)
     assert torch.equal(x, expected)
 
@@ -138,18 +138,18 @@ def test_the_same_elements_are_turned_once(guise: str) -> None:
 @compiles
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("guise", ["itself", "view", "slice"])
-def test_the_same_elements_are_turned_once_by_compiled_code(guise: str, grad: bool) -> None:
+def test_the_same_elements_are_rotated_once_by_compiled_code(guise: str, grad: bool) -> None:
     leaf = torch.randn(1, 2, 5, DIM, requires_grad=grad)
-    expected = turned(leaf, None)[0]
+    expected = rotated(leaf, None)[0]
 
     def inside(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x = x * 1
-        return x, *turned(x, GUISES[guise](x), inplace=True)
+        return x, *rotated(x, GUISES[guise](x), inplace=True)
 
     for x in torch.compile(inside, backend="aot_eager")(leaf):
         assert torch.equal(x, expected)
     if not grad:
-        outside = torch.compile(lambda q, k: turned(q, k, inplace=True), backend="aot_eager")
+        outside = torch.compile(lambda q, k: rotated(q, k, inplace=True), backend="aot_eager")
         for x in (*outside(leaf, GUISES[guise](leaf)), leaf):
             assert torch.equal(x, expected)
 
@@ -172,12 +172,12 @@ def shared() -> list[tuple[Tensor, Tensor]]:
 @pytest.mark.parametrize("which", range(6))
 def test_what_only_some_share_is_refused_before_anything_is_written(which: int) -> None:
     q, k = shared()[which]
-    compiled = torch.compile(lambda q, k: turned(q, k, inplace=True), backend="aot_eager")
-    for use in (lambda: turned(q, k, inplace=True), lambda: compiled(q, k)):
+    compiled = torch.compile(lambda q, k: rotated(q, k, inplace=True), backend="aot_eager")
+    for use in (lambda: rotated(q, k, inplace=True), lambda: compiled(q, k)):
         with untouched(q, k), refuses(ShapeError, "share", "inplace=False"):
             use()
     with torch.no_grad(), untouched(q, k):
-        for x, own in zip(turned(q, k), (q, k), strict=True):
+        for x, own in zip(rotated(q, k), (q, k), strict=True):
             assert_close(x, truth(own, INDEX, "half", DIM))
 
 
@@ -185,12 +185,12 @@ def test_a_tensor_that_overlaps_itself_is_refused() -> None:
     memory = torch.randn(100)
     q = memory.as_strided((1, 2, 5, DIM), (8, 4, 8, 1))
     with untouched(memory), refuses(ShapeError, "repeats", "contiguous"):
-        turned(q, None, inplace=True)
+        rotated(q, None, inplace=True)
     with untouched(memory), refuses(ShapeError, "repeats", "contiguous"):
-        turned(torch.randn(1, 1, 5, DIM), q, inplace=True)
+        rotated(torch.randn(1, 1, 5, DIM), q, inplace=True)
     odd = memory.as_strided((1, 1, 5, DIM), (100, 100, 13, 2))  # in no order of size, and apart all the same
-    expected = turned(odd, None)[0]
-    assert torch.equal(turned(odd, None, inplace=True)[0], expected)
+    expected = rotated(odd, None)[0]
+    assert torch.equal(rotated(odd, None, inplace=True)[0], expected)
 
 
 def test_another_batch_is_refused() -> None:
@@ -198,7 +198,7 @@ def test_another_batch_is_refused() -> None:
         q, k = torch.randn(q_rows, 2, 5, DIM), torch.randn(k_rows, 1, 5, DIM)
         for inplace in (False, True):
             with untouched(q, k), refuses(ShapeError, f"({q_rows}, 2, 5, 6)", f"({k_rows}, 1, 5, 6)", "same"):
-                turned(q, k, inplace=inplace)
+                rotated(q, k, inplace=inplace)
 
 
 # ---------------------------------------------------------------------- torch's graph
@@ -218,11 +218,11 @@ def test_views_that_came_with_others_are_refused_while_they_are_whole(cut: str) 
     apart = whole[..., :DIM], whole[..., DIM : 2 * DIM]
     for pair in ((q, k), (apart[0], k), (q, apart[1])):
         with untouched(*pair), refuses(LocantError, "chunk", "inplace=False", "slices"):
-            turned(*pair, inplace=True)
-    expected = turned(*apart)
+            rotated(*pair, inplace=True)
+    expected = rotated(*apart)
     with torch.no_grad():  # there is no graph to follow
         q, k, _ = parts(whole)
-        for x, wanted in zip(turned(q, k, inplace=True), expected, strict=True):
+        for x, wanted in zip(rotated(q, k, inplace=True), expected, strict=True):
             assert torch.equal(x, wanted)
 
 
@@ -232,7 +232,7 @@ def test_views_made_without_gradients_are_refused_with_them() -> None:
         view = whole[:, :1]
     for pair in ((view, torch.randn(2, 1, 5, DIM)), (torch.randn(2, 1, 5, DIM), view)):
         with untouched(*pair), refuses(LocantError, "without gradients", "inplace=False"):
-            turned(*pair, inplace=True)
+            rotated(*pair, inplace=True)
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -243,8 +243,8 @@ def test_tensors_of_inference_mode_are_refused_outside_of_it(grad: bool) -> None
     with torch.set_grad_enabled(grad):
         for pair in ((made, other), (other, made)):
             with untouched(*pair), refuses(LocantError, "inference mode", "inplace=False"):
-                turned(*pair, inplace=True)
-        assert_close(turned(made, other)[0], truth(made, INDEX, "half", DIM))
+                rotated(*pair, inplace=True)
+        assert_close(rotated(made, other)[0], truth(made, INDEX, "half", DIM))
 
 
 def test_positions_of_inference_mode_are_refused_for_gradients() -> None:
@@ -261,8 +261,8 @@ def test_positions_of_inference_mode_are_refused_for_gradients() -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's forward mode, about itself
 def test_in_place_under_transforms_of_functions() -> None:
     q, k, along = (torch.randn(3, 1, 2, 5, DIM, dtype=torch.float64) for _ in range(3))
-    here = lambda q, k: turned(q * 1, k * 1, inplace=True)  # noqa: E731
-    expected = [turned(*pair) for pair in zip(q, k, strict=True)]
+    here = lambda q, k: rotated(q * 1, k * 1, inplace=True)  # noqa: E731
+    expected = [rotated(*pair) for pair in zip(q, k, strict=True)]
     for x, wanted in zip(torch.vmap(here)(q, k), zip(*expected, strict=True), strict=True):
         assert torch.equal(x, torch.stack(wanted))
     _, (tangent, still) = torch.func.jvp(lambda q: here(q, k[0]), (q[0],), (along[0],))
@@ -273,18 +273,18 @@ def test_in_place_under_transforms_of_functions() -> None:
         assert torch.equal(x, wanted)
     for inplace in (False, True):
         assert torch.equal(
-            torch.func.functionalize(lambda q, i=inplace: turned(q * 1, None, inplace=i)[0])(q[0]), expected[0][0]
+            torch.func.functionalize(lambda q, i=inplace: rotated(q * 1, None, inplace=i)[0])(q[0]), expected[0][0]
         )
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's forward mode, about itself
 @pytest.mark.parametrize("grad", [False, True])
-def test_in_place_a_tangent_is_turned_with_its_vector(grad: bool) -> None:
+def test_in_place_a_tangent_is_rotated_with_its_vector(grad: bool) -> None:
     q, along = torch.randn(2, 1, 2, 5, DIM, dtype=torch.float64)
     k = torch.randn(1, 2, 5, DIM, dtype=torch.float64)
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(q.clone().requires_grad_(grad), along.clone()) * 1
-        out, still = turned(dual, k, inplace=True)
+        out, still = rotated(dual, k, inplace=True)
         value, tangent = forward_ad.unpack_dual(out)
         assert_close(tangent, truth(along, INDEX, "half", DIM))
         assert_close(value, truth(q, INDEX, "half", DIM))
@@ -304,5 +304,5 @@ def test_many_gradients_at_once(inplace: bool, layout: str) -> None:
         for many, one in zip(together, alone, strict=True):
             assert torch.equal(many[i], one)
     small = torch.randn(1, 1, 5, DIM)
-    jacobian = torch.autograd.functional.jacobian(lambda x: turned(x, None)[0], small, vectorize=True)
-    assert_close(jacobian.flatten(4) @ small.flatten(), turned(small, None)[0])
+    jacobian = torch.autograd.functional.jacobian(lambda x: rotated(x, None)[0], small, vectorize=True)
+    assert_close(jacobian.flatten(4) @ small.flatten(), rotated(small, None)[0])

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from locant import LocantError, Positions, Rotary, ShapeError
 from locant.kernels.rotary import Tables, choice, choose_kernel, op, rotate
-from tests.kernels.rotary.turning import far_positions, tables, truth
+from tests.kernels.rotary.rotating import far_positions, tables, truth
 from tests.known_bugs.exhibit import compiles
 from tests.refusal import refuses
 from tests.tolerances import assert_close
@@ -31,7 +31,7 @@ def tokens(dtype: torch.dtype = torch.float64, grad: bool = True) -> tuple[Tenso
     return q.requires_grad_(grad), k.requires_grad_(grad)
 
 
-def turning(layout: str, index: Tensor | None = None, **options: Any) -> Callable[..., Any]:
+def rotating(layout: str, index: Tensor | None = None, **options: Any) -> Callable[..., Any]:
     """`rotate` as a function of q and k alone."""
     index = torch.arange(5)[None] if index is None else index
     return lambda q, k: rotate(q, k, index, tables(ROTARY_DIM), layout, **options)  # type: ignore[arg-type]
@@ -43,7 +43,7 @@ def turning(layout: str, index: Tensor | None = None, **options: Any) -> Callabl
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", [2, 40, 72, 80, 96, 128, 192, 256])
-def test_the_gradient_is_what_arrives_turned_back(head_dim: int, dtype: torch.dtype, layout: str) -> None:
+def test_the_gradient_is_what_arrives_rotated_back(head_dim: int, dtype: torch.dtype, layout: str) -> None:
     q = torch.randn(2, 3, 5, head_dim).to(dtype).requires_grad_()
     k = torch.randn(2, 5, 2, head_dim).to(dtype).transpose(1, 2).requires_grad_()
     index = far_positions(2, 5)
@@ -72,20 +72,20 @@ def test_first_and_second_derivatives_are_those_of_finite_differences(layout: st
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_only_what_is_asked_for_is_computed(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of two gradients, one of two outputs used: the other one is not turned back for nothing."""
-    turn, (q, k) = turning(layout), tokens()
-    kernel, turned = op._run, []
+    """One of two gradients, one of two outputs used: the other one is not rotated back for nothing."""
+    rotation, (q, k) = rotating(layout), tokens()
+    kernel, rotated = op._run, []
     monkeypatch.setattr(
-        op, "_run", lambda q, k, *rest: (turned.append((q is not None, k is not None)), kernel(q, k, *rest))
+        op, "_run", lambda q, k, *rest: (rotated.append((q is not None, k is not None)), kernel(q, k, *rest))
     )
     cotangent = torch.randn_like(k)
-    (alone,) = torch.autograd.grad(turn(q.detach(), k)[1], k, cotangent)
-    (of_one,) = torch.autograd.grad(turn(q, k)[1], k, cotangent)
-    torch.autograd.grad(turn(q.detach(), k), k, (torch.randn_like(q), cotangent))
-    assert turned == [(True, True), (True, False)] * 3
+    (alone,) = torch.autograd.grad(rotation(q.detach(), k)[1], k, cotangent)
+    (of_one,) = torch.autograd.grad(rotation(q, k)[1], k, cotangent)
+    torch.autograd.grad(rotation(q.detach(), k), k, (torch.randn_like(q), cotangent))
+    assert rotated == [(True, True), (True, False)] * 3
     assert torch.equal(alone, of_one)
     assert_close(alone, truth(cotangent, torch.arange(5)[None], layout, ROTARY_DIM, sign=-1))
-    assert torch.autograd.grad(turn(q, k)[1].sum(), q, allow_unused=True) == (None,)
+    assert torch.autograd.grad(rotation(q, k)[1].sum(), q, allow_unused=True) == (None,)
 
 
 def test_nothing_of_the_size_of_q_is_kept_for_the_backward() -> None:
@@ -101,25 +101,25 @@ def test_nothing_of_the_size_of_q_is_kept_for_the_backward() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_transformations_of_functions_work(layout: str) -> None:
     """`torch.func`: gradients, tangents, samples side by side, one inside of the other."""
-    turn, (q, k) = turning(layout, far_positions(2, 5)), tokens(grad=False)
+    rotation, (q, k) = rotating(layout, far_positions(2, 5)), tokens(grad=False)
     along = torch.randn_like(q)
-    _, (tangent, still) = torch.func.jvp(lambda q: turn(q, k), (q,), (along,))
-    assert_close(tangent, turn(along, k)[0])
+    _, (tangent, still) = torch.func.jvp(lambda q: rotation(q, k), (q,), (along,))
+    assert_close(tangent, rotation(along, k)[0])
     assert not still.any()
     with forward_ad.dual_level():
-        dual = turn(forward_ad.make_dual(q, along), k)[0]
+        dual = rotation(forward_ad.make_dual(q, along), k)[0]
         assert torch.equal(forward_ad.unpack_dual(dual).tangent, tangent)
 
     def loss(q: Tensor, k: Tensor) -> Tensor:
-        return (turn(q, k)[0] * along).sum() + turn(q, k)[1].pow(2).sum()
+        return (rotation(q, k)[0] * along).sum() + rotation(q, k)[1].pow(2).sum()
 
     many_q, many_k = torch.randn(4, *q.shape, dtype=q.dtype), torch.randn(2, 4, *k.shape[1:], dtype=k.dtype)
     together = torch.vmap(torch.func.grad(loss, argnums=(0, 1)), in_dims=(0, 1))(many_q, many_k)
-    shared = torch.vmap(lambda q: turn(q, k))(many_q)
+    shared = torch.vmap(lambda q: rotation(q, k))(many_q)
     for i in range(4):
         for x, alone in zip(together, torch.func.grad(loss, argnums=(0, 1))(many_q[i], many_k[:, i]), strict=True):
             assert torch.equal(x[i], alone)
-        for x, alone in zip(shared, turn(many_q[i], k), strict=True):
+        for x, alone in zip(shared, rotation(many_q[i], k), strict=True):
             assert torch.equal(x[i], alone)
 
 
@@ -132,20 +132,20 @@ def test_samples_may_stand_at_positions_of_their_own() -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing_changes_no_bit(reentrant: bool) -> None:
-    turn, (q, k) = turning("half"), tokens(torch.float32)
+    rotation, (q, k) = rotating("half"), tokens(torch.float32)
     cotangents = torch.randn_like(q), torch.randn_like(k)
-    plain = torch.autograd.grad(turn(q, k), (q, k), cotangents)
-    torch.autograd.backward(checkpoint(turn, q, k, use_reentrant=reentrant), cotangents)
+    plain = torch.autograd.grad(rotation(q, k), (q, k), cotangents)
+    torch.autograd.backward(checkpoint(rotation, q, k, use_reentrant=reentrant), cotangents)
     assert torch.equal(q.grad, plain[0])
     assert torch.equal(k.grad, plain[1])
 
 
 def test_autocast_changes_nothing() -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        turn, (q, k) = turning("half"), tokens(dtype)
-        expected = turn(q, k)
+        rotation, (q, k) = rotating("half"), tokens(dtype)
+        expected = rotation(q, k)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            for x, wanted in zip(turn(q, k), expected, strict=True):
+            for x, wanted in zip(rotation(q, k), expected, strict=True):
                 assert x.dtype == dtype
                 assert torch.equal(x, wanted)
 
@@ -156,7 +156,7 @@ def test_autocast_changes_nothing() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("grad", [False, True])
 def test_in_place_is_the_same_and_torch_is_told(layout: str, grad: bool) -> None:
-    """Views of one projection, turned where they lie: same bits, same gradients, other versions."""
+    """Views of one projection, rotated where they lie: same bits, same gradients, other versions."""
     leaf = torch.randn(2, 5, 4 * DIM, dtype=torch.float64, requires_grad=grad)
     cotangents = torch.randn(2, 3, 5, DIM, dtype=torch.float64), torch.randn(2, 1, 5, DIM, dtype=torch.float64)
     results = []
@@ -165,7 +165,7 @@ def test_in_place_is_the_same_and_torch_is_told(layout: str, grad: bool) -> None
         q, k = (
             x.transpose(1, 2) for x in (projected.view(2, 5, 4, DIM)[:, :, :3], projected.view(2, 5, 4, DIM)[:, :, 3:])
         )
-        version, out = projected._version, turning(layout, inplace=inplace)(q, k)
+        version, out = projected._version, rotating(layout, inplace=inplace)(q, k)
         assert (projected._version > version) == inplace
         assert (out[0].data_ptr() == q.data_ptr()) == inplace
         assert (out[1].data_ptr() == k.data_ptr()) == inplace
@@ -189,11 +189,11 @@ def test_a_leaf_is_not_overwritten(through: Callable[[Tensor], Tensor]) -> None:
     before = q.detach().clone(), k.detach().clone()
     for given in ((through(q), k * 1), (q * 1, through(k))):
         with refuses(LocantError, "leaf", "inplace=False"):
-            turning("half", inplace=True)(*given)
+            rotating("half", inplace=True)(*given)
     assert torch.equal(q, before[0])
     assert torch.equal(k, before[1])
     with torch.no_grad():  # as torch's own operators allow
-        assert turning("half", inplace=True)(q, k)[0] is q
+        assert rotating("half", inplace=True)(q, k)[0] is q
     assert not torch.equal(q, before[0])
 
 
@@ -201,16 +201,16 @@ def test_what_repeats_in_memory_is_not_overwritten() -> None:
     one = torch.randn(2, 1, 5, DIM)
     before = one.clone()
     with refuses(ShapeError, "stride 0", "contiguous"):
-        turning("half", inplace=True)(one.expand(2, 3, 5, DIM), one)
+        rotating("half", inplace=True)(one.expand(2, 3, 5, DIM), one)
     assert torch.equal(one, before)
 
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("view", [lambda x: x, lambda x: x[:]])
-def test_one_tensor_as_both_is_turned_once(view: Callable[[Tensor], Tensor], grad: bool) -> None:
+def test_one_tensor_as_both_is_rotated_once(view: Callable[[Tensor], Tensor], grad: bool) -> None:
     x = torch.randn(2, 3, 5, DIM, requires_grad=grad) * 1
-    expected = turning("half")(x.clone(), None)[0]
-    q, k = turning("half", inplace=True)(x, view(x))
+    expected = rotating("half")(x.clone(), None)[0]
+    q, k = rotating("half", inplace=True)(x, view(x))
     assert torch.equal(q, expected)
     assert torch.equal(k, expected)
     assert torch.equal(x, expected)
@@ -219,8 +219,8 @@ def test_one_tensor_as_both_is_turned_once(view: Callable[[Tensor], Tensor], gra
 def test_in_inference_mode() -> None:
     with torch.inference_mode():
         q, k = torch.randn(1, 3, 5, DIM), torch.randn(1, 1, 5, DIM)
-        expected = turning("half")(q, k)
-        for x, wanted in zip(turning("half", inplace=True)(q, k), expected, strict=True):
+        expected = rotating("half")(q, k)
+        for x, wanted in zip(rotating("half", inplace=True)(q, k), expected, strict=True):
             assert torch.equal(x, wanted)
 
 
@@ -233,7 +233,7 @@ def test_in_inference_mode() -> None:
 def test_the_operators_are_what_they_say(grad: bool, axes: int) -> None:
     of = tables(ROTARY_DIM)._replace(axis_of_pair=torch.tensor([0, 2, 1]) if axes > 1 else None)
     index = torch.randint(99, (2, 5, axes) if axes > 1 else (2, 5))
-    rest = (index, of.table, of.axis_of_pair, of.levels, of.magnitude, "interleaved", False)
+    rest = (index, of.table, of.axis_of_pair, of.levels, of.attention_factor, "interleaved", False)
     q, k = tokens(torch.float32, grad)
     torch.library.opcheck(op._rotate, (q, k, *rest))
     torch.library.opcheck(op._rotate, (q.detach().transpose(1, 2).contiguous().transpose(1, 2), None, *rest))
@@ -275,8 +275,8 @@ def test_the_real_compiler_changes_no_bit(layout: str, inplace: bool) -> None:
     rotary = Rotary(DIM, layout=layout)  # type: ignore[arg-type]
 
     def use(q: Tensor, k: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
-        turned = rotary.rotate(q * 2, k * 2, positions, inplace=inplace)
-        return turned[0] + 1, turned[1] + 1
+        rotated = rotary.rotate(q * 2, k * 2, positions, inplace=inplace)
+        return rotated[0] + 1, rotated[1] + 1
 
     compiled = torch.compile(use, fullgraph=True)
     for n in (5, 6, 31):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from locant.kernels.rotary.reference import turn as rotate
+from locant.kernels.rotary.reference import rotate_pairs as rotate
 from tests import oracles
 from tests.tolerances import TOLERANCES, TURNED_TOKEN, assert_close
 
@@ -31,12 +31,12 @@ def truth(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(2, 3, 5, 14), (1, 1, 1, 2), (3, 1, 7, 22), (1, 11, 2, 6)])
-def test_every_pair_is_turned_as_the_paper_says(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> None:
+def test_every_pair_is_rotated_as_the_paper_says(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> None:
     x = torch.randn(shape).to(dtype)
     cos, sin = tables(shape[2], shape[3], torch.promote_types(dtype, torch.float32))
-    turned = rotate(x, cos, sin, layout)
-    assert (turned.dtype, turned.shape) == (dtype, x.shape)
-    assert_close(turned, truth(x, cos, sin, layout))
+    rotated = rotate(x, cos, sin, layout)
+    assert (rotated.dtype, rotated.shape) == (dtype, x.shape)
+    assert_close(rotated, truth(x, cos, sin, layout))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -54,10 +54,10 @@ def test_half_precision_is_rounded_once(layout: str) -> None:
 def test_dimensions_past_the_rotary_ones_are_the_same_bits(layout: str, rotary_dim: int) -> None:
     x = torch.randn(2, 3, 5, 13)
     cos, sin = tables(5, rotary_dim, torch.float32)
-    turned = rotate(x, cos, sin, layout)
-    assert torch.equal(turned[..., rotary_dim:], x[..., rotary_dim:])
-    assert torch.equal(turned[..., :rotary_dim], rotate(x[..., :rotary_dim], cos, sin, layout))
-    assert_close(turned, truth(x, cos, sin, layout))
+    rotated = rotate(x, cos, sin, layout)
+    assert torch.equal(rotated[..., rotary_dim:], x[..., rotary_dim:])
+    assert torch.equal(rotated[..., :rotary_dim], rotate(x[..., :rotary_dim], cos, sin, layout))
+    assert_close(rotated, truth(x, cos, sin, layout))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -102,9 +102,9 @@ def test_memory_laid_out_otherwise_gives_the_same_bits(layout: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_nothing_in_gives_nothing_out(shape: tuple[int, ...], layout: str) -> None:
     x = torch.randn(shape, requires_grad=True)
-    turned = rotate(x, *tables(shape[2], 14, torch.float32), layout)
-    assert turned.shape == shape
-    turned.sum().backward()
+    rotated = rotate(x, *tables(shape[2], 14, torch.float32), layout)
+    assert rotated.shape == shape
+    rotated.sum().backward()
     assert x.grad is not None
     assert x.grad.shape == shape
 
@@ -121,7 +121,7 @@ def test_the_input_is_left_as_it_was(layout: str) -> None:
 @given(st.integers(1, 3), st.integers(1, 9), st.integers(0, 3), st.sampled_from(LAYOUTS), st.sampled_from(DTYPES))
 def test_the_norm_of_every_pair_is_kept(heads: int, pairs: int, rest: int, layout: str, dtype: torch.dtype) -> None:
     x = torch.randn(2, heads, 5, 2 * pairs + rest).to(dtype)
-    turned = rotate(x, *tables(5, 2 * pairs, torch.promote_types(dtype, torch.float32)), layout)
+    rotated = rotate(x, *tables(5, 2 * pairs, torch.promote_types(dtype, torch.float32)), layout)
 
     def norms(x: Tensor) -> Tensor:
         pair = x[..., : 2 * pairs].double()
@@ -131,4 +131,4 @@ def test_the_norm_of_every_pair_is_kept(heads: int, pairs: int, rest: int, layou
         return parted.pow(2).sum(-2).sqrt()
 
     rtol, atol = TOLERANCES[dtype]
-    torch.testing.assert_close(norms(turned), norms(x), rtol=rtol, atol=atol)
+    torch.testing.assert_close(norms(rotated), norms(x), rtol=rtol, atol=atol)

@@ -15,7 +15,7 @@ from locant.kernels.rotary import reference
 from locant.kernels.rotary.tables import Tables
 from tests import oracles
 from tests.kernels.interpreted import Place
-from tests.kernels.rotary.turning import BASE, Case, far_positions, tables, truth, turn
+from tests.kernels.rotary.rotating import BASE, Case, far_positions, rotate_pairs, tables, truth
 from tests.tolerances import DOUBLE, TURNED, assert_close
 
 LAYOUTS = ["half", "interleaved"]
@@ -29,12 +29,12 @@ def case(dim: int, layout: str = "half", *, rotary_dim: int | None = None, seq: 
     return Case(q, k, far_positions(2, seq), layout, dim if rotary_dim is None else rotary_dim)
 
 
-def require_turned(out: Tensor, x: Tensor, given: Case, sign: int = 1) -> None:
+def require_rotated(out: Tensor, x: Tensor, given: Case, sign: int = 1) -> None:
     """float32 results are as close as a rounded cosine and three rounded operations allow."""
     true = truth(x, given.index, given.layout, given.rotary_dim, sign)
     half = given.rotary_dim // 2
-    turned = x[..., : given.rotary_dim].double()
-    pair = turned.unflatten(-1, (2, half)) if given.layout == "half" else turned.unflatten(-1, (half, 2)).mT
+    rotated = x[..., : given.rotary_dim].double()
+    pair = rotated.unflatten(-1, (2, half)) if given.layout == "half" else rotated.unflatten(-1, (half, 2)).mT
     off = (out.double() - true)[..., : given.rotary_dim]
     off = off.unflatten(-1, (2, half)) if given.layout == "half" else off.unflatten(-1, (half, 2)).mT
     worst = (off.abs() / pair.norm(dim=-2, keepdim=True)).max()
@@ -44,11 +44,11 @@ def require_turned(out: Tensor, x: Tensor, given: Case, sign: int = 1) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dim", SIZES)
-def test_every_pair_is_turned_as_the_paper_says(dim: int, layout: str, place: Place) -> None:
+def test_every_pair_is_rotated_as_the_paper_says(dim: int, layout: str, place: Place) -> None:
     given = case(dim, layout, seq=SIZES[dim])
-    q, k = turn(place, given)
-    require_turned(q, given.q, given)
-    require_turned(k, given.k, given)
+    q, k = rotate_pairs(place, given)
+    require_rotated(q, given.q, given)
+    require_rotated(k, given.k, given)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -58,34 +58,34 @@ def test_dimensions_past_the_rotary_ones_are_handed_through(
 ) -> None:
     given = case(dim, layout, rotary_dim=rotary_dim)
     for inplace in (False, True):
-        q, k = turn(place, given._replace(q=given.q.clone(), k=given.k.clone()), inplace=inplace)
-        require_turned(q, given.q, given)
-        require_turned(k, given.k, given)
+        q, k = rotate_pairs(place, given._replace(q=given.q.clone(), k=given.k.clone()), inplace=inplace)
+        require_rotated(q, given.q, given)
+        require_rotated(k, given.k, given)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (7, 7), (9, 2), (5, 0), (0, 3), (2, 11)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_number_of_heads(layout: str, heads: int, kv_heads: int, place: Place) -> None:
     given = case(8, layout, heads=heads)._replace(k=torch.randn(2, kv_heads, 5, 8))
-    q, k = turn(place, given)
+    q, k = rotate_pairs(place, given)
     for out, x in ((q, given.q), (k, given.k)):
         if x.numel():
-            require_turned(out, x, given)
+            require_rotated(out, x, given)
 
 
 @pytest.mark.parametrize("seq", [1, 63, 100, 257])
 def test_any_number_of_tokens(seq: int, place: Place) -> None:
     given = case(10, "interleaved", seq=seq)
-    q, k = turn(place, given)
-    require_turned(q, given.q, given)
-    require_turned(k, given.k, given)
+    q, k = rotate_pairs(place, given)
+    require_rotated(q, given.q, given)
+    require_rotated(k, given.k, given)
 
 
 def test_queries_alone(place: Place) -> None:
     given = case(10)
-    alone, nothing = turn(place, given._replace(k=None))
+    alone, nothing = rotate_pairs(place, given._replace(k=None))
     assert nothing is None
-    assert torch.equal(alone, turn(place, given)[0])
+    assert torch.equal(alone, rotate_pairs(place, given)[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -93,26 +93,26 @@ def test_positions_of_one_row_serve_all(dtype: torch.dtype, place: Place) -> Non
     given = case(10)
     one = given._replace(index=given.index[:1].to(dtype))
     both = given._replace(index=given.index[:1].repeat(2, 1))
-    assert all(map(torch.equal, turn(place, one), turn(place, both)))
+    assert all(map(torch.equal, rotate_pairs(place, one), rotate_pairs(place, both)))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("levels", [1, 2, 3, 4])
 def test_the_bits_are_those_of_the_reference(levels: int, layout: str, place: Place) -> None:
     """Every product is rounded before the sum is: on any device the same bits as plain torch on a CPU."""
-    of = tables(20, levels=levels, magnitude=1.0 + levels / 7)
+    of = tables(20, levels=levels, attention_factor=1.0 + levels / 7)
     for dtype, inverse in ((torch.float64, True), (torch.float32, False), (torch.float16, False)):
         given = case(28, layout, rotary_dim=20)
         given = given._replace(q=given.q.to(dtype), k=given.k.to(dtype), index=given.index % 256**levels)
         expected = reference.rotate(given.q, given.k, given.index, of, layout, inverse)
-        assert all(map(torch.equal, turn(place, given, of=of, inverse=inverse), expected))
+        assert all(map(torch.equal, rotate_pairs(place, given, of=of, inverse=inverse), expected))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_negative_positions_turn_the_other_way(layout: str, place: Place) -> None:
+def test_negative_positions_rotate_the_other_way(layout: str, place: Place) -> None:
     given = case(10, layout)
     backwards = given._replace(index=-given.index)
-    assert all(map(torch.equal, turn(place, backwards), turn(place, given, inverse=True)))
+    assert all(map(torch.equal, rotate_pairs(place, backwards), rotate_pairs(place, given, inverse=True)))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -121,8 +121,8 @@ def test_half_precision_is_the_float32_result_rounded_once(layout: str, place: P
     given = case(72, layout, rotary_dim=40)
     for dtype in (torch.float16, torch.bfloat16):
         low = given._replace(q=given.q.to(dtype), k=given.k.to(dtype))
-        wide = turn(place, low._replace(q=low.q.float(), k=low.k.float()))
-        for out, exact in zip(turn(place, low), wide, strict=True):
+        wide = rotate_pairs(place, low._replace(q=low.q.float(), k=low.k.float()))
+        for out, exact in zip(rotate_pairs(place, low), wide, strict=True):
             assert out.dtype == dtype
             cut = place.is_interpreted and dtype == torch.bfloat16
             assert torch.equal(out, _cut_off(exact) if cut else exact.to(dtype))
@@ -139,13 +139,13 @@ def test_the_backward_is_the_adjoint(rotary_dim: int, layout: str, place: Place)
     given = case(14, layout, rotary_dim=rotary_dim, seq=9)
     given = given._replace(q=given.q.double(), k=given.k.double())
     cotangent = given._replace(q=torch.randn_like(given.q), k=torch.randn_like(given.k))
-    of = tables(rotary_dim, magnitude=1.25)
-    outs, gradients = turn(place, given, of=of), turn(place, cotangent, of=of, inverse=True)
+    of = tables(rotary_dim, attention_factor=1.25)
+    outs, gradients = rotate_pairs(place, given, of=of), rotate_pairs(place, cotangent, of=of, inverse=True)
     for x, out, c, gradient in zip(given[:2], outs, cotangent[:2], gradients, strict=True):
         torch.testing.assert_close((out * c).sum(), (x * gradient).sum(), rtol=DOUBLE, atol=DOUBLE)
-        turned = truth(c, given.index, layout, rotary_dim, sign=-1)
-        turned[..., :rotary_dim] *= 1.25
-        assert_close(gradient, turned)
+        rotated = truth(c, given.index, layout, rotary_dim, sign=-1)
+        rotated[..., :rotary_dim] *= 1.25
+        assert_close(gradient, rotated)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -155,7 +155,7 @@ def test_each_pair_follows_the_axis_of_its_section(sections: tuple[int, ...], la
     index = far_positions(2, 6, len(sections))
     axis_of_pair = torch.repeat_interleave(torch.tensor(sections))
     of = tables(14, axis_of_pair=axis_of_pair)
-    q, k = turn(place, given._replace(index=index), of=of)
+    q, k = rotate_pairs(place, given._replace(index=index), of=of)
     for out, x in ((q, given.q), (k, given.k)):
         for row in range(2):
             cos, sin = oracles.angles(index[row].numpy(), 14, BASE)
@@ -170,7 +170,7 @@ def test_float32_angles_are_the_rounded_products(layout: str, place: Place) -> N
     frequencies = torch.tensor([1.0, 0.3, 0.01, 1e-4, 1e-7, 7e-1, 0.0])
     given = case(14, layout, seq=33)
     cos, sin = oracles_of_products(given.index, frequencies)
-    q, _ = turn(place, given, of=Tables(frequencies, magnitude=1.5))
+    q, _ = rotate_pairs(place, given, of=Tables(frequencies, attention_factor=1.5))
     for row in range(2):
         true = oracles.rotate(given.q[row : row + 1].double().numpy(), 1.5 * cos[row], 1.5 * sin[row], layout)
         assert_close(q[row : row + 1], torch.from_numpy(true))
@@ -191,7 +191,9 @@ def test_float32_angles_have_the_bits_of_torch_on_the_same_device() -> None:
     given, of = case(14, seq=513), Tables(frequencies)
     on_gpu = [x.cuda() for x in given[:3]]
     expected = reference.rotate(*on_gpu, of._replace(table=frequencies.cuda()), "half")
-    assert all(torch.equal(a, b.cpu()) for a, b in zip(turn(Place("cuda"), given, of=of), expected, strict=True))
+    assert all(
+        torch.equal(a, b.cpu()) for a, b in zip(rotate_pairs(Place("cuda"), given, of=of), expected, strict=True)
+    )
 
 
 @pytest.mark.gpu

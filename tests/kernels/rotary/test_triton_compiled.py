@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.rotary.turning import launch, tables
+from tests.kernels.rotary.rotating import launch, tables
 
 pytest.importorskip("triton", reason="there is no Triton for this platform")
 
@@ -68,7 +68,7 @@ def test_the_backward_and_in_place_need_no_compilation_of_their_own() -> None:
 
 
 def test_few_tokens_share_out_their_heads() -> None:
-    """So that a GPU is not left idle while one program turns all heads of the newest token."""
+    """So that a GPU is not left idle while one program rotates all heads of the newest token."""
 
     def shares(batch: int, seq: int) -> int:
         x = torch.empty(batch, 32, seq, 128, dtype=torch.bfloat16)
@@ -96,7 +96,7 @@ def _machine_code(arguments: dict[str, Any], capability: int, cache: Path) -> st
     from locant.kernels.rotary import triton as module
 
     signature, constants, hints = {}, {}, {}
-    for place, parameter in enumerate(module._turn.params):
+    for place, parameter in enumerate(module._rotate_kernel.params):
         value = arguments[parameter.name]
         if parameter.is_constexpr or (parameter.name.endswith("_dim") and value == 1):
             signature[parameter.name], constants[place,] = "constexpr", value
@@ -105,7 +105,7 @@ def _machine_code(arguments: dict[str, Any], capability: int, cache: Path) -> st
         else:
             signature[parameter.name] = parameter.annotation_type or "i32"
     options = {name: arguments[name] for name in ("num_warps", "enable_fp_fusion")}
-    source = ASTSource(module._turn, signature, constexprs=constants, attrs=hints)
+    source = ASTSource(module._rotate_kernel, signature, constexprs=constants, attrs=hints)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", str(cache))
         kernel = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
@@ -154,7 +154,9 @@ def test_it_compiles_for_every_head(head_dim: int, layout: str, capability: int,
         assert contracted(ptx) == []
         assert ".local" not in ptx
     rotary_dim = max(2, head_dim // 4 * 2)
-    machine_code(launch(*tokens(head_dim), layout=layout, rotary_dim=rotary_dim, magnitude=1.25), capability, tmp_path)
+    machine_code(
+        launch(*tokens(head_dim), layout=layout, rotary_dim=rotary_dim, attention_factor=1.25), capability, tmp_path
+    )
 
 
 @pytest.mark.gpu

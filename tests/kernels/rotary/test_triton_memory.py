@@ -12,7 +12,7 @@ from torch import Tensor
 
 from locant.kernels.rotary.tables import Tables
 from tests.kernels.interpreted import Access, Place, sparse, watched, without_copying_back
-from tests.kernels.rotary.turning import KERNEL, Case, far_positions, tables, truth, turn
+from tests.kernels.rotary.rotating import KERNEL, Case, far_positions, rotate_pairs, tables, truth
 from tests.tolerances import assert_close
 
 LAYOUTS = ["half", "interleaved"]
@@ -53,7 +53,7 @@ def test_every_element_is_read_and_written_once_and_nothing_else_is(angles: str,
     q, k = given.q, given.k
     outs = (q, k) if inplace else (torch.empty_like(q), torch.empty_like(k))
     with watched() as seen:
-        turn(Place("cpu"), given._replace(index=index), of=of, into=outs, inplace=inplace)
+        rotate_pairs(Place("cpu"), given._replace(index=index), of=of, into=outs, inplace=inplace)
     moved = slice(ROTARY_DIM if inplace else None)
     written = np.sort(np.concatenate([addresses(x[..., moved]) for x in outs]))
     assert np.array_equal(touched(seen, stores=True), written)
@@ -69,7 +69,7 @@ def test_what_is_written_was_read_before_by_the_same_program(layout: str) -> Non
     """And no other program reads or writes it: so the result may lie where the input lies."""
     given = case(layout)
     with watched() as seen:
-        turn(Place("cpu"), given, inplace=True)
+        rotate_pairs(Place("cpu"), given, inplace=True)
     owner: dict[int, int] = {}
     tokens = {int(a) for x in (given.q, given.k) for a in addresses(x)}
     for access in seen:
@@ -89,7 +89,7 @@ def test_a_token_reads_two_rows_of_the_tables_below_65536_and_four_above() -> No
     for levels, rows in ((2, 2), (4, 4)):
         of = tables(ROTARY_DIM, levels=levels)
         with watched() as seen, mock.patch.object(Place("cpu").load(KERNEL), "PROGRAMS", 1):
-            turn(Place("cpu"), given._replace(index=given.index % 256**levels), of=of)
+            rotate_pairs(Place("cpu"), given._replace(index=given.index % 256**levels), of=of)
         read = touched(seen, stores=False)
         tokens = given.q.shape[0] * given.q.shape[2]
         assert np.isin(read, addresses(of.table)).sum() == tokens * rows * ROTARY_DIM
@@ -117,13 +117,13 @@ MEMORY: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("memory", MEMORY)
 def test_memory_laid_out_otherwise_gives_the_same_bits(memory: str, layout: str, place: Place) -> None:
     given, lay = case(layout), MEMORY[memory]
-    expected = turn(place, given)
+    expected = rotate_pairs(place, given)
     device = place.device
     other = given._replace(q=lay(given.q.to(device)), k=lay(given.k.to(device)), index=gapped_index(given.index))
-    assert all(map(torch.equal, turn(place, other), expected))
+    assert all(map(torch.equal, rotate_pairs(place, other), expected))
     into = lay(torch.full_like(given.q, torch.nan).to(device)), lay(torch.full_like(given.k, torch.nan).to(device))
-    assert all(map(torch.equal, turn(place, given, into=into), expected))
-    assert all(map(torch.equal, turn(place, other, into=(other.q, other.k)), expected))
+    assert all(map(torch.equal, rotate_pairs(place, given, into=into), expected))
+    assert all(map(torch.equal, rotate_pairs(place, other, into=(other.q, other.k)), expected))
 
 
 def gapped_index(index: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ def test_inputs_repeated_without_a_copy(layout: str, place: Place) -> None:
     repeated = given._replace(q=given.q[:, :1, :1].expand(2, 5, 7, DIM), k=torch.randn(1, 1, 1, 1).expand(2, 3, 7, DIM))
     copied = repeated._replace(q=repeated.q.contiguous(), k=repeated.k.contiguous())
     fresh = torch.empty(2, 5, 7, DIM).to(place.device), torch.empty(2, 3, 7, DIM).to(place.device)
-    assert all(map(torch.equal, turn(place, repeated, into=fresh), turn(place, copied)))
+    assert all(map(torch.equal, rotate_pairs(place, repeated, into=fresh), rotate_pairs(place, copied)))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -155,7 +155,7 @@ def test_a_rim_of_nan_is_neither_read_nor_written(seq: int, layout: str, place: 
     given = given._replace(q=given.q[:, :, :1].repeat(1, 1, seq, 1), index=far_positions(1, seq), k=None)
     room, q = rimmed(given.q)
     out_room, out = rimmed(torch.full_like(given.q, torch.nan))
-    turn(place, given._replace(q=q), into=(out, None))
+    rotate_pairs(place, given._replace(q=q), into=(out, None))
     assert_close(out.cpu(), truth(given.q, given.index, layout, ROTARY_DIM))
     assert torch.equal(q.cpu(), given.q)
     for x in (room, out_room):
@@ -165,7 +165,7 @@ def test_a_rim_of_nan_is_neither_read_nor_written(seq: int, layout: str, place: 
 def test_the_inputs_are_left_as_they_were(place: Place) -> None:
     given = case()
     q, k, index = (x.to(place.device) for x in given[:3])
-    turn(place, given._replace(q=q, k=k, index=index))
+    rotate_pairs(place, given._replace(q=q, k=k, index=index))
     assert all(torch.equal(x.cpu(), y) for x, y in zip((q, k, index), given[:3], strict=True))
     assert q._version == 0
 
@@ -178,12 +178,12 @@ def test_nothing_is_launched_for_nothing(shape: tuple[int, ...], place: Place) -
     x = torch.empty(shape)
     index = torch.zeros(1, shape[2], dtype=torch.int64)
     module = place.load(KERNEL)
-    with mock.patch.object(module, "_turn", {}), mock.patch.object(module, "_interpreted", return_value=True):
+    with mock.patch.object(module, "_rotate_kernel", {}), mock.patch.object(module, "_interpreted", return_value=True):
         for inplace in (False, True):
-            q, k = turn(place, Case(x, x.clone(), index, "half", ROTARY_DIM), inplace=inplace)
+            q, k = rotate_pairs(place, Case(x, x.clone(), index, "half", ROTARY_DIM), inplace=inplace)
             assert q.shape == k.shape == shape
         with pytest.raises(KeyError):  # the patch does see a launch
-            turn(place, case())
+            rotate_pairs(place, case())
 
 
 # ---------------------------------------------------------------------- far apart
@@ -200,8 +200,8 @@ def test_elements_more_than_2_31_apart(strides: tuple[int, ...], layout: str) ->
     q, out = (sparse(furthest + 1).as_strided(shape, strides) for _ in range(2))
     q.copy_(given.q)
     with without_copying_back():
-        turned, _ = turn(Place("cpu"), given._replace(q=q), into=(out, None))
-    assert torch.equal(turned, turn(Place("cpu"), given)[0])
+        rotated, _ = rotate_pairs(Place("cpu"), given._replace(q=q), into=(out, None))
+    assert torch.equal(rotated, rotate_pairs(Place("cpu"), given)[0])
 
 
 @pytest.mark.gpu

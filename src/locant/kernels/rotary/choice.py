@@ -1,4 +1,4 @@
-"""Which kernel turns some tensors, and why."""
+"""Which kernel rotates some tensors, and why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Choice", "choose_kernel"]
 
 
 class Choice(NamedTuple):
-    """Which kernel turns some tensors, and why not a faster one."""
+    """Which kernel rotates some tensors, and why not a faster one."""
 
     kernel: Literal["cpu", "triton", "reference"]
     why: str
@@ -28,7 +28,7 @@ def choose_kernel(
     tables: Tables,
     layout: Layout,
 ) -> Choice:
-    """The fastest kernel that can turn these tensors.
+    """The fastest kernel that can rotate these tensors.
 
     >>> import torch
     >>> q = torch.ones(1, 1, 1, 2, device="meta")

@@ -2,7 +2,7 @@
 
 What costs here is memory that is touched for the first time, not arithmetic, so nothing of the size of q is allocated
 but the result, and nothing at all in place. Two neighbours are one complex number, and one complex multiplication
-turns them in a single pass. The half layout takes two passes over a block in cache, in which every element is
+rotates them in a single pass. The half layout takes two passes over a block in cache, in which every element is
 multiplied by its sine and by its cosine, and two over half of it each, which put the products together. Half precision
 is widened and narrowed block by block.
 
@@ -28,7 +28,7 @@ __all__ = ["rotate_"]
 ANGLES = 2**17
 """Angles made at a time: 2 MiB of complex128."""
 BLOCK = 2**19
-"""Elements turned at a time: 2 MiB of float32. A fourth of it takes 1.4 times as long: threads start and stop."""
+"""Elements rotated at a time: 2 MiB of float32. A fourth of it takes 1.4 times as long: threads start and stop."""
 SMALL = 2**15
 """Elements that are not worth cutting up scratch memory for."""
 RUN = 256
@@ -43,7 +43,7 @@ ALL = slice(None)
 Angles = tuple[Tensor, ...]
 """Those of some tokens, with one row or one per sequence.
 
-Either ``(cos + i sin,)``, ``rows 1 seq pairs``, where multiplying by it is a way to turn; or ``(cos, sin)``,
+Either ``(cos + i sin,)``, ``rows 1 seq pairs``, where multiplying by it is a way to rotate; or ``(cos, sin)``,
 ``rows 1 seq rotary_dim``: each twice, at the places of its pair in a head.
 """
 
@@ -59,7 +59,7 @@ def rotate_(
     out_k: Tensor | None,
     inverse: bool = False,
 ) -> None:
-    """Write the turned `q` and `k` into `out_q` and `out_k`, which may be `q` and `k` themselves."""
+    """Write the rotated `q` and `k` into `out_q` and `out_k`, which may be `q` and `k` themselves."""
     work = [(q, out_q)] if k is None or out_k is None else [(q, out_q), (k, out_k)]
     work = [(x, out) for x, out in work if x.numel()]
     if not work:
@@ -74,7 +74,7 @@ def rotate_(
     for tokens in _cut(positions.shape[1], ANGLES // (positions.shape[0] * tables.pairs())):
         angles = _angles(_at(positions, ALL, tokens), tables, layout, dtype, inverse)
         for x, out in work:
-            _turn(_at(x, ALL, ALL, tokens), _at(out, ALL, ALL, tokens), angles, layout, scratch)
+            _rotate_tokens(_at(x, ALL, ALL, tokens), _at(out, ALL, ALL, tokens), angles, layout, scratch)
 
 
 def _scratch(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
@@ -104,8 +104,8 @@ def _angles(positions: Tensor, tables: Tables, layout: Layout, dtype: torch.dtyp
         angle = _product_of_runs(positions, tables)
         angle = _product_of_levels(positions, tables) if angle is None else angle
         if layout == "interleaved":
-            turn = angle.to(dtype.to_complex())
-            return (turn.conj_physical_() if inverse else turn,)
+            factor = angle.to(dtype.to_complex())
+            return (factor.conj_physical_() if inverse else factor,)
         cos, sin = angle.real.to(dtype), angle.imag.to(dtype)
     else:
         cos, sin = (part[:, None] for part in cos_sin(positions, tables, dtype))
@@ -132,8 +132,8 @@ def _product_of_levels(positions: Tensor, tables: Tables) -> Tensor:
     angle = row(rows[0], 0, index & 255)
     for level in range(1, tables.levels):
         angle.mul_(row(rows[level], 0, (index >> 8 * level) & 255))
-    if tables.magnitude != 1:
-        torch.view_as_real(angle).mul_(tables.magnitude)
+    if tables.attention_factor != 1:
+        torch.view_as_real(angle).mul_(tables.attention_factor)
     return angle.view(batch, 1, seq, -1)
 
 
@@ -156,20 +156,20 @@ def _product_of_runs(positions: Tensor, tables: Tables) -> Tensor | None:
     angle = rows[0] * rows[1].index_select(0, runs & 255)[:, None]
     for level in range(2, tables.levels):
         angle.mul_(rows[level].index_select(0, (runs >> 8 * (level - 1)) & 255)[:, None])
-    if tables.magnitude != 1:
-        torch.view_as_real(angle).mul_(tables.magnitude)
+    if tables.attention_factor != 1:
+        torch.view_as_real(angle).mul_(tables.attention_factor)
     skipped = first - begin * RUN
     return angle.flatten(0, 1)[None, None, skipped : skipped + length]
 
 
-# ---------------------------------------------------------------------- turning
+# ---------------------------------------------------------------------- rotating
 
 
-def _turn(x: Tensor, out: Tensor, angles: Angles, layout: Layout, scratch: Tensor | None) -> None:
-    """Turn some tokens: in the dtype of the angles, and what is narrower in a copy of that dtype."""
+def _rotate_tokens(x: Tensor, out: Tensor, angles: Angles, layout: Layout, scratch: Tensor | None) -> None:
+    """Rotate some tokens: in the dtype of the angles, and what is narrower in a copy of that dtype."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     if x.dtype == dtype:
-        _turn_wide(x, out, angles, layout, scratch)
+        _rotate_wide(x, out, angles, layout, scratch)
         return
     for place in _blocks(x):
         part, spare = _at(x, *place), None
@@ -177,12 +177,12 @@ def _turn(x: Tensor, out: Tensor, angles: Angles, layout: Layout, scratch: Tenso
             wide = part.to(dtype, memory_format=torch.contiguous_format)
         else:
             wide, spare = scratch[: part.numel()].view(part.shape).copy_(part), scratch[part.numel() :]
-        _turn_wide(wide, wide, _of_rows(angles, place), layout, spare)
+        _rotate_wide(wide, wide, _of_rows(angles, place), layout, spare)
         _at(out, *place).copy_(wide)
 
 
-def _turn_wide(x: Tensor, out: Tensor, angles: Angles, layout: Layout, scratch: Tensor | None) -> None:
-    done = _turn_whole_vectors(x, out, *angles) if len(angles) == 1 else 0
+def _rotate_wide(x: Tensor, out: Tensor, angles: Angles, layout: Layout, scratch: Tensor | None) -> None:
+    done = _rotate_whole_vectors(x, out, *angles) if len(angles) == 1 else 0
     if done == x.shape[2]:
         return
     if done:
@@ -190,10 +190,10 @@ def _turn_wide(x: Tensor, out: Tensor, angles: Angles, layout: Layout, scratch: 
     both = angles if len(angles) == 2 else _twice(angles[0].real, angles[0].imag, layout)
     for place in _blocks(x):
         cos, sin = _of_rows(both, place)
-        _turn_block(_at(x, *place), _at(out, *place), cos, sin, layout, scratch)
+        _rotate_block(_at(x, *place), _at(out, *place), cos, sin, layout, scratch)
 
 
-def _turn_block(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, layout: Layout, scratch: Tensor | None) -> None:
+def _rotate_block(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, layout: Layout, scratch: Tensor | None) -> None:
     """Separate products of all elements; the result may lie where the input does."""
     by_sin = x * sin if scratch is None else torch.mul(x, sin, out=scratch[: x.numel()].view(x.shape))
     a_sin, b_sin = _parts(by_sin, layout)
@@ -202,14 +202,14 @@ def _turn_block(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, layout: Layout
     b.add_(a_sin)
 
 
-def _turn_whole_vectors(x: Tensor, out: Tensor, turn: Tensor) -> int:
-    """Turn neighbours by complex multiplication; says how many tokens that could be done for."""
+def _rotate_whole_vectors(x: Tensor, out: Tensor, factor: Tensor) -> int:
+    """Rotate neighbours by complex multiplication; says how many tokens that could be done for."""
     numbers, results, done = _as_complex(x), _as_complex(out), 0
     if numbers is None or results is None:
         return 0
     batch, heads, length, pairs = numbers.shape
     for tokens in _cut_to_vectors(length, batch * heads * pairs, pairs):
-        torch.mul(_at(numbers, ALL, ALL, tokens), _at(turn, ALL, ALL, tokens), out=_at(results, ALL, ALL, tokens))
+        torch.mul(_at(numbers, ALL, ALL, tokens), _at(factor, ALL, ALL, tokens), out=_at(results, ALL, ALL, tokens))
         done = length if tokens is ALL else tokens.stop
     return done
 

@@ -1,11 +1,11 @@
 """What may be overwritten, found out before anything is: afterwards it would be too late.
 
-Two tensors in the same memory would be turned twice, and so would a tensor whose elements share their places. So
+Two tensors in the same memory would be rotated twice, and so would a tensor whose elements share their places. So
 addresses are compared, exactly: heads of one projection that lie side by side, or in turns, have no element in common
 even where the stretches of memory they lie in overlap.
 
 It costs some microseconds. Compilers keep addresses to themselves; what they make asks `are_the_same` when it
-runs. Where it also makes a gradient, it turns copies and has nobody to ask: of what q and k have in common, k is left.
+runs. Where it also makes a gradient it rotates copies, and in memory that q and k share, k is what remains.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Step = tuple[int, int, int]
 
 
 def require_writable(q: Tensor, k: Tensor | None) -> bool:
-    """Raise unless both can be overwritten; says whether they are the same elements, to be turned once."""
+    """Raise unless both can be overwritten; says whether they are the same elements, to be rotated once."""
     _require_graph_allows(q)
     if k is not None and k is not q:
         _require_graph_allows(k)
@@ -56,16 +56,16 @@ def _require_graph_allows(x: Tensor) -> None:
     """Raise where torch would, and where it would do so after the fact."""
     compiling = torch.compiler.is_compiling()
     if not compiling and x.is_inference() and not torch.is_inference_mode_enabled():
-        raise LocantError("got a tensor made in inference mode to turn in place outside of it", "inplace=False")
+        raise LocantError("got a tensor made in inference mode to rotate in place outside of it", "inplace=False")
     if not torch.is_grad_enabled():
         return
     leaf = x if compiling else x._base if x._is_view() else x
     if leaf is not None and leaf.requires_grad and leaf.is_leaf:
-        raise LocantError("got a leaf that requires a gradient to turn in place", "inplace=False")
+        raise LocantError("got a leaf that requires a gradient to rotate in place", "inplace=False")
     if leaf is not x and x.requires_grad and _get_creation_meta(x) != CreationMeta.DEFAULT:
         raise LocantError(
-            "got a view to turn in place that torch cannot follow: one of several that chunk, split or unbind gave at "
-            "once, or one made without gradients",
+            "got a view to rotate in place that torch cannot follow: one of several outputs of chunk, split or unbind, "
+            "or one made without gradients",
             "inplace=False, or slices such as qkv[..., :width]",
         )
 
@@ -74,7 +74,7 @@ def _require_graph_allows(x: Tensor) -> None:
 
 
 def _has_address(x: Tensor) -> bool:
-    """Subclasses keep it to themselves, as compilers do; what is inside of them comes by when it is turned."""
+    """Subclasses keep it to themselves, as compilers do; what is inside of them comes by when it is rotated."""
     if torch.compiler.is_compiling() or type(x) not in (Tensor, nn.Parameter) or x.is_meta:
         return False
     return not is_transforming()
@@ -84,7 +84,7 @@ def _require_no_repeats(x: Tensor, in_memory: bool) -> None:
     if in_memory and (x.is_contiguous() or not _layout(x.shape, x.stride())[0]):
         return
     if in_memory or any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)):
-        got = "got a tensor to turn in place that repeats its elements in memory, as one of stride 0"
+        got = "got a tensor to rotate in place that repeats its elements in memory, as one of stride 0"
         raise ShapeError(got, "x.contiguous()")
 
 
@@ -97,7 +97,9 @@ def _share(q: Tensor, k: Tensor) -> bool:
         return True
     q_size, k_size = q.element_size(), k.element_size()
     if _meet(distance, q.shape, q.stride(), q_size, k.shape, k.stride(), k_size):
-        raise ShapeError("got q and k that share some of their memory to turn in place", "inplace=False, or k.clone()")
+        raise ShapeError(
+            "got q and k that share part of their memory to rotate in place", "inplace=False, or k.clone()"
+        )
     return False
 
 

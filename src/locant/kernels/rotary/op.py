@@ -1,4 +1,4 @@
-"""`rotate`: queries and keys turned in one operation, by whichever kernel is fastest for them.
+"""`rotate`: queries and keys rotated in one operation, by whichever kernel is fastest for them.
 
 The kernels, one file each, agree on this::
 
@@ -17,7 +17,7 @@ The kernels, one file each, agree on this::
     out_q, out_k of the shape and dtype of q and k, any strides without overlap; every element is written, those from
                  rotary_dim on included. They may be q and k themselves (the same tensor objects): in place; then
                  q and k share no memory
-    inverse      turn by the negative angle (sine negated, magnitude as it is): the backward
+    inverse      rotate by the negative angle (sine negated, the attention factor unchanged): the backward
 
 Arithmetic: cos and sin are formed as `Tables` says, rounded to float32 (float64 for float64 inputs), then
 ``a cos - b sin`` and ``b cos + a sin`` in float32, every product rounded, and rounded once more to the dtype of q.
@@ -86,37 +86,37 @@ def rotate(
     *,
     inplace: bool = False,
 ) -> tuple[Float[Tensor, "batch heads seq head_dim"], Float[Tensor, "batch kv_heads seq head_dim"] | None]:
-    """Turn the first ``2 * tables.pairs()`` dimensions of every head by its token's position.
+    """Rotate the first ``2 * tables.pairs()`` dimensions of every head by its token's position.
 
     Args:
         q, k: of one dtype, on one device; `k` may be missing.
         positions: one per token, or several per token where `tables.axis_of_pair` says which pair takes which.
         tables: where cosines and sines come from.
         layout: which dimensions form a pair.
-        inplace: write into `q` and `k`, and return them. Where both are the same elements, these are turned once.
+        inplace: write into `q` and `k`, and return them. Where both are the same elements, these are rotated once.
 
     Raises:
         ShapeError: `q` and `k` differ in more than their heads; or, in place, a tensor repeats its elements in memory,
             or `q` and `k` have only some in common.
         LocantError: what is to be overwritten is a leaf, or a view that torch cannot follow. Nothing is written then.
 
-    >>> one_turn_a_token = Tables(torch.tensor([torch.pi / 2]))
-    >>> rotate(torch.tensor([[[[1.0, 0.0]]]]), None, torch.tensor([[2]]), one_turn_a_token, "half")[0].round()
+    >>> quarter = Tables(torch.tensor([torch.pi / 2]))
+    >>> rotate(torch.tensor([[[[1.0, 0.0]]]]), None, torch.tensor([[2]]), quarter, "half")[0].round()
     tensor([[[[-1., -0.]]]])
     """
-    rest = (positions, tables.table, tables.axis_of_pair, tables.levels, tables.magnitude, layout, False)
+    rest = (positions, tables.table, tables.axis_of_pair, tables.levels, tables.attention_factor, layout, False)
     if k is not None:
         _require_alike(q, k)
     if not inplace:
-        return _turned(q, k, *rest)
+        return _rotated(q, k, *rest)
     same = require_writable(q, k)
     in_graph = torch.is_grad_enabled() and (q.requires_grad or (k is not None and k.requires_grad))
     if is_transformed() or (torch.compiler.is_compiling() and (in_graph or is_graph_transformed())):
-        return _turned_and_copied(q, k, rest)
+        return _rotated_and_copied(q, k, rest)
     if in_graph:
         _require_kept(positions)
-        turned_q = _TurnInPlace.apply(q, *rest)
-        return turned_q, turned_q if same else None if k is None else _TurnInPlace.apply(k, *rest)
+        rotated_q = _RotateInPlace.apply(q, *rest)
+        return rotated_q, rotated_q if same else None if k is None else _RotateInPlace.apply(k, *rest)
     _write(q, None if same else k, *rest)
     return q, k
 
@@ -135,13 +135,13 @@ def _require_kept(positions: Tensor) -> None:
         raise LocantError("got positions made in inference mode for a gradient", "positions made outside of it")
 
 
-def _turned_and_copied(q: Tensor, k: Tensor | None, rest: tuple[Any, ...]) -> tuple[Tensor, Tensor | None]:
-    """In place through operators of torch alone, both turned before either is written: they may be views of each other.
+def _rotated_and_copied(q: Tensor, k: Tensor | None, rest: tuple[Any, ...]) -> tuple[Tensor, Tensor | None]:
+    """In place through operators of torch alone; both are rotated before either is written, as they may share memory.
 
-    Transforms of functions know these operators, and a compiler finds out by itself that the copy can be spared.
+    Function transforms know these operators, and a compiler removes the copy where it is not needed.
     """
-    turned_q, turned_k = _turned(q, k, *rest)
-    return q.copy_(turned_q), None if k is None or turned_k is None else k.copy_(turned_k)
+    rotated_q, rotated_k = _rotated(q, k, *rest)
+    return q.copy_(rotated_q), None if k is None or rotated_k is None else k.copy_(rotated_k)
 
 
 def _write(q: Tensor, k: Tensor | None, *rest: Any) -> None:
@@ -152,14 +152,14 @@ def _write(q: Tensor, k: Tensor | None, *rest: Any) -> None:
 
 
 def _is_plain(q: Tensor) -> bool:
-    """Whether it can be turned without asking torch which kind of tensor it is."""
+    """Whether it can be rotated without asking torch which kind of tensor it is."""
     return type(q) is Tensor and q.device.type == "cpu" and not is_watched()
 
 
 # ---------------------------------------------------------------------- what torch knows of it
 
 ARGUMENTS = (
-    "Tensor positions, Tensor table, Tensor? axis_of_pair, int levels, float magnitude, str layout, bool inverse"
+    "Tensor positions, Tensor table, Tensor? axis_of_pair, int levels, float attention_factor, str layout, bool inverse"
 )
 
 
@@ -199,17 +199,17 @@ def _run(
     table: Tensor,
     axis_of_pair: Tensor | None,
     levels: int,
-    magnitude: float,
+    attention_factor: float,
     layout: Layout,
     inverse: bool,
 ) -> None:
-    tables = Tables(table, levels, magnitude, axis_of_pair)
+    tables = Tables(table, levels, attention_factor, axis_of_pair)
     kernel = choose_kernel(q, k, positions, tables, layout).kernel
     if kernel == "reference":
-        turned_q, turned_k = reference.rotate(q, k, positions, tables, layout, inverse)
-        out_q.copy_(turned_q)
-        if out_k is not None and turned_k is not None:
-            out_k.copy_(turned_k)
+        rotated_q, rotated_k = reference.rotate(q, k, positions, tables, layout, inverse)
+        out_q.copy_(rotated_q)
+        if out_k is not None and rotated_k is not None:
+            out_k.copy_(rotated_k)
         return
     if kernel == "cpu":
         from locant.kernels.rotary.cpu import rotate_
@@ -221,20 +221,20 @@ def _run(
 # ---------------------------------------------------------------------- derivatives
 
 
-def _turned(q: Tensor, k: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor | None]:
+def _rotated(q: Tensor, k: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor | None]:
     """A compiler is given the operator; everyone else the function, which `torch.func` can look into.
 
     Where nobody differentiates, as in generating, that one is left out too. The operator has a backward and no more:
     a compiler that differentiates in another way is given operators of torch.
     """
     if torch.compiler.is_compiling() and is_differentiated(q):
-        return _turned_by_torch(q, rest), None if k is None else _turned_by_torch(k, rest)
+        return _rotated_by_torch(q, rest), None if k is None else _rotated_by_torch(k, rest)
     if torch.compiler.is_compiling() or is_functionalizing():
-        turned_q, turned_k = _rotate(q, k, *rest)
-        return turned_q, None if k is None else turned_k
+        rotated_q, rotated_k = _rotate(q, k, *rest)
+        return rotated_q, None if k is None else rotated_k
     wanted = torch.is_grad_enabled() and (q.requires_grad or (k is not None and k.requires_grad))
     differentiated = wanted or in_forward_mode() or is_transforming()
-    return _Turn.apply(q, k, *rest) if differentiated else _Turn.forward(q, k, *rest)
+    return _Rotate.apply(q, k, *rest) if differentiated else _Rotate.forward(q, k, *rest)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
@@ -245,40 +245,41 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _turn_back(ctx: Any, grad_q: Tensor | None, grad_k: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The gradients of q and k: what arrives, turned by the negative angles."""
+def _rotate_back(ctx: Any, grad_q: Tensor | None, grad_k: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The gradients of q and k: what arrives, rotated by the negative angles."""
     *numbers, layout, inverse = ctx.settings
     rest = (*ctx.saved_tensors, *numbers, layout, not inverse)
     wanted = [grad if needed else None for grad, needed in zip((grad_q, grad_k), ctx.needs_input_grad, strict=False)]
-    turn = _turned_plainly if any(grad is not None and holds_several(grad) for grad in wanted) else _turned_where_given
-    return *turn(wanted[0], wanted[1], rest), *(None for _ in rest)
+    several = any(grad is not None and holds_several(grad) for grad in wanted)
+    rotate_back = _rotated_plainly if several else _rotated_where_given
+    return *rotate_back(wanted[0], wanted[1], rest), *(None for _ in rest)
 
 
-def _turned_where_given(q: Tensor | None, k: Tensor | None, rest: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
+def _rotated_where_given(q: Tensor | None, k: Tensor | None, rest: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
     if q is not None:
-        return _turned(q, k, *rest)
-    return None, None if k is None else _turned(k, None, *rest)[0]
+        return _rotated(q, k, *rest)
+    return None, None if k is None else _rotated(k, None, *rest)[0]
 
 
-def _turned_plainly(q: Tensor | None, k: Tensor | None, rest: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
-    return tuple(None if x is None else _turned_by_torch(x, rest) for x in (q, k))
+def _rotated_plainly(q: Tensor | None, k: Tensor | None, rest: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
+    return tuple(None if x is None else _rotated_by_torch(x, rest) for x in (q, k))
 
 
-def _turned_by_torch(x: Tensor, rest: tuple[Any, ...]) -> Tensor:
+def _rotated_by_torch(x: Tensor, rest: tuple[Any, ...]) -> Tensor:
     """Through operators of torch alone, with the same bits."""
-    positions, table, axis_of_pair, levels, magnitude, layout, inverse = rest
-    tables = Tables(table, levels, magnitude, axis_of_pair)
+    positions, table, axis_of_pair, levels, attention_factor, layout, inverse = rest
+    tables = Tables(table, levels, attention_factor, axis_of_pair)
     return reference.rotate(x, None, positions, tables, layout, inverse)[0]
 
 
-class _Turn(torch.autograd.Function):
+class _Rotate(torch.autograd.Function):
     """Both tensors, in new memory."""
 
     @staticmethod
     def forward(q: Tensor, k: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor | None]:
         if not _is_plain(q):
-            turned_q, turned_k = _rotate(q, k, *rest)
-            return turned_q, None if k is None else turned_k
+            rotated_q, rotated_k = _rotate(q, k, *rest)
+            return rotated_q, None if k is None else rotated_k
         out_q, out_k = torch.empty_like(q), None if k is None else torch.empty_like(k)
         _run(q, k, out_q, out_k, *rest)  # torch's own operators: no need to go through ours
         return out_q, out_k
@@ -290,15 +291,15 @@ class _Turn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _turn_back(ctx, *grads)
+        return _rotate_back(ctx, *grads)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
-        """A tangent is turned as its vector is; for one that stands still, torch wants zeros."""
-        turned = _turned_where_given(tangents[0], tangents[1], (*ctx.saved_tensors, *ctx.settings))
+        """A tangent is rotated as its vector is; for one that stands still, torch wants zeros."""
+        rotated = _rotated_where_given(tangents[0], tangents[1], (*ctx.saved_tensors, *ctx.settings))
         return tuple(
             torch.zeros(kind[0], dtype=kind[1], device=kind[2]) if x is None and kind is not None else x
-            for x, kind in zip(turned, ctx.kinds, strict=True)
+            for x, kind in zip(rotated, ctx.kinds, strict=True)
         )
 
     @staticmethod
@@ -306,7 +307,7 @@ class _Turn(torch.autograd.Function):
         return _over_samples(info, in_dims, *args)
 
 
-class _TurnInPlace(torch.autograd.Function):
+class _RotateInPlace(torch.autograd.Function):
     """One tensor, for torch's graph does not take a view among several that are written to."""
 
     @staticmethod
@@ -321,8 +322,8 @@ class _TurnInPlace(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        turned, _, *nothing = _turn_back(ctx, grads[0], None)
-        return turned, *nothing
+        rotated, _, *nothing = _rotate_back(ctx, grads[0], None)
+        return rotated, *nothing
 
 
 def _over_samples(
@@ -339,8 +340,8 @@ def _over_samples(
     if in_dims[2] is not None or positions.shape[0] > 1:
         each = positions[None] if in_dims[2] is None else positions.movedim(in_dims[2], 0)
         positions = each.expand(*samples, *each.shape[2:]).flatten(0, 1)
-    turned = _turned(merged(q, in_dims[0]), None if k is None else merged(k, in_dims[1]), positions, *rest)
-    return tuple(None if x is None else x.unflatten(0, samples) for x in turned), (0, None if k is None else 0)
+    rotated = _rotated(merged(q, in_dims[0]), None if k is None else merged(k, in_dims[1]), positions, *rest)
+    return tuple(None if x is None else x.unflatten(0, samples) for x in rotated), (0, None if k is None else 0)
 
 
-_rotate.register_autograd(_turn_back, setup_context=_keep)
+_rotate.register_autograd(_rotate_back, setup_context=_keep)

@@ -1,6 +1,6 @@
 """The rotation written down plainly; what every faster form has to agree with.
 
-A pair (a, b) becomes (a cos - b sin, b cos + a sin): a positive angle turns from the first towards the second. Which
+A pair (a, b) becomes (a cos - b sin, b cos + a sin): a positive angle rotates from the first towards the second. Which
 two dimensions form a pair is the layout: ``"half"`` pairs i with i + rotary_dim / 2 (Llama, NeoX), ``"interleaved"``
 pairs 2i with 2i + 1 (the paper, GPT-J). Dimensions from `rotary_dim` on are passed through untouched.
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from locant.kernels.rotary.tables import Tables
 
-__all__ = ["Layout", "cos_sin", "rotate", "turn"]
+__all__ = ["Layout", "cos_sin", "rotate", "rotate_pairs"]
 
 Layout = Literal["half", "interleaved"]
 
@@ -31,40 +31,40 @@ def rotate(
     layout: Layout,
     inverse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Both turned by the angles of their positions; by the negative ones with `inverse`."""
+    """Both rotated by the angles of their positions; by the negative ones with `inverse`."""
     cos, sin = cos_sin(positions, tables, torch.promote_types(q.dtype, torch.float32))
     sin = -sin if inverse else sin
-    return turn(q, cos, sin, layout), None if k is None else turn(k, cos, sin, layout)
+    return rotate_pairs(q, cos, sin, layout), None if k is None else rotate_pairs(k, cos, sin, layout)
 
 
-def turn(
+def rotate_pairs(
     x: Float[Tensor, "batch heads seq head_dim"],
     cos: Float[Tensor, "#batch seq pairs"],
     sin: Float[Tensor, "#batch seq pairs"],
     layout: Layout,
 ) -> Float[Tensor, "batch heads seq head_dim"]:
-    """Turn the first ``2 * pairs`` dimensions of every head.
+    """Rotate the first ``2 * pairs`` dimensions of every head.
 
-    >>> turn(torch.tensor([[[[1.0, 0.0]]]]), torch.zeros(1, 1, 1), torch.ones(1, 1, 1), "half")
+    >>> rotate_pairs(torch.tensor([[[[1.0, 0.0]]]]), torch.zeros(1, 1, 1), torch.ones(1, 1, 1), "half")
     tensor([[[[0., 1.]]]])
     """
     rotary_dim = 2 * cos.shape[-1]
     cos, sin = cos[:, None], sin[:, None]
-    turned, rest = x.split([rotary_dim, x.shape[-1] - rotary_dim], dim=-1)
-    turned = turned.to(cos.dtype)
+    rotated, rest = x.split([rotary_dim, x.shape[-1] - rotary_dim], dim=-1)
+    rotated = rotated.to(cos.dtype)
     if layout == "half":
-        a, b = turned.chunk(2, dim=-1)
-        turned = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+        a, b = rotated.chunk(2, dim=-1)
+        rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
     else:
-        a, b = turned[..., 0::2], turned[..., 1::2]
-        turned = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).reshape(turned.shape)
-    return torch.cat([turned.to(x.dtype), rest], dim=-1)
+        a, b = rotated[..., 0::2], rotated[..., 1::2]
+        rotated = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).reshape(rotated.shape)
+    return torch.cat([rotated.to(x.dtype), rest], dim=-1)
 
 
 def cos_sin(
     positions: Int[Tensor, "*tokens_and_axis"], tables: Tables, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "*tokens pairs"], Float[Tensor, "*tokens pairs"]]:
-    """The cosine and sine of every token and pair, times the magnitude.
+    """The cosine and sine of every token and pair, times the attention factor.
 
     With `tables.axis_of_pair`, the last dimension of `positions` is the axis.
     """
@@ -74,8 +74,8 @@ def cos_sin(
     else:
         angle = per_pair.to(torch.float32) * tables.table
         cos, sin = angle.cos(), angle.sin()
-    if tables.magnitude != 1:
-        cos, sin = cos * tables.magnitude, sin * tables.magnitude
+    if tables.attention_factor != 1:
+        cos, sin = cos * tables.attention_factor, sin * tables.attention_factor
     return cos.to(dtype), sin.to(dtype)
 
 

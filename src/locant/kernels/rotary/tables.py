@@ -26,10 +26,10 @@ class Tables(NamedTuple):
     frequencies. Contiguous, on the device of q and k."""
     levels: int = 4
     """Exact: how many bytes of a position can differ from zero, 1 to 4; the levels from there on may be skipped."""
-    magnitude: float = 1.0
+    attention_factor: float = 1.0
     """A factor on every cosine and sine (in float64 in exact mode, in float32 in float32 mode)."""
     axis_of_pair: Tensor | None = None
-    """int64 ``[pairs]``: which axis of the positions turns each pair; only for positions with several axes."""
+    """int64 ``[pairs]``: which axis of the positions rotates each pair; only for positions with several axes."""
 
     # Not properties: of a named tuple's, the compiler of torch 2.9 knows nothing.
 

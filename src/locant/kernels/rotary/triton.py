@@ -1,7 +1,7 @@
 """The rotation as one launch on a GPU: q and k together, forward or backward, in place or not.
 
 Nothing as large as sequence times head is stored for the angles. A program takes some tokens, reads their positions,
-forms each cosine and sine once from the rows of the byte tables (float64, as `Tables` says), and turns with them the
+forms each cosine and sine once from the rows of the byte tables (float64, as `Tables` says), and rotates with them the
 heads of q and k, some at a time. The backward is the same compiled code with the sine negated.
 
 Convention: see `op`. A program reads every element that it writes before it writes it, and no two programs share one,
@@ -60,7 +60,7 @@ def unsupported(
     layout: Layout,
     rotary_dim: int,
 ) -> str | None:
-    """Why this kernel cannot turn these tensors, or None where it can."""
+    """Why this kernel cannot rotate these tensors, or None where it can."""
     del k, layout, rotary_dim  # whatever fits q fits k, and there is nothing else that it cannot do
     if q.dtype not in DTYPES:
         return f"the Triton kernel has no arithmetic for {q.dtype}"
@@ -88,7 +88,7 @@ def rotate_(
     out_k: Float[Tensor, "batch kv_heads seq head_dim"] | None,
     inverse: bool,
 ) -> None:
-    """Writes the turned q and k into `out_q` and `out_k`; the arguments are those that `op` describes."""
+    """Writes the rotated q and k into `out_q` and `out_k`; the arguments are those that `op` describes."""
     work = [(x, out) for x, out in ((q, out_q), (k, out_k)) if x is not None and out is not None and x.numel()]
     if not work:
         return  # a grid of no programs cannot be launched
@@ -96,7 +96,7 @@ def rotate_(
     num_programs, sizes = _sizes(work, constants)
     if len(work) == 1:
         work = work * 2  # it stands in for the other, which has no heads
-    start: Any = _turn[(num_programs,)]
+    start: Any = _rotate_kernel[(num_programs,)]
     with torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext():
         start(
             *itertools.chain.from_iterable(work),
@@ -129,7 +129,7 @@ def _constants(work: Work, positions: Tensor, tables: Tables, layout: Layout, ro
         "INTERLEAVED": layout == "interleaved",
         "LEVELS": (2 if tables.levels <= 2 else 4) if tables.exact() else 0,
         "AXES": tables.axis_of_pair is not None and positions.ndim == 3,
-        "MAGNITUDE": float(tables.magnitude),
+        "ATTENTION_FACTOR": float(tables.attention_factor),
         "UNIT": math.gcd(16 // x.element_size(), *strides),
         **_blocks(rotary_dim // 2, rest, max(x.shape[1] for x, _ in work), x.element_size()),
     }
@@ -176,7 +176,7 @@ def _capability(device: torch.device) -> int:
 
 
 def _interpreted() -> bool:
-    return not isinstance(_turn, triton.JITFunction)
+    return not isinstance(_rotate_kernel, triton.JITFunction)
 
 
 @triton.jit(
@@ -188,7 +188,7 @@ def _interpreted() -> bool:
     ]
 )  # fmt: skip
 @no_type_check
-def _turn(
+def _rotate_kernel(
     q, out_q, k, out_k, positions, table, axis_of_pair,
     num_tokens, seq, shares, q_heads, k_heads, q_share, k_share, direction,
     q_batch: tl.int64, q_head: tl.int64, q_seq: tl.int64,
@@ -198,7 +198,7 @@ def _turn(
     q_dim, out_q_dim, k_dim, out_k_dim,
     position_batch: tl.int64, position_seq: tl.int64, position_axis: tl.int64,
     PAIRS: tl.constexpr, REST: tl.constexpr, INTERLEAVED: tl.constexpr, LEVELS: tl.constexpr, AXES: tl.constexpr,
-    MAGNITUDE: tl.constexpr, UNIT: tl.constexpr,
+    ATTENTION_FACTOR: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """One program: `BLOCK_T` tokens, counted through the rows of the batch, and its share of their heads."""
@@ -210,25 +210,25 @@ def _turn(
     o_position = o_batch * position_batch + o_seq * position_seq
     if LEVELS == 0:
         b_cos, b_sin = _rounded_angles(
-            positions, table, axis_of_pair, o_position, position_axis, m_token, PAIRS, AXES, MAGNITUDE, BLOCK_P
+            positions, table, axis_of_pair, o_position, position_axis, m_token, PAIRS, AXES, ATTENTION_FACTOR, BLOCK_P
         )
     else:
         b_cos, b_sin = _exact_angles(
             positions, table, axis_of_pair, o_position, position_axis, m_token,
-            PAIRS, LEVELS, AXES, MAGNITUDE, BLOCK_T, BLOCK_P,
+            PAIRS, LEVELS, AXES, ATTENTION_FACTOR, BLOCK_T, BLOCK_P,
         )  # fmt: skip
     if q.dtype.element_ty == tl.float64:
         b_cos, b_sin = b_cos.to(tl.float64), b_sin.to(tl.float64)
     else:
         b_cos, b_sin = b_cos.to(tl.float32), b_sin.to(tl.float32)
     b_sin = b_sin * direction.to(b_sin.dtype)
-    _turn_heads(
+    _rotate_heads(
         q, (o_batch * q_batch + o_seq * q_seq) * UNIT, q_head, q_dim,
         out_q, (o_batch * out_q_batch + o_seq * out_q_seq) * UNIT, out_q_head, out_q_dim,
         m_token, i_share * q_share, tl.minimum(q_heads, (i_share + 1) * q_share), b_cos, b_sin,
         PAIRS, REST, INTERLEAVED, UNIT, BLOCK_H, BLOCK_T, BLOCK_P, BLOCK_R,
     )  # fmt: skip
-    _turn_heads(
+    _rotate_heads(
         k, (o_batch * k_batch + o_seq * k_seq) * UNIT, k_head, k_dim,
         out_k, (o_batch * out_k_batch + o_seq * out_k_seq) * UNIT, out_k_head, out_k_dim,
         m_token, i_share * k_share, tl.minimum(k_heads, (i_share + 1) * k_share), b_cos, b_sin,
@@ -240,7 +240,7 @@ def _turn(
 @no_type_check
 def _exact_angles(
     positions, table, axis_of_pair, o_position, position_axis, m_token,
-    PAIRS: tl.constexpr, LEVELS: tl.constexpr, AXES: tl.constexpr, MAGNITUDE: tl.constexpr,
+    PAIRS: tl.constexpr, LEVELS: tl.constexpr, AXES: tl.constexpr, ATTENTION_FACTOR: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     """float64 ``[BLOCK_T, BLOCK_P]``: the product of one row of the table for every byte of the position."""
@@ -254,11 +254,11 @@ def _exact_angles(
         o_row = (256 * level + ((b_index >> 8 * level) & 255).to(tl.int32)) * (2 * PAIRS)
         b_row = tl.load(table + o_row + o_entry[None, :], mask=m_entry, other=0.0)
         b_cos_step, b_sin_step = tl.split(tl.reshape(b_row, [BLOCK_T, BLOCK_P, 2]))
-        b_turned = b_cos * b_cos_step - b_sin * b_sin_step
+        b_rotated = b_cos * b_cos_step - b_sin * b_sin_step
         b_sin = b_sin * b_cos_step + b_cos * b_sin_step
-        b_cos = b_turned
-    if MAGNITUDE != 1.0:
-        b_size = tl.full([1, 1], MAGNITUDE, tl.float64)
+        b_cos = b_rotated
+    if ATTENTION_FACTOR != 1.0:
+        b_size = tl.full([1, 1], ATTENTION_FACTOR, tl.float64)
         b_cos, b_sin = b_cos * b_size, b_sin * b_size
     return b_cos, b_sin
 
@@ -267,7 +267,7 @@ def _exact_angles(
 @no_type_check
 def _rounded_angles(
     positions, table, axis_of_pair, o_position, position_axis, m_token,
-    PAIRS: tl.constexpr, AXES: tl.constexpr, MAGNITUDE: tl.constexpr, BLOCK_P: tl.constexpr,
+    PAIRS: tl.constexpr, AXES: tl.constexpr, ATTENTION_FACTOR: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     """float32 ``[BLOCK_T, BLOCK_P]``: the cosine of a rounded position times a rounded frequency, rounded."""
     o_pair = tl.arange(0, BLOCK_P)
@@ -275,8 +275,8 @@ def _rounded_angles(
     b_index = _indices(positions, axis_of_pair, o_position, position_axis, m_token, o_pair, m_pair, PAIRS, AXES)
     b_angle = b_index.to(tl.float32) * tl.load(table + o_pair, mask=o_pair < PAIRS, other=0.0)[None, :]
     b_cos, b_sin = tl.cos(b_angle), tl.sin(b_angle)
-    if MAGNITUDE != 1.0:
-        b_size = tl.full([1, 1], MAGNITUDE, tl.float32)
+    if ATTENTION_FACTOR != 1.0:
+        b_size = tl.full([1, 1], ATTENTION_FACTOR, tl.float32)
         b_cos, b_sin = b_cos * b_size, b_sin * b_size
     return b_cos, b_sin
 
@@ -287,7 +287,7 @@ def _indices(
     positions, axis_of_pair, o_position, position_axis, m_token, o_pair, m_pair,
     PAIRS: tl.constexpr, AXES: tl.constexpr,
 ):  # fmt: skip
-    """int64 ``[BLOCK_T, 1]``; with several axes one for each pair, of the axis that turns it."""
+    """int64 ``[BLOCK_T, 1]``; with several axes one for each pair, of the axis that rotates it."""
     if AXES:
         b_axis = tl.load(axis_of_pair + o_pair, mask=o_pair < PAIRS, other=0).to(tl.int64)
         p_index = positions + o_position[:, None] + b_axis[None, :] * position_axis
@@ -299,12 +299,12 @@ def _indices(
 
 @triton.jit
 @no_type_check
-def _turn_heads(
+def _rotate_heads(
     x, o_x, x_head, x_dim, out, o_out, out_head, out_dim, m_token, first, last, b_cos, b_sin,
     PAIRS: tl.constexpr, REST: tl.constexpr, INTERLEAVED: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """Turns heads `first` to `last` of some tokens, and hands on what lies beyond the pairs."""
+    """Rotates heads `first` to `last` of some tokens, and hands on what lies beyond the pairs."""
     b_cos, b_sin = b_cos[None, :, :], b_sin[None, :, :]
     o_pair = tl.arange(0, BLOCK_P).to(tl.int64)[None, None, :]
     o_entry = tl.arange(0, 2 * BLOCK_P).to(tl.int64)[None, None, :]
@@ -318,9 +318,9 @@ def _turn_heads(
             m_entry = m_row & (o_entry < 2 * PAIRS)
             b_x = tl.load(p_x + o_entry * x_dim, mask=m_entry).to(b_cos.dtype)
             b_a, b_b = tl.split(tl.reshape(b_x, [BLOCK_H, BLOCK_T, BLOCK_P, 2]))
-            b_turned = tl.join(b_a * b_cos - b_b * b_sin, b_b * b_cos + b_a * b_sin)
-            b_turned = tl.reshape(b_turned, [BLOCK_H, BLOCK_T, 2 * BLOCK_P])
-            tl.store(p_out + o_entry * out_dim, b_turned.to(out.dtype.element_ty), mask=m_entry)
+            b_rotated = tl.join(b_a * b_cos - b_b * b_sin, b_b * b_cos + b_a * b_sin)
+            b_rotated = tl.reshape(b_rotated, [BLOCK_H, BLOCK_T, 2 * BLOCK_P])
+            tl.store(p_out + o_entry * out_dim, b_rotated.to(out.dtype.element_ty), mask=m_entry)
         else:
             m_pair = m_row & (o_pair < PAIRS)
             b_a = tl.load(p_x + o_pair * x_dim, mask=m_pair).to(b_cos.dtype)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from locant.arguments import entries, flag, one_of, shown, whole
 from locant.errors import LocantError, RangeError, ShapeError
-from locant.kernels.rotary import Layout, Tables, is_transformed, require_writable, rotate, turn
+from locant.kernels.rotary import Layout, Tables, is_transformed, require_writable, rotate, rotate_pairs
 from locant.kernels.rotary.reference import cos_sin
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import EncodingInfo, PositionEncoding
@@ -174,7 +174,7 @@ class Rotary(PositionEncoding):
         cos = (cos_after * cos_before + sin_after * sin_before) / size
         sin = (sin_after * cos_before - cos_after * sin_before) / size
         dtype = torch.promote_types(k.dtype, torch.float32)
-        return turn(k, cos.to(dtype), sin.to(dtype), self.layout)
+        return rotate_pairs(k, cos.to(dtype), sin.to(dtype), self.layout)
 
     def _angles(self, mode: AngleMode) -> Angles:
         ladders = [2 * pairs for pairs in self.sections or ()] if self.axial else [self.rotary_dim]

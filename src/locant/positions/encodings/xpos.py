@@ -11,7 +11,7 @@ from torch import Tensor
 
 from locant.arguments import one_of, real, whole
 from locant.errors import ShapeError
-from locant.kernels.rotary import Layout, require_writable, turn
+from locant.kernels.rotary import Layout, require_writable, rotate_pairs
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import EncodingInfo, PositionEncoding
 from locant.positions.constant import Constant
@@ -107,8 +107,8 @@ class XPos(PositionEncoding):
     ) -> tuple[Float[Tensor, "batch heads query head_dim"], Float[Tensor, "batch kv_heads key head_dim"]]:
         """Turned and scaled queries and keys, in the dtype they came in; the arithmetic is float32 at least."""
         keys = positions if k_positions is None else k_positions
-        turned_q = turn(q, *self._turn(q, positions, "q", 1), self.layout)
-        turned_k = turn(k, *self._turn(k, keys, "k", -1), self.layout)
+        turned_q = rotate_pairs(q, *self._turn(q, positions, "q", 1), self.layout)
+        turned_k = rotate_pairs(k, *self._turn(k, keys, "k", -1), self.layout)
         if not inplace:
             return turned_q, turned_k
         if require_writable(q, k):

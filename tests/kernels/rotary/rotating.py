@@ -14,7 +14,7 @@ from locant.kernels.rotary.tables import Tables
 from tests import oracles
 from tests.kernels.interpreted import Place
 
-__all__ = ["BASE", "KERNEL", "Case", "far_positions", "launch", "tables", "truth", "turn"]
+__all__ = ["BASE", "KERNEL", "Case", "far_positions", "launch", "rotate_pairs", "tables", "truth"]
 
 BASE = 10_000.0
 KERNEL = "locant.kernels.rotary.triton"
@@ -41,7 +41,7 @@ def far_positions(*shape: int) -> Tensor:
 
 
 def truth(x: Tensor, index: Tensor, layout: str, rotary_dim: int, sign: int = 1) -> Tensor:
-    """float64: every row of the batch turned by a block-diagonal matrix per token. `index` is ``batch|1 seq``."""
+    """float64: every row of the batch rotated by a block-diagonal matrix per token. `index` is ``batch|1 seq``."""
     rows = index.cpu().expand(x.shape[0], -1)
     out = [torch.empty(0, *x.shape[1:], dtype=torch.float64)]
     for row, positions in zip(x.detach().cpu().double(), rows, strict=True):
@@ -51,7 +51,7 @@ def truth(x: Tensor, index: Tensor, layout: str, rotary_dim: int, sign: int = 1)
 
 
 class Case(NamedTuple):
-    """What is to be turned."""
+    """What is to be rotated."""
 
     q: Tensor
     k: Tensor | None
@@ -60,7 +60,7 @@ class Case(NamedTuple):
     rotary_dim: int
 
 
-def turn(
+def rotate_pairs(
     place: Place,
     case: Case,
     *,
@@ -87,10 +87,10 @@ def turn(
 
 
 def launch(q: Tensor, k: Tensor, *, layout: str = "half", rotary_dim: int | None = None, **of: Any) -> dict[str, Any]:
-    """The arguments with which the kernel would be started to turn both in place, by name, and "programs"."""
+    """The arguments with which the kernel would be started to rotate both in place, by name, and "programs"."""
     taken: list[dict[str, Any]] = []
     module = Place("cpu").load(KERNEL)
-    names = module._turn.arg_names
+    names = module._rotate_kernel.arg_names
 
     class Launches:
         def __getitem__(self, grid: tuple[int]) -> Any:
@@ -99,7 +99,7 @@ def launch(q: Tensor, k: Tensor, *, layout: str = "half", rotary_dim: int | None
             )
 
     rotary_dim = q.shape[-1] if rotary_dim is None else rotary_dim
-    with mock.patch.object(module, "_turn", Launches()):
+    with mock.patch.object(module, "_rotate_kernel", Launches()):
         module.rotate_(q, k, torch.arange(q.shape[2])[None], tables(rotary_dim, **of), layout, rotary_dim, q, k, False)
     (arguments,) = taken
     return arguments
