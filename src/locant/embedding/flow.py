@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from locant.embedding.footprint import table_sizes
 from locant.embedding.input import InputEmbedding
+from locant.embedding.table import table_sizes
 from locant.embedding.token import Scale
 from locant.errors import InputError, RangeError
 from locant.files import replacing
