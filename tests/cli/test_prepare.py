@@ -125,8 +125,8 @@ def test_unfinished_work_can_be_discarded(run: Run) -> None:
     ("words", "said"),
     [
         (("text.txt",), "got no folder for the store"),
-        (("-o", "store"), "got no PATH"),
-        (("--dry-run",), "got no PATH"),
+        (("-o", "store"), "got no path"),
+        (("--dry-run",), "got no path"),
         (("--finalize",), "got no folder for the store"),
         (("--finalize", "-o", "store"), "no tasks to join"),
         (("text.txt", "-o", "store", "--task", "0", "--num-tasks", "2", "--workers", "4"), "one process does"),

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 from click.core import ParameterSource
 
 from locant.cli.options import as_json, only_given, output, tokenizer_options
 from locant.errors import InputError
+from locant.text import Tokenizer
+from locant.text.prepare import estimate, finalize, prepare
+from locant.text.prepare.inputs import FIELD
+from locant.text.prepare.request import ContentOptions
+from locant.text.tokenizer.engine import EngineName
 
 __all__ = ["verb"]
+
+DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(prepare).parameters.items()}
 
 ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\0": "\0", r"\\": "\\"}
 
@@ -35,21 +43,25 @@ class Escaped(click.ParamType):
 @click.option(
     "--separator", type=Escaped(), help=r"What stands between documents of a text, such as '\n\n'. Default: nothing."
 )
-@click.option("--field", help="The key (.jsonl) or column (.parquet) of the text. Default: text.")
+@click.option("--field", help=f"The key (.jsonl) or column (.parquet) of the text. Default: {FIELD}.")
 @click.option(
     "--end-of-text/--no-end-of-text",
     "append_end_of_text",
     default=None,
     help="Whether an end-of-text id follows every document. Default: if the tokenizer has one.",
 )
-@click.option("--shard-size", type=click.IntRange(min=1), metavar="TOKENS", help="Of a file. Default: 67108864.")
 @click.option(
-    "--engine", type=click.Choice(["auto", "tokenizers", "gigatoken"]), help="What encodes. Default: auto, the faster."
+    "--shard-size", type=click.IntRange(min=1), metavar="TOKENS", help=f"Of a file. Default: {DEFAULTS['shard_size']}."
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", *get_args(EngineName)]),
+    help=f"What encodes. Default: {DEFAULTS['engine']}, the fast one where its ids are the same.",
 )
 @click.option("--workers", type=click.IntRange(min=1), help="Processes. Default: one for each core; one for a task.")
 @click.option("--task", type=click.IntRange(min=0), help="Do only this share of the work, 0 to NUM_TASKS - 1.")
 @click.option("--num-tasks", type=click.IntRange(min=1), help="Into how many shares the work is divided.")
-@click.option("--finalize", is_flag=True, help="Join what all tasks have made.")
+@click.option("--finalize", "only_join", is_flag=True, help="Join what all tasks have made.")
 @click.option("--ray", metavar="ADDRESS|local", help="Do the work on a Ray cluster.")
 @click.option("--restart", is_flag=True, help="Discard unfinished work in the folder, and begin anew.")
 @click.option("--dry-run", is_flag=True, help="Say how many documents, tokens and bytes it would be; write nothing.")
@@ -60,7 +72,7 @@ def verb(
     paths: tuple[str, ...],
     output: Path | None,
     download: bool,
-    finalize: bool,
+    only_join: bool,
     restart: bool,
     dry_run: bool,
     as_json: bool,
@@ -76,20 +88,32 @@ def verb(
       locant prepare PATH... -o STORE --task I --num-tasks N      for every I from 0 to N - 1
       locant prepare --finalize -o STORE
     """  # noqa: D301  # click looks for the character, not for its name
-    from locant.report.preparing import finalize_store, prepare_store, show_estimate
+    from locant.report.preparing import print_estimate, print_store, print_task, progress_bar
 
-    if finalize:
+    given = only_given(options)
+    if download and given.get("tokenizer", "bytes") != "bytes":
+        given["tokenizer"] = Tokenizer.load(given["tokenizer"], download=True)
+    if dry_run and not only_join:
+        content = {name: value for name, value in given.items() if name in ContentOptions.__annotations__}
+        print_estimate(estimate(paths, **content), as_json=as_json)
+        return
+    if output is None:
+        raise InputError("got no folder for the store", "-o FOLDER")
+    if only_join:
         _require_alone(ctx)
-        finalize_store(output, as_json=as_json)
-    elif dry_run:
-        show_estimate(paths, only_given(options), download=download, as_json=as_json)
+        print_store(finalize(output), as_json=as_json)
+        return
+    with progress_bar() as progress:
+        store = prepare(paths, output, resume=not restart, progress=progress, **given)
+    if store is None:
+        print_task(output, given["task"], given["num_tasks"], as_json=as_json)
     else:
-        prepare_store(paths, output, {**only_given(options), "resume": not restart}, download=download, as_json=as_json)
+        print_store(store, as_json=as_json)
 
 
 def _require_alone(ctx: click.Context) -> None:
     """Nothing that says what to make stands beside ``--finalize``: the tasks were told."""
-    others = [one for one in ctx.command.params if one.name not in ("finalize", "output", "as_json")]
+    others = [one for one in ctx.command.params if one.name not in ("only_join", "output", "as_json")]
     given = [
         _word(one, ctx) for one in others if ctx.get_parameter_source(str(one.name)) is ParameterSource.COMMANDLINE
     ]

@@ -3,124 +3,83 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from locant.errors import InputError
-from locant.report.console import counted, print_json, talk
-from locant.text import Tokenizer
-from locant.text.prepare import estimate, finalize, prepare
+from locant.report.console import counted, out, print_json, talk
+from locant.text.prepare import Estimate
 from locant.text.store import TokenStore
 
-__all__ = ["finalize_store", "prepare_store", "show_estimate"]
+__all__ = ["print_estimate", "print_store", "print_task", "progress_bar"]
 
 
-def prepare_store(
-    paths: Sequence[str], out: Path | None, options: Mapping[str, Any], *, download: bool = False, as_json: bool = False
-) -> None:
-    """Prepare a store, or one task's share of it, and say what came of it.
-
-    Args:
-        paths: files, folders and globs; ``-`` is standard input.
-        out: the folder of the store.
-        options: those of `locant.text.prepare.prepare`.
-        download: whether a tokenizer that is not on this machine may be fetched.
-        as_json: print the facts as JSON.
-    """
+@contextmanager
+def progress_bar() -> Generator[Callable[[int, int], None]]:
+    """A bar of bytes, and what moves it; after Ctrl-C, how to go on."""
     from tqdm import tqdm
 
-    paths, out, options = _required(paths), _place(out), _with_tokenizer(options, download)
-    with tqdm(disable=None, unit="B", unit_scale=True, leave=False, dynamic_ncols=True) as bar:
+    try:
+        with tqdm(disable=None, unit="B", unit_scale=True, leave=False, dynamic_ncols=True) as bar:
 
-        def advance(done: int, total: int) -> None:
-            if bar.total is None:  # what an earlier run did says nothing of this one's rate
-                bar.total, bar.initial, bar.n = total, done, done
-            bar.update(done - bar.n)
+            def progress(done: int, total: int) -> None:
+                if bar.total is None:  # what an earlier run did says nothing of this one's rate
+                    bar.total, bar.initial, bar.n = total, done, done
+                bar.update(done - bar.n)
 
-        try:
-            store = prepare(paths, out, progress=advance, **options)
-        except KeyboardInterrupt:
-            talk(f"stopped: the same command goes on from here, with what is done in {out}")
-            raise
-    if store is None:
-        _say_task(out, options["task"], options["num_tasks"], as_json=as_json)
-    else:
-        _say_store(store, as_json=as_json)
+            yield progress
+    except KeyboardInterrupt as interrupt:
+        for note in getattr(interrupt, "__notes__", ()):
+            talk(note)
+        raise
 
 
-def finalize_store(out: Path | None, *, as_json: bool = False) -> None:
-    """Join what tasks have made, and say what came of it."""
-    _say_store(finalize(_place(out)), as_json=as_json)
-
-
-def show_estimate(
-    paths: Sequence[str], options: Mapping[str, Any], *, download: bool = False, as_json: bool = False
-) -> None:
-    """Say what preparing would make; nothing is written."""
-    names = ("tokenizer", "vocab_size", "separator", "field", "append_end_of_text")
-    given = {name: value for name, value in _with_tokenizer(options, download).items() if name in names}
-    found = estimate(_required(paths), **given)
-    if as_json:
-        print_json(dataclasses.asdict(found))
-        return
-    about = "" if found.exact else "about "
-    _print(
-        f"{counted(found.files, 'file')} of {found.bytes:,} bytes: {about}{counted(found.documents, 'document')}, "
-        f"{about}{counted(found.tokens, 'token')}, {about}{found.store_bytes:,} bytes in the store"
-    )
-
-
-def _required(paths: Sequence[str]) -> Sequence[str]:
-    if not paths:
-        raise InputError("got no PATH to read", "a file, a folder, or - for standard input")
-    return paths
-
-
-def _place(out: Path | None) -> Path:
-    if out is None:
-        raise InputError("got no folder for the store", "-o FOLDER")
-    return out
-
-
-def _with_tokenizer(options: Mapping[str, Any], download: bool) -> dict[str, Any]:
-    """The options, with a tokenizer that may be fetched in place of its name."""
-    name = options.get("tokenizer")
-    if not (download and name) or name == "bytes":
-        return dict(options)
-    return {**options, "tokenizer": Tokenizer.load(name, download=True)}
-
-
-def _say_task(out: Path, task: int, num_tasks: int, *, as_json: bool) -> None:
-    if as_json:
-        print_json({"store": str(out), "task": task, "num_tasks": num_tasks})
-    else:
-        _print(f"{out}: task {task} of {num_tasks} is done; when all are: locant prepare --finalize -o {out}")
-
-
-def _say_store(store: TokenStore, *, as_json: bool) -> None:
+def print_store(store: TokenStore, *, as_json: bool) -> None:
+    """What is in a store."""
     tokens, documents, shards = len(store), len(store.documents) - 1, len(store.shards)
-    facts = {
-        "store": str(store.path),
-        "tokens": tokens,
-        "documents": documents,
-        "shards": shards,
-        "dtype": store.dtype.name,
-        "bytes": tokens * store.dtype.itemsize,
-        "vocab_size": store.vocab_size,
-        "end_of_text": store.end_of_text,
-        "fingerprint": store.fingerprint,
-    }
+    size = tokens * store.dtype.itemsize
     if as_json:
-        print_json(facts)
+        print_json(
+            {
+                "store": str(store.path),
+                "tokens": tokens,
+                "documents": documents,
+                "shards": shards,
+                "dtype": store.dtype.name,
+                "bytes": size,
+                "vocab_size": store.vocab_size,
+                "end_of_text": store.end_of_text,
+                "fingerprint": store.fingerprint,
+            }
+        )
         return
     _print(
         f"{store.path}: {counted(tokens, 'token')} in {counted(documents, 'document')}, {counted(shards, 'shard')}, "
-        f"{store.dtype.name}, {facts['bytes']:,} bytes"
+        f"{store.dtype.name}, {counted(size, 'byte')}"
+    )
+
+
+def print_task(store: Path, task: int, num_tasks: int, *, as_json: bool) -> None:
+    """That a task is done, and what is to be done when all are."""
+    if as_json:
+        print_json({"store": str(store), "task": task, "num_tasks": num_tasks})
+    else:
+        _print(f"{store}: task {task} of {num_tasks} is done; when all are: locant prepare --finalize -o {store}")
+
+
+def print_estimate(estimate: Estimate, *, as_json: bool) -> None:
+    """What preparing would read and make."""
+    if as_json:
+        print_json(dataclasses.asdict(estimate))
+        return
+    about = "" if estimate.exact else "about "
+    made = [counted(estimate.documents, "document"), counted(estimate.tokens, "token")]
+    made.append(f"{counted(estimate.store_bytes, 'byte')} in the store")
+    _print(
+        f"{counted(estimate.files, 'file')} of {counted(estimate.bytes, 'byte')}: "
+        + ", ".join(f"{about}{count}" for count in made)
     )
 
 
 def _print(line: str) -> None:
-    from locant.report.console import out
-
     out().print(line, soft_wrap=True)

@@ -25,10 +25,13 @@ from locant.text.prepare.byte_ranges import Compression, Kind, Source, Tally
 from locant.text.prepare.readers.streams import blocks, opened, require_arrow, unpacked
 from locant.text.reading import STDIN, standard_input
 
-__all__ = ["find_sources", "read_stdin"]
+__all__ = ["FIELD", "find_sources", "read_stdin"]
 
 KINDS: dict[str, Kind] = {".txt": "text", ".md": "text", ".jsonl": "jsonl", ".parquet": "parquet"}
 COMPRESSIONS: dict[str, Compression] = {".gz": "gz", ".zst": "zst"}
+
+FIELD = "text"
+"""The key or column that holds the text, where none is named."""
 
 SNIFFED = 8192
 """How much of a file is looked at to tell text from other things."""
@@ -42,7 +45,7 @@ def find_sources(
     Args:
         paths: files, folders, patterns such as ``data/**/*.jsonl``, and ``-``.
         separator: what stands between the documents of a text file; ``None`` makes each file one document.
-        field: the key or column that holds the text, ``"text"`` if it is not given. With one, standard input is read
+        field: the key or column that holds the text, `FIELD` if it is not given. With one, standard input is read
             as JSON lines, and without as text.
 
     Raises:
@@ -141,7 +144,7 @@ def _source(name: str, separator: str | None, field: str | None) -> Source:
         kind=kind,
         compression=compression,
         separator=separator if kind == "text" or name == STDIN else None,
-        field=field or "text",
+        field=field or FIELD,
     )
     if name != STDIN:
         _require_its_kind(source)
