@@ -11,34 +11,13 @@ import torch
 from torch import Tensor
 
 from locant import ALiBi, KVCache, Positions, T5Bias, attend
-from locant.attention import flex
+from locant.attention.backends import flex
 from tests.attention.arrangements import ARRANGEMENTS, BATCH, ENCODINGS, HEADS, Arrangement, Inputs, shaken
 from tests.tolerances import TENSOR_CORES, assert_close
 
 FAST = (("packed window both ways", "deberta"), ("chunk with a window", "t5"), ("left padding", "alibi"))
 SLOW = ("packed window both ways", "chunk with a window", "holes", "behind caches of two lengths", "backwards")
 COMPILERS_OWN_WARNING = "ignore:.*torch.jit:DeprecationWarning"  # torch's compiler, about itself
-
-
-@pytest.fixture
-def _unchecked(request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--jaxtyping-packages", default=None):
-        pytest.skip("runtime shape checks get between torch's tracer and the functions it traces")
-
-
-@pytest.fixture
-def uncompiled(_unchecked: None, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """FlexAttention as a plain function, and what it was called with."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    calls: list[dict[str, Any]] = []
-
-    def listening(*tensors: Tensor, **options: Any) -> Tensor:
-        calls.append(options)
-        return flex_attention(*tensors, **options)  # type: ignore[return-value]
-
-    monkeypatch.setattr(flex, "_compiled", lambda device: listening)
-    return calls
 
 
 def agrees(arrangement: Arrangement, encoding_name: str, dtype: torch.dtype = torch.float32) -> None:
@@ -106,7 +85,7 @@ def test_no_queries_or_no_keys(length: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings(COMPILERS_OWN_WARNING)
-@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("encoding_name", "arrangement_name"), [("none", "left padding"), ("alibi", "causal"), ("cope", "packed")]
 )
@@ -117,7 +96,7 @@ def test_compiled_on_a_cpu(encoding_name: str, arrangement_name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings(COMPILERS_OWN_WARNING)
-@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.usefixtures("unchecked")
 def test_growing_lengths_and_other_modules_are_compiled_once() -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -141,7 +120,7 @@ def test_growing_lengths_and_other_modules_are_compiled_once() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings(COMPILERS_OWN_WARNING)
-@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("length", [1, 127, 300])
 @pytest.mark.parametrize("kind", ["causal", "window", "packed", "left padding"])
@@ -176,7 +155,7 @@ def test_on_a_gpu_outputs_and_gradients_are_those_of_float64(
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings(COMPILERS_OWN_WARNING)
-@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("backend", ["flex", "auto"])
 def test_on_a_gpu_training_needs_no_matrix(backend: str) -> None:
     length, heads = 8192, 8

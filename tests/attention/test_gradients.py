@@ -11,9 +11,9 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jvp, vmap
 
 from locant import ALiBi, Cope, Fire, LocantError, PositionEncoding, Positions, Shaw, T5Bias, attend
-from locant.attention import backends
-from locant.attention.distance import distance_attention
-from locant.attention.runs import runs_of
+from locant.attention import choice
+from locant.attention.mask import AttentionMask
+from locant.kernels.distance_attention import distance_attention
 from locant.kernels.transforms import is_differentiated
 from tests.refusal import refuses
 from tests.tolerances import assert_close
@@ -33,7 +33,7 @@ ENCODINGS: dict[str, Callable[[], PositionEncoding | None]] = {
 @pytest.fixture(autouse=True)
 def _everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that `auto` thinks of tiles."""
-    monkeypatch.setattr(backends, "SMALL", 0)
+    monkeypatch.setattr(choice, "SMALL", 0)
 
 
 def drawn() -> Tensor:
@@ -247,7 +247,7 @@ def test_autocast_does_not_reach_into_a_backward_pass_by_table(
         ENCODINGS[encoding_name](),
         [torch.randn(1, HEADS, arrangement.seq_len, 8).to(dtype) for _ in range(3)],
     )
-    assert arrangement.start is not None or runs_of(arrangement) is not None
+    assert arrangement.start is not None or AttentionMask(arrangement).packed_documents() is not None
     leaves = [*(each.requires_grad_() for each in inputs), *([] if encoding is None else encoding.parameters())]
     y = attend(*inputs, encoding=encoding, positions=arrangement, backend="tiled")
     plain = torch.autograd.grad(y, leaves, y.detach(), retain_graph=True)
@@ -259,14 +259,7 @@ def test_autocast_does_not_reach_into_a_backward_pass_by_table(
 # ---------------------------------------------------------------------- compiled
 
 
-@pytest.fixture
-def _unchecked(request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--jaxtyping-packages", default=None):
-        pytest.skip("runtime shape checks get between torch's tracer and the functions it traces")
-    torch._dynamo.reset()
-
-
-@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled"])
 def test_compiled_it_is_no_other(backend: str) -> None:
     layer, q, tangent = Layer(ALiBi(HEADS), backend), drawn(), drawn()
@@ -278,7 +271,7 @@ def test_compiled_it_is_no_other(backend: str) -> None:
             compiled(q)
 
 
-@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled"])
 def test_compiled_a_gradient_of_torch_func_is_right_or_refused_in_our_words(backend: str) -> None:
     layer, q, cotangent = Layer(ALiBi(HEADS), backend), drawn(), drawn()
@@ -286,11 +279,14 @@ def test_compiled_a_gradient_of_torch_func_is_right_or_refused_in_our_words(back
     if backend != "tiled":
         assert_close(compiled(q), grad(lambda q: (layer.written_out(q) * cotangent).sum())(q))
         return
-    with pytest.raises(Exception, match=r"got backend='tiled' in forward mode or inside torch\.func\.grad.*eager"):
+    with pytest.raises(
+        Exception,
+        match=r"got backend='tiled', which has no derivative in forward mode or inside torch\.func\.grad.*eager",
+    ):
         compiled(q)
 
 
-@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("backend", ["auto", pytest.param("sdpa", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("encoding_name", ["t5", pytest.param("cope", marks=pytest.mark.slow)])
@@ -304,7 +300,7 @@ def test_compiled_vmap_keeps_the_gradient_of_a_bias(encoding_name: str, backend:
         assert_close(found, truth)
 
 
-@pytest.mark.usefixtures("_unchecked")
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled"])
 def test_compiled_it_loses_no_tangent_of_those_who_call_it(backend: str) -> None:
     """Compiled for plain tensors before, and used for such again: neither graph is taken for the other."""

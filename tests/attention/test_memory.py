@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from locant import ALiBi, Fire, Kerple, PositionEncoding, Positions, Sandwich, T5Bias, attend
-from locant.attention import tiled
+from locant.attention.backends import tiled
 from tests.attention.allocations import Allocations, allocations_of
 
 HEADS, HEAD_DIM, LENGTH = 4, 16, 1024

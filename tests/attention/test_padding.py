@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from locant import ALiBi, KVCache, Positions, attend
-from locant.attention import flex, tiled
-from locant.attention.padding import blanked
-from locant.attention.runs import runs_of
+from locant.attention.backends import tiled
+from locant.attention.inputs import AttentionInputs, zero_padding
+from locant.attention.mask import AttentionMask
 from locant.positions.documents import PADDING
 from tests.attention.arrangements import ARRANGEMENTS, BATCH, ENCODINGS, Arrangement, Inputs, parameters_of, shaken
 from tests.tolerances import assert_close
@@ -88,9 +88,9 @@ def test_narrow_numbers_too(backend: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_runs_leave_padding_out(backend: str) -> None:
+def test_documents_leave_padding_out(backend: str) -> None:
     where = Positions.packed([[140], [150]], length=290)
-    assert runs_of(where) is not None
+    assert AttentionMask(where).packed_documents() is not None
     agrees(Arrangement(where), "alibi, learned", backend, float("nan"), torch.float64)
 
 
@@ -98,13 +98,9 @@ def test_runs_leave_padding_out(backend: str) -> None:
 @pytest.mark.parametrize(
     "arrangement_name", [name if name == "chunk" else pytest.param(name, marks=pytest.mark.slow) for name in PADDED]
 )
-def test_flex(arrangement_name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+@pytest.mark.usefixtures("uncompiled")
+def test_flex(arrangement_name: str) -> None:
     """Forward, uncompiled: the tensors it hands over have no NaN."""
-    if request.config.getoption("--jaxtyping-packages", default=None):
-        pytest.skip("runtime shape checks get between torch's tracer and the functions it traces")
-    from torch.nn.attention.flex_attention import flex_attention
-
-    monkeypatch.setattr(flex, "_compiled", lambda device: flex_attention)
     arrangement, encoding = PADDED[arrangement_name], shaken("cope", torch.float32)
     inputs = Inputs.draw(arrangement, torch.float32)
     with torch.no_grad():
@@ -203,7 +199,12 @@ def handed_over(
 ) -> list[bool]:
     """Which of q, k and v reach the kernel as they are."""
     got: list[tuple[Tensor, ...]] = []
-    monkeypatch.setattr(ATTEND, "sdpa_attention", lambda *tensors: (got.append(tensors[:3]), tensors[0])[1])
+
+    def listening(inputs: AttentionInputs) -> Tensor:
+        got.append((inputs.q, inputs.k, inputs.v))
+        return inputs.q
+
+    monkeypatch.setattr(ATTEND, "sdpa_attention", listening)
     x, where = torch.randn(2, 1, keys, 4), Positions.from_mask(torch.ones(2, keys)).document
     places = Positions.of(torch.arange(keys).expand(2, -1), where)
     q, k = x[:, :, :queries], way(x)
@@ -233,14 +234,10 @@ def test_but_they_do_where_something_is_differentiated(monkeypatch: pytest.Monke
 )
 @pytest.mark.parametrize("backend", [*BACKENDS, "auto", "flex"])
 def test_there_finite_numbers_at_padding_change_nothing(
-    backend: str, encoding_name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    backend: str, encoding_name: str, request: pytest.FixtureRequest
 ) -> None:
     if backend == "flex":
-        if request.config.getoption("--jaxtyping-packages", default=None):
-            pytest.skip("runtime shape checks get between torch's tracer and the functions it traces")
-        from torch.nn.attention.flex_attention import flex_attention
-
-        monkeypatch.setattr(flex, "_compiled", lambda device: flex_attention)
+        request.getfixturevalue("uncompiled")
     dtype = torch.float32 if backend == "flex" else torch.float64
     encoding, inputs = shaken(encoding_name, dtype), Inputs.draw(STEP, dtype)
     with torch.no_grad():
@@ -260,13 +257,12 @@ def test_and_with_a_gradient_nan_changes_nothing(backend: str) -> None:
 @pytest.mark.parametrize("where", [Positions.arange(9), Positions.from_mask(torch.ones(2, 9))], ids=["plain", "mask"])
 def test_where_there_can_be_no_padding_nothing_is_copied(where: Positions) -> None:
     x = torch.randn(2, 1, 9, 4)
-    assert blanked(where, x)[0] is x
+    assert zero_padding(where, x)[0] is x
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_compiled_in_one_graph(backend: str, request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--jaxtyping-packages", default=None):
-        pytest.skip("runtime shape checks get between torch's tracer and the functions it traces")
+@pytest.mark.usefixtures("unchecked")
+def test_compiled_in_one_graph(backend: str) -> None:
     arrangement = PADDED["holes"]
     odd = given(Inputs.draw(arrangement), arrangement, float("nan"))
     expected = odd.through(arrangement, None, backend)

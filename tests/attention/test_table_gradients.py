@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from locant import ALiBi, Kerple, PositionEncoding, Positions, T5Bias, attend
-from locant.attention import distance
-from locant.attention.distance import distance_attention
+from locant.kernels import distance_attention as kernel
+from locant.kernels.distance_attention import distance_attention
 from tests.tolerances import GATHERED, assert_close
 
 HEADS, HEAD_DIM, LENGTH = 2, 8, 300
@@ -71,7 +71,7 @@ def test_keys_and_values_gather_many_tiles_without_rounding_between_them(
     learned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a slope that is fixed torch's kernel does the rounding: once for each tile, no more than in one piece."""
-    monkeypatch.setattr(distance, "NARROW_TILE", 4)
+    monkeypatch.setattr(kernel, "NARROW_TILE", 4)
     leaves = [x.requires_grad_() for x in torch.randn(3, 1, HEADS, LENGTH, HEAD_DIM).bfloat16()]
     cotangent, slopes = torch.randn_like(leaves[0]), ALiBi(HEADS, learned=True)
 

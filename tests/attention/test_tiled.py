@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from locant import ALiBi, KVCache, PositionEncoding, Positions, T5Bias, attend
-from locant.attention import distance, tiled
+from locant.attention.backends import tiled
+from locant.kernels import distance_attention as kernel
 from tests import oracles
 from tests.attention.arrangements import (
     ARRANGEMENTS,
@@ -27,16 +28,10 @@ from tests.tolerances import assert_close
 
 
 @pytest.fixture
-def _unchecked(request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--jaxtyping-packages", default=None):
-        pytest.skip("runtime shape checks get between torch's tracer and the functions it traces")
-
-
-@pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles so small that a short sequence has several, and the last is cut short."""
-    monkeypatch.setattr(distance, "TILE", 5)
-    monkeypatch.setattr(distance, "NARROW_TILE", 3)
+    monkeypatch.setattr(kernel, "TILE", 5)
+    monkeypatch.setattr(kernel, "NARROW_TILE", 3)
     monkeypatch.setattr(tiled, "TILE_BYTES", 0)
     monkeypatch.setattr(tiled, "FEWEST_ROWS", 4)
 
@@ -270,7 +265,7 @@ COMPILED_SLOWLY = [
 ]
 
 
-@pytest.mark.usefixtures("_unchecked", "small_tiles")
+@pytest.mark.usefixtures("unchecked", "small_tiles")
 @pytest.mark.parametrize(
     ("backend", "arrangement_name", "encoding_name"),
     [*COMPILED, *(pytest.param(*each, marks=pytest.mark.slow) for each in COMPILED_SLOWLY)],

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from locant import ALiBi, Fire, PositionEncoding, Positions, T5Bias, attend
-from locant.attention import distance, tiled
+from locant.attention.backends import tiled
+from locant.attention.inputs import AttentionInputs
+from locant.kernels import distance_attention as kernel
 from tests.attention.allocations import allocations_of
 
 HEADS, HEAD_DIM = 2, 8
@@ -27,23 +30,25 @@ class Counter:
     def __init__(self, function: Callable[..., object], first: int = 0) -> None:
         self.function, self.first, self.pairs = function, first, 0
 
-    def __call__(self, *tensors: Tensor, **options: object) -> object:
-        self.pairs += tensors[self.first].shape[2] * tensors[self.first + 1].shape[2]
-        return self.function(*tensors, **options)
+    def __call__(self, *arguments: Any, **options: object) -> object:
+        inputs = arguments[0]
+        q, k = (inputs.q, inputs.k) if isinstance(inputs, AttentionInputs) else arguments[self.first : self.first + 2]
+        self.pairs += q.shape[2] * k.shape[2]
+        return self.function(*arguments, **options)
 
 
 @pytest.fixture
 def forward(monkeypatch: pytest.MonkeyPatch) -> Counter:
-    monkeypatch.setattr(distance, "NARROW_TILE", 16)
-    counter = Counter(distance.FLASH)
-    monkeypatch.setattr(distance, "FLASH", counter)
+    monkeypatch.setattr(kernel, "NARROW_TILE", 16)
+    counter = Counter(kernel.FLASH)
+    monkeypatch.setattr(kernel, "FLASH", counter)
     return counter
 
 
 @pytest.fixture
 def backward(monkeypatch: pytest.MonkeyPatch) -> Counter:
-    counter = Counter(distance.FLASH_BACKWARD, first=1)
-    monkeypatch.setattr(distance, "FLASH_BACKWARD", counter)
+    counter = Counter(kernel.FLASH_BACKWARD, first=1)
+    monkeypatch.setattr(kernel, "FLASH_BACKWARD", counter)
     return counter
 
 

@@ -10,18 +10,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from locant.arguments import flag
-from locant.attention.arguments import dropout_of, factor_of, require_encoding, require_tensors
-from locant.attention.backends import BackendName, Request, choose_backend
-from locant.attention.eager import eager_attention
-from locant.attention.flex import flex_attention
-from locant.attention.gradients import needs_gradient, sources
-from locant.attention.padding import all_blanked
-from locant.attention.sdpa import sdpa_attention
-from locant.attention.tiled import takes_a_table, tiled_attention
-from locant.attention.visibility import steps_ahead, visibility
-from locant.kernels.transforms import is_differentiated
+from locant.attention.backends.eager import eager_attention
+from locant.attention.backends.flex import flex_attention
+from locant.attention.backends.sdpa import sdpa_attention
+from locant.attention.backends.tiled import tiled_attention
+from locant.attention.choice import BackendName, Choice, choose_backend
+from locant.attention.inputs import AttentionInputs, dropout_of, factor_of, require_encoding, require_tensors
+from locant.attention.mask import AttentionMask
 from locant.positions import PositionEncoding, Positions
-from locant.positions.base import has_bias, has_score_mod
 from locant.positions.documents import window_of
 from locant.positions.positions import require_positions
 
@@ -58,14 +54,13 @@ def attend(
     backend: BackendName = "auto",
     return_weights: bool = False,
 ) -> Output | tuple[Output, Weights]:
-    """``softmax(q k^T scale + bias) v`` over the keys that each query may see.
+    """``softmax(q k^T scale + bias) v`` over the keys that each query attends to.
 
     Padding, document boundaries and the cache offset come from the positions; there is no separate mask. A query
-    that may see nothing (padding) gets zeros. What stands at padding, NaN included, changes nothing, and its gradients
-    are zeros. But where there are 16 keys or more to a query and nothing is differentiated (decoding), `k` and `v` are
-    taken as they are, because a copy of a cache would cost ten times its attention: `KVCache` stores zeros at padding,
-    and who keeps another cache has to fill it with finite numbers there. `q` and `k` are expected as
-    `encoding.rotate` returned them.
+    without any key (padding) gets zeros. What stands at padding, NaN included, changes nothing, and its gradients are
+    zeros. In decoding, where nothing is differentiated and there are 16 keys or more to a query, `k` and `v` are taken
+    as they are, because a copy of a cache would cost ten times its attention: `KVCache` stores zeros at padding, and
+    another cache has to hold finite numbers there. `q` and `k` are expected as `encoding.rotate` returned them.
 
     Args:
         q, k, v: `k` and `v` may have fewer heads than `q` (grouped-query attention).
@@ -73,14 +68,14 @@ def attend(
         positions: where the queries stand.
         k_positions: where the keys stand, if there are others than the queries (a cache, cross-attention).
         causal: whether later tokens are hidden.
-        window: if set, only tokens fewer than this many steps away are seen.
+        window: width of a sliding window: tokens `window` positions away, or farther, are hidden.
         dropout_p: probability of dropping a weight; 0 unless training.
         scale: default ``head_dim ** -0.5``; a number, not learned.
-        backend: how, never what. ``"sdpa"``: torch's fused kernels, with a matrix for bias and mask; in forward mode
-            and inside `torch.func.grad` and the like, torch's kernel of plain operations. ``"tiled"``: the same without
-            the matrix, for a tile of queries at a time. ``"flex"``: FlexAttention (on a CPU without gradients).
-            ``"eager"``: written out, the one for gradients of gradients by ``backward``. ``"auto"`` chooses by device
-            and sizes, and takes ``"eager"`` in forward mode and inside `torch.func.grad` and the like.
+        backend: how it is computed, never what. ``"sdpa"``: torch's fused kernels, with a matrix for bias and mask; in
+            forward mode and inside `torch.func.grad` and the like, torch's kernel of plain operations. ``"tiled"``: the
+            same without the matrix, for a tile of queries at a time. ``"flex"``: FlexAttention (on a CPU without
+            gradients). ``"eager"``: written out, the one for gradients of gradients by ``backward``. ``"auto"`` chooses
+            by device and sizes (`locant.attention.choice`).
         return_weights: also return the weights, ``batch heads query key``.
 
     >>> import torch
@@ -91,57 +86,38 @@ def attend(
     """
     require_tensors(q, k, v)
     require_encoding(encoding)
-    factor, dropout_p, window = factor_of(scale, q.shape[-1]), dropout_of(dropout_p), window_of(window)
-    causal, return_weights = flag("causal", causal), flag("return_weights", return_weights)
-    for where in (positions, *([] if k_positions is None else [k_positions])):
-        require_positions(where)
-    keys = positions if k_positions is None else k_positions
-    positions.require_fits(q.shape[0], q.shape[2], q.device, "q")
-    keys.require_fits(k.shape[0], k.shape[2], k.device, "k")
-    request = _request(q, k, v, encoding, positions, keys, causal, window, dropout_p, return_weights)
-    name = choose_backend(backend, request).name
-    if name != "tiled" or not k.shape[2]:  # tiles do it themselves: runs of tokens leave padding out
-        q, k, v = all_blanked(q, k, v, encoding, positions, keys)
-    with _precision_of(q):
-        if name == "flex" and k.shape[2]:
-            return flex_attention(q, k, v, encoding, positions, k_positions, causal, window, factor)
-        if name == "tiled" and k.shape[2]:
-            return tiled_attention(q, k, v, encoding, positions, k_positions, causal, window, factor, dropout_p)
-        bias = None if encoding is None else encoding.bias(q, k, positions, k_positions)
-        if not k.shape[2]:
-            return _nothing(q, k, v, bias, return_weights)
-        visible = visibility(positions, k_positions, causal, window)
-        if name == "sdpa":
-            return sdpa_attention(q, k, v, bias, visible, factor, dropout_p)
-        y, weights = eager_attention(q, k, v, bias, visible, factor, dropout_p)
-        return (y, weights) if return_weights else y
+    require_positions(positions)
+    if k_positions is not None:
+        require_positions(k_positions)
+    mask = AttentionMask(positions, k_positions, flag("causal", causal), window_of(window))
+    mask.queries.require_fits(q.shape[0], q.shape[2], q.device, "q")
+    mask.keys.require_fits(k.shape[0], k.shape[2], k.device, "k")
+    inputs = AttentionInputs(
+        q, k, v, mask, encoding, factor_of(scale, q.shape[-1]), dropout_of(dropout_p),
+        flag("return_weights", return_weights),
+    )  # fmt: skip
+    choice = choose_backend(backend, inputs)
+    with _full_precision(q):
+        y, weights = _computed(choice, inputs)
+    return y if weights is None else (y, weights)
 
 
-def _request(
-    q: Tensor, k: Tensor, v: Tensor, encoding: PositionEncoding | None, positions: Positions, keys: Positions,
-    causal: bool, window: int | None, dropout_p: float, return_weights: bool,
-) -> Request:  # fmt: skip
-    """What `choose_backend` wants to know of a call."""
-    plain = steps_ahead(positions, keys) is not None
-    square = positions.start == keys.start and positions.seq_len == keys.seq_len
-    return Request(
-        device=q.device.type,
-        dtype=q.dtype,
-        head_dim=max(q.shape[-1], v.shape[-1]),
-        scores=q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2],
-        gradient=torch.is_grad_enabled() and needs_gradient(q, k, v, encoding),
-        transformed=is_differentiated(*sources(q, k, v, encoding)),
-        dropout=dropout_p > 0,
-        return_weights=return_weights,
-        bias=has_bias(encoding),
-        score_mod=encoding is None or has_score_mod(encoding),
-        mask=window is not None or not plain or (causal and not square and q.shape[2] > 1),
-        table=takes_a_table(q, encoding, positions, keys, dropout_p),
-        compiling=torch.compiler.is_compiling(),
-    )
+def _computed(choice: Choice, inputs: AttentionInputs) -> tuple[Output, Weights | None]:
+    if choice.way is None or choice.way.name != "documents":  # which leaves padding out
+        inputs = inputs.without_padding()
+    if not inputs.k.shape[2] or (choice.name != "eager" and not (inputs.q.numel() and inputs.v.numel())):
+        return _nothing(inputs)
+    if choice.way is not None:
+        return tiled_attention(inputs, choice.way), None
+    if choice.name == "flex":
+        return flex_attention(inputs), None
+    if choice.name == "sdpa":
+        return sdpa_attention(inputs), None
+    y, weights = eager_attention(inputs)
+    return y, weights if inputs.return_weights else None
 
 
-def _precision_of(q: Tensor) -> AbstractContextManager[object]:
+def _full_precision(q: Tensor) -> AbstractContextManager[object]:
     """Autocast would round a float32 bias to the dtype it casts the queries to, and with it all far distances."""
     device = q.device.type
     # `torch.amp.is_autocast_available` would know meta too, but the compiler of torch 2.9 cannot follow it.
@@ -150,11 +126,12 @@ def _precision_of(q: Tensor) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def _nothing(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, return_weights: bool
-) -> Output | tuple[Output, Weights]:
-    """Zeros, where there is no key to see; made of sums over nothing, so that they have a gradient all the same."""
-    y = q.new_zeros(*q.shape[:3], v.shape[-1])
-    for x in (q[:, :, :0], k, v, *([] if bias is None else [bias])):
+def _nothing(inputs: AttentionInputs) -> tuple[Output, Weights | None]:
+    """Zeros, where there is no key; made of sums over nothing, so that everything has a gradient all the same."""
+    q, bias = inputs.q, inputs.bias()
+    y = q.new_zeros(*q.shape[:3], inputs.v.shape[-1])
+    for x in (q[:, :, :0], inputs.k, inputs.v, *([] if bias is None else [bias])):
         y = y + x.sum().to(q.dtype)
-    return (y, q.new_zeros(*q.shape[:3], 0, dtype=torch.promote_types(q.dtype, torch.float32))) if return_weights else y
+    if not inputs.return_weights:
+        return y, None
+    return y, q.new_zeros(*q.shape[:3], 0, dtype=torch.promote_types(q.dtype, torch.float32))

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from locant.arguments import whole
-from locant.attention.padding import blanked
+from locant.attention.inputs import zero_padding
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import Positions
 from locant.positions.checks import token_count
@@ -70,7 +70,7 @@ class KVCache:
         new_length = self._length + k.shape[2]
         self._keys = self._with_room(self._keys, k, new_length)
         self._values = self._with_room(self._values, v, new_length)
-        new_keys, new_values = blanked(positions, k.detach(), v.detach())
+        new_keys, new_values = zero_padding(positions, k.detach(), v.detach())
         self._keys[:, :, self._length : new_length] = new_keys
         self._values[:, :, self._length : new_length] = new_values
         self._positions, self._length = joined, new_length

@@ -3,7 +3,6 @@ of what is computed."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 
 import pytest
@@ -11,13 +10,13 @@ import torch
 from torch import Tensor
 
 from locant import ALiBi, LocantError, PositionEncoding, Positions, attend
-from locant.attention import flex
-from locant.attention.backends import Choice, Request
+from locant.attention.backends import flex, tiled
+from locant.attention.inputs import AttentionInputs
+from locant.attention.mask import AttentionMask
 from locant.positions.base import ScoreMod, follows_distance, has_bias, has_score_mod
 from tests.refusal import refuses
 from tests.tolerances import assert_close
 
-ATTEND = importlib.import_module("locant.attention.attend")
 HEADS, LENGTH, HEAD_DIM = 2, 9, 16
 
 
@@ -99,14 +98,13 @@ def test_every_backend_takes_the_bias_that_overrides(where: str, backend: str) -
 
 
 @pytest.mark.parametrize("where", TILTED)
-def test_flex_is_refused_what_overrides_the_bias_alone(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flex_is_refused_what_overrides_the_bias_alone(where: str) -> None:
     q, k, v = drawn()
     with refuses(LocantError, "backend='flex'", "no score_mod", "tiled"):
         attend(q, k, v, encoding=TILTED[where](), positions=Positions.arange(LENGTH), backend="flex")
-    seen: list[Request] = []
-    monkeypatch.setattr(ATTEND, "choose_backend", lambda _, request: (seen.append(request), Choice("eager", ""))[1])
-    attend(q, k, v, encoding=TILTED[where](), positions=Positions.arange(LENGTH))
-    assert (seen[0].bias, seen[0].score_mod, seen[0].table) == (True, False, False)
+    inputs = AttentionInputs(q, k, v, AttentionMask(Positions.arange(LENGTH)), TILTED[where]())
+    assert "no score_mod" in (flex.obstacle(inputs) or "")
+    assert tiled.way_of(inputs).name == "tiles"
 
 
 def test_who_is_believed() -> None:
@@ -123,16 +121,7 @@ def test_who_is_believed() -> None:
     assert said(both) == (True, True, False)
 
 
-@pytest.fixture
-def _uncompiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.config.getoption("--jaxtyping-packages", default=None):
-        pytest.skip("runtime shape checks get between torch's tracer and the functions it traces")
-    from torch.nn.attention.flex_attention import flex_attention
-
-    monkeypatch.setattr(flex, "_compiled", lambda device: flex_attention)
-
-
-@pytest.mark.usefixtures("_uncompiled")
+@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_says_what_the_others_say() -> None:
     q, k, v = drawn()

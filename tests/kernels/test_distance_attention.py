@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from locant.attention import distance
-from locant.attention.distance import distance_attention
+from locant.kernels import distance_attention as kernel
+from locant.kernels.distance_attention import distance_attention
 from tests import oracles
 from tests.tolerances import assert_close
 
@@ -19,8 +19,8 @@ SCALE = 0.4
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distance, "TILE", 5)
-    monkeypatch.setattr(distance, "NARROW_TILE", 3)
+    monkeypatch.setattr(kernel, "TILE", 5)
+    monkeypatch.setattr(kernel, "NARROW_TILE", 3)
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -127,10 +127,10 @@ def test_steep_and_far_reaching_biases_keep_their_precision(steep: float) -> Non
 def test_opcheck(learned: bool) -> None:
     q, k, v = drawn(1, 4, 7, 4), drawn(1, 2, 9, 4), drawn(1, 2, 9, 4)
     table = drawn(4, 15).detach().requires_grad_(learned)
-    torch.library.opcheck(distance._attend, (q, k, v, table, 4, 14, SCALE))
-    out, sums = (x.detach() for x in distance._attend(q, k, v, table, 4, 14, SCALE))
+    torch.library.opcheck(kernel._attend, (q, k, v, table, 4, 14, SCALE))
+    out, sums = (x.detach() for x in kernel._attend(q, k, v, table, 4, 14, SCALE))
     saved = tuple(x.detach() for x in (torch.randn_like(out), q, k, v, table, out, sums))
-    torch.library.opcheck(distance._attend_backward, (*saved, 4, 14, SCALE, learned))
+    torch.library.opcheck(kernel._attend_backward, (*saved, 4, 14, SCALE, learned))
 
 
 def test_gradcheck() -> None:

@@ -8,29 +8,29 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from locant.attention.visibility import Visibility
+from locant.attention.inputs import AttentionInputs
+from locant.attention.mask import Dense
 from locant.kernels.transforms import hides_gradient, is_differentiated
 
-__all__ = ["sdpa_attention"]
+__all__ = ["obstacle", "sdpa_attention"]
 
 
-def sdpa_attention(
-    q: Float[Tensor, "batch heads query head_dim"],
-    k: Float[Tensor, "batch kv_heads key head_dim"],
-    v: Float[Tensor, "batch kv_heads key value_dim"],
-    bias: Float[Tensor, "#batch heads query key"] | None,
-    visible: Visibility,
-    scale: float,
-    dropout_p: float,
-) -> Float[Tensor, "batch heads query value_dim"]:
+def obstacle(inputs: AttentionInputs) -> str | None:
+    """Why it cannot run, or ``None``."""
+    return "which never holds the weights of return_weights=True" if inputs.return_weights else None
+
+
+def sdpa_attention(inputs: AttentionInputs) -> Float[Tensor, "batch heads query value_dim"]:
     """The output in the dtype of `q`."""
-    mask = _additive(bias, visible)
+    q, k, v, scale, bias = inputs.q, inputs.k, inputs.v, inputs.scale, inputs.bias()
+    is_causal = bias is None and inputs.mask.is_causal
+    dense = Dense(None, None) if is_causal else inputs.mask.dense()
+    mask = dense.allowed if bias is None else dense.hide(bias)
     if scale <= 0:  # kernels multiply by it what they have hidden by minus infinity
         q, scale = (-q, -scale) if scale < 0 else (q * 0.0, 1.0)
     with _differentiable(q, k, v, mask):
@@ -39,12 +39,12 @@ def sdpa_attention(
             k,
             v,
             attn_mask=mask,
-            dropout_p=dropout_p,
-            is_causal=visible.is_causal and mask is None,
+            dropout_p=inputs.dropout_p,
+            is_causal=is_causal,
             scale=scale,
-            enable_gqa=q.shape[1] != k.shape[1],
+            enable_gqa=inputs.grouped,
         )
-    return y if visible.empty is None else y.masked_fill(visible.empty, 0.0)
+    return dense.blank(y)
 
 
 def _differentiable(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> AbstractContextManager[object]:
@@ -55,13 +55,3 @@ def _differentiable(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Abs
     tensors = (q, k, v) if mask is None else (q, k, v, mask)
     written_out = is_differentiated(*tensors) or (mask is not None and hides_gradient(mask))
     return sdpa_kernel(SDPBackend.MATH) if written_out else nullcontext()
-
-
-def _additive(bias: Tensor | None, visible: Visibility) -> Tensor | None:
-    """One mask for both: the bias where a key is seen, minus infinity where it is not."""
-    if bias is None:
-        return visible.mask
-    if visible.is_causal:
-        later = bias.new_ones(bias.shape[-2:], dtype=torch.bool).triu_(1)
-        return bias.masked_fill(later, float("-inf"))
-    return bias if visible.mask is None else bias.masked_fill(~visible.mask, float("-inf"))

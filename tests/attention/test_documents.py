@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from locant import Positions, attend
-from locant.attention import distance, runs, tiled
-from locant.attention.runs import runs_of
+from locant.attention import mask
+from locant.attention.backends import tiled
+from locant.attention.inputs import AttentionInputs
+from locant.attention.mask import AttentionMask, Segment
+from locant.kernels import distance_attention as kernel
 from tests.attention.arrangements import BATCH, HEAD_DIM, HEADS, Arrangement, Inputs, parameters_of, shaken
 from tests.tolerances import assert_close
 
@@ -33,8 +36,8 @@ ROWS: dict[str, Positions] = {
 
 @pytest.fixture(autouse=True)
 def _runs_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "SHORTEST", 0)
-    monkeypatch.setattr(distance, "NARROW_TILE", 4)
+    monkeypatch.setattr(mask, "SHORTEST", 0)
+    monkeypatch.setattr(kernel, "NARROW_TILE", 4)
 
 
 @pytest.fixture
@@ -42,11 +45,13 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many runs there were, by call."""
     calls: list[int] = []
 
-    def listening(q: Tensor, k: Tensor, v: Tensor, table: Tensor, rows: list[list[runs.Run]], *rest: object) -> Tensor:
-        calls.append(sum(map(len, rows)))
-        return runs.attend_by_runs(q, k, v, table, rows, *rest)  # type: ignore[arg-type]
+    by_documents = tiled._by_documents
 
-    monkeypatch.setattr(tiled, "attend_by_runs", listening)
+    def listening(inputs: AttentionInputs, rows: list[list[Segment]]) -> Tensor:
+        calls.append(sum(map(len, rows)))
+        return by_documents(inputs, rows)
+
+    monkeypatch.setattr(tiled, "_by_documents", listening)
     return calls
 
 
@@ -77,7 +82,7 @@ def test_outputs_and_all_gradients_are_those_of_numpy(
 def test_what_is_packed_comes_apart_as_it_went_in(lengths: list[list[int]], more: int) -> None:
     width = max(map(sum, lengths)) + more
     positions = Positions.packed(lengths, length=width)
-    found = runs_of(positions)
+    found = AttentionMask(positions).packed_documents()
     if not any(map(sum, lengths)):
         assert found is None
         return
@@ -105,7 +110,7 @@ def test_what_is_packed_comes_apart_as_it_went_in(lengths: list[list[int]], more
     ids=["a gap", "backwards", "anew", "in turns", "an order", "a hole", "padding", "a grid", "no values", "nothing"],
 )
 def test_what_is_no_row_of_runs(positions: Positions, taken: list[int]) -> None:
-    assert runs_of(positions) is None
+    assert AttentionMask(positions).packed_documents() is None
     if positions.axes == 1 and positions.device.type == "cpu":
         x = torch.randn(positions.batch, HEADS, positions.seq_len, HEAD_DIM, requires_grad=True)
         y = attend(x, x, x, encoding=shaken("alibi"), positions=positions, backend="tiled")
@@ -119,10 +124,10 @@ def test_short_runs_and_what_has_no_table_go_in_tiles(taken: list[int], monkeypa
     attend(x, x, x, encoding=shaken("fire", torch.float32), positions=positions, backend="tiled")
     attend(x, x, x, positions=positions, backend="tiled", dropout_p=0.5)
     attend(x, x, x, positions=positions, k_positions=positions, backend="tiled")
-    monkeypatch.setattr(runs, "SHORTEST", 6)
+    monkeypatch.setattr(mask, "SHORTEST", 6)
     attend(x, x, x, positions=positions, backend="tiled")
     assert not taken
-    monkeypatch.setattr(runs, "SHORTEST", 5)
+    monkeypatch.setattr(mask, "SHORTEST", 5)
     attend(x, x, x, positions=positions, backend="tiled")
     assert taken == [2]
 
@@ -140,8 +145,8 @@ def test_rows_that_are_alike_are_cut_once(
     lengths: list[list[int]], calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
-    compute = runs.distance_attention
-    monkeypatch.setattr(runs, "distance_attention", lambda q, *rest: (made.append(len(q)), compute(q, *rest))[1])
+    compute = tiled.distance_attention
+    monkeypatch.setattr(tiled, "distance_attention", lambda q, *rest: (made.append(len(q)), compute(q, *rest))[1])
     positions = Positions.packed(lengths).expand(2)
     x = torch.randn(2, HEADS, positions.seq_len, HEAD_DIM)
     attend(x, x, x, encoding=shaken("alibi", torch.float32), positions=positions, backend="tiled")

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from locant import Positions
-from locant.attention import block_mask as module
-from locant.attention.block_mask import block_mask, block_pairs
+from locant.attention import mask as module
+from locant.attention.mask import AttentionMask
 
 CASES = {
     "one block": (Positions.arange(100), None),
@@ -41,7 +41,7 @@ def blocks_of(mask: Tensor, size: int) -> tuple[Tensor, Tensor]:
 def test_no_visible_pair_is_lost_and_no_hidden_one_let_in(case_name: str, causal: bool, window: int | None) -> None:
     positions, k_positions = CASES[case_name]
     keys = positions if k_positions is None else k_positions
-    some, every = block_pairs(positions, keys, causal, window)
+    some, every = AttentionMask(positions, keys, causal, window).blocks()
     visible = positions.mask(keys, causal=causal, window=window)[:, 0]
     holds_some, holds_all = blocks_of(visible, module.BLOCK)
     assert bool((some | ~holds_some).all()), "a block with a visible pair is skipped"
@@ -65,7 +65,7 @@ def test_any_documents_and_orders(data: st.DataObject) -> None:
     before = module.BLOCK
     module.BLOCK = size
     try:
-        some, every = block_pairs(*sides, causal, window)
+        some, every = AttentionMask(*sides, causal, window).blocks()
     finally:
         module.BLOCK = before
     holds_some, holds_all = blocks_of(sides[0].mask(sides[1], causal=causal, window=window)[:, 0], size)
@@ -77,8 +77,8 @@ def test_any_documents_and_orders(data: st.DataObject) -> None:
 def test_the_block_mask_lists_those_blocks(case_name: str) -> None:
     positions, k_positions = CASES[case_name]
     keys = positions if k_positions is None else k_positions
-    made = block_mask(positions, keys, causal=True, window=None)
-    some, every = block_pairs(positions, keys, causal=True, window=None)
+    mask = AttentionMask(positions, keys)
+    made, (some, every) = mask.block_mask(), mask.blocks()
     assert made.seq_lengths == (positions.seq_len, keys.seq_len)
     assert torch.equal(made.to_dense().bool()[:, 0], some | every)
     listed = torch.zeros_like(every)
@@ -94,7 +94,7 @@ def test_it_says_what_torchs_own_says_or_more(case_name: str, request: pytest.Fi
         pytest.skip("torch counts the arguments of the rule, and a runtime check of them hides how many there are")
     positions, _ = CASES[case_name]
     torchs = positions.block_mask().to_dense().bool()
-    ours = block_mask(positions, positions, causal=True, window=None).to_dense().bool()
+    ours = AttentionMask(positions).block_mask().to_dense().bool()
     assert bool((ours | ~torchs).all())
     if positions.start is not None:
         assert torch.equal(ours, torchs)

@@ -1,0 +1,73 @@
+"""Which backend computes attention: a choice made in one place that can say why.
+
+What a backend cannot do stands beside it, as `obstacle` in `locant.attention.backends`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from locant.arguments import one_of
+from locant.attention.backends import eager, flex, sdpa, tiled
+from locant.attention.inputs import AttentionInputs
+from locant.errors import LocantError
+from locant.positions.base import has_bias
+
+__all__ = ["BackendName", "Choice", "choose_backend"]
+
+BackendName = Literal["auto", "sdpa", "flex", "tiled", "eager"]
+
+BACKENDS = {"sdpa": sdpa, "flex": flex, "tiled": tiled, "eager": eager}
+
+SMALL = 2**20
+"""Scores of all heads. With fewer, a matrix for the mask and the bias costs less than doing without one."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A backend, the reason for it, and which way `tiled` goes."""
+
+    name: str
+    reason: str
+    way: tiled.Way | None = None
+
+
+def choose_backend(backend: str, inputs: AttentionInputs) -> Choice:
+    """The backend that runs; asking for one that cannot run raises.
+
+    >>> from locant.attention.mask import AttentionMask
+    >>> from locant.positions import ALiBi, Positions
+    >>> x, mask = torch.zeros(1, 8, 512, 64), AttentionMask(Positions.arange(512))
+    >>> choose_backend("auto", AttentionInputs(x, x, x, mask)).reason
+    'there is no bias and no mask to hold'
+    >>> choice = choose_backend("auto", AttentionInputs(x, x, x, mask, ALiBi(8)))
+    >>> choice.name, choice.way.name, choice.reason
+    ('tiled', 'table', 'one number per head and distance is enough')
+    """
+    if one_of("backend", backend, get_args(BackendName)) == "auto":
+        return _chosen(inputs)
+    if (obstacle := BACKENDS[backend].obstacle(inputs)) is not None:
+        plain = tiled.obstacle(inputs) is not None
+        remedy = "backend='eager', which is made of plain operations" if plain else "backend='tiled'"
+        raise LocantError(f"got backend={backend!r}, {obstacle}", remedy)
+    return Choice(backend, "asked for", tiled.way_of(inputs) if backend == "tiled" else None)
+
+
+def _chosen(inputs: AttentionInputs) -> Choice:
+    if inputs.return_weights:
+        return Choice("eager", "only eager keeps the weights")
+    if inputs.is_transformed:
+        return Choice("eager", "torch.func and forward mode know no fused kernels")
+    if inputs.mask.is_plain and not has_bias(inputs.encoding):
+        return Choice("sdpa", "there is no bias and no mask to hold")
+    if inputs.scores < SMALL:
+        return Choice("sdpa", "mask and bias are small enough to be held")
+    if inputs.q.device.type == "cuda" and flex.obstacle(inputs) is None:
+        return Choice("flex", "the bias goes into the kernel as a function")
+    way = tiled.way_of(inputs)
+    if way.name == "tiles" and torch.compiler.is_compiling():
+        return Choice("sdpa", "tiles would be compiled one by one, and anew for every length")
+    return Choice("tiled", way.reason, way)

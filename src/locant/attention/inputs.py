@@ -1,0 +1,207 @@
+"""`AttentionInputs`: one call of `attend`, checked, as every backend gets it.
+
+What `attend` accepts is checked here before anything is computed: errors of torch's kernels name no cause.
+
+What stands at padding may be anything, NaN of memory that nobody wrote included: a weight of 0 hides a number, but
+neither NaN nor infinity, forward and in gradients alike. So backends get `without_padding`: queries, keys and values
+are zeros at padding, which therefore gets a gradient of exactly zero. That costs a copy of each, and only where there
+are documents or padding. Whether there is any is not looked up: compiled code could not, and copies with other strides
+have other last bits.
+
+Decoding is the exception: a copy of the keys of a cache would cost ten times what the attention of one query does. So
+where there are 16 keys or more to a query, and nothing is differentiated, keys and values are taken as they are.
+`KVCache` stores zeros at padding, so behind it nothing changes; another cache has to hold finite numbers there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.masked import MaskedTensor
+
+from locant.arguments import Real, real, scale_of, shown
+from locant.attention.mask import AttentionMask
+from locant.errors import RangeError, ShapeError
+from locant.kernels.transforms import hides_gradient, is_differentiated
+from locant.positions import PositionEncoding, Positions
+from locant.positions.documents import PADDING
+from locant.tensors import require_tensor
+
+__all__ = [
+    "AttentionInputs", "dropout_of", "factor_of", "require_encoding", "require_tensors", "zero_padding",
+]  # fmt: skip
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""What torch multiplies; float8 is a way to store numbers."""
+FEWEST_KEYS = 16
+"""To a query: from here on this is decoding. With fewer, the copy costs a fraction of the attention."""
+DENSE = {
+    "masked": "x.to_tensor(0.0), and Positions.from_mask(...) for what is hidden",
+    "nested": "torch.nested.to_padded_tensor(x, 0.0), and Positions.from_mask(...) for the padding",
+}
+"""How tensors that hold a mask or lengths of their own are made ordinary ones."""
+
+
+@dataclass(frozen=True)
+class AttentionInputs:
+    """What a backend computes ``softmax(q k^T scale + bias) v`` from."""
+
+    q: Float[Tensor, "batch heads query head_dim"]
+    k: Float[Tensor, "batch kv_heads key head_dim"]
+    v: Float[Tensor, "batch kv_heads key value_dim"]
+    mask: AttentionMask
+    encoding: PositionEncoding | None = None
+    scale: Real = 1.0
+    dropout_p: Real = 0.0
+    return_weights: bool = False
+
+    @property
+    def scores(self) -> int:
+        """How many there are, of all rows and heads."""
+        return self.q.shape[0] * self.q.shape[1] * self.q.shape[2] * self.k.shape[2]
+
+    @property
+    def grouped(self) -> bool:
+        """Whether several query heads share a key head."""
+        return self.q.shape[1] != self.k.shape[1]
+
+    def bias(self) -> Float[Tensor, "#batch heads query key"] | None:
+        """What the encoding adds to the scores."""
+        if self.encoding is None:
+            return None
+        return self.encoding.bias(self.q, self.k, self.mask.queries, self.mask.k_positions)
+
+    def tile(self, start: int, stop: int) -> AttentionInputs:
+        """The queries ``start:stop``, and the keys that they attend to."""
+        mask, keys = self.mask.tile(start, stop)
+        q, k, v = self.q[:, :, start:stop], self.k[:, :, keys], self.v[:, :, keys]
+        return dataclasses.replace(self, q=q, k=k, v=v, mask=mask)
+
+    # ------------------------------------------------------------------ derivatives
+
+    @property
+    def sources(self) -> tuple[Tensor, ...]:
+        """All that the result is made of."""
+        learned = () if self.encoding is None else (*self.encoding.parameters(), *self.encoding.buffers())
+        return self.q, self.k, self.v, *learned
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether ``backward`` may come to the result."""
+        return torch.is_grad_enabled() and any(x.requires_grad or hides_gradient(x) for x in self.sources)
+
+    @property
+    def is_transformed(self) -> bool:
+        """Whether a derivative is wanted otherwise than by ``backward``: in forward mode, or by `torch.func`."""
+        return is_differentiated(*self.sources)
+
+    # ------------------------------------------------------------------ padding
+
+    def without_padding(self) -> AttentionInputs:
+        """With zeros for queries, keys and values at padding; in decoding, with keys and values as they are."""
+        k, v = self.k, self.v
+        if self.mask.keys.document_or_none is not None and not self._is_decoding():  # asked last: it makes a guard
+            k, v = zero_padding(self.mask.keys, k, v)
+        (q,) = zero_padding(self.mask.queries, self.q)
+        return dataclasses.replace(self, q=q, k=k, v=v)
+
+    def _is_decoding(self) -> bool:
+        """Told by shapes and by what needs a gradient, so that compiled code need not look at values."""
+        few_queries = FEWEST_KEYS * self.q.shape[2] <= self.k.shape[2]
+        return few_queries and not self.needs_gradient and not self.is_transformed
+
+
+def zero_padding(
+    positions: Positions, *tensors: Float[Tensor, "batch _ seq _"]
+) -> tuple[Float[Tensor, "batch _ seq _"], ...]:
+    """The tensors with zeros at padding, or themselves where there can be none.
+
+    >>> where = Positions.of([0, 0, 1], document=[-1, 0, 0])
+    >>> zero_padding(where, torch.full((1, 1, 3, 1), torch.nan))[0].flatten()
+    tensor([0., nan, nan])
+    """
+    if positions.document_or_none is None:
+        return tensors
+    padding = (positions.document_or_none == PADDING)[:, None, :, None]
+    return tuple(_filled(x, padding) for x in tensors)
+
+
+def _filled(x: Tensor, padding: Tensor) -> Tensor:
+    """With zeros where that is; torch fills nothing of 8 bits, of which all are 0 in a zero."""
+    if x.dtype.itemsize > 1:
+        return x.masked_fill(padding, 0.0)
+    return x.view(torch.uint8).masked_fill(padding, 0).view(x.dtype)
+
+
+# ---------------------------------------------------------------------- arguments of `attend`
+
+
+def require_tensors(q: Any, k: Any, v: Any) -> None:
+    """Raise unless these are queries, keys and values that belong together."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        require_tensor(name, x)
+        if (kind := _unusual(x)) is not None:
+            raise ShapeError(f"got {name} as a {kind} tensor, expected a dense one", DENSE.get(kind, "x.to_dense()"))
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if not q.ndim == k.ndim == v.ndim == 4:
+        raise ShapeError(
+            f"got {shapes}, expected (batch, heads, seq, head_dim) each",
+            "x.view(batch, seq, heads, -1).transpose(1, 2)",
+        )
+    if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3] or q.shape[-1] != k.shape[-1]:
+        raise ShapeError(
+            f"got {shapes}, expected one batch, one length for k and v, one head_dim for q and k",
+            "keys and values of the same tokens",
+        )
+    if q.shape[-1] == 0:
+        raise ShapeError(f"got {shapes}, expected a head_dim of 1 or more", "head_dim = d_model // num_heads")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ShapeError(
+            f"got {q.shape[1]} query heads for {k.shape[1]} key heads, expected a multiple",
+            "each key head serving the same number of query heads",
+        )
+    if q.dtype not in DTYPES or len({q.dtype, k.dtype, v.dtype}) > 1 or len({q.device, k.device, v.device}) > 1:
+        raise ShapeError(
+            f"got q, k, v of {q.dtype}, {k.dtype}, {v.dtype} on {q.device}, {k.device}, {v.device}, "
+            "expected one dtype, floating-point of 16 bits or more, and one device",
+            "k.to(q), v.to(q)" if q.dtype in DTYPES else "q.bfloat16()",
+        )
+
+
+def _unusual(x: Tensor) -> str | None:
+    """What kind of tensor it is, if it has no strides, or not one length."""
+    if isinstance(x, MaskedTensor):
+        return "masked"
+    if x.is_nested:
+        return "nested"
+    return None if x.layout == torch.strided else str(x.layout).removeprefix("torch.").lstrip("_")
+
+
+def require_encoding(encoding: Any) -> None:
+    """Raise unless it is an encoding, or none: a module that wraps one hides what it does to the scores."""
+    if encoding is None or isinstance(encoding, PositionEncoding):
+        return
+    if isinstance(encoding, type):
+        cause, remedy = f"the class {encoding.__name__}", f"{encoding.__name__}(num_heads)"
+    elif isinstance(encoding, torch.nn.Module):
+        cause, remedy = f"a module {type(encoding).__name__}", "the encoding itself; wrap or compile what calls attend"
+    else:
+        cause, remedy = shown(encoding), "locant.encoding(name, ...)"
+    raise RangeError(f"got {cause} for encoding, expected a PositionEncoding or None", remedy)
+
+
+def factor_of(scale: Any, head_dim: int) -> Real:
+    """What scores are multiplied with."""
+    if isinstance(scale, Tensor) and scale.requires_grad:
+        raise RangeError("got a scale that requires a gradient, which it would not get", "attend(q * scale, scale=1.0)")
+    return scale_of(scale, float(head_dim) ** -0.5)
+
+
+def dropout_of(probability: Any) -> Real:
+    """The probability of dropping a weight."""
+    return real("dropout_p", probability, low=0, below=1, remedy="dropout_p=0.0 outside training")

@@ -1,0 +1,283 @@
+"""`AttentionMask`: which key each query attends to, made once per call, in every form that a backend wants.
+
+The rule for one pair of tokens (padding, documents, causal, sliding window) is `locant.positions.documents.is_allowed`.
+Here it takes the cheapest form that says the same: none at all where everything is allowed, bounds of distances where
+both sides count one by one, blocks of tokens for FlexAttention, and a matrix only where nothing else will do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from locant.positions import Positions
+from locant.positions.documents import PADDING
+from locant.tensors import readable
+
+__all__ = ["BLOCK", "AttentionMask", "Dense", "Segment", "distance_bounds"]
+
+BLOCK = 128
+"""Tokens of a block, queries and keys alike: FlexAttention's own default."""
+SHORTEST = 128
+"""Tokens of a packed document, on average: with shorter ones, tiles of queries are fewer calls."""
+FAR = 2**40
+"""Beyond every index and document: the bounds of a block without tokens are FAR and -FAR."""
+
+
+class Segment(NamedTuple):
+    """Neighbouring tokens of a row: one whole document, or padding."""
+
+    length: int
+    is_document: bool
+
+
+@dataclass(frozen=True)
+class AttentionMask:
+    """Which key each query attends to.
+
+    >>> AttentionMask(Positions.arange(3)).is_causal, AttentionMask(Positions.after(2, 1), Positions.arange(3)).is_full
+    (True, True)
+    >>> AttentionMask(Positions.packed([1, 2])).dense().allowed.int()
+    tensor([[[[1, 0, 0],
+              [0, 1, 0],
+              [0, 1, 1]]]], dtype=torch.int32)
+    """
+
+    queries: Positions
+    k_positions: Positions | None = None
+    """``None``: the keys are those of the queries' tokens."""
+    causal: bool = True
+    window: int | None = None
+
+    @property
+    def keys(self) -> Positions:
+        return self.queries if self.k_positions is None else self.k_positions
+
+    @property
+    def offset(self) -> int | None:
+        """The index of the first query minus that of the first key, where both are known to count one by one."""
+        return None if self.queries.start is None or self.keys.start is None else self.queries.start - self.keys.start
+
+    # ------------------------------------------------------------------ known beforehand
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every query is known to attend to every key."""
+        if self.offset is None or self.window is not None:
+            return False
+        if self.causal and self.offset < self.keys.seq_len - 1:  # noqa: SIM103  # a compiler's comparison is no bool
+            return False
+        return True
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether it is known to be the lower triangle of a square, what fused kernels call causal."""
+        return self.causal and self.window is None and self._is_square and not self.is_full
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether fused kernels need no matrix for it; a single query is taken for the last token."""
+        if self.offset is None or self.window is not None:
+            return False
+        return not self.causal or self._is_square or self.queries.seq_len <= 1
+
+    @property
+    def _is_square(self) -> bool:
+        if self.offset != 0 or self.queries.seq_len != self.keys.seq_len:  # noqa: SIM103  # as above
+            return False
+        return True
+
+    # ------------------------------------------------------------------ a matrix
+
+    def dense(self) -> Dense:
+        """The mask as a matrix, where one is needed.
+
+        Queries that attend to nothing (padding) are opened to every key and marked, so that neither the softmax nor
+        its gradient ever meets a row of minus infinities.
+        """
+        if self.is_full:
+            return Dense(None, None)
+        if self.is_causal:
+            square = torch.ones(self.queries.seq_len, self.keys.seq_len, dtype=torch.bool, device=self.queries.device)
+            return Dense(square.tril_(), None)
+        allowed = self.queries.mask(self.k_positions, causal=self.causal, window=self.window)
+        blind = ~allowed.any(-1, keepdim=True)
+        return Dense(allowed | blind, blind)
+
+    # ------------------------------------------------------------------ bounds
+
+    def distance_bounds(self, offset: int) -> tuple[int, int]:
+        """`distance_bounds` of these queries and keys."""
+        return distance_bounds(offset, self.queries.seq_len, self.keys.seq_len, self.causal, self.window)
+
+    def key_bounds(self) -> tuple[int, int]:
+        """The slots of the first and behind the last key that any of the queries attends to; at least one slot.
+
+        Known beforehand where both sides count one by one. On a CPU the positions are looked through; elsewhere, and in
+        a compiled graph, that would wait for the device, and the answer is all keys.
+        """
+        keys = self.keys.seq_len
+        if self.offset is not None:
+            first, last = self.distance_bounds(self.offset)
+            low, high = keys - 1 - last, keys - 1 - first + self.queries.seq_len
+        elif readable(self.queries.index):
+            allowed = self.queries.mask(self.keys, causal=self.causal, window=self.window)
+            slots = allowed.any(0).any(1).flatten().nonzero()
+            low, high = (int(slots[0]), int(slots[-1]) + 1) if len(slots) else (0, 0)
+        else:
+            return 0, keys
+        low = min(max(low, 0), keys - 1)
+        return low, max(min(high, keys), low + 1)
+
+    def tile(self, start: int, stop: int) -> tuple[AttentionMask, slice]:
+        """The mask of the queries ``start:stop`` and of the keys that they attend to, and which keys those are."""
+        rows = AttentionMask(self.queries.slice(start, stop), self.keys, self.causal, self.window)
+        low, high = rows.key_bounds()
+        return AttentionMask(rows.queries, self.keys.slice(low, high), self.causal, self.window), slice(low, high)
+
+    # ------------------------------------------------------------------ blocks, for FlexAttention
+
+    def blocks(
+        self,
+    ) -> tuple[Bool[Tensor, "batch q_blocks k_blocks"], Bool[Tensor, "batch q_blocks k_blocks"]]:
+        """Which pairs of blocks may hold an allowed pair of tokens, and in which every pair is allowed.
+
+        torch's `create_block_mask` asks the rule about every pair of tokens. Here each block says between which
+        documents and orders it lies, and pairs of blocks are compared: no allowed pair is lost, and blocks in doubt are
+        left to the rule itself. For n tokens that is ``(n / 128) ** 2`` numbers, on the device of the positions.
+
+        >>> some, every = AttentionMask(Positions.arange(256)).blocks()
+        >>> some.int(), every.int()
+        (tensor([[[1, 0],
+                 [1, 1]]], dtype=torch.int32), tensor([[[0, 0],
+                 [1, 0]]], dtype=torch.int32))
+        """
+        q = _Blocks(*(bound[:, :, None] for bound in _blocks(self.queries)))
+        k = _Blocks(*(bound[:, None, :] for bound in _blocks(self.keys)))
+        some = (q.low_document <= k.high_document) & (k.low_document <= q.high_document)
+        every = q.whole & k.whole & (q.low_document == k.high_document) & (k.low_document == q.high_document)
+        nearest, farthest = q.low_order - k.high_order, q.high_order - k.low_order
+        if self.causal:
+            some, every = some & (farthest >= 0), every & (nearest >= 0)
+        if self.window is not None:
+            some = some & (nearest < self.window) & (farthest > -self.window)
+            every = every & (farthest < self.window) & (nearest > -self.window)
+        return some, every
+
+    def block_mask(self) -> object:
+        """FlexAttention's `BlockMask`."""
+        from torch.nn.attention.flex_attention import BlockMask
+
+        some, every = (pairs[:, None] for pairs in self.blocks())
+        return BlockMask.from_kv_blocks(
+            *_listed(some & ~every),
+            *_listed(every),
+            BLOCK_SIZE=BLOCK,
+            mask_mod=self.queries.mask_mod(self.keys, causal=self.causal, window=self.window),
+            seq_lengths=(self.queries.seq_len, self.keys.seq_len),
+        )
+
+    # ------------------------------------------------------------------ packed documents
+
+    def packed_documents(self) -> list[list[Segment]] | None:
+        """The documents and the padding of each row, in their order; of the only row where all rows are alike.
+
+        ``None`` where a document does not count one by one, or comes back after another; where documents are short;
+        where the keys are not those of the queries' tokens; and where the positions cannot be read.
+
+        >>> AttentionMask(Positions.packed([200, 300], length=500)).packed_documents()
+        [[Segment(length=200, is_document=True), Segment(length=300, is_document=True)]]
+        """
+        where = self.queries
+        readable_rows = readable(where.index) and bool(where.index.numel())
+        if self.k_positions is not None or where.order_or_none is not None or not readable_rows:
+            return None
+        index, document = where.index, where.document
+        first = torch.ones_like(document, dtype=torch.bool)
+        first[:, 1:] = document.diff() != 0
+        counts_on = (index.diff() == 1) | first[:, 1:] | (document[:, 1:] == PADDING)
+        if int(first.sum()) * SHORTEST > document.numel() or not bool(counts_on.all()):
+            return None
+        alike = bool((document == document[:1]).all())
+        rows = [_segments(document[row], first[row]) for row in range(1 if alike else where.batch)]
+        found = [row for row in rows if row is not None]
+        return found if len(found) == len(rows) and any(part.is_document for row in found for part in row) else None
+
+
+class Dense(NamedTuple):
+    """An attention mask as a matrix; ``None`` where everything is allowed."""
+
+    allowed: Bool[Tensor, "*#batch query key"] | None
+    blind: Bool[Tensor, "batch 1 query 1"] | None
+    """Queries that attend to nothing, and are open to every key in `allowed`: their output is zero, not NaN."""
+
+    def hide(self, scores: Float[Tensor, "#batch heads query key"]) -> Float[Tensor, "batch heads query key"]:
+        """Scores, or a bias, with minus infinity where the mask does not allow a pair."""
+        return scores if self.allowed is None else scores.masked_fill(~self.allowed, float("-inf"))
+
+    def blank(self, x: Float[Tensor, "batch heads query _"]) -> Float[Tensor, "batch heads query _"]:
+        """Outputs, or weights, with zeros for queries that attend to nothing."""
+        return x if self.blind is None else x.masked_fill(self.blind, 0.0)
+
+
+def distance_bounds(offset: int, queries: int, keys: int, causal: bool, window: int | None) -> tuple[int, int]:
+    """The first and the last value of ``i - j + keys - 1`` that is allowed, for the slots i and j of a query and a key.
+
+    Args:
+        offset: from `AttentionMask.offset`.
+        queries, keys: how many there are.
+        causal, window: as in `attend`.
+    """
+    same = keys - 1 - offset  # the value for a query and a key of one index
+    first, last = 0, queries + keys - 2
+    if window is not None:
+        first, last = max(first, same - window + 1), min(last, same + window - 1)
+    return max(first, same) if causal else first, last
+
+
+class _Blocks(NamedTuple):
+    """Of each block, ``batch blocks``: bounds over its tokens that are no padding, and whether all are such."""
+
+    low_document: Tensor
+    high_document: Tensor
+    low_order: Tensor
+    high_order: Tensor
+    whole: Tensor
+
+
+def _blocks(positions: Positions) -> _Blocks:
+    padded = -positions.seq_len % BLOCK
+    document = F.pad(positions.document, (0, padded), value=PADDING)
+    order = F.pad(positions.order, (0, padded))
+    real = document != PADDING
+
+    def between(values: Tensor) -> tuple[Tensor, Tensor]:
+        low, high = torch.where(real, values, FAR), torch.where(real, values, -FAR)
+        return low.unflatten(1, (-1, BLOCK)).amin(2), high.unflatten(1, (-1, BLOCK)).amax(2)
+
+    return _Blocks(*between(document), *between(order), real.unflatten(1, (-1, BLOCK)).all(2))
+
+
+def _listed(
+    pairs: Bool[Tensor, "batch 1 q_blocks k_blocks"],
+) -> tuple[Int[Tensor, "batch 1 q_blocks"], Int[Tensor, "batch 1 q_blocks k_blocks"]]:
+    """How many key blocks belong to each block of queries, and which: those first, in order."""
+    which = pairs.int().argsort(dim=-1, descending=True, stable=True)
+    return pairs.sum(-1, dtype=torch.int32), which.to(torch.int32)
+
+
+def _segments(document: Int[Tensor, " seq"], first: Bool[Tensor, " seq"]) -> list[Segment] | None:
+    """Of one row; ``None`` where a document comes back after another."""
+    starts = first.nonzero().flatten()
+    numbers = document[starts].tolist()
+    documents = [number for number in numbers if number != PADDING]
+    if len(set(documents)) < len(documents):
+        return None
+    ends = [*starts.tolist(), len(document)]
+    return [Segment(b - a, number != PADDING) for (a, b), number in zip(pairwise(ends), numbers, strict=True)]
