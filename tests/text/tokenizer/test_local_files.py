@@ -24,7 +24,7 @@ from tokenizers import pre_tokenizers
 from locant.errors import InputError
 from locant.text import Tokenizer, sample_text
 from locant.text.tokenizer import ranks
-from locant.text.tokenizer.ranks import ENCODINGS, cached_encoding
+from locant.text.tokenizer.tiktoken_files import ENCODINGS, cached_encoding
 
 REMEDIES = (r"the path of a tokenizer\.json", "download=True", r"Tokenizer\.train")
 VARIABLES = (
