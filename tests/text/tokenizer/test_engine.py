@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tokenizers import normalizers
 
-from locant.errors import InputError
+from locant.errors import InputError, RangeError
 from locant.text import Tokenizer
 from locant.text.tokenizer import engine as engines
 from locant.text.tokenizer import gigatoken_engine
