@@ -5,15 +5,16 @@ from . import checkpoints as checkpoints
 from . import embedding as embedding
 from . import errors as errors
 from . import formats as formats
+from . import models as models
 from . import parallel as parallel
 from . import positions as positions
 from . import scaling as scaling
 from . import text as text
 from ._version import __version__ as __version__
 from .attention import KVCache, attend
-from .checkpoints import encoding_from_config
 from .embedding import InputEmbedding, SegmentEmbedding, TokenEmbedding
 from .errors import InputError, LocantError, RangeError, ShapeError
+from .models import encoding_from_config, register_architecture
 from .positions import (
     ALiBi,
     Cope,
@@ -67,6 +68,7 @@ __all__ = [
     "encoding",
     "encoding_from_config",
     "prepare",
+    "register_architecture",
     "register_encoding",
     "scaling",
 ]

@@ -12,11 +12,12 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from locant import InputError, Positions, Rotary
+from locant.checkpoints.config_source import read_source
 from locant.checkpoints.explanation import Explanation, explain
-from locant.checkpoints.presets import PRESETS
-from locant.checkpoints.rotary_facts import RotaryFacts
-from locant.checkpoints.sources import read_source
+from locant.checkpoints.rotary_settings import RotarySettings
+from locant.models.registry import presets
 from tests import oracles
+from tests.positions.published import PRESETS
 from tests.refusal import refuses
 from tests.tolerances import FORMULA
 
@@ -30,7 +31,7 @@ def yarn(**others: Any) -> dict[str, Any]:
     return {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048, **others}
 
 
-def rotary_of(explanation: Explanation) -> RotaryFacts:
+def rotary_of(explanation: Explanation) -> RotarySettings:
     (layers,) = explanation.layers
     assert layers.rotary is not None
     return layers.rotary
@@ -134,7 +135,7 @@ PHIMOE = {
     ("change", "words"),
     [
         ({"rope_scaling": yarn(original_max_position_embeddings=8192)}, "32,768"),
-        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "says no trained length"),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "names no trained length"),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "past 8,192 tokens"),
         ({"model_type": "phi", "partial_rotary_factor": 0.5}, "only 32 of 64 dimensions"),
         (
@@ -144,7 +145,7 @@ PHIMOE = {
         ({"model_type": "phi", "head_dim": 65, "partial_rotary_factor": 0.5}, "head_dim 65 is odd"),
         ({"max_position_embeddings": 2**20}, "float32 angles"),
         ({"rope_scaling": yarn(truncate=True), "model_type": "gpt_oss", "head_dim": 64}, "truncate"),
-        ({"rope_interleave": True}, "rope_interleave says that these weights were converted"),
+        ({"rope_interleave": True}, "these weights were converted"),
         (LLAMA_4, "multiplied by 1 + 0.1 log(1 + floor((n + 1) / 8,192))"),
         ({"model_type": "phimoe", "rope_scaling": PHIMOE}, "never takes the long ones"),
         ({**PRESETS["deepseek-v3"]}, "scale=0.135234"),
@@ -156,11 +157,11 @@ PHIMOE = {
         ({**PRESETS["bert-base"], "position_embedding_type": "relative_key"}, "flip(0)"),
     ],
 )  # fmt: skip
-def test_known_traps_are_warned_of(change: dict[str, Any], words: str) -> None:
+def test_what_is_easily_missed_is_warned_of(change: dict[str, Any], words: str) -> None:
     assert words in warnings_of(change if "vocab_size" in change else llama(**change))
 
 
-def test_what_is_no_trap_is_not_warned_of() -> None:
+def test_what_is_fine_is_not_warned_of() -> None:
     assert warnings_of(llama()) == ""
     assert "max_position_embeddings" not in warnings_of(llama(rope_scaling=yarn()))
     assert "truncate" not in warnings_of(dict(PRESETS["gpt-oss-20b"]))
@@ -264,8 +265,8 @@ def test_a_configuration_is_found_under_its_path_its_folder_and_its_name(tmp_pat
 
 def test_a_preset_can_be_changed_without_harm() -> None:
     read_source("phi-3-mini-128k")["rope_scaling"]["long_factor"].clear()
-    PRESETS["phi-3-mini-128k"]["rope_scaling"]["long_factor"].clear()
-    assert len(PRESETS["phi-3-mini-128k"]["rope_scaling"]["long_factor"]) == 48
+    presets()["phi-3-mini-128k"]["rope_scaling"]["long_factor"].clear()
+    assert len(presets()["phi-3-mini-128k"]["rope_scaling"]["long_factor"]) == 48
 
 
 @pytest.mark.parametrize(

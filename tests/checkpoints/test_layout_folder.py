@@ -24,7 +24,7 @@ from locant.checkpoints import convert_layout, layout_stream
 from locant.checkpoints.layout import LayoutChange
 from locant.checkpoints.layout_folder import convert_folder
 from locant.checkpoints.safetensors_header import Header, read_header
-from tests.checkpoints.turned_otherwise import MODELS, build
+from tests.checkpoints.other_layout import MODELS, build
 from tests.refusal import refuses
 
 CONFIG = {

@@ -9,13 +9,13 @@ import jaxtyping
 import pytest
 
 from locant import LocantError
-from locant.checkpoints import convert_layout, rotary_facts
+from locant.checkpoints import convert_layout, rotary_settings
 from locant.checkpoints.explanation import explain
 from locant.checkpoints.extension import METHODS, extend
-from locant.checkpoints.presets import PRESETS
-from locant.checkpoints.rotary_facts import Precision
+from locant.checkpoints.rotary_settings import Precision
 from locant.report.explain import explanation_facts
 from tests.odd import ODD
+from tests.positions.published import PRESETS
 
 LLAMA = {
     "hidden_size": 64, "num_attention_heads": 2, "head_dim": 32, "num_hidden_layers": 2, "rope_theta": 10_000.0,
@@ -88,7 +88,7 @@ WIDE = {name for name, config in PRESETS.items() if "rope_theta" in config}
 )
 def test_an_odd_value_is_read_or_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = Precision(first_visible=None, at_longest=0.0)
-    monkeypatch.setattr(rotary_facts, "_precision", lambda rotary, length: measured)  # the slow part, and none of this
+    monkeypatch.setattr(rotary_settings, "_precision", lambda rotary, length: measured)  # the slow part
     for label, config in odd_ones(CONFIGS[name]):
         refused_or_done(lambda: explanation_facts(explain(config)), label)  # noqa: B023  # called at once
         refused_or_done(lambda: extend(config, to=200_000, method="ntk"), label)  # noqa: B023

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from locant.checkpoints.presets import PRESETS
 from tests.cli.conftest import Complains, Run
+from tests.positions.published import PRESETS
 from tests.tolerances import FEW_ROUNDINGS
 
 BEGINNINGS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
@@ -32,7 +32,7 @@ def test_every_preset_is_explained_in_words_and_in_json(run: Run, name: str) -> 
 def test_the_words_hold_the_numbers(run: Run) -> None:
     said = " ".join(run("explain", "llama-3.1-8b").stdout.split())
     for words in (
-        "131,072 positions", "trained 8,192", "rotate: turns queries and keys", "half: dimension i turns with i + 64",
+        "131,072 positions", "trained 8,192", "rotate: rotates queries and keys", "half: dimension i pairs with i + 64",
         "base 500,000", "Llama3: factor 8", "attention factor 1", "29 (0-28)", "6 (29-34)", "29 (35-63)", "vLLM yes",
         "tokens 128,256 x 4,096 525,336,576 2.0 GiB 1,002.0 MiB", "63 20,473,564",
     ):  # fmt: skip
@@ -61,6 +61,19 @@ def test_every_door_has_a_picture(run: Run, folder: Path, name: str) -> None:
     pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
     assert json.loads(run("explain", name, "-o", "x.png", "--json").stdout)["figure"] == "x.png"
     assert (folder / "x.png").stat().st_size > 10_000
+
+
+def test_missing_values_are_the_defaults_of_the_architecture_and_are_named(run: Run, folder: Path) -> None:
+    config = {"model_type": "qwen3", "hidden_size": 4096, "num_attention_heads": 32, "max_position_embeddings": 40960}
+    (folder / "config.json").write_text(json.dumps(config))
+    printed = " ".join(run("explain", "config.json").stdout.split())
+    assert "defaults rope_theta 10,000: not in the configuration, the default of qwen3 in transformers" in printed
+    assert "head_dim 128: not in the configuration" in printed
+    assert json.loads(run("explain", "config.json", "--json").stdout)["defaults"] == {
+        "rope_theta": 10_000.0,
+        "head_dim": 128,
+    }
+    assert "defaults" not in run("explain", "qwen2.5-7b").stdout
 
 
 def test_json_is_nothing_but_finite_json(run: Run) -> None:
@@ -101,20 +114,20 @@ GEMMA_4 = {
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"rope_theta": None}, "without rope_theta"),
+        ({"model_type": "kimi_k2", "qk_rope_head_dim": 64, "rope_theta": None}, "without rope_theta"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0}}, "original_max_position_embeddings"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "alpha": 3}}, "'alpha'"),
         ({"model_type": "mamba"}, "mamba"),
         ({"model_type": ["llama"]}, "model_type=['llama']"),
-        ({"vocab_size": "128256"}, "vocab_size='128256'"),
+        ({"vocab_size": "128256"}, "vocab_size"),
         ({"layer_types": 5}, "layer_types=5"),
-        ({"max_position_embeddings": 10**12}, "max_position_embeddings=1000000000000, expected at most 2147483647"),
+        ({"max_position_embeddings": 10**12}, "1000000000000 for max_position_embeddings, expected at most 2147483647"),
         ({"max_position_embeddings": 2**31}, "expected at most 2147483647"),
-        ({"hidden_size": 10**12}, "hidden_size=1000000000000"),
+        ({"hidden_size": 10**12}, "hidden_size"),
         ({"head_dim": 2**31 - 2}, "for head_dim, expected at most 262144"),
         ({"rope_theta": 1.0, "rope_scaling": YARN}, "got 1 for base"),
         ({"rope_theta": -1.0, "rope_scaling": YARN}, "for base"),
-        ({"rope_theta": float("nan")}, "rope_theta=nan"),
+        ({"rope_theta": float("nan")}, "rope_theta"),
         ({"partial_rotary_factor": 1e308}, "partial_rotary_factor"),
         ({"rope_scaling": LONGROPE}, "original_max_seq_len"),
         (GEMMA_4, "layer_types"),
@@ -137,7 +150,7 @@ def test_a_configuration_that_convert_wrote_is_explained(run: Run, folder: Path)
     (folder / "config.json").write_text(json.dumps({**PRESETS["llama-3.1-8b"], "rope_interleave": True}))
     said = " ".join(run("explain", "config.json").stdout.split())
     for words in (
-        "interleaved: dimension 2i turns with 2i + 1", "these weights were converted",
-        "vLLM yes, but not as the configuration says; its llama pairs dimensions as half",
+        "interleaved: dimension 2i pairs with 2i + 1", "these weights were converted",
+        "vLLM yes, but not as the configuration says; it pairs dimensions as half",
     ):  # fmt: skip
         assert words in said

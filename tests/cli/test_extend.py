@@ -9,10 +9,10 @@ import pytest
 
 from locant import Rotary
 from locant.checkpoints.extension import METHODS
-from locant.checkpoints.presets import PRESETS
 from locant.cli.extend import METHODS as OFFERED
 from locant.positions.scaling import YaRN
 from tests.cli.conftest import Complains, Run
+from tests.positions.published import PRESETS
 from tests.tolerances import FORMULA
 
 
@@ -72,8 +72,8 @@ def test_the_configuration_itself_is_not_overwritten(complains: Complains, folde
         (("mistral-7b", "--to", 1000), "expected more; try: --to 131072"),
         (("mistral-7b", "--to", 2**40), "got 1099511627776 for the new length, expected at most 2147483647"),
         (("llama-3.1-8b", "--to", 10**6), "stretches already"),
-        (("gpt2", "--to", 4096), "without rotary positions"),
-        (("bloom-7b1", "--to", 4096), "without rotary positions"),
+        (("gpt2", "--to", 4096), "rotary positions"),
+        (("bloom-7b1", "--to", 4096), "rotary positions"),
         (("gpt-j-6b", "--to", 4096), "no scaling and no other base"),
         (("nothing", "--to", 4096), "none of the presets"),
         (("mistral-7b",), "missing option '--to'"),

@@ -13,7 +13,7 @@ NAMES = {
     "Tokenizer", "TokenStore", "prepare", "Windows",
     "TokenEmbedding", "SegmentEmbedding", "InputEmbedding",
     "Positions", "PositionEncoding", "Sinusoidal", "Learned", "Rotary", "ALiBi", "T5Bias", "encoding",
-    "register_encoding", "scaling", "encoding_from_config",
+    "register_encoding", "scaling", "encoding_from_config", "register_architecture",
     "XPos", "Kerple", "Fire", "Sandwich", "Cope", "Shaw", "TransformerXL", "Deberta",
     "attend", "KVCache",
     "LocantError", "ShapeError", "RangeError", "InputError",

@@ -1,15 +1,32 @@
-"""Configurations of published models, as far as they decide how queries and keys are turned."""
+"""Configurations of published models, as far as they decide how queries and keys are rotated."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from transformers import AutoConfig
 
-from locant.checkpoints.presets import PRESETS
+from locant.models.registry import presets
 
-__all__ = ["PUBLISHED", "as_object", "layer_type_of"]
+__all__ = ["PRESETS", "PUBLISHED", "as_object", "layer_type_of"]
+
+
+class _Presets(Mapping[str, dict[str, Any]]):
+    """Hands out copies: configuration classes of transformers write into the dictionaries that they are made of."""
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        return presets()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(presets())
+
+    def __len__(self) -> int:
+        return len(presets())
+
+
+PRESETS: Mapping[str, dict[str, Any]] = _Presets()
 
 
 def _llama(width: int, heads: int, base: float, longest: int, **rest: Any) -> dict[str, Any]:

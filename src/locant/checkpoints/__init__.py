@@ -1,5 +1,3 @@
-"""Other people's files: configurations of published models, and what they say about position."""
+"""Other people's files: configurations explained and extended, and weights converted from one layout to another."""
 
-from locant.checkpoints.architectures import encoding_from_config as encoding_from_config
-from locant.checkpoints.architectures import layer_types as layer_types
 from locant.checkpoints.layout import convert_layout as convert_layout

@@ -1,26 +1,26 @@
-"""What a published model does about position, in numbers: everything that `locant explain` says."""
+"""What a published model does about position, in numbers: everything that `locant explain` prints."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from locant.checkpoints.architectures import architecture_of, encoding_from_config, layer_types
-from locant.checkpoints.readers import flag
-from locant.checkpoints.rotary_facts import RotaryFacts, rotary_facts
+from locant.checkpoints.config_warnings import Case, config_warnings
+from locant.checkpoints.rotary_settings import RotarySettings, rotary_settings
 from locant.checkpoints.serving import Serving, serving
-from locant.checkpoints.traps import Case, traps
 from locant.embedding.table import TableSize, table_sizes
+from locant.models.config_values import LENGTHS, TRAINED, WIDTHS, Config, flag, integer_at
+from locant.models.encodings import encoding_from_config, layer_types
+from locant.models.registry import read_known, with_defaults
+from locant.models.rotary_config import named_layout
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.learned import Learned
 from locant.positions.encodings.rotary import Rotary
-from locant.positions.rope_config.config import config_dict
-from locant.positions.rope_config.sizes import LENGTHS, TRAINED, WIDTHS, integer_of, named_layout
 from locant.positions.scaling import Linear, Proportional
 
 __all__ = ["DOORS", "Explanation", "Layers", "explain", "trained_length"]
@@ -45,7 +45,7 @@ class Layers:
     encoding: str
     doors: tuple[str, ...]
     num_parameters: int
-    rotary: RotaryFacts | None
+    rotary: RotarySettings | None
     warnings: tuple[str, ...]
 
 
@@ -54,9 +54,10 @@ class Explanation:
     """A configuration, explained.
 
     Args:
-        longest: the longest sequence that the configuration names.
-        trained: the length before it was stretched, where that is said.
+        longest: the longest sequence that the configuration has.
+        trained: the length before it was stretched, where it is known.
         tables: embedding tables: tokens, segments, positions.
+        defaults: values that the configuration lacks, and that the class of its architecture in `transformers` has.
     """
 
     model_type: str
@@ -66,66 +67,72 @@ class Explanation:
     tables: tuple[TableSize, ...]
     tied: bool | None
     vllm: Serving
+    defaults: Mapping[str, Any]
 
 
 def explain(config: Mapping[str, Any] | object) -> Explanation:
-    """What a Hugging Face configuration says about position; takes a second for long contexts, which are measured.
+    """What a Hugging Face configuration means for positions; takes a second for long contexts, which are measured.
+
+    Values that are missing are those that `transformers` takes for the architecture, see `with_defaults`.
 
     >>> explained = explain({"model_type": "gpt2", "n_positions": 1024, "n_embd": 768, "vocab_size": 50257})
     >>> explained.layers[0].doors, explained.tables[1]
     (('embed',), TableSize(name='positions', shape=(1024, 768)))
     """
-    facts = config_dict(config)
-    architecture_of(facts)
-    longest = integer_of(facts, *LENGTH_KEYS)
-    named = {name: _on_meta(facts, name) for name in layer_types(facts) or (None,)}
+    stated, architecture = read_known(config)
+    full = with_defaults(config)
+    longest = integer_at(full, *LENGTH_KEYS)
+    named = {name: _on_meta(full, name) for name in layer_types(full) or (None,)}
     rotaries = [encoding for encoding in named.values() if isinstance(encoding, Rotary)]
     return Explanation(
-        model_type=facts["model_type"],
+        model_type=full["model_type"],
         longest=longest,
-        trained=trained_length(facts, rotaries[0]) if rotaries else longest,
-        layers=tuple(_layers(facts, name, encoding, longest) for name, encoding in named.items()),
-        tables=_tables(facts, named),
-        tied=flag(facts, "tie_word_embeddings") if "tie_word_embeddings" in facts else None,
-        vllm=serving(facts, rotaries),
+        trained=trained_length(full, rotaries[0]) if rotaries else longest,
+        layers=tuple(
+            _layers(Case(config=full, architecture=architecture, longest=longest, encoding=encoding), name)
+            for name, encoding in named.items()
+        ),
+        tables=_tables(full, named),
+        tied=flag("tie_word_embeddings", full["tie_word_embeddings"]) if "tie_word_embeddings" in full else None,
+        vllm=serving(full, architecture, rotaries),
+        defaults={key: value for key, value in full.items() if key not in stated},
     )
 
 
-def trained_length(facts: Mapping[str, Any], rotary: Rotary) -> int | None:
-    """The length that a model was trained with, as far as its configuration says it: with linear scaling, not."""
-    stated = getattr(rotary.scaling, "original_max_seq_len", None) or integer_of(facts, TRAINED)
-    return stated or (None if isinstance(rotary.scaling, (Linear, Proportional)) else integer_of(facts, *LENGTH_KEYS))
+def trained_length(config: Config, rotary: Rotary) -> int | None:
+    """The length that a model was trained with, as far as its configuration has it: with linear scaling, not."""
+    stated = getattr(rotary.scaling, "original_max_seq_len", None) or integer_at(config, TRAINED)
+    return stated or (None if isinstance(rotary.scaling, (Linear, Proportional)) else integer_at(config, *LENGTH_KEYS))
 
 
-def _layers(facts: Mapping[str, Any], name: str | None, encoding: PositionEncoding, longest: int | None) -> Layers:
-    measured = None
+def _layers(case: Case, name: str | None) -> Layers:
+    encoding = case.encoding
     if isinstance(encoding, Rotary):
-        trained = trained_length(facts, encoding) or longest or MADE_FOR
-        measured = rotary_facts(encoding, longest or trained, trained)
-    case = Case(facts=facts, longest=longest, encoding=encoding, rotary=measured)
+        trained = trained_length(case.config, encoding) or case.longest or MADE_FOR
+        case = replace(case, rotary=rotary_settings(encoding, case.longest or trained, trained))
     return Layers(
         name=name,
         kind="none" if type(encoding) is PositionEncoding else type(encoding).__name__,
         encoding="no position encoding (NoPE)" if type(encoding) is PositionEncoding else repr(encoding),
         doors=_doors(encoding),
         num_parameters=sum(size.num_parameters for size in table_sizes(encoding)),
-        rotary=measured,
-        warnings=tuple(traps(case)),
+        rotary=case.rotary,
+        warnings=tuple(config_warnings(case)),
     )
 
 
 MADE_FOR = 2048
-"""Measured where a configuration names no length at all."""
+"""Measured where a configuration has no length at all."""
 
 
-def _on_meta(facts: Mapping[str, Any], name: str | None) -> PositionEncoding:
-    """Tables are weighed, not made. Of converted weights the layout is the one they were converted to."""
+def _on_meta(config: Config, name: str | None) -> PositionEncoding:
+    """An encoding whose tables have shapes and no memory, in the layout of converted weights where they are."""
     with torch.device("meta"), _Unfilled():
-        return encoding_from_config(facts, layer_type=name, layout=named_layout(facts))
+        return encoding_from_config(config, layer_type=name, layout=named_layout(config))
 
 
 class _Unfilled(TorchFunctionMode):
-    """Leaves fresh tables as they are: drawing numbers that do not exist makes torch load its compiler first."""
+    """Leaves fresh tables as they are: drawing random numbers on the meta device makes torch load its compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func in (nn.init.normal_, torch.Tensor.normal_):
@@ -137,12 +144,12 @@ def _doors(encoding: PositionEncoding) -> tuple[str, ...]:
     return tuple(door for door in DOORS if getattr(type(encoding), door) is not getattr(PositionEncoding, door))
 
 
-def _tables(facts: Mapping[str, Any], named: Mapping[str | None, PositionEncoding]) -> tuple[TableSize, ...]:
-    vocab, width = integer_of(facts, "vocab_size"), _token_width(facts)
+def _tables(config: Config, named: Mapping[str | None, PositionEncoding]) -> tuple[TableSize, ...]:
+    vocab, width = integer_at(config, "vocab_size"), _token_width(config)
     tables: list[TableSize] = []
     if vocab is not None and width is not None:
         tables.append(TableSize(name="tokens", shape=(vocab, width)))
-        segments = integer_of(facts, "type_vocab_size", low=0)
+        segments = integer_at(config, "type_vocab_size", low=0)
         if segments:
             tables.append(TableSize(name="segments", shape=(segments, width)))
     for name, encoding in named.items():
@@ -152,7 +159,7 @@ def _tables(facts: Mapping[str, Any], named: Mapping[str | None, PositionEncodin
     return tuple(tables)
 
 
-def _token_width(facts: Mapping[str, Any]) -> int | None:
+def _token_width(config: Config) -> int | None:
     """The width of the token table, which may be narrower than the layers."""
-    found = next((key for key in TOKEN_WIDTHS if facts.get(key) is not None), None)
-    return None if found is None else integer_of(facts, found)
+    found = next((key for key in TOKEN_WIDTHS if config.get(key) is not None), None)
+    return None if found is None else integer_at(config, found)

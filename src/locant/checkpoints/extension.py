@@ -11,28 +11,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from locant.arguments import whole
-from locant.checkpoints.architectures import architecture_of, layer_types
+from locant.arguments import one_of, whole
 from locant.checkpoints.explanation import trained_length
-from locant.checkpoints.readers import read_falcon, read_rotary
-from locant.checkpoints.rotary_facts import RotaryFacts, rotary_facts
-from locant.checkpoints.turning_layers import read_rotary_in_some_layers, read_rotary_in_windows, turns_nowhere
+from locant.checkpoints.rotary_settings import RotarySettings, rotary_settings
 from locant.errors import InputError, RangeError
+from locant.models.architecture import Architecture, RotaryKeys
+from locant.models.config_values import LENGTHS, TRAINED, Config, integer
+from locant.models.encodings import layer_types, rotary_layer_types
+from locant.models.registry import read_known
+from locant.models.rope_layers import ropes_by_layer
+from locant.models.rope_parameters import write_scaling, write_weights
+from locant.models.rotary_config import named_layout
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import MAX_INDEX
-from locant.positions.rope_config.config import config_dict, rotary_from_config
-from locant.positions.rope_config.dialects import DIALECTS, Dialect
-from locant.positions.rope_config.layers import ropes_by_layer
-from locant.positions.rope_config.sizes import LENGTHS, TRAINED, named_layout
-from locant.positions.rope_config.types import integer, write_scaling, write_weights
 from locant.positions.scaling import DynamicNTK, Linear, Llama3, LongRoPE, Scaling, Unscaled, YaRN, ntk_exponent
 
 __all__ = ["METHODS", "Extension", "extend"]
-
-ROTARY_READERS = (read_rotary, read_falcon, read_rotary_in_windows, read_rotary_in_some_layers)
-
-ONLY: Mapping[str, tuple[str, ...]] = {"phi3": ("ntk", "longrope"), "phimoe": ("ntk", "longrope")}
-"""Architectures whose code takes no other methods."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,20 +47,20 @@ class Extension:
     config: dict[str, Any]
     changed: dict[str, tuple[Any, Any]]
     layer_type: str | None
-    before: RotaryFacts
-    after: RotaryFacts
+    before: RotarySettings
+    after: RotarySettings
     notes: tuple[str, ...]
 
     @property
     def stretches(self) -> list[float | None]:
-        """How much longer each pair's wavelength becomes; ``None`` for a pair that does not turn."""
+        """How much longer each pair's wavelength becomes; ``None`` for a pair that is not rotated."""
         pairs = zip(self.before.pairs, self.after.pairs, strict=True)
         return [new.wavelength / old.wavelength if new.wavelength and old.wavelength else None for old, new in pairs]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Stretch:
-    """What a method gets to know."""
+    """What a method computes from."""
 
     rotary: Rotary
     trained: int
@@ -94,71 +88,79 @@ def extend(config: Mapping[str, Any] | object, *, to: int, method: str = "yarn")
     >>> extend({**config, "max_position_embeddings": 4096}, to=16384, method="linear").config["rope_scaling"]
     {'rope_type': 'linear', 'factor': 4.0}
     """
-    facts = config_dict(config)
-    _require_method(facts, method)
-    layer_type = _layers_to_change(facts)
-    layout = named_layout(facts)  # of converted weights, which may not be the architecture's
-    rotary = rotary_from_config(facts, layer_type=layer_type, layout=layout)
-    trained = _trained(facts, rotary)
+    values, architecture = read_known(config)
+    _require_method(values, architecture, method)
+    layer_type = _layers_to_change(values, architecture)
+    layout = named_layout(values)  # of converted weights, which may not be the architecture's
+    rotary = Rotary.from_config(values, layer_type=layer_type, layout=layout)
+    trained = _trained(values, rotary)
     to = whole("the new length", to, 1, MAX_INDEX, remedy=f"--to {4 * trained}")
     if to <= trained:
         raise RangeError(f"got {to} tokens for a model of {trained}, expected more", f"--to {4 * trained}")
-    latent = DIALECTS[facts["model_type"]].head_dim_key != "head_dim"
-    stretch = _Stretch(rotary=rotary, trained=trained, factor=to / trained, latent=latent)
-    changed = _changed(facts, stretch, METHODS[method], layer_type)
-    new = {**facts, **changed}
-    after = rotary_from_config(new, layer_type=layer_type, layout=layout)
+    stretch = _Stretch(rotary=rotary, trained=trained, factor=to / trained, latent=architecture.rotary_keys.latent)
+    changed = _changed(values, architecture, stretch, METHODS[method], layer_type)
+    after = Rotary.from_config({**values, **changed}, layer_type=layer_type, layout=layout)
+    names = {key: architecture.attribute_map.get(key, key) for key in changed}
     return Extension(
         method=method,
         trained=trained,
         to=to,
-        config=_put_back(config, changed),
-        changed={key: (facts.get(key), value) for key, value in changed.items() if facts.get(key) != value},
+        config=_put_back(config, {names[key]: value for key, value in changed.items()}),
+        changed={names[key]: (values.get(key), value) for key, value in changed.items() if values.get(key) != value},
         layer_type=layer_type,
-        before=rotary_facts(rotary, trained, trained),
-        after=rotary_facts(after, to, trained),
-        notes=_notes(METHODS[method], stretch, layer_type, _window(facts)),
+        before=rotary_settings(rotary, trained, trained),
+        after=rotary_settings(after, to, trained),
+        notes=_notes(METHODS[method], stretch, layer_type, _window(values)),
     )
 
 
-def _require_method(facts: Mapping[str, Any], method: str) -> None:
-    if method not in METHODS:
-        raise InputError(f"got method {method!r}, expected one of {', '.join(METHODS)}", "yarn")
-    name = facts.get("model_type", "")
-    if architecture_of(facts).read not in ROTARY_READERS or facts.get("alibi"):
+def _require_method(config: Config, architecture: Architecture, method: str) -> None:
+    one_of("method", method, METHODS)
+    name = config["model_type"]
+    if architecture.rotary is None or not rotary_layer_types(config):
         raise InputError(
-            f"got a {name} without rotary positions, whose context no scaling extends", "a model with them"
+            f"got a {name} of which no layer has rotary positions, and a scaling extends nothing else",
+            "a model with them, such as llama-3.1-8b",
         )
-    if turns_nowhere(facts):
-        raise InputError(f"got a {name}, of which no layer has rotary positions", "a model with them")
-    if DIALECTS[name].fixed_base is not None:
-        raise InputError(f"got a {name}, whose code knows no scaling and no other base", "another architecture")
-    if method not in ONLY.get(name, METHODS):
-        raise InputError(f"got method {method!r}, but {name} takes {' or '.join(ONLY[name])} only", ONLY[name][-1])
+    if architecture.rotary.fixed_base is not None:
+        raise InputError(
+            f"got a {name}, whose code knows no scaling and no other base", "a model whose configuration has rope_theta"
+        )
+    if method not in (architecture.extend_methods or METHODS):
+        raise InputError(
+            f"got method {method!r}, but {name} takes {' or '.join(architecture.extend_methods or ())} only",
+            f"--method {(architecture.extend_methods or ('',))[-1]}",
+        )
 
 
-def _layers_to_change(facts: Mapping[str, Any]) -> str | None:
-    """Windows of fixed width see no longer distances; only full attention does."""
-    kinds = layer_types(facts)
-    if architecture_of(facts).read is read_rotary_in_windows and kinds:
-        name = facts["model_type"]
+def _layers_to_change(config: Config, architecture: Architecture) -> str | None:
+    """Sliding windows of fixed width reach no longer distances; only full attention does."""
+    kinds, rotary = layer_types(config), rotary_layer_types(config)
+    if rotary == ("sliding_attention",):
         raise InputError(
-            f"got a {name}, whose rotary layers see a window and no farther", "nothing: full attention has none"
+            f"got a {config['model_type']}, whose rotary layers attend to a window and no farther",
+            "the configuration as it is: layers of full attention have no positions to scale",
         )
-    if architecture_of(facts).read is not read_rotary or not kinds:
+    if architecture.layer_types is not None or not kinds:
         return None
     if "full_attention" not in kinds:
-        raise InputError(f"got layers of types {', '.join(kinds)}, expected full_attention among them", "another model")
+        raise InputError(
+            f"got layers of types {', '.join(kinds)}, expected full_attention among them",
+            "rope parameters of 'full_attention'",
+        )
     return "full_attention"
 
 
-def _trained(facts: Mapping[str, Any], rotary: Rotary) -> int:
+def _trained(config: Config, rotary: Rotary) -> int:
     if not isinstance(rotary.scaling, Unscaled):
         name = type(rotary.scaling).__name__
         raise InputError(f"got a configuration that {name} stretches already", "the configuration without its scaling")
-    trained = trained_length(facts, rotary)
+    trained = trained_length(config, rotary)
     if trained is None:
-        raise InputError("got a configuration without max_position_embeddings", "the length it was trained with")
+        raise InputError(
+            "got a configuration without max_position_embeddings",
+            "'max_position_embeddings': the length it was trained with",
+        )
     return trained
 
 
@@ -189,7 +191,7 @@ def _larger_base(stretch: _Stretch) -> float:
 METHODS: Mapping[str, _Method] = {
     "yarn": _Method(
         scaling=_yarn,
-        note="pairs that turn often stay, slow ones are interpolated, with a ramp between (arXiv 2309.00071)",
+        note="fast pairs stay, slow ones are interpolated, with a ramp between (arXiv 2309.00071)",
     ),
     "linear": _Method(
         scaling=lambda stretch: Linear(factor=stretch.factor),
@@ -225,35 +227,37 @@ METHODS: Mapping[str, _Method] = {
 # ------------------------------------------------------------------ writing
 
 
-def _changed(facts: Mapping[str, Any], stretch: _Stretch, method: _Method, layer_type: str | None) -> dict[str, Any]:
+def _changed(
+    config: Config, architecture: Architecture, stretch: _Stretch, method: _Method, layer_type: str | None
+) -> dict[str, Any]:
     """The new values of the keys that change, in the form that the configuration has."""
     scaling, base = method.scaling(stretch), method.base(stretch)
-    dialect = DIALECTS[facts["model_type"]]
+    keys = architecture.rotary_keys
     written = write_scaling(scaling)
-    if isinstance(scaling, LongRoPE) and dialect.weighted_longrope:
+    if isinstance(scaling, LongRoPE) and keys.weighted_longrope:
         written |= write_weights(scaling)
-    lengths = {key: method.longest(stretch) for key in LENGTHS if key in facts}
-    if isinstance(scaling, LongRoPE) and (TRAINED in facts or facts["model_type"] in ONLY):
-        lengths[TRAINED] = stretch.trained  # their classes have a default for it, which would win
-    rope: Any = facts.get("rope_parameters")
-    if rope is None and _reaches_other_layers(dialect, layer_type, written, base != stretch.rotary.base):
-        rope = ropes_by_layer(facts, dialect)  # the older form cannot say it
-        lengths |= {"rope_scaling": None} if "rope_scaling" in facts else {}
+    lengths = {key: method.longest(stretch) for key in LENGTHS if key in config}
+    if isinstance(scaling, LongRoPE) and (TRAINED in config or architecture.extend_methods):
+        lengths[TRAINED] = stretch.trained  # the classes of Phi have a default for it, which would win
+    rope: Any = config.get("rope_parameters")
+    if rope is None and _reaches_other_layers(keys, layer_type, written, base != stretch.rotary.base):
+        rope = ropes_by_layer(config, keys)  # the older form cannot say it
+        lengths |= {"rope_scaling": None} if "rope_scaling" in config else {}
     if rope is None:
-        return {**_older_form(facts, written, base, layer_type), **lengths}
+        return {**_older_form(config, keys, written, base, layer_type), **lengths}
     inner: Mapping[str, Any] = rope if layer_type is None else rope[layer_type]
     new = {**{key: value for key, value in inner.items() if key not in ("type", "rope_type")}, **written}
     new["rope_theta"] = base
-    beside = {key: base for key in dialect.base_keys_of(layer_type) if key in facts}
+    beside = {key: base for key in keys.base_keys_of(layer_type) if key in config}
     return {"rope_parameters": new if layer_type is None else {**rope, layer_type: new}, **beside, **lengths}
 
 
 def _reaches_other_layers(
-    dialect: Dialect, layer_type: str | None, written: Mapping[str, Any], other_base: bool
+    keys: RotaryKeys, layer_type: str | None, written: Mapping[str, Any], other_base: bool
 ) -> bool:
     """Whether a ``rope_scaling`` would act on layers that are to stay; a base that all layers share is refused."""
-    others = [kind for name, kind in dialect.layer_kinds.items() if name != layer_type]
-    if other_base and any(kind.base_key in dialect.base_keys_of(layer_type) for kind in others):
+    others = [kind for name, kind in keys.layer_kinds.items() if name != layer_type]
+    if other_base and any(kind.base_key in keys.base_keys_of(layer_type) for kind in others):
         raise InputError(
             "got a configuration with one base for all layers, and a method that changes it for some",
             "another method, or rope_parameters with a dictionary per layer type",
@@ -262,17 +266,16 @@ def _reaches_other_layers(
 
 
 def _older_form(
-    facts: Mapping[str, Any], written: Mapping[str, Any], base: float, layer_type: str | None
+    config: Config, keys: RotaryKeys, written: Mapping[str, Any], base: float, layer_type: str | None
 ) -> dict[str, Any]:
     """`rope_scaling` beside the base; where there is none, the base alone changes."""
     kept = {
         key: value
-        for key, value in facts.get("rope_scaling", {}).items()
+        for key, value in config.get("rope_scaling", {}).items()
         if key not in ("type", "rope_type", "rope_theta")
     }
-    dialect = DIALECTS[facts["model_type"]]
-    key = next((key for key in dialect.base_keys_of(layer_type) if key in facts), dialect.base_key)
-    changes: dict[str, Any] = {key: base} if facts.get(key) != base else {}
+    key = next((key for key in keys.base_keys_of(layer_type) if key in config), keys.base_key)
+    changes: dict[str, Any] = {key: base} if config.get(key) != base else {}
     return (
         changes
         if written == {"rope_type": "default"} and not kept
@@ -291,17 +294,17 @@ def _put_back(config: Mapping[str, Any] | object, changed: Mapping[str, Any]) ->
     return whole
 
 
-def _window(facts: Mapping[str, Any]) -> int | None:
-    window = facts.get("sliding_window")
+def _window(config: Config) -> int | None:
+    window = config.get("sliding_window")
     return None if window is None else integer("sliding_window", window, 0)
 
 
 def _notes(method: _Method, stretch: _Stretch, layer_type: str | None, window: int | None) -> tuple[str, ...]:
     notes = [method.note]
     if layer_type is not None:
-        notes.append(f"only {layer_type} layers change: the others see no farther than their window")
+        notes.append(f"only {layer_type} layers change: the others attend to no more than their window")
     elif window is not None:
-        notes.append(f"sliding_window is {window:,}: layers that have it see no farther, whatever the positions")
+        notes.append(f"sliding_window is {window:,}: layers that have it attend to no more, whatever the positions")
     if stretch.latent:
         notes.append("mscale and mscale_all_dim are set, as DeepSeek does: the temperature acts on all scores")
     return tuple(notes)

@@ -1,6 +1,6 @@
 """Which dimensions of a head form a pair, changed in the weights: ``"half"`` to ``"interleaved"`` and back.
 
-Rotary positions turn pairs of dimensions. Llama and NeoX pair dimension i with i + d/2, GPT-J and the paper 2i with
+Rotary positions rotate pairs of dimensions. Llama and NeoX pair dimension i with i + d/2, GPT-J and the paper 2i with
 2i + 1, and weights trained with one are wrong with the other. A model computes the same scores in both layouts if the
 rows of its projections of queries and keys, and the weights of their norms, change their order too. Values do not.
 
@@ -16,23 +16,15 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from locant.checkpoints.head_shapes import HeadShape, head_shape_of, rotary_dialect_of
-from locant.checkpoints.projections import (
-    FUSED,
-    NORMS,
-    SEPARATE,
-    Part,
-    Run,
-    layer_of,
-    norm_runs,
-    part_of,
-    runs_of,
-)
+from locant.arguments import one_of
+from locant.checkpoints.projections import NORMS, SEPARATE, Part, layer_of, norm_rows, part_of
 from locant.errors import InputError, ShapeError
 from locant.kernels.rotary import Layout
-from locant.positions.rope_config.config import config_dict
-from locant.positions.rope_config.dialects import DIALECTS
-from locant.positions.rope_config.sizes import Config, named_layout
+from locant.models.config_values import Config
+from locant.models.head_shapes import head_shape_of
+from locant.models.projections import HeadRows, HeadShape
+from locant.models.registry import read
+from locant.models.rotary_config import named_layout
 
 __all__ = ["LayoutChange", "convert_layout", "row_order"]
 
@@ -57,13 +49,13 @@ def convert_layout(
         state_dict: names as in transformers; it and its tensors stay as they are.
         config: the model's configuration, as an object or as the dictionary of its ``config.json``.
         to: the layout to convert to; it has no default.
-        source: the layout of these weights; by default what `config` says as ``rope_interleave``, and where it says
-            nothing the layout of the architecture.
+        source: the layout of these weights; by default that of ``rope_interleave`` in `config`, and without it that of
+            the architecture.
 
     Raises:
         InputError: weights that are in this layout already, a name that may belong to queries or keys and is not
             known, quantised weights, an architecture whose order of rows is not known.
-        ShapeError: a tensor that does not have the rows that the configuration speaks of.
+        ShapeError: a tensor that does not have the rows that follow from the configuration.
 
     >>> config = {"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2}
     >>> weights = {"layers.0.self_attn.q_proj.bias": torch.arange(8), "layers.0.self_attn.v_proj.bias": torch.arange(8)}
@@ -86,70 +78,68 @@ class LayoutChange:
     Args:
         config: the model's configuration.
         to: the layout to convert to.
-        source: the layout of the weights; ``None`` to take the configuration's word for it.
+        source: the layout of the weights; ``None``: what the configuration has.
     """
 
     def __init__(self, config: Config | object, *, to: Layout, source: Layout | None = None) -> None:
-        self.facts = config_dict(config)
-        self.architecture: str | None = self.facts.get("model_type")
-        self.own: Layout | None = rotary_dialect_of(self.facts).layout
-        for name, layout in (("to", to), ("source", source)):
-            if layout not in (*LAYOUTS, *([None] if name == "source" else [])):
-                raise InputError(f"got {name}={layout!r}, expected 'half' or 'interleaved'", "one of these")
+        self.config, self.row = read(config)
+        self.architecture: str | None = self.config.get("model_type")
+        if self.config.get("alibi"):
+            raise InputError("got alibi=true, a model without rotary positions", "the weights as they are")
+        self.projections = {**SEPARATE, **self.row.projections}
+        one_of("to", to, LAYOUTS)
+        if source is not None:
+            one_of("source", source, LAYOUTS)
         self.to: Layout = to
         self.source: Layout = self._stated() if source is None else source
         if self.source == to:
-            said = f"source={source!r}" if source else "the configuration"
+            because = f"source={source!r}" if source else "the configuration"
             other = "interleaved" if to == "half" else "half"
             raise InputError(
-                f"got weights that are in the layout {to!r} already, as {said} says",
+                f"got weights that are in the layout {to!r} already, according to {because}",
                 f"the other layout, or source={other!r} (--from {other}) if these weights were converted before",
             )
 
-    def moves(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[Run, ...]]:
+    def moves(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[HeadRows, ...]]:
         """The tensors whose rows change their order, and how these rows are divided into heads."""
-        parts = {name: part_of(name, self.architecture) for name in shapes}
+        parts = {name: part_of(name, self.projections) for name in shapes}
         self._require_known({name for name, (part, _) in parts.items() if part is Part.UNKNOWN})
         _require_plain({name for name, (part, _) in parts.items() if part is Part.QUANTISED})
         return {
-            name: self._runs(name, shapes[name], component)
+            name: self._rows(name, shapes[name], component)
             for name, (part, component) in parts.items()
             if part in (Part.ROWS, Part.NORM)
         }
 
-    def _runs(self, name: str, shape: Sequence[int], component: str) -> tuple[Run, ...]:
-        heads = head_shape_of(self.facts, layer_of(name))
+    def _rows(self, name: str, shape: Sequence[int], component: str) -> tuple[HeadRows, ...]:
+        heads = head_shape_of(self.config, self.row, layer_of(name))
         norm = component in NORMS
         rows = math.prod(shape) if norm or ".lora_magnitude_vector" in name else shape[0] if shape else 0
-        runs = norm_runs(component, heads, rows) if norm else runs_of(component, self.architecture, heads)
-        expected = sum(run.rows for run in runs)
+        found = norm_rows(component, heads, rows) if norm else self.projections[component](heads)
+        expected = sum(each.rows for each in found)
         if rows != expected:
             raise ShapeError(
                 f"got {name} of shape {tuple(shape)}, expected {expected} {'weights' if norm else 'rows'} for "
                 f"{_in_words(heads)}",
                 "the configuration of this very model, and weights that are neither sharded nor quantised",
             )
-        return runs
+        return found
 
     def _stated(self) -> Layout:
         """The layout of the weights according to the configuration."""
-        said = named_layout(self.facts)
-        if said is not None:
-            return said
-        if self.own is None:
+        layout = named_layout(self.config) or self.row.rotary_keys.layout
+        if layout is None:
             raise InputError(
-                f"got model_type={self.architecture!r}, whose layout is not known; known are "
-                + ", ".join(sorted(DIALECTS)),
+                f"got model_type={self.architecture!r}, whose layout is not known",
                 "source='half' or 'interleaved' (--from), as its weights were trained with",
             )
-        return self.own
+        return layout
 
     def _require_known(self, names: set[str]) -> None:
         if names:
-            fused = sorted(name for name, orders in FUSED.items() if self.architecture in orders)
             raise InputError(
                 f"got {_listed(names)}, which may belong to queries or keys of {self.architecture!r} and "
-                f"{'is' if len(names) == 1 else 'are'} not known; known are {', '.join([*SEPARATE, *fused, *NORMS])}",
+                f"{'is' if len(names) == 1 else 'are'} not known; known are {', '.join([*self.projections, *NORMS])}",
                 "names as in transformers, without these tensors if they have nothing to do with it",
             )
 
@@ -162,27 +152,26 @@ def require_moves(moved: Mapping[str, object]) -> None:
         )
 
 
-def row_order(run: Run, to: Layout) -> list[int]:
-    """For every row of one head of a run in the layout `to`, which row it was before.
+def row_order(rows: HeadRows, to: Layout) -> list[int]:
+    """For every row of one head in the layout `to`, which row it was before.
 
-    >>> row_order(Run(count=1, width=6, start=1, turned=4), "interleaved")
+    >>> row_order(HeadRows(count=1, width=6, start=1, rotated=4), "interleaved")
     [0, 1, 3, 2, 4, 5]
     """
-    half = run.turned // 2
-    pairs = [(pair, pair + half) for pair in range(half)]
+    half = rows.rotated // 2
     if to == "interleaved":
-        turned = [row for pair in pairs for row in pair]
+        rotated = [row for pair in range(half) for row in (pair, pair + half)]
     else:
-        turned = [*range(0, run.turned, 2), *range(1, run.turned, 2)]
-    end = run.start + run.turned
-    return [*range(run.start), *(run.start + row for row in turned), *range(end, run.width)]
+        rotated = [*range(0, rows.rotated, 2), *range(1, rows.rotated, 2)]
+    end = rows.start + rows.rotated
+    return [*range(rows.start), *(rows.start + row for row in rotated), *range(end, rows.width)]
 
 
-def _reordered(tensor: Tensor, runs: Sequence[Run], to: Layout) -> Tensor:
+def _reordered(tensor: Tensor, parts: Sequence[HeadRows], to: Layout) -> Tensor:
     order: list[int] = []
-    for run in runs:
-        head, first = row_order(run, to), len(order)
-        order += [first + place * run.width + row for place in range(run.count) for row in head]
+    for part in parts:
+        head, first = row_order(part, to), len(order)
+        order += [first + place * part.width + row for place in range(part.count) for row in head]
     flat = tensor.detach().reshape(len(order), tensor.numel() // len(order))
     return flat.index_select(0, torch.tensor(order, device=tensor.device)).reshape(tensor.shape)
 

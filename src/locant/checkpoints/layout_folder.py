@@ -16,11 +16,11 @@ from typing import Any
 from locant.checkpoints.checkpoint_folder import CONFIG, companions, headers_of, opened, read_json
 from locant.checkpoints.layout import LayoutChange, require_moves
 from locant.checkpoints.layout_stream import write_reordered
-from locant.checkpoints.projections import Run
 from locant.checkpoints.safetensors_header import Header, read_header
 from locant.errors import InputError
 from locant.files import new_folder, replacing, require_new, write_whole
 from locant.kernels.rotary import Layout
+from locant.models.projections import HeadRows
 
 __all__ = ["Conversion", "convert_folder"]
 
@@ -59,8 +59,8 @@ def convert_folder(
 ) -> Conversion:
     """Convert a folder with ``config.json`` and one safetensors file, or its shards and their index.
 
-    The new ``config.json`` says the layout as ``rope_interleave`` wherever it is not the architecture's own, so that
-    who reads it next does not turn the weights in a layout that they do not have.
+    The new ``config.json`` has the layout as ``rope_interleave`` wherever it is not the architecture's own, so that
+    it is not read with a layout that the weights do not have.
 
     Args:
         folder: holds the checkpoint, or the adapter; it stays as it is.
@@ -98,7 +98,7 @@ def _write_weights(
     folder: Path,
     made: Path,
     headers: Mapping[str, Header],
-    moves: Mapping[str, tuple[Run, ...]],
+    moves: Mapping[str, tuple[HeadRows, ...]],
     to: Layout,
     progress: Callable[[int], None],
 ) -> None:
@@ -110,7 +110,7 @@ def _write_weights(
 
 
 def _counted(progress: Progress, total: int) -> Callable[[int], None]:
-    """Adds up the bytes of pieces, and passes the sum on."""
+    """Adds up the bytes, and passes the sum on."""
     done = 0
 
     def count(num_bytes: int) -> None:
@@ -126,7 +126,9 @@ def _with_layout(facts: Mapping[str, Any], change: LayoutChange) -> dict[str, An
     if isinstance(facts.get("text_config"), Mapping):
         return {**facts, "text_config": _with_layout(facts["text_config"], change)}
     kept = {key: value for key, value in facts.items() if key != "rope_interleave"}
-    return kept if change.to == change.own else {**kept, "rope_interleave": change.to == "interleaved"}
+    return (
+        kept if change.to == change.row.rotary_keys.layout else {**kept, "rope_interleave": change.to == "interleaved"}
+    )
 
 
 def _require_two(folder: Path, output: Path) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO
 
 from locant.checkpoints.layout import row_order
-from locant.checkpoints.projections import Run
 from locant.checkpoints.safetensors_header import Header, TensorEntry
 from locant.errors import InputError
 from locant.kernels.rotary import Layout
+from locant.models.projections import HeadRows
 
 __all__ = ["CHUNK", "write_reordered"]
 
@@ -27,7 +27,7 @@ def write_reordered(
     source: IO[bytes],
     target: IO[bytes],
     header: Header,
-    moves: Mapping[str, Sequence[Run]],
+    moves: Mapping[str, Sequence[HeadRows]],
     to: Layout,
     progress: Progress,
 ) -> None:
@@ -39,45 +39,45 @@ def write_reordered(
         header: of `source`.
         moves: the tensors that change, and how their rows are divided into heads.
         to: the layout to convert to.
-        progress: is told the number of bytes after each piece.
+        progress: is told the number of bytes after each write.
     """
     target.write(header.raw)
     source.seek(len(header.raw))
     for tensor in header.tensors:
-        runs = moves.get(tensor.name)
-        for piece in _copied(source, tensor.num_bytes) if runs is None else _moved(source, tensor, runs, to):
-            target.write(piece)
-            progress(len(piece))
+        heads = moves.get(tensor.name)
+        for data in _copied(source, tensor.num_bytes) if heads is None else _moved(source, tensor, heads, to):
+            target.write(data)
+            progress(len(data))
 
 
 def _copied(source: IO[bytes], num_bytes: int) -> Iterator[bytes]:
     while num_bytes:
-        piece = _exactly(source, min(num_bytes, CHUNK))
-        num_bytes -= len(piece)
-        yield piece
+        data = _exactly(source, min(num_bytes, CHUNK))
+        num_bytes -= len(data)
+        yield data
 
 
-def _moved(source: IO[bytes], tensor: TensorEntry, runs: Sequence[Run], to: Layout) -> Iterator[bytes]:
-    """One head after the other; what is not turned is copied."""
-    rows = sum(run.rows for run in runs)
+def _moved(source: IO[bytes], tensor: TensorEntry, heads: Sequence[HeadRows], to: Layout) -> Iterator[bytes]:
+    """One head after the other; what is not rotated is copied."""
+    rows = sum(part.rows for part in heads)
     size, rest = divmod(tensor.num_bytes, rows)
     if rest:
         raise InputError(f"got {tensor.name} of {tensor.dtype}, whose rows are no whole bytes", "a wider dtype")
-    for run in runs:
-        if not run.turned:
-            yield from _copied(source, run.rows * size)
+    for part in heads:
+        if not part.rotated:
+            yield from _copied(source, part.rows * size)
             continue
-        order = row_order(run, to)
-        for _ in range(run.count):
-            head = memoryview(_exactly(source, run.width * size))
+        order = row_order(part, to)
+        for _ in range(part.count):
+            head = memoryview(_exactly(source, part.width * size))
             yield b"".join(head[row * size : (row + 1) * size] for row in order)
 
 
 def _exactly(source: IO[bytes], num_bytes: int) -> bytes:
-    piece = source.read(num_bytes)
-    if len(piece) != num_bytes:
+    data = source.read(num_bytes)
+    if len(data) != num_bytes:
         raise InputError(
-            f"{source.name} ended while it was read: {num_bytes - len(piece)} bytes are missing",
+            f"{source.name} ended while it was read: {num_bytes - len(data)} bytes are missing",
             "a file that nobody writes to",
         )
-    return piece
+    return data

@@ -1,33 +1,19 @@
-"""Which tensors of a checkpoint hold rows of queries and keys, and in what order: a table by name.
+"""Which tensors of a checkpoint hold rows of queries and keys, by their names.
 
-Read off the modeling code of `transformers`. A name that looks like a part of attention and is not in the table is not
-guessed at. Norms, adapters and biases of a projection follow its rows.
+Names are those of `transformers`; projections that an architecture names in its own way stand in its row. A name that
+looks like a part of attention and is not known is not guessed at. Norms, adapters and biases of a projection follow its
+rows.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 
-from locant.checkpoints.head_shapes import HeadShape
+from locant.models.projections import HeadRows, HeadShape, RowOrder, key_rows, query_rows
 
-__all__ = ["FUSED", "NORMS", "PLAIN", "Part", "Run", "layer_of", "norm_runs", "part_of", "runs_of"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """`count` heads one after the other, of `width` rows each, of which `turned` rows from `start` on are turned."""
-
-    count: int
-    width: int
-    start: int = 0
-    turned: int = 0
-
-    @property
-    def rows(self) -> int:
-        return self.count * self.width
+__all__ = ["NORMS", "SEPARATE", "Part", "layer_of", "norm_rows", "part_of"]
 
 
 class Part(Enum):
@@ -40,61 +26,11 @@ class Part(Enum):
     UNKNOWN = "may be any of these"
 
 
-Order = Callable[[HeadShape], tuple[Run, ...]]
-
-
-def _queries(shape: HeadShape, count: int | None = None) -> Run:
-    return Run(
-        count=shape.queries if count is None else count, width=shape.width, start=shape.start, turned=shape.turned
-    )
-
-
-def _keys(shape: HeadShape, count: int | None = None) -> Run:
-    return _queries(shape, shape.keys if count is None else count)
-
-
-def _values(shape: HeadShape, count: int | None = None) -> Run:
-    return Run(count=shape.keys if count is None else count, width=shape.width)
-
-
-def _one_after_another(shape: HeadShape) -> tuple[Run, ...]:
-    """All queries, all keys, all values."""
-    return _queries(shape), _keys(shape), _values(shape)
-
-
-def _group_by_group(shape: HeadShape) -> tuple[Run, ...]:
-    """The queries that share a key, then that key and its value: with a group for every head, or one for all, too."""
-    group = (_queries(shape, shape.queries // shape.keys), _keys(shape, 1), _values(shape, 1))
-    return group * shape.keys
-
-
-def _in_four_parts(shape: HeadShape) -> tuple[Run, ...]:
-    """CodeGen: cut for four accelerators, and in each part queries, values, keys."""
-    share = shape.queries // 4
-    return (_queries(shape, share), _values(shape, share), _keys(shape, share)) * 4
-
-
-def _latent_keys(shape: HeadShape) -> tuple[Run, ...]:
-    """DeepSeek: what keys and values are made of, then the part of the keys that is turned, once for all heads."""
-    return Run(count=1, width=shape.latent), Run(count=1, width=shape.turned, turned=shape.turned)
-
-
-SEPARATE: Mapping[str, Order] = {
-    "q_proj": lambda shape: (_queries(shape),),
-    "k_proj": lambda shape: (_keys(shape),),
+SEPARATE: Mapping[str, RowOrder] = {
+    "q_proj": lambda shape: (query_rows(shape),),
+    "k_proj": lambda shape: (key_rows(shape),),
 }
 """Projections that mean the same in every architecture."""
-
-_LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2")
-
-FUSED: Mapping[str, Mapping[str, Order]] = {
-    "query_key_value": dict.fromkeys(("falcon", "gpt_neox", "persimmon"), _group_by_group),
-    "qkv_proj": {"phi3": _one_after_another, "codegen": _in_four_parts},
-    "Wqkv": {"modernbert": _one_after_another},
-    "q_b_proj": dict.fromkeys(_LATENT, SEPARATE["q_proj"]),
-    "kv_a_proj_with_mqa": dict.fromkeys(_LATENT, _latent_keys),
-}
-"""Projections whose rows stand in an order that the architecture decides."""
 
 NORMS: Mapping[str, Callable[[HeadShape], int]] = {
     **dict.fromkeys(("q_norm", "q_layernorm"), lambda shape: shape.queries),
@@ -111,7 +47,7 @@ PLAIN = frozenset(
 """What else attention has. Queries and keys are not in them, or not yet."""
 
 TOWERS = frozenset({"visual", "vision_tower", "vision_model", "vision_encoder", "audio_tower", "audio_model"})
-"""Encoders of images and sound: they have positions of their own, of which the configuration of the text is silent."""
+"""Encoders of images and sound, whose positions have nothing to do with the configuration of the text."""
 
 _ROWS = re.compile(
     r"(?:base_layer\.)?(?:weight|bias)|lora_B(?:\.\w+)?\.(?:weight|bias)|lora_magnitude_vector(?:\.\w+)*"
@@ -130,12 +66,12 @@ _IS_NORM = re.compile(r"norm|^ln_|_ln$", re.IGNORECASE)
 _QUERY_OR_KEY = re.compile(r"w?(?:q|k|qk|kv|qkv)(?:\d*|_\w+)|\w*(?:query|queries|key|keys|qkv)(?:_\w+)?", re.IGNORECASE)
 
 
-def part_of(name: str, architecture: str | None) -> tuple[Part, str]:
-    """What this tensor is, and which component of its name says so.
+def part_of(name: str, projections: Mapping[str, RowOrder]) -> tuple[Part, str]:
+    """What this tensor is, and which component of its name decides it.
 
-    >>> part_of("model.layers.0.self_attn.q_proj.weight", "llama")
+    >>> part_of("model.layers.0.self_attn.q_proj.weight", SEPARATE)
     (<Part.ROWS: 'rows of queries or keys'>, 'q_proj')
-    >>> part_of("model.layers.0.mlp.up_proj.weight", "llama")[0].name
+    >>> part_of("model.layers.0.mlp.up_proj.weight", SEPARATE)[0].name
     'KEPT'
     """
     components = name.split(".")
@@ -143,7 +79,7 @@ def part_of(name: str, architecture: str | None) -> tuple[Part, str]:
         return Part.KEPT, ""
     for place, component in enumerate(components):
         tail = ".".join(components[place + 1 :])
-        if component in SEPARATE or architecture in FUSED.get(component, ()):
+        if component in projections:
             return _of_projection(tail), component
         if component in NORMS:
             return Part.NORM if _NORM.fullmatch(tail) else Part.UNKNOWN, component
@@ -174,12 +110,6 @@ def layer_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def runs_of(component: str, architecture: str | None, shape: HeadShape) -> tuple[Run, ...]:
-    """The rows of a projection, in their order."""
-    order = SEPARATE.get(component) or FUSED[component][architecture or ""]
-    return order(shape)
-
-
-def norm_runs(component: str, shape: HeadShape, size: int) -> tuple[Run, ...]:
+def norm_rows(component: str, shape: HeadShape, size: int) -> tuple[HeadRows, ...]:
     """The weights of a norm: one for each dimension of a head, or of all heads (OLMo 2, Cohere)."""
-    return (_queries(shape, 1 if size == shape.width else NORMS[component](shape)),)
+    return (query_rows(shape, 1 if size == shape.width else NORMS[component](shape)),)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from locant.checkpoints.architectures import encoding_from_config
 from locant.checkpoints.explanation import Explanation
-from locant.checkpoints.rotary_facts import RotaryFacts
+from locant.checkpoints.rotary_settings import RotarySettings
 from locant.errors import InputError
 from locant.figures.canvas import LIGHT, Theme, add_legend, blank, dress, stroke
 from locant.figures.choice import DRAWINGS, draw
+from locant.models import encoding_from_config, with_defaults
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +28,7 @@ def draw_explanation(explanation: Explanation, config: Mapping[str, Any], name: 
         ]
         return draw_reach(rows, ("without a scaling", "as it is"), theme)
     kind = explanation.layers[0].name
-    encoding = encoding_from_config(config, layer_type=kind)
+    encoding = encoding_from_config(with_defaults(config), layer_type=kind)
     if not isinstance(encoding, tuple(DRAWINGS)):
         kinds = ", ".join(sorted(drawn.__name__ for drawn in DRAWINGS))
         raise InputError(f"got {explanation.layers[0].kind}, which has no picture; {kinds} have one", "no figure")
@@ -37,7 +37,7 @@ def draw_explanation(explanation: Explanation, config: Mapping[str, Any], name: 
 
 
 def draw_reach(
-    rows: Sequence[tuple[str, list[float | None], list[float | None], RotaryFacts]],
+    rows: Sequence[tuple[str, list[float | None], list[float | None], RotarySettings]],
     names: tuple[str, str],
     theme: Theme = LIGHT,
 ) -> Figure:
@@ -61,7 +61,7 @@ def _wavelengths(
     title: str,
     before: list[float | None],
     after: list[float | None],
-    facts: RotaryFacts,
+    facts: RotarySettings,
     names: tuple[str, str],
     theme: Theme,
 ) -> None:
@@ -97,7 +97,7 @@ def _stretches(axes: Axes, before: list[float | None], after: list[float | None]
     dress(axes, theme, title="Stretched by", x="pair of dimensions", y="factor", grid=True)
 
 
-def _plain_and_scaled(facts: RotaryFacts) -> tuple[list[float | None], list[float | None]]:
+def _plain_and_scaled(facts: RotarySettings) -> tuple[list[float | None], list[float | None]]:
     after = [pair.wavelength for pair in facts.pairs]
     before = [pair.wavelength / pair.stretch if pair.wavelength and pair.stretch else None for pair in facts.pairs]
     return before, after

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from locant.checkpoints.config_source import read_source
 from locant.checkpoints.explanation import Explanation, Layers, explain
-from locant.checkpoints.rotary_facts import PairFacts, RotaryFacts
-from locant.checkpoints.sources import read_source
+from locant.checkpoints.rotary_settings import PairSettings, RotarySettings
 from locant.embedding.table import TableSize
 from locant.figures.canvas import require_matplotlib, require_suffix, save
 from locant.figures.reach import draw_explanation
@@ -25,10 +25,10 @@ __all__ = ["explain_source", "explanation_facts", "pair_spans", "some_pairs", "t
 DTYPES = (torch.float32, torch.bfloat16)
 DOOR_WORDS = {
     "embed": "added to the token embeddings",
-    "rotate": "turns queries and keys",
+    "rotate": "rotates queries and keys",
     "bias": "added to the attention scores",
 }
-LAYOUT_WORDS = {"half": "dimension i turns with i + {half}", "interleaved": "dimension 2i turns with 2i + 1"}
+LAYOUT_WORDS = {"half": "dimension i pairs with i + {half}", "interleaved": "dimension 2i pairs with 2i + 1"}
 ANSWERS = {"yes": "yes", "differently": "yes, but not as the configuration says", "no": "no"}
 NUM_PAIRS = 9
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
@@ -128,6 +128,9 @@ def _summary(explanation: Explanation, source: str) -> Table:
         rows.add_row("longest", f"{explanation.longest:,} positions")
     if explanation.trained not in (None, explanation.longest):
         rows.add_row("trained", f"{explanation.trained:,} positions, before it was stretched")
+    for number, (key, value) in enumerate(explanation.defaults.items()):
+        default = f"{key} {_plain(value)}: not in the configuration, the default of {explanation.model_type}"
+        rows.add_row("" if number else "defaults", f"{default} in transformers")
     rows.add_row("vLLM", "; ".join((ANSWERS[explanation.vllm.answer], *explanation.vllm.reasons)))
     return rows
 
@@ -146,7 +149,7 @@ def _layers(layers: Layers) -> Table:
     return rows
 
 
-def _rotary(rows: Table, facts: RotaryFacts) -> None:
+def _rotary(rows: Table, facts: RotarySettings) -> None:
     rows.add_row("encoding", f"Rotary: {facts.rotary_dim} of {facts.head_dim} dimensions, {len(facts.pairs)} pairs")
     rows.add_row("layout", f"{facts.layout}: {LAYOUT_WORDS[facts.layout].format(half=facts.rotary_dim // 2)}")
     if facts.sections is not None:
@@ -155,16 +158,17 @@ def _rotary(rows: Table, facts: RotaryFacts) -> None:
     rows.add_row("scaling", _scaling(facts))
     rows.add_row("attention factor", f"{facts.attention_factor:.10g}, on queries and on keys")
     if facts.kept and len(facts.kept) == len(facts.pairs):
-        rows.add_row("pairs", "all turn as their base says")
+        rows.add_row("pairs", "all rotated at the frequencies of the base")
     else:
         rows.add_row("pairs kept", _count(facts.kept))
         rows.add_row("pairs between", _count(facts.between))
         rows.add_row("pairs stretched", _count(facts.stretched))
     if facts.still:
-        rows.add_row("pairs still", _count(facts.still))
+        rows.add_row("pairs not rotated", _count(facts.still))
     if facts.never_round:
         rows.add_row(
-            "never round", f"{_count(facts.never_round)}: not one turn in {facts.trained:,} positions, unscaled"
+            "never round",
+            f"{_count(facts.never_round)}: less than one rotation in {facts.trained:,} positions, unscaled",
         )
     first = facts.precision.first_visible
     seen = "not below 1,048,576" if first is None else f"from position {first:,} on"
@@ -173,7 +177,7 @@ def _rotary(rows: Table, facts: RotaryFacts) -> None:
     )
 
 
-def _scaling(facts: RotaryFacts) -> str:
+def _scaling(facts: RotarySettings) -> str:
     if not facts.scaling_options:
         return "none" if facts.scaling == "Unscaled" else facts.scaling
     options = {
@@ -191,17 +195,17 @@ def _count(pairs: Sequence[int]) -> str:
     return f"{len(pairs)} ({pair_spans(pairs)})" if pairs else "none"
 
 
-def _pairs(facts: RotaryFacts) -> Table:
+def _pairs(facts: RotarySettings) -> Table:
     rows = table()
-    for heading in ("pair", "positions per turn", f"turns in {facts.trained:,}, unscaled", "stretched by"):
+    for heading in ("pair", "wavelength", f"rotations in {facts.trained:,}, unscaled", "stretched by"):
         rows.add_column(heading, justify="right", no_wrap=True)
     for number in some_pairs(len(facts.pairs)):
         pair = facts.pairs[number]
-        rows.add_row(str(number), tokens(pair.wavelength), _turns(pair, facts.trained), _by(pair.stretch))
+        rows.add_row(str(number), tokens(pair.wavelength), _rotations(pair, facts.trained), _by(pair.stretch))
     return rows
 
 
-def _turns(pair: PairFacts, trained: int) -> str:
+def _rotations(pair: PairSettings, trained: int) -> str:
     return "0" if pair.wavelength is None else f"{trained * (pair.stretch or 1) / pair.wavelength:,.3g}"
 
 
@@ -237,5 +241,5 @@ def _table_facts(size: TableSize) -> dict[str, Any]:
     return {"name": size.name, "shape": list(size.shape), "parameters": size.num_parameters, "bytes": weights}
 
 
-def _spans_of(facts: RotaryFacts) -> dict[str, list[int]]:
+def _spans_of(facts: RotarySettings) -> dict[str, list[int]]:
     return {name: getattr(facts, name) for name in ("kept", "between", "stretched", "still", "never_round")}

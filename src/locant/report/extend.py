@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from locant.checkpoints.config_source import read_source
 from locant.checkpoints.extension import Extension, extend
-from locant.checkpoints.sources import read_source
 from locant.errors import InputError
 from locant.figures.canvas import require_matplotlib, require_suffix, save
 from locant.figures.reach import draw_reach
@@ -60,7 +60,7 @@ def extension_facts(extension: Extension) -> dict[str, Any]:
 
 
 def draw_extension(extension: Extension, source: str) -> Figure:
-    """Positions per turn before and after, and their ratio."""
+    """Wavelengths before and after, and their ratio."""
     before, after = ([pair.wavelength for pair in facts.pairs] for facts in (extension.before, extension.after))
     title = f"{source}: {extension.trained:,} to {extension.to:,} positions by {extension.method}"
     return draw_reach([(title, before, after, extension.after)], ("before", "after"))
@@ -101,7 +101,7 @@ def _summary(extension: Extension, source: str) -> Table:
 
 def _pairs(extension: Extension) -> Table:
     rows = table()
-    for heading in ("pair", "positions per turn", "after", "stretched by"):
+    for heading in ("pair", "wavelength", "after", "stretched by"):
         rows.add_column(heading, justify="right", no_wrap=True)
     for number in some_pairs(len(extension.stretches)):
         stretch = extension.stretches[number]

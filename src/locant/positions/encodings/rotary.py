@@ -108,7 +108,7 @@ class Rotary(PositionEncoding):
         angles: AngleMode = "exact",
         layout: Layout | None = None,
     ) -> Rotary:
-        """The encoding that a Hugging Face configuration describes; see `locant.positions.rope_config`.
+        """The encoding that a Hugging Face configuration describes; see `locant.models`.
 
         Args:
             config_or_dict: a configuration object, or the dictionary of a ``config.json``.
@@ -120,7 +120,7 @@ class Rotary(PositionEncoding):
         >>> Rotary.from_config(config)
         Rotary(head_dim=128, base=1e+06, layout='half', angles='exact')
         """
-        from locant.positions.rope_config.config import rotary_arguments
+        from locant.models.encodings import rotary_arguments
 
         return cls(**rotary_arguments(config_or_dict, layer_type=layer_type, angles=angles, layout=layout))
 
@@ -131,7 +131,7 @@ class Rotary(PositionEncoding):
             max_seq_len: the longest sequence, where the scaling does not imply it.
             form: ``"rope_parameters"``, or ``"rope_scaling"`` for earlier releases of both programs.
         """
-        from locant.positions.rope_config.config import rotary_to_config
+        from locant.models.rotary_to_config import rotary_to_config
 
         return rotary_to_config(self, max_seq_len=max_seq_len, form=form)
 

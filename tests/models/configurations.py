@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from locant import Rotary
+from locant.models.registry import ARCHITECTURES
 
-__all__ = ["ROPES", "fields", "llama"]
+__all__ = ["ROPES", "ROTARY_KEYS", "fields", "llama"]
 
 FIELDS = ("head_dim", "base", "scaling", "layout", "rotary_dim", "sections")
 PAIRS = 32
+ROTARY_KEYS = {name: row.rotary for name, row in ARCHITECTURES.items() if row.rotary is not None}
 
 
 def fields(rotary: Rotary) -> dict[str, Any]:

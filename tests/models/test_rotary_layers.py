@@ -13,7 +13,7 @@ from transformers.models.exaone4.modeling_exaone4 import Exaone4Attention
 from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
 
 from locant import InputError, PositionEncoding, Positions, RangeError, Rotary, ShapeError, attend
-from locant.checkpoints import encoding_from_config, layer_types
+from locant.models import encoding_from_config, layer_types
 from locant.positions.encodings.tempered import Tempered
 from tests.positions import claims
 from tests.refusal import refuses
@@ -111,9 +111,9 @@ def test_the_layers_that_turn_are_those_that_transformers_makes_of_it(model_type
         ("smollm3", {"no_rope_layers": 1}, ["no_rope_layers=1"]),
         ("smollm3", {"no_rope_layers": "1110"}, ["no_rope_layers='1110'"]),
         ("llama4_text", {"no_rope_layers": {"0": 1}}, ["no_rope_layers"]),
-        ("llama4_text", {"no_rope_layers": [], "no_rope_layer_interval": 0}, ["no_rope_layer_interval=0"]),
+        ("llama4_text", {"no_rope_layers": [], "no_rope_layer_interval": 0}, ["no_rope_layer_interval"]),
         ("llama4_text", {"no_rope_layers": [], "num_hidden_layers": None}, ["num_hidden_layers"]),
-        ("llama4_text", {"no_rope_layers": [], "num_hidden_layers": "4"}, ["num_hidden_layers='4'"]),
+        ("llama4_text", {"no_rope_layers": [], "num_hidden_layers": "4"}, ["num_hidden_layers"]),
     ],
 )
 def test_a_list_that_does_not_say_it_is_refused(model_type: str, said: dict[str, Any], words: list[str]) -> None:
@@ -151,7 +151,7 @@ def test_what_queries_grow_by_is_not_guessed(missing: str, tuned: int) -> None:
     del said[missing]
     with refuses(InputError, missing):
         encoding_from_config(facts("llama4_text", **said), layer_type="without")
-    with refuses(InputError, "attn_temperature_tuning='yes'"):
+    with refuses(InputError, "attn_temperature_tuning"):
         encoding_from_config(facts("llama4_text", **{**said, "attn_temperature_tuning": "yes"}), layer_type="without")
     plain = {**said, "attn_temperature_tuning": False}
     assert type(encoding_from_config(facts("llama4_text", **plain), layer_type="without")) is PositionEncoding

@@ -1,4 +1,4 @@
-"""What a rotary encoding does, pair by pair, and what float32 angles lose of it: measured, not estimated."""
+"""What a rotary encoding does, pair by pair, and what float32 angles lose of it, measured."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.scaling import Scaling, Unscaled
 
-__all__ = ["PairFacts", "Precision", "RotaryFacts", "rotary_facts"]
+__all__ = ["PairSettings", "Precision", "RotarySettings", "rotary_settings"]
 
 VISIBLE = 1e-3
-"""An error of a cosine that is no rounding any more: a bfloat16 of 1 has steps of 8e-3, a float16 of 5e-4."""
+"""An error of a cosine that is more than a rounding: a bfloat16 of 1 has steps of 8e-3, a float16 of 5e-4."""
 
 CHUNK = 4096
 SEARCHED = 2**20
@@ -24,11 +24,11 @@ KEPT = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairFacts:
+class PairSettings:
     """One pair of dimensions.
 
     Args:
-        wavelength: positions per turn; ``None`` for a pair that does not turn.
+        wavelength: positions per full rotation; ``None`` for a pair that is not rotated.
         stretch: by how much that is longer than without the scaling.
     """
 
@@ -50,8 +50,8 @@ class Precision:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RotaryFacts:
-    """How a rotary encoding turns sequences of `length` positions."""
+class RotarySettings:
+    """How a rotary encoding rotates sequences of `length` positions."""
 
     head_dim: int
     rotary_dim: int
@@ -63,12 +63,12 @@ class RotaryFacts:
     attention_factor: float
     length: int
     trained: int
-    pairs: tuple[PairFacts, ...]
+    pairs: tuple[PairSettings, ...]
     precision: Precision
 
     @property
     def kept(self) -> list[int]:
-        """Pairs that turn as they would without a scaling."""
+        """Pairs that are rotated as without a scaling."""
         return [i for i, pair in enumerate(self.pairs) if pair.stretch is not None and abs(pair.stretch - 1) <= KEPT]
 
     @property
@@ -81,24 +81,24 @@ class RotaryFacts:
 
     @property
     def between(self) -> list[int]:
-        """All others that turn."""
+        """All others that are rotated."""
         done = {*self.kept, *self.stretched}
         return [i for i, pair in enumerate(self.pairs) if pair.stretch is not None and i not in done]
 
     @property
     def still(self) -> list[int]:
-        """Pairs that do not turn."""
+        """Pairs that are not rotated."""
         return [i for i, pair in enumerate(self.pairs) if pair.wavelength is None]
 
     @property
     def never_round(self) -> list[int]:
-        """Pairs that did not turn once in training: what they do later was never seen."""
+        """Pairs that did not complete one rotation in training: what they do later was never seen."""
         plain = [pair.wavelength / (pair.stretch or 1) if pair.wavelength else math.inf for pair in self.pairs]
         return [i for i, wavelength in enumerate(plain) if self.trained < wavelength < math.inf]
 
 
-def rotary_facts(rotary: Rotary, length: int, trained: int) -> RotaryFacts:
-    """The facts of an encoding at this length.
+def rotary_settings(rotary: Rotary, length: int, trained: int) -> RotarySettings:
+    """The settings of an encoding at this length.
 
     Args:
         rotary: any.
@@ -108,13 +108,13 @@ def rotary_facts(rotary: Rotary, length: int, trained: int) -> RotaryFacts:
     rotary = rotary.for_length(length)
     plain = Unscaled().frequencies(rotary.rotary_dim, rotary.base)
     pairs = [
-        PairFacts(
+        PairSettings(
             wavelength=2 * math.pi / float(frequency) if frequency else None,
             stretch=float(before / frequency) if frequency else None,
         )
         for before, frequency in zip(plain, rotary.angles.frequencies, strict=True)
     ]
-    return RotaryFacts(
+    return RotarySettings(
         head_dim=rotary.head_dim,
         rotary_dim=rotary.rotary_dim,
         layout=rotary.layout,
@@ -131,7 +131,7 @@ def rotary_facts(rotary: Rotary, length: int, trained: int) -> RotaryFacts:
 
 
 def _options(scaling: Scaling) -> dict[str, Any]:
-    """The fields that say something, as plain values."""
+    """The fields that are set, as plain values."""
     options = {field.name: getattr(scaling, field.name) for field in fields(scaling)}  # type: ignore[arg-type]
     return {
         name: list(value) if isinstance(value, tuple) else value for name, value in options.items() if value is not None
@@ -148,7 +148,7 @@ class _Errors:
     """The difference between float32 and exact cosines of one encoding, apart from its attention factor."""
 
     def __init__(self, rotary: Rotary) -> None:
-        self.magnitude = rotary.scaling.magnitude
+        self.attention_factor = rotary.scaling.magnitude
         exact, rounded = (
             Rotary(
                 rotary.head_dim, rotary.base, scaling=rotary.scaling, rotary_dim=rotary.rotary_dim, angles=mode
@@ -162,7 +162,7 @@ class _Errors:
         index = torch.arange(start, max(stop, start + 1))
         exact, _ = self.exact.cos_sin(index, stop, 0, torch.float64)
         rounded, _ = self.rounded.cos_sin(index, stop, 0, torch.float64)
-        return ((exact - rounded) / self.magnitude).abs().amax(dim=-1)
+        return ((exact - rounded) / self.attention_factor).abs().amax(dim=-1)
 
     def first(self, start: int) -> int | None:
         """The first position of a chunk whose error is visible."""

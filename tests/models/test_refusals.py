@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, BertConfig
 
-from locant import InputError, LocantError, RangeError, ShapeError
-from locant.positions.rope_config.config import layer_types_of, rotary_from_config
-from locant.positions.rope_config.dialects import DIALECTS
+from locant import InputError, LocantError, RangeError, Rotary, ShapeError
+from locant.models import layer_types
 from locant.positions.scaling import Proportional, Unscaled
+from tests.models.configurations import ROPES, ROTARY_KEYS, llama
 from tests.positions.published import PUBLISHED, layer_type_of
-from tests.positions.rope_config.configurations import ROPES, llama
 from tests.refusal import refuses
 
 OLMO_3 = {**llama({"rope_type": "linear", "factor": 8.0}, rope_theta=500_000.0), "model_type": "olmo3"}
@@ -23,32 +22,32 @@ def test_a_missing_base_is_not_guessed() -> None:
     for name, config in PUBLISHED.items():
         bare = {k: v for k, v in config.items() if k not in ("rope_theta", "rotary_emb_base")}
         if name == "gpt-j-6b":
-            assert rotary_from_config(bare).base == 10_000.0  # its code knows no other
+            assert Rotary.from_config(bare).base == 10_000.0  # its code knows no other
             continue
         with refuses(InputError, "rope_theta" if "neox" not in name and "pythia" not in name else "rotary_emb_base"):
-            rotary_from_config(bare, layer_type=layer_type_of(config))
+            Rotary.from_config(bare, layer_type=layer_type_of(config))
 
 
-@pytest.mark.parametrize("model_type", [name for name, dialect in DIALECTS.items() if dialect.share_required])
+@pytest.mark.parametrize("model_type", [name for name, keys in ROTARY_KEYS.items() if keys.share_required])
 def test_a_missing_share_is_not_guessed_where_the_class_would_not_take_the_whole_head(model_type: str) -> None:
     config = {**llama(), "model_type": model_type, "head_dim": 64}
     base = config.pop("rope_theta")
-    if not DIALECTS[model_type].fixed_base:
-        config[DIALECTS[model_type].base_key] = base
-    with refuses(InputError, f"without {DIALECTS[model_type].share_keys[0]}", model_type):
-        rotary_from_config(config)
+    if not ROTARY_KEYS[model_type].fixed_base:
+        config[ROTARY_KEYS[model_type].base_key] = base
+    with refuses(InputError, f"without {ROTARY_KEYS[model_type].share_keys[0]}", model_type):
+        Rotary.from_config(config)
 
 
-@pytest.mark.parametrize("model_type", [name for name, dialect in DIALECTS.items() if dialect.head_dim_required])
+@pytest.mark.parametrize("model_type", [name for name, keys in ROTARY_KEYS.items() if keys.head_dim_required])
 def test_a_missing_width_is_not_derived_where_the_class_has_another(model_type: str) -> None:
     rope = {kind: {"rope_theta": 1e4} for kind in ("full_attention", "sliding_attention")}
     config = {**llama(), "model_type": model_type, "rope_theta": None, "partial_rotary_factor": None}
-    if not DIALECTS[model_type].per_layer:
+    if not ROTARY_KEYS[model_type].per_layer:
         rope = {"rope_theta": 1e4}
     config = {**config, "rope_parameters": rope, "global_head_dim": 128}
-    layer_type = "sliding_attention" if DIALECTS[model_type].per_layer else None
+    layer_type = "sliding_attention" if ROTARY_KEYS[model_type].per_layer else None
     with refuses(InputError, "without head_dim", model_type):
-        rotary_from_config(config, layer_type=layer_type)
+        Rotary.from_config(config, layer_type=layer_type)
 
 
 @pytest.mark.parametrize("said", [{}, {"rope_scaling": {}}, {"rope_parameters": {}}])
@@ -57,14 +56,14 @@ def test_missing_rope_parameters_are_not_taken_for_none_where_the_class_has_a_sc
     model_type: str, said: dict[str, Any]
 ) -> None:
     with refuses(InputError, model_type, "{'rope_type': 'default'}"):
-        rotary_from_config({**llama(), "model_type": model_type, "head_dim": 64, **said})
-    plain = rotary_from_config(
+        Rotary.from_config({**llama(), "model_type": model_type, "head_dim": 64, **said})
+    plain = Rotary.from_config(
         {**llama(), "model_type": model_type, "head_dim": 64, "rope_scaling": {"rope_type": "default"}}
     )
     assert plain.scaling == Unscaled()
 
 
-WHOLE = [name for name, dialect in DIALECTS.items() if not dialect.share_keys and not dialect.per_layer]
+WHOLE = [name for name, keys in ROTARY_KEYS.items() if not keys.share_keys and not keys.per_layer]
 
 
 @pytest.mark.parametrize("model_type", WHOLE)
@@ -74,31 +73,31 @@ def test_a_share_is_refused_where_the_code_turns_the_whole_head(model_type: str)
     config = {**llama(rope), "model_type": model_type, "head_dim": 64, "qk_rope_head_dim": 64}
     for share in (0.25, 0.5):
         with refuses(InputError, f"partial_rotary_factor={share}", model_type):
-            rotary_from_config({**config, "partial_rotary_factor": share})
+            Rotary.from_config({**config, "partial_rotary_factor": share})
         with refuses(InputError, f"partial_rotary_factor={share}", model_type):
-            rotary_from_config({**config, "rope_scaling": {**rope, "partial_rotary_factor": share}})
+            Rotary.from_config({**config, "rope_scaling": {**rope, "partial_rotary_factor": share}})
     with refuses(InputError, "'rotary_dim'", model_type):
-        rotary_from_config({**config, "rotary_dim": 16})
-    assert rotary_from_config({**config, "partial_rotary_factor": 1.0}).rotary_dim == 64
+        Rotary.from_config({**config, "rotary_dim": 16})
+    assert Rotary.from_config({**config, "partial_rotary_factor": 1.0}).rotary_dim == 64
 
 
 def test_a_share_has_the_name_that_the_code_reads() -> None:
     neox = {k: v for k, v in PUBLISHED["gpt-neox-20b"].items() if k != "rotary_pct"}
     with refuses(InputError, "'partial_rotary_factor'", "gpt_neox"):
-        rotary_from_config({**neox, "partial_rotary_factor": 0.25})
+        Rotary.from_config({**neox, "partial_rotary_factor": 0.25})
     with refuses(InputError, "'rotary_dim'", "phi"):
-        rotary_from_config({**PUBLISHED["phi-2"], "rotary_dim": 32})
+        Rotary.from_config({**PUBLISHED["phi-2"], "rotary_dim": 32})
 
 
 def test_pairs_that_stand_still_are_one_share_of_the_head_and_nothing_else() -> None:
     config = {**llama(ROPES["proportional"]), "model_type": "of_somebody"}
     for others in ({"rotary_dim": 32}, {"rotary_pct": 0.5}):
         with refuses(InputError, f"{next(iter(others))!r}", "proportional"):
-            rotary_from_config({**config, **others}, layout="half")
+            Rotary.from_config({**config, **others}, layout="half")
     with refuses(InputError, "0.5", "0.25"):
-        rotary_from_config(llama(ROPES["proportional"], partial_rotary_factor=0.25))
+        Rotary.from_config(llama(ROPES["proportional"], partial_rotary_factor=0.25))
     beside = llama({"rope_type": "proportional"}, partial_rotary_factor=0.25)
-    assert rotary_from_config(beside).scaling == Proportional(rotated_share=0.25)
+    assert Rotary.from_config(beside).scaling == Proportional(rotated_share=0.25)
 
 
 OLMO_3_NESTED = {**OLMO_3, "rope_theta": None, "rope_scaling": None}
@@ -122,9 +121,9 @@ PER_LAYER = {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_
 )
 def test_layers_that_differ_say_so_in_the_form_that_their_code_reads(config: Any, words: list[str]) -> None:
     with refuses(InputError, *words):
-        rotary_from_config(config, layer_type="full_attention")
+        Rotary.from_config(config, layer_type="full_attention")
     with refuses(InputError, *words):
-        layer_types_of(config)
+        layer_types(config)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +145,7 @@ def test_layers_that_differ_say_so_in_the_form_that_their_code_reads(config: Any
         (llama({"rope_type": "linear", "factor": math.nan}), ["factor", "nan"]),
         (llama({"rope_type": "yarn", "factor": 4.0}), ["original_max_position_embeddings"]),
         (llama({"rope_type": "yarn", "original_max_position_embeddings": 1024}), ["factor"]),
-        (llama({**ROPES["yarn"], "original_max_position_embeddings": 1.5}), ["original_max_position_embeddings=1.5"]),
+        (llama({**ROPES["yarn"], "original_max_position_embeddings": 1.5}), ["original_max_position_embeddings"]),
         (llama({**ROPES["yarn"], "truncate": 1}), ["truncate"]),
         (llama({**ROPES["yarn"], "mscale": 1.0, "mscale_all_dim": 1.0}), ["attention_factor", "mscale"]),
         (llama({**ROPES["yarn, weights"], "mscale_all_dim": None}), ["mscale", "mscale_all_dim"]),
@@ -173,7 +172,7 @@ def test_layers_that_differ_say_so_in_the_form_that_their_code_reads(config: Any
         ({**PUBLISHED["phi-2"], "partial_rotary_factor": 1e308}, ["1e+308"]),
         ({**PUBLISHED["phi-2"], "partial_rotary_factor": 10**400}, ["1329 bits"]),
         ({**PUBLISHED["phi-2"], "partial_rotary_factor": 0.0}, ["0"]),
-        (llama(rope_theta=math.nan), ["rope_theta=nan", "a finite number"]),
+        (llama(rope_theta=math.nan), ["rope_theta", "a finite number"]),
         (llama(rope_theta=10**400), ["rope_theta", "1329 bits"]),
         (llama(rope_theta=[10_000.0]), ["rope_theta", "[10000.0]"]),
         (llama(max_position_embeddings=10**12), ["max_position_embeddings", "2147483647"]),
@@ -199,35 +198,35 @@ def test_layers_that_differ_say_so_in_the_form_that_their_code_reads(config: Any
 )  # fmt: skip
 def test_what_cannot_be_read_is_refused_by_name(config: Any, words: list[str]) -> None:
     with refuses(InputError, *words):
-        rotary_from_config(config, layer_type="full_attention" if "layer_types" in words[0] else None)
+        Rotary.from_config(config, layer_type="full_attention" if "layer_types" in words[0] else None)
 
 
 def test_a_layout_that_is_not_known_has_to_be_given() -> None:
     config = {**llama(), "model_type": "my_model"}
-    with refuses(InputError, "my_model", "layout", "llama", "gptj"):
-        rotary_from_config(config)
-    assert rotary_from_config(config, layout="interleaved").layout == "interleaved"
-    assert rotary_from_config(llama(), layout="interleaved").layout == "interleaved"
-    with refuses(LocantError, "diagonal"):
-        rotary_from_config(llama(), layout="diagonal")  # type: ignore[arg-type]
+    with refuses(InputError, "my_model", "layout", "register_architecture"):
+        Rotary.from_config(config)
+    assert Rotary.from_config(config, layout="interleaved").layout == "interleaved"
+    assert Rotary.from_config(llama(), layout="interleaved").layout == "interleaved"
+    with refuses(RangeError, "diagonal"):
+        Rotary.from_config(llama(), layout="diagonal")  # type: ignore[arg-type]
 
 
 def test_a_layer_type_has_to_be_given_where_they_differ_and_exist_where_it_is() -> None:
     gemma = PUBLISHED["gemma-3-4b"]
     for layer_type in (None, "chunked_attention"):
         with refuses(InputError, "full_attention", "sliding_attention"):
-            rotary_from_config(gemma, layer_type=layer_type)
+            Rotary.from_config(gemma, layer_type=layer_type)
     with refuses(InputError, "full_attention"):
-        rotary_from_config(llama(), layer_type="full_attention")
+        Rotary.from_config(llama(), layer_type="full_attention")
     without = {k: v for k, v in gemma.items() if k != "rope_local_base_freq"}
     with refuses(InputError, "rope_local_base_freq"):
-        rotary_from_config(without, layer_type="full_attention")
+        Rotary.from_config(without, layer_type="full_attention")
     narrow = {**llama(), "model_type": "gemma4_text", "rope_parameters": {"full_attention": {"rope_theta": 1e4}}}
     with refuses(InputError, "global_head_dim"):
-        rotary_from_config(narrow, layer_type="full_attention")
+        Rotary.from_config(narrow, layer_type="full_attention")
     none = {**llama(), "model_type": "of_somebody", "rope_theta": None, "rope_parameters": {"full_attention": None}}
     with refuses(InputError, "full_attention", "no rotary"):
-        rotary_from_config(none, layer_type="full_attention", layout="half")
+        Rotary.from_config(none, layer_type="full_attention", layout="half")
 
 
 @pytest.mark.parametrize(
@@ -249,43 +248,43 @@ def test_a_layer_type_has_to_be_given_where_they_differ_and_exist_where_it_is() 
 )  # fmt: skip
 def test_numbers_that_make_no_encoding_are_refused(config: Any, kind: type[LocantError], words: list[str]) -> None:
     with refuses(kind, *words):
-        rotary = rotary_from_config(config)
+        rotary = Rotary.from_config(config)
         rotary.for_length(100_000)
 
 
 def test_a_model_without_rotary_positions_is_refused() -> None:
     with refuses(InputError):
-        rotary_from_config(BertConfig())
+        Rotary.from_config(BertConfig())
     with refuses(InputError, "alibi"):
-        rotary_from_config(AutoConfig.for_model("falcon", alibi=True))
+        Rotary.from_config(AutoConfig.for_model("falcon", alibi=True))
 
 
 def test_a_base_counts_only_where_the_code_reads_it() -> None:
     """GPT-NeoX reads ``rotary_emb_base`` outside the dictionary, and OLMo 3 turns sliding layers by their own alone."""
     neox = {k: v for k, v in PUBLISHED["gpt-neox-20b"].items() if k != "rotary_emb_base"}
     with refuses(InputError, "'rope_theta'", "gpt_neox"):
-        rotary_from_config({**neox, "rotary_emb_base": 10_000, "rope_theta": 5e5})
-    assert rotary_from_config({**neox, "rope_parameters": {"rope_theta": 5e5}}).base == 5e5
+        Rotary.from_config({**neox, "rotary_emb_base": 10_000, "rope_theta": 5e5})
+    assert Rotary.from_config({**neox, "rope_parameters": {"rope_theta": 5e5}}).base == 5e5
     ropes = {"full_attention": {"rope_theta": 1e4}, "sliding_attention": {"rope_type": "default"}}
     nested = {**llama(rope_theta=1e6, rope_parameters=ropes), "model_type": "olmo3"}
     with refuses(InputError, "rope_theta=1000000.0", "500000"):
-        rotary_from_config(nested, layer_type="sliding_attention")
+        Rotary.from_config(nested, layer_type="sliding_attention")
 
 
 @pytest.mark.parametrize("name", ["olmo3", "gemma3_text", "modernbert"])
 def test_dictionaries_per_layer_type_have_the_name_that_the_code_reads(name: str) -> None:
     config = {**llama(rope_theta=None), "model_type": name, "head_dim": 64}
     with refuses(InputError, "as rope_scaling", "'rope_parameters'"):
-        rotary_from_config({**config, "rope_scaling": PER_LAYER}, layer_type="full_attention")
+        Rotary.from_config({**config, "rope_scaling": PER_LAYER}, layer_type="full_attention")
     config = {key: value for key, value in config.items() if value is not None}
-    assert rotary_from_config({**config, "rope_parameters": PER_LAYER}, layer_type="full_attention").base == 5e5
+    assert Rotary.from_config({**config, "rope_parameters": PER_LAYER}, layer_type="full_attention").base == 5e5
     with refuses(InputError, "layer_type=['full_attention']"):
-        rotary_from_config({**config, "rope_parameters": PER_LAYER}, layer_type=["full_attention"])  # type: ignore[arg-type]
+        Rotary.from_config({**config, "rope_parameters": PER_LAYER}, layer_type=["full_attention"])  # type: ignore[arg-type]
 
 
 def test_sections_are_refused_where_the_code_reads_none() -> None:
     with refuses(InputError, "mrope_section", "llama"):
-        rotary_from_config(llama({"rope_type": "default", "mrope_section": [16, 8, 8]}))
+        Rotary.from_config(llama({"rope_type": "default", "mrope_section": [16, 8, 8]}))
     video = {**llama({"type": "mrope", "mrope_section": [16, 8, 8, 0]}, head_dim=64), "model_type": "qwen2_vl"}
     with refuses(InputError, "mrope_section=[16, 8, 8, 0]", "time, height, width"):
-        rotary_from_config(video)
+        Rotary.from_config(video)

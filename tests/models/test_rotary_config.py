@@ -12,7 +12,8 @@ from transformers import AutoConfig
 from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
 
 from locant import InputError, LocantError, Positions, Rotary
-from locant.positions.rope_config.config import layer_types_of, rotary_from_config, rotary_to_config
+from locant.models import layer_types
+from locant.models.rotary_to_config import rotary_to_config
 from locant.positions.scaling import (
     DynamicNTK,
     Linear,
@@ -21,8 +22,8 @@ from locant.positions.scaling import (
     Unscaled,
     YaRN,
 )
+from tests.models.configurations import ROPES, fields, llama
 from tests.positions.published import PUBLISHED, layer_type_of
-from tests.positions.rope_config.configurations import ROPES, fields, llama
 from tests.refusal import refuses
 from tests.tolerances import FEW_ROUNDINGS
 
@@ -31,7 +32,7 @@ from tests.tolerances import FEW_ROUNDINGS
 
 def output(config: dict[str, Any]) -> list[torch.Tensor]:
     """What the encoding does: its angles at a short and a long length, on text and on a grid."""
-    rotary = rotary_from_config(config, angles="float32")
+    rotary = Rotary.from_config(config, angles="float32")
     grid = Positions.of(torch.tensor([[[3, 5, 9], [11, 2, 7]]]))
     seen = [
         *rotary.for_length(20_000).cos_sin(Positions.of([7, 900, 19_000])),
@@ -94,14 +95,14 @@ def test_leaving_any_key_out_changes_the_angles_or_raises(name: str, key: str) -
 @pytest.mark.parametrize(("name", "key"), sorted(IMPLIED))
 def test_what_a_key_says_is_implied_where_the_papers_and_the_lengths_imply_it(name: str, key: str) -> None:
     without = {k: v for k, v in ROPES[name].items() if k != key}
-    assert fields(rotary_from_config(llama(without))) == fields(rotary_from_config(llama(ROPES[name])))
+    assert fields(Rotary.from_config(llama(without))) == fields(Rotary.from_config(llama(ROPES[name])))
 
 
 @pytest.mark.parametrize("name", ROPES)
 @pytest.mark.parametrize("key", ["alpha", "finetuned", "low_freq_facto", "betafast", "mrope_sections"])
 def test_a_key_that_is_not_read_is_refused_by_name(name: str, key: str) -> None:
     with refuses(InputError, repr(key), ROPES[name]["rope_type"]):
-        rotary_from_config(llama({**ROPES[name], key: 1.0}))
+        Rotary.from_config(llama({**ROPES[name], key: 1.0}))
 
 
 @pytest.mark.parametrize(
@@ -110,18 +111,18 @@ def test_a_key_that_is_not_read_is_refused_by_name(name: str, key: str) -> None:
 )
 def test_a_key_beside_the_dictionary_that_is_not_read_is_refused_by_name(key: str) -> None:
     with refuses(InputError, repr(key), "llama"):
-        rotary_from_config(llama(**{key: 0.5}))
+        Rotary.from_config(llama(**{key: 0.5}))
 
 
 @pytest.mark.parametrize("key", ["hidden_act", "no_rope_layers", "vocab_size", "use_cache"])
 def test_keys_about_other_things_are_left_alone(key: str) -> None:
-    assert fields(rotary_from_config(llama(**{key: 1}))) == fields(rotary_from_config(llama()))
+    assert fields(Rotary.from_config(llama(**{key: 1}))) == fields(Rotary.from_config(llama()))
 
 
 def test_the_configuration_is_not_changed_by_being_read() -> None:
     for config in PUBLISHED.values():
         before = copy.deepcopy(config)
-        rotary_from_config(config, layer_type=layer_type_of(config))
+        Rotary.from_config(config, layer_type=layer_type_of(config))
         assert config == before
 
 
@@ -136,19 +137,19 @@ def test_the_new_and_the_old_form_say_the_same() -> None:
     )
     new = llama(rope_parameters={**rope, "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}, **phi)
     del new["rope_scaling"], new["rope_theta"]
-    assert fields(rotary_from_config(old)) == fields(rotary_from_config(new))
+    assert fields(Rotary.from_config(old)) == fields(Rotary.from_config(new))
 
 
 def test_the_head_is_the_stated_one_or_a_share_of_the_width() -> None:
-    assert rotary_from_config(llama()).head_dim == 64
-    assert rotary_from_config(llama(head_dim=128)).head_dim == 128
-    assert rotary_from_config(llama(head_dim=None)).head_dim == 64
-    assert rotary_from_config(PUBLISHED["DeepSeek-V3"]).head_dim == 64
+    assert Rotary.from_config(llama()).head_dim == 64
+    assert Rotary.from_config(llama(head_dim=128)).head_dim == 128
+    assert Rotary.from_config(llama(head_dim=None)).head_dim == 64
+    assert Rotary.from_config(PUBLISHED["DeepSeek-V3"]).head_dim == 64
 
 
 @pytest.mark.parametrize(("name", "dims"), [("phi-2", 32), ("gpt-neox-20b", 24), ("gpt-j-6b", 64), ("glm-4-9b", 64)])
 def test_partial_rotation_under_all_its_names(name: str, dims: int) -> None:
-    assert rotary_from_config(PUBLISHED[name]).rotary_dim == dims
+    assert Rotary.from_config(PUBLISHED[name]).rotary_dim == dims
 
 
 @pytest.mark.parametrize(("name", "layout"), [
@@ -156,62 +157,62 @@ def test_partial_rotation_under_all_its_names(name: str, dims: int) -> None:
     ("c4ai-command-r", "interleaved"), ("gpt-neox-20b", "half"), ("gpt-oss-20b", "half"),
 ])  # fmt: skip
 def test_the_layout_is_that_of_the_architecture(name: str, layout: str) -> None:
-    assert rotary_from_config(PUBLISHED[name]).layout == layout
+    assert Rotary.from_config(PUBLISHED[name]).layout == layout
 
 
 def test_deepseek_says_its_layout_itself() -> None:
-    assert rotary_from_config({**PUBLISHED["DeepSeek-V3"], "rope_interleave": False}).layout == "half"
+    assert Rotary.from_config({**PUBLISHED["DeepSeek-V3"], "rope_interleave": False}).layout == "half"
 
 
 def test_layer_types_have_a_base_and_a_scaling_each() -> None:
     gemma = PUBLISHED["gemma-3-4b"]
-    assert layer_types_of(gemma) == ("full_attention", "sliding_attention")
-    full = rotary_from_config(gemma, layer_type="full_attention")
-    local = rotary_from_config(gemma, layer_type="sliding_attention")
+    assert layer_types(gemma) == ("full_attention", "sliding_attention")
+    full = Rotary.from_config(gemma, layer_type="full_attention")
+    local = Rotary.from_config(gemma, layer_type="sliding_attention")
     assert (full.base, full.scaling) == (1_000_000.0, Linear(factor=8.0))
     assert (local.base, local.scaling) == (10_000.0, Unscaled())
 
 
 def test_layers_that_share_one_encoding_may_be_named() -> None:
     config = llama(layer_types=["full_attention", "sliding_attention"])
-    assert fields(rotary_from_config(config, layer_type="sliding_attention")) == fields(rotary_from_config(config))
+    assert fields(Rotary.from_config(config, layer_type="sliding_attention")) == fields(Rotary.from_config(config))
 
 
 def test_full_attention_of_gemma_4_has_wider_heads() -> None:
     config = AutoConfig.for_model("gemma4_text", head_dim=64, global_head_dim=128, num_hidden_layers=6)
-    full = rotary_from_config(config, layer_type="full_attention")
+    full = Rotary.from_config(config, layer_type="full_attention")
     assert (full.head_dim, full.scaling) == (128, Proportional(rotated_share=0.25))
-    assert rotary_from_config(config, layer_type="sliding_attention").head_dim == 64
+    assert Rotary.from_config(config, layer_type="sliding_attention").head_dim == 64
     published = {**{k: v for k, v in config.to_dict().items() if k != "per_layer_config"}, "global_head_dim": 128}
-    assert fields(rotary_from_config(published, layer_type="full_attention")) == fields(full)
+    assert fields(Rotary.from_config(published, layer_type="full_attention")) == fields(full)
 
 
 def test_the_text_part_of_a_multimodal_configuration_is_read() -> None:
     inside = {**PUBLISHED["gemma-3-4b"]}
     outer = {"model_type": "gemma3", "text_config": inside, "vision_config": {"rope_theta": 100.0}}
-    assert fields(rotary_from_config(outer, layer_type="full_attention")) == fields(
-        rotary_from_config(inside, layer_type="full_attention")
+    assert fields(Rotary.from_config(outer, layer_type="full_attention")) == fields(
+        Rotary.from_config(inside, layer_type="full_attention")
     )
 
 
 def test_axes_have_sections() -> None:
-    assert rotary_from_config(PUBLISHED["Qwen2-VL-7B"]).sections == (16, 24, 24)
+    assert Rotary.from_config(PUBLISHED["Qwen2-VL-7B"]).sections == (16, 24, 24)
 
 
 def test_yarn_without_a_factor_takes_the_ratio_of_the_lengths() -> None:
     rope = {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 2048}
-    assert rotary_from_config(llama(rope)).scaling == YaRN(factor=4.0, original_max_seq_len=2048)
+    assert Rotary.from_config(llama(rope)).scaling == YaRN(factor=4.0, original_max_seq_len=2048)
 
 
 def test_longrope_reads_its_lengths_beside_the_dictionary() -> None:
-    scaling = rotary_from_config(PUBLISHED["Phi-3-mini-128k"]).scaling
+    scaling = Rotary.from_config(PUBLISHED["Phi-3-mini-128k"]).scaling
     assert isinstance(scaling, LongRoPE)
     assert (scaling.original_max_seq_len, scaling.factor) == (4096, 32.0)
     assert scaling.magnitude == pytest.approx(math.sqrt(1 + math.log(32) / math.log(4096)), rel=FEW_ROUNDINGS, abs=0)
 
 
 def test_dynamic_takes_the_longest_length_for_the_trained_one() -> None:
-    scaling = rotary_from_config(llama({"type": "dynamic", "factor": 2.0})).scaling
+    scaling = Rotary.from_config(llama({"type": "dynamic", "factor": 2.0})).scaling
     assert scaling == DynamicNTK(factor=2.0, original_max_seq_len=8192)
 
 
@@ -219,7 +220,7 @@ def test_dynamic_takes_the_longest_length_for_the_trained_one() -> None:
 def test_phi_3_has_older_names_for_longrope(old: str) -> None:
     config = {**PUBLISHED["Phi-3-mini-128k"]}
     config["rope_scaling"] = {**config["rope_scaling"], "type": old}
-    assert fields(rotary_from_config(config)) == fields(rotary_from_config(PUBLISHED["Phi-3-mini-128k"]))
+    assert fields(Rotary.from_config(config)) == fields(Rotary.from_config(PUBLISHED["Phi-3-mini-128k"]))
 
 
 def test_rotary_has_both_ways_as_methods() -> None:
@@ -237,22 +238,22 @@ def test_a_subclass_gets_itself() -> None:
 
 def test_the_weights_of_phi_3_5_moe_are_the_attention_factor() -> None:
     rope = {**PHI_3_5_MOE["rope_scaling"]}
-    rotary = rotary_from_config(PHI_3_5_MOE)
+    rotary = Rotary.from_config(PHI_3_5_MOE)
     assert isinstance(rotary.scaling, LongRoPE)
     assert (rotary.scaling.magnitude, rotary.scaling.factor) == (1.243163121016122, 32.0)
     theirs = PhimoeRotaryEmbedding(AutoConfig.for_model(**copy.deepcopy(PHI_3_5_MOE)))
-    ours = rotary_from_config(PHI_3_5_MOE, angles="float32").for_length(4096)
+    ours = Rotary.from_config(PHI_3_5_MOE, angles="float32").for_length(4096)
     cos, sin = theirs(torch.zeros(1, 1, 1), torch.arange(4096)[None])
     for mine, other in zip(ours.cos_sin(Positions.arange(4096)), (cos, sin), strict=True):
         assert torch.equal(mine, other[..., :64])
     with refuses(InputError, "short_mscale=1.24316", "long_mscale=1.3"):
-        rotary_from_config({**PHI_3_5_MOE, "rope_scaling": {**rope, "long_mscale": 1.3}})
+        Rotary.from_config({**PHI_3_5_MOE, "rope_scaling": {**rope, "long_mscale": 1.3}})
     with refuses(InputError, "short_mscale"):
-        rotary_from_config({**PHI_3_5_MOE, "rope_scaling": {k: v for k, v in rope.items() if k != "short_mscale"}})
+        Rotary.from_config({**PHI_3_5_MOE, "rope_scaling": {k: v for k, v in rope.items() if k != "short_mscale"}})
     with refuses(InputError, "'attention_factor'"):
-        rotary_from_config({**PHI_3_5_MOE, "rope_scaling": {**rope, "attention_factor": 1.2}})
+        Rotary.from_config({**PHI_3_5_MOE, "rope_scaling": {**rope, "attention_factor": 1.2}})
     with refuses(InputError, "'short_mscale'", "'longrope'"):
-        rotary_from_config({**PHI_3_5_MOE, "model_type": "llama"})
+        Rotary.from_config({**PHI_3_5_MOE, "model_type": "llama"})
 
 
 PHI_3_5_MOE: dict[str, Any] = {

@@ -11,24 +11,24 @@ from typing import Any
 
 from locant.arguments import shown
 from locant.errors import InputError
-from locant.positions.rope_config.dialects import Dialect, LayerKind
-from locant.positions.rope_config.sizes import Config, layer_types_in, one_of
+from locant.models.architecture import LayerKind, RotaryKeys
+from locant.models.config_values import Config, layer_types_in, one_of
 
 __all__ = ["is_per_layer", "rope_dictionary", "rope_of_layers", "ropes_by_layer"]
 
 
-def rope_of_layers(config: Config, dialect: Dialect, layer_type: str | None) -> Config:
+def rope_of_layers(config: Config, keys: RotaryKeys, layer_type: str | None) -> Config:
     """The dictionary of rope parameters for these layers."""
     if not isinstance(layer_type, str | None):
         raise InputError(f"got layer_type={shown(layer_type)}, expected a name", "'full_attention'")
-    nested = ropes_by_layer(config, dialect)
+    nested = ropes_by_layer(config, keys)
     if nested is None:
         if layer_type is not None and layer_type not in layer_types_in(config):
             raise InputError(
                 f"got layer_type={shown(layer_type)} for a configuration whose layers share one encoding",
                 "no layer_type",
             )
-        return _required(config, rope_dictionary(config), dialect)
+        return _required(config, rope_dictionary(config), keys)
     if layer_type not in nested:
         raise InputError(
             f"got layer_type={shown(layer_type)}, expected one of {', '.join(nested)}: their rotary positions differ",
@@ -40,16 +40,16 @@ def rope_of_layers(config: Config, dialect: Dialect, layer_type: str | None) -> 
     return rope
 
 
-def ropes_by_layer(config: Config, dialect: Dialect) -> dict[str, Config | None] | None:
+def ropes_by_layer(config: Config, keys: RotaryKeys) -> dict[str, Config | None] | None:
     """Rope parameters per layer type, where there are such."""
     rope = rope_dictionary(config)
     if is_per_layer(rope):
-        _require_newer_form(config, dialect)
-        return _nested(config, rope, dialect)
-    if dialect.layer_kinds:
-        _require_older_form(config, dialect)
-        return {name: _older(config, rope, name, kind) for name, kind in dialect.layer_kinds.items()}
-    if dialect.per_layer and dialect.layout is not None:
+        _require_newer_form(config, keys)
+        return _nested(config, rope, keys)
+    if keys.layer_kinds:
+        _require_older_form(config, keys)
+        return {name: _older(config, rope, name, kind) for name, kind in keys.layer_kinds.items()}
+    if keys.per_layer and keys.layout is not None:
         raise InputError(
             f"got a {config['model_type']} configuration without rope_parameters per layer type",
             "{'full_attention': {'rope_type': ..., 'rope_theta': ...}, 'sliding_attention': ...}",
@@ -66,21 +66,21 @@ def rope_dictionary(config: Config) -> Config:
 
 
 def is_per_layer(rope: Config) -> bool:
-    """Whether it holds a dictionary per layer type; ``None`` is for layers that turn nothing."""
+    """Whether it holds a dictionary per layer type; ``None`` is for layers without rotation."""
     return bool(rope) and all(value is None or isinstance(value, Mapping) for value in rope.values())
 
 
-def _nested(config: Config, rope: Config, dialect: Dialect) -> dict[str, Config | None]:
-    if not dialect.per_layer:
+def _nested(config: Config, rope: Config, keys: RotaryKeys) -> dict[str, Config | None]:
+    if not keys.per_layer:
         raise InputError(
             f"got rope parameters per layer type ({', '.join(map(str, rope))}), of which {config['model_type']} reads "
             "none: its layers share one encoding",
             "{'rope_type': ..., 'rope_theta': ...} for all layers",
         )
-    missing = [name for name in dialect.layer_kinds if rope.get(name) is None]
+    missing = [name for name in keys.layer_kinds if rope.get(name) is None]
     if missing:
         raise InputError(f"got rope parameters without those of {' and '.join(missing)} layers", f"{missing[0]!r}")
-    for name, kind in dialect.layer_kinds.items():
+    for name, kind in keys.layer_kinds.items():
         if config.get(kind.base_key) is not None and rope[name].get("rope_theta") is None:
             _require_base_counts(config[kind.base_key], name, kind)
     return dict(rope)
@@ -99,30 +99,30 @@ def _older(config: Config, rope: Config, name: str, kind: LayerKind) -> dict[str
 def _require_base_counts(base: object, name: str, kind: LayerKind) -> None:
     if kind.only_base not in (None, base):
         raise InputError(
-            f"got {kind.base_key}={shown(base)}, but transformers turns {name} layers with {kind.only_base:g}, "
-            "whatever is said outside of their own dictionary",
+            f"got {kind.base_key}={shown(base)}, but transformers rotates {name} layers with {kind.only_base:g}, "
+            "whatever stands outside of their own dictionary",
             "'rope_parameters' with a dictionary per layer type, and rope_theta in each",
         )
 
 
-def _require_newer_form(config: Config, dialect: Dialect) -> None:
-    if dialect.layer_kinds and not config.get("rope_parameters"):
+def _require_newer_form(config: Config, keys: RotaryKeys) -> None:
+    if keys.layer_kinds and not config.get("rope_parameters"):
         raise InputError(
             f"got a dictionary per layer type as rope_scaling, which {config['model_type']} reads as one for all",
             "the same as 'rope_parameters'",
         )
 
 
-def _require_older_form(config: Config, dialect: Dialect) -> None:
+def _require_older_form(config: Config, keys: RotaryKeys) -> None:
     if config.get("rope_parameters"):
         raise InputError(
             f"got rope_parameters for all layers alike, of which {config['model_type']} reads none",
-            f"a dictionary for each of {', '.join(dialect.layer_kinds)}, or rope_scaling for what the scaling acts on",
+            f"a dictionary for each of {', '.join(keys.layer_kinds)}, or rope_scaling for what the scaling acts on",
         )
 
 
-def _required(config: Config, rope: Config, dialect: Dialect) -> Config:
-    if not rope and dialect.scaling_required:
+def _required(config: Config, rope: Config, keys: RotaryKeys) -> Config:
+    if not rope and keys.scaling_required:
         raise InputError(
             f"got a {config['model_type']} configuration without rope parameters, where its class takes a scaling",
             "'rope_scaling', as the model has it, or {'rope_type': 'default'} for none",

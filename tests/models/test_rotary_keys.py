@@ -12,8 +12,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel
 
 from locant import Positions, Rotary
-from locant.positions.rope_config.config import layer_types_of
-from locant.positions.rope_config.dialects import DIALECTS
+from locant.models.config_values import config_dict
+from locant.models.rope_layers import ropes_by_layer
+from tests.models.configurations import ROTARY_KEYS
 from tests.tolerances import TOLERANCES
 
 HEADS, TOKENS, DIM = 3, 7, 16
@@ -74,7 +75,7 @@ TURNS: dict[str, Turn] = {
 """How the code of an architecture wants its angles; most want them twice, half after half."""
 
 
-@pytest.mark.parametrize("model_type", sorted(DIALECTS.keys() - NOT_IN_TRANSFORMERS))
+@pytest.mark.parametrize("model_type", sorted(ROTARY_KEYS.keys() - NOT_IN_TRANSFORMERS))
 def test_the_layout_is_that_of_the_modeling_code(model_type: str) -> None:
     kind = KINDS.get(model_type, model_type.removesuffix("_text"))
     module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
@@ -90,13 +91,13 @@ def test_the_layout_is_that_of_the_modeling_code(model_type: str) -> None:
     theirs = their_q @ their_k.transpose(-1, -2)
     rtol, atol = TOLERANCES[torch.float32]
     near = {layout for layout, ours in scores.items() if torch.allclose(ours, theirs, rtol=rtol, atol=atol)}
-    assert near == {DIALECTS[model_type].layout}
+    assert near == {ROTARY_KEYS[model_type].layout}
 
 
 # ------------------------------------------------------------------ what comes in where a key is missing
 
-IN_TRANSFORMERS = sorted(DIALECTS.keys() - NOT_IN_TRANSFORMERS)
-CODED = [name for name in IN_TRANSFORMERS if DIALECTS[name].fixed_base is None]
+IN_TRANSFORMERS = sorted(ROTARY_KEYS.keys() - NOT_IN_TRANSFORMERS)
+CODED = [name for name in IN_TRANSFORMERS if ROTARY_KEYS[name].fixed_base is None]
 """Those whose rotary positions are configured at all."""
 
 
@@ -109,16 +110,16 @@ def defaults(model_type: str) -> Any:
 @pytest.mark.parametrize("model_type", CODED)
 def test_a_width_is_required_where_the_class_has_one_of_its_own(model_type: str) -> None:
     said = defaults(model_type).to_dict().get("head_dim")
-    own = said not in (None, 960 // 24) and DIALECTS[model_type].head_dim_key == "head_dim"
-    assert DIALECTS[model_type].head_dim_required == own
+    own = said not in (None, 960 // 24) and ROTARY_KEYS[model_type].head_dim_key == "head_dim"
+    assert ROTARY_KEYS[model_type].head_dim_required == own
 
 
 @pytest.mark.parametrize("model_type", CODED)
 def test_rope_parameters_are_required_where_the_class_has_a_scaling(model_type: str) -> None:
     rope = defaults(model_type).rope_parameters
     flat = "rope_type" in rope
-    assert DIALECTS[model_type].per_layer == (not flat)
-    assert DIALECTS[model_type].scaling_required == (flat and rope["rope_type"] != "default")
+    assert ROTARY_KEYS[model_type].per_layer == (not flat)
+    assert ROTARY_KEYS[model_type].scaling_required == (flat and rope["rope_type"] != "default")
 
 
 TINY: dict[str, Any] = {
@@ -157,7 +158,7 @@ def reads(model_type: str, key: str) -> bool:
 @pytest.mark.parametrize("model_type", [name for name in CODED if "vl" not in name])
 def test_a_share_is_read_where_the_code_turns_a_part_of_the_head(model_type: str) -> None:
     for key in ("partial_rotary_factor", "rotary_pct"):
-        assert reads(model_type, key) == (key in DIALECTS[model_type].share_keys)
+        assert reads(model_type, key) == (key in ROTARY_KEYS[model_type].share_keys)
 
 
 FLAT: dict[str, Any] = {
@@ -169,12 +170,12 @@ LINEAR = {"rope_type": "linear", "factor": 4.0}
 
 def flat(model_type: str, rope: dict[str, Any]) -> dict[str, Any]:
     """A configuration in the form before transformers 5, with everything that this architecture has to be told."""
-    dialect = DIALECTS[model_type]
-    keys = {key: 500_000.0 for key in dialect.base_keys if key != "rope_theta" or dialect.base_key == "rope_theta"}
-    shares = dict.fromkeys(dialect.share_keys[:1], 0.5)
+    keys = ROTARY_KEYS[model_type]
+    bases = {key: 500_000.0 for key in keys.base_keys if key != "rope_theta" or keys.base_key == "rope_theta"}
+    shares = dict.fromkeys(keys.share_keys[:1], 0.5)
     own = {key: value for key, value in FLAT.items() if model_type != "falcon" or key != "head_dim"}
-    sections = {"mrope_section": [4, 6, 6]} if dialect.sections_required else {}
-    return {"model_type": model_type, **own, **keys, **shares, "rope_scaling": {**rope, **sections}}
+    sections = {"mrope_section": [4, 6, 6]} if keys.sections_required else {}
+    return {"model_type": model_type, **own, **bases, **shares, "rope_scaling": {**rope, **sections}}
 
 
 NO_OLDER_FORM = {"gemma4_text"}
@@ -186,8 +187,8 @@ PHI = {"phi3", "phimoe"}
 def test_a_scaling_of_the_older_form_acts_on_the_layers_that_transformers_scales(model_type: str) -> None:
     facts = flat(model_type, {"rope_type": "default"} if model_type in PHI else LINEAR)
     theirs = AutoConfig.for_model(**flat(model_type, facts["rope_scaling"]))
-    kinds = layer_types_of(facts)
-    assert set(kinds) == set(layer_types_of(theirs))
+    kinds, other_kinds = (ropes_by_layer(config_dict(one), ROTARY_KEYS[model_type]) or {} for one in (facts, theirs))
+    assert set(kinds) == set(other_kinds)
     for kind in kinds or (None,):
         ours, other = (Rotary.from_config(one, layer_type=kind) for one in (facts, theirs))
         for field in ("head_dim", "base", "scaling", "layout", "rotary_dim", "sections"):

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from locant.checkpoints.presets import PRESETS
 from locant.errors import InputError
+from locant.models.registry import presets
 
 __all__ = ["Source", "read_source"]
 
@@ -46,10 +46,11 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def _preset(name: str) -> dict[str, Any]:
-    if name in PRESETS:
-        return PRESETS[name]
-    close = difflib.get_close_matches(name.lower(), PRESETS, n=1, cutoff=0.5)
+    known = presets()
+    if name in known:
+        return known[name]
+    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     raise InputError(
-        f"got {name!r}, which is no file, no folder, and none of the presets {', '.join(PRESETS)}",
+        f"got {name!r}, which is no file, no folder, and none of the presets {', '.join(known)}",
         f"{close[0]!r}, did you mean that?" if close else f"the path of a {NAME}",
     )

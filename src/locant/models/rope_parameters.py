@@ -6,13 +6,13 @@ takes away; and a pair of keys that two widely used programs read differently.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from locant.arguments import MAX_INT32, shown
+from locant.arguments import shown
 from locant.errors import InputError
+from locant.models.config_values import flag, integer, number
 from locant.positions.scaling import (
     DynamicNTK,
     Linear,
@@ -24,10 +24,7 @@ from locant.positions.scaling import (
     YaRN,
 )
 
-__all__ = [
-    "ROPE_TYPES", "Lengths", "RopeType", "integer", "number", "read_scaling", "rope_type_of", "write_scaling",
-    "write_weights",
-]  # fmt: skip
+__all__ = ["ROPE_TYPES", "Lengths", "RopeType", "read_scaling", "rope_type_of", "write_scaling", "write_weights"]
 
 FIELDS = {
     "original_max_position_embeddings": "original_max_seq_len",
@@ -121,7 +118,10 @@ def rope_type_of(rope: Mapping[str, Any], aliases: Mapping[str, str], *, weighte
         raise InputError(f"got the types {shown(names)} in rope parameters, expected one name", "rope_type alone")
     name = resolved.pop() if resolved else "default"
     if name not in ROPE_TYPES:
-        raise InputError(f"got rope_type {name!r}, expected one of {', '.join(ROPE_TYPES)}", "one of these names")
+        raise InputError(
+            f"got rope_type {name!r}, expected one of {', '.join(ROPE_TYPES)}",
+            "'rope_type': 'default', if the model has no scaling",
+        )
     return WEIGHTED_LONGROPE if weighted and name == WEIGHTED_LONGROPE.name else ROPE_TYPES[name]
 
 
@@ -136,7 +136,8 @@ def read_scaling(rope: Mapping[str, Any], rope_type: RopeType, lengths: Lengths)
             f"got rope parameters of type {rope_type.name!r} without {' and '.join(missing)}",
             f"the value the model was trained with, as {missing[0]!r}",
         )
-    CHECKS.get(rope_type.name, _nothing)(given, lengths)
+    if rope_type.name in CHECKS:
+        CHECKS[rope_type.name](given, lengths)
     read = {key: READERS[key](key, value) for key, value in given.items() if value is not None}
     return rope_type.scaling(**{FIELDS.get(key, key): value for key, value in read.items()})
 
@@ -161,34 +162,8 @@ def write_scaling(scaling: Scaling) -> dict[str, Any]:
 
 
 def write_weights(scaling: LongRoPE) -> dict[str, float]:
-    """The attention factor as Phi-3.5-MoE's configuration says it."""
+    """The attention factor as Phi-3.5-MoE's configuration has it."""
     return dict.fromkeys(WEIGHTS, scaling.magnitude)
-
-
-def number(key: str, value: object) -> float:
-    """`value`, if it is a finite number."""
-    try:
-        read = math.nan if isinstance(value, bool) or not isinstance(value, (int, float)) else float(value)
-    except OverflowError:  # an integer of hundreds of digits
-        read = math.inf
-    if not math.isfinite(read):
-        raise InputError(f"got {key}={shown(value)}, expected a number", f"a finite number for {key!r}")
-    return read
-
-
-def integer(key: str, value: object, low: int = 1) -> int:
-    """`value`, if it is a whole number of `low` or more that 31 bits can hold; 4096.0 is one."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value // 1 or value < low:
-        raise InputError(f"got {key}={shown(value)}, expected an integer of {low} or more", f"an integer for {key!r}")
-    if value > MAX_INT32:
-        raise InputError(f"got {key}={shown(value)}, expected at most {MAX_INT32}", f"an integer for {key!r}")
-    return int(value)
-
-
-def _flag(key: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise InputError(f"got {key}={shown(value)}, expected true or false", f"a boolean for {key!r}")
-    return value
 
 
 def _factors(key: str, value: object) -> tuple[float, ...]:
@@ -200,12 +175,12 @@ def _factors(key: str, value: object) -> tuple[float, ...]:
 READERS: Mapping[str, Callable[[str, object], Any]] = {
     "factor": number, "beta_fast": number, "beta_slow": number, "attention_factor": number, "mscale": number,
     "mscale_all_dim": number, "low_freq_factor": number, "high_freq_factor": number, "partial_rotary_factor": number,
-    "original_max_position_embeddings": integer, "truncate": _flag, "short_factor": _factors, "long_factor": _factors,
+    "original_max_position_embeddings": integer, "truncate": flag, "short_factor": _factors, "long_factor": _factors,
 }  # fmt: skip
 
 
 def _given(rope: Mapping[str, Any], rope_type: RopeType) -> dict[str, Any]:
-    """The keys that concern the scaling. A null means absent, but for the factor of YaRN, which it says to derive."""
+    """The keys that concern the scaling. A null means absent, but for the factor of YaRN: it is derived then."""
     keeps_null = {"factor"} if rope_type.name == "yarn" else set[str]()
     elsewhere = set(OUTSIDE) - set(rope_type.keys)
     return {
@@ -231,7 +206,8 @@ def _settle_original(given: dict[str, Any], rope_type: RopeType, lengths: Length
     if key not in rope_type.keys or outside is None:
         if rope_type.name == "dynamic":
             raise InputError(
-                "got rope parameters of type 'dynamic' without max_position_embeddings", "the trained length"
+                "got rope parameters of type 'dynamic' without max_position_embeddings",
+                "the trained length as max_position_embeddings",
             )
         return
     if given.setdefault(key, outside) != outside:
@@ -255,7 +231,7 @@ def _check_yarn(given: dict[str, Any], lengths: Lengths) -> None:
         raise InputError(
             f"got {got}, expected both mscale and mscale_all_dim above 0, or neither: alone, DeepSeek's code reads one "
             "and transformers does not",
-            "attention_factor, which says the number itself",
+            "attention_factor in place of both",
         )
 
 
@@ -281,10 +257,6 @@ def _one_weight(short: float, long: float) -> float:
             "two encodings, with one of the values each",
         )
     return short
-
-
-def _nothing(given: dict[str, Any], lengths: Lengths) -> None:
-    """Most types have no keys that act on each other."""
 
 
 CHECKS: Mapping[str, Callable[[dict[str, Any], Lengths], None]] = {"yarn": _check_yarn, "longrope": _check_longrope}

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, LlamaConfig, Phi3Config
 from transformers.models.stablelm.modeling_stablelm import StableLmRotaryEmbedding
 
-from locant import InputError, Positions, Rotary
-from locant.positions.rope_config.config import rotary_from_config
-from locant.positions.rope_config.dialects import DIALECTS
+from locant import InputError, Positions, RangeError, Rotary
 from locant.positions.scaling import (
     NTK,
     DynamicNTK,
@@ -25,8 +23,8 @@ from locant.positions.scaling import (
     Unscaled,
     YaRN,
 )
+from tests.models.configurations import ROTARY_KEYS, fields
 from tests.positions.published import PUBLISHED, layer_type_of
-from tests.positions.rope_config.configurations import fields
 from tests.refusal import refuses
 from tests.tolerances import FORMULA
 
@@ -59,7 +57,7 @@ def test_written_and_read_again_it_is_equal(name: str, layout: str, form: str) -
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_configurations_survive_the_round_trip(name: str) -> None:
-    rotary = rotary_from_config(PUBLISHED[name], layer_type=layer_type_of(PUBLISHED[name]))
+    rotary = Rotary.from_config(PUBLISHED[name], layer_type=layer_type_of(PUBLISHED[name]))
     assert fields(Rotary.from_config(rotary.to_config())) == fields(rotary)
 
 
@@ -146,7 +144,7 @@ def test_a_share_can_round_down() -> None:
 
 @pytest.mark.parametrize("length", [0, -1, 2**31, 1.5, "8192", True])
 def test_a_longest_sequence_is_a_number_of_tokens(length: Any) -> None:
-    with refuses(InputError, "max_seq_len"):
+    with refuses(RangeError, "max_seq_len"):
         Rotary(64).to_config(max_seq_len=length)
 
 
@@ -192,7 +190,7 @@ def test_a_longest_sequence_can_be_written() -> None:
     assert Rotary(64, scaling=SCALINGS["yarn"]).to_config()["max_position_embeddings"] == 8192
     with refuses(InputError, "2048"):
         Rotary(64, scaling=SCALINGS["dynamic"]).to_config(max_seq_len=777)
-    with refuses(InputError, "toml"):
+    with refuses(RangeError, "toml"):
         Rotary(64).to_config(form="toml")
 
 
@@ -211,4 +209,4 @@ def test_a_scaling_that_no_configuration_knows_is_refused() -> None:
 
 
 def test_every_known_architecture_has_a_layout() -> None:
-    assert {dialect.layout for dialect in DIALECTS.values()} == {"half", "interleaved"}
+    assert {keys.layout for keys in ROTARY_KEYS.values()} == {"half", "interleaved"}

@@ -1,0 +1,110 @@
+"""Models with linear biases (ALiBi): BLOOM, MPT and, besides rotary positions, Falcon."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from locant.arguments import shown
+from locant.errors import InputError
+from locant.models.architecture import Architecture, RotaryKeys, standard
+from locant.models.config_values import HEADS, Config, flag, number, required, width_per_head
+from locant.models.projections import group_by_group
+from locant.positions.base import PositionEncoding
+from locant.positions.constant import Constant
+from locant.positions.encodings.alibi import ALiBi, alibi_slopes
+
+__all__ = ["ARCHITECTURES"]
+
+
+def _bloom(config: Config, layer_type: str | None) -> PositionEncoding:
+    """The slopes of the paper."""
+    return ALiBi(required(config, *HEADS))
+
+
+def _mpt(config: Config, layer_type: str | None) -> PositionEncoding:
+    """Slopes of which the smallest is ``2 ** -alibi_bias_max``.
+
+    Where the number of heads is not a power of two, MPT sorts the slopes of the next larger one into odd and even
+    places; that is the paper's rule in other words.
+    """
+    attention = config.get("attn_config", {})
+    if not isinstance(attention, Mapping):
+        raise InputError(f"got attn_config={shown(attention)}, expected a dictionary", "{'alibi': True, ...}")
+    missing = [key for key in ("alibi", "alibi_bias_max") if attention.get(key) is None]
+    if missing or not flag("alibi", attention["alibi"]):
+        got = f"without {' and '.join(missing)}" if missing else "with alibi=false, which transformers does not know"
+        raise InputError(f"got an attn_config {got}", "{'alibi': True, 'alibi_bias_max': 8}")
+    heads = required(config, *HEADS)
+    reach = number("alibi_bias_max", attention["alibi_bias_max"]) / 8
+    return _with_slopes(heads, [slope**reach for slope in alibi_slopes(heads)])
+
+
+def _falcon(config: Config, layer_type: str | None) -> PositionEncoding | None:
+    """Rotary positions, or ALiBi, whose slopes Falcon adds before it divides the scores by ``sqrt(head_dim)``."""
+    if "alibi" not in config:
+        raise InputError("got a falcon configuration without alibi", "'alibi': False for rotary positions")
+    if not flag("alibi", config["alibi"]):
+        return None
+    heads, width = required(config, *HEADS), width_per_head(config)
+    return _with_slopes(heads, [slope / math.sqrt(width) for slope in alibi_slopes(heads)])
+
+
+def _with_slopes(heads: int, slopes: list[float]) -> ALiBi:
+    bias = ALiBi(heads)
+    bias.slopes = Constant(torch.tensor(slopes, dtype=torch.float64, device="cpu"))
+    return bias
+
+
+def _falcon_keys(config: Config, queries: int) -> int | None:
+    """One key/value head, or as many as queries, unless it is of the newer architecture."""
+    if config.get("new_decoder_architecture"):
+        return None
+    if "multi_query" not in config:
+        raise InputError("got a falcon configuration without multi_query", "'multi_query': true or false in it")
+    return 1 if flag("multi_query", config["multi_query"]) else queries
+
+
+def _falcon_rounds(config: Config, encoding: PositionEncoding) -> str | None:
+    if not isinstance(encoding, ALiBi):
+        return None
+    return (
+        "the slopes are the paper's divided by sqrt(head_dim), as Falcon adds them before it scales; transformers "
+        "rounds them to bfloat16, and long prompts show the difference"
+    )
+
+
+BLOOM_7B1 = {
+    "model_type": "bloom", "vocab_size": 250880, "hidden_size": 4096, "n_head": 32, "n_layer": 30,
+    "seq_length": 2048,
+}  # fmt: skip
+MPT_7B = {
+    "model_type": "mpt", "vocab_size": 50432, "d_model": 4096, "n_heads": 32, "n_layers": 32, "max_seq_len": 2048,
+    "attn_config": {"alibi": True, "alibi_bias_max": 8},
+}  # fmt: skip
+FALCON_7B = {
+    "model_type": "falcon", "vocab_size": 65024, "hidden_size": 4544, "num_attention_heads": 71,
+    "num_hidden_layers": 32, "max_position_embeddings": 2048, "alibi": False, "rope_theta": 10000.0,
+}  # fmt: skip
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "bloom": Architecture(encoding=_bloom, presets={"bloom-7b1": BLOOM_7B1}, vllm=True),
+    "mpt": Architecture(
+        encoding=_mpt,
+        defaults={"max_seq_len": 2048, "attn_config": {"alibi": True, "alibi_bias_max": 8}},
+        presets={"mpt-7b": MPT_7B},
+        vllm=True,
+    ),
+    "falcon": Architecture(
+        rotary=RotaryKeys(),
+        encoding=_falcon,
+        defaults=standard(1e4, 2048, alibi=False),
+        projections={"query_key_value": group_by_group},
+        key_heads=_falcon_keys,
+        warnings=(_falcon_rounds,),
+        presets={"falcon-7b": FALCON_7B},
+        vllm=True,
+    ),
+}

@@ -1,0 +1,171 @@
+"""What a row says of an architecture: the one form in which every family of this package describes its models.
+
+The layout of a model is in its code and not in its configuration, and so is what holds where a key is missing. Rows
+were read off the code of `transformers`, which ``tests/models/`` runs to compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from locant.errors import InputError, RangeError
+from locant.kernels.rotary import Layout
+from locant.models.config_values import Config
+from locant.models.projections import RowOrder
+from locant.positions.base import PositionEncoding
+
+__all__ = ["UNKNOWN", "Architecture", "LayerKind", "RotaryKeys", "standard"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerKind:
+    """The layers of one type, in configurations older than a dictionary of rope parameters per layer type.
+
+    Args:
+        base_key: the key of their base.
+        scaled: whether ``rope_scaling`` acts on them.
+        only_base: the base that `transformers` gives them whatever the key says.
+    """
+
+    base_key: str
+    scaled: bool = True
+    only_base: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryKeys:
+    """The layout of an architecture's rotary positions, and which keys of its configuration hold the rest.
+
+    Args:
+        layout: which dimensions form a pair, ``"half"`` or ``"interleaved"``; ``None`` where it is not known.
+        base_key: the base, where it stands outside the dictionary of rope parameters.
+        fixed_base: a base that is written into the modeling code; such a model has no key for it.
+        share_keys: keys outside the dictionary of rope parameters for how much of a head is rotated; none: the
+            modeling code rotates the whole head, whatever the configuration says.
+        share_required: whether one of them has to be there: the default of the class is not the whole head.
+        head_dim_key: the width of a head; ``"qk_rope_head_dim"`` in multi-head latent attention: of its rotated part.
+        head_dim_required: whether it has to be there: the default of the class is no share of the width.
+        full_head_dim_key: the width of a head in layers of full attention, where it differs.
+        scaling_required: whether rope parameters have to be there: the default of the class is a scaling.
+        rope_types: older names of rope types.
+        weighted_longrope: whether its LongRoPE reads ``short_mscale`` and ``long_mscale`` for the attention factor.
+        per_layer: whether the modeling code takes a dictionary of rope parameters per layer type.
+        layer_kinds: the layer types, and what configurations without such dictionaries say of each.
+        sections_required: whether the model has several position axes.
+        refused_sections: why ``mrope_section`` cannot be honoured.
+        interleave_key: whether ``rope_interleave`` decides the layout.
+    """
+
+    layout: Layout | None = "half"
+    base_key: str = "rope_theta"
+    fixed_base: float | None = None
+    share_keys: tuple[str, ...] = ()
+    share_required: bool = False
+    head_dim_key: str = "head_dim"
+    head_dim_required: bool = False
+    full_head_dim_key: str | None = None
+    scaling_required: bool = False
+    rope_types: Mapping[str, str] = field(default_factory=dict[str, str])
+    weighted_longrope: bool = False
+    per_layer: bool = False
+    layer_kinds: Mapping[str, LayerKind] = field(default_factory=dict[str, LayerKind])
+    sections_required: bool = False
+    refused_sections: str | None = None
+    interleave_key: bool = False
+
+    @property
+    def latent(self) -> bool:
+        """Whether attention is multi-head latent attention, where a part of each head has no positions."""
+        return self.head_dim_key == "qk_rope_head_dim"
+
+    @property
+    def base_keys(self) -> tuple[str, ...]:
+        """Every key outside the dictionary of rope parameters that holds a base."""
+        if self.fixed_base is not None:
+            return ()
+        kinds = tuple(kind.base_key for kind in self.layer_kinds.values())
+        return tuple(dict.fromkeys(kinds or (self.base_key,)))
+
+    def base_keys_of(self, layer_type: str | None) -> tuple[str, ...]:
+        """Those that hold the base of these layers."""
+        kind = self.layer_kinds.get(layer_type or "")
+        return self.base_keys if kind is None else (kind.base_key,)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Every key about rotary positions that this architecture reads."""
+        dictionaries = () if self.fixed_base is not None else ("rope_parameters", "rope_scaling")
+        shares = self.share_keys or ("partial_rotary_factor",)  # a whole head may be called a share of 1
+        return (*dictionaries, *self.base_keys, *shares, self.head_dim_key, "rope_interleave", *WHICH_LAYERS)
+
+
+WHICH_LAYERS = ("no_rope_layers", "no_rope_layer_interval")
+"""They decide which layers have rotary positions, and nothing about the rotation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """One architecture: how its configurations are read, and how its weights are ordered.
+
+    Args:
+        rotary: its rotary positions; ``None``: it has none.
+        encoding: makes the encoding of the layers of a type, from the configuration and the layer type; where it
+            gives ``None``, these layers have the rotary positions of `rotary`. Left out: all layers have them.
+        layer_types: the kinds of layers whose encodings differ, by the configuration; left out: those that have rope
+            parameters of their own.
+        default_layer_type: the kind that is meant unless one is named.
+        attribute_map: standard keys that its configuration has under another name, as in `transformers`:
+            ``{"num_attention_heads": "n_attn"}``.
+        defaults: what `transformers` takes where a key is missing; see `with_defaults`.
+        projections: weights that hold queries or keys beside ``q_proj`` and ``k_proj``, and the order of their rows:
+            ``{"qkv_proj": one_after_another}``.
+        key_heads: the number of key/value heads, from the configuration and the number of query heads; where it gives
+            ``None`` or is left out, ``num_key_value_heads`` has it.
+        warnings: each takes the configuration and the encoding, and gives a sentence where something is easily missed.
+        presets: configurations of published models by name, without their ``model_type``: the keys that matter here.
+        extend_methods: the only methods of `extend` that its code takes; ``None``: all.
+        vllm: whether vLLM has a model for it.
+    """
+
+    rotary: RotaryKeys | None = None
+    encoding: Callable[[Config, str | None], PositionEncoding | None] | None = None
+    layer_types: Callable[[Config], tuple[str, ...]] | None = None
+    default_layer_type: str | None = None
+    attribute_map: Mapping[str, str] = field(default_factory=dict[str, str])
+    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    projections: Mapping[str, RowOrder] = field(default_factory=dict[str, RowOrder])
+    key_heads: Callable[[Config, int], int | None] | None = None
+    warnings: tuple[Callable[[Config, PositionEncoding], str | None], ...] = ()
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    extend_methods: tuple[str, ...] | None = None
+    vllm: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rotary is None and self.encoding is None:
+            raise RangeError("got an architecture without rotary and without encoding", "rotary=RotaryKeys()")
+
+    @property
+    def rotary_keys(self) -> RotaryKeys:
+        """Those of `rotary`; for an architecture without rotary positions, those of one that is not known."""
+        return self.rotary or UNKNOWN
+
+    def lacks(self, key: str, config: Config, meaning: str = "") -> InputError:
+        """The error for a configuration without this key; its remedy is the default of the class, where it has one."""
+        name = config.get("model_type", "")
+        default = self.defaults.get(key)
+        remedy = "..., as the model was trained with" if default is None else f"{default!r}, the default of {name}"
+        return InputError(
+            f"got a {name} configuration without {key}{meaning and ', '}{meaning}".replace("  ", " "),
+            f"{key!r}: {remedy}",
+        )
+
+
+def standard(base: float, max_seq_len: int, **others: Any) -> dict[str, Any]:
+    """`Architecture.defaults` of a base and a longest sequence."""
+    return {"rope_theta": base, "max_position_embeddings": max_seq_len, **others}
+
+
+UNKNOWN = RotaryKeys(layout=None, share_keys=("partial_rotary_factor", "rotary_pct", "rotary_dim"), per_layer=True)
+"""What is read of an architecture that is not known; its layout has to be given."""

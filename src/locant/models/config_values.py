@@ -1,0 +1,130 @@
+"""Values of a configuration, read by key and checked: a wrong one is an `InputError` that names its key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from locant import arguments
+from locant.arguments import shown
+from locant.errors import InputError, LocantError
+
+__all__ = [
+    "HEADS", "LENGTHS", "TRAINED", "WIDTHS", "Config", "agreed", "config_dict", "flag", "integer", "integer_at",
+    "layer_types_in", "number", "of_single_layers", "one_of", "required", "width_per_head",
+]  # fmt: skip
+
+T = TypeVar("T")
+Config = Mapping[str, Any]
+
+WIDTHS = ("hidden_size", "n_embd", "d_model", "n_embed")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+TRAINED = "original_max_position_embeddings"
+
+MEANINGFUL_NULLS = ("sliding_window",)
+"""Keys whose null is not their absence: there is no window, whatever the class has for a default."""
+
+
+def config_dict(config: Config | object) -> dict[str, Any]:
+    """A configuration as a dictionary, without nulls that mean absence; the text part of a multimodal one."""
+    to_dict = getattr(config, "to_dict", None)
+    values = to_dict() if callable(to_dict) else config
+    if not isinstance(values, Mapping):
+        raise InputError(
+            f"got {type(config).__name__}, expected a Hugging Face configuration or a dictionary",
+            "the content of config.json",
+        )
+    text = values.get("text_config")
+    if text is not None:
+        return config_dict(text)
+    return {key: value for key, value in values.items() if value is not None or key in MEANINGFUL_NULLS}
+
+
+def one_of(config: Config, *keys: str) -> Any:
+    """The value under whichever of these synonyms is there, or ``None``; two that differ raise."""
+    return agreed({key: config[key] for key in keys if config.get(key) is not None})
+
+
+def agreed(values: Mapping[str, Any]) -> Any:
+    """The one value that all of these keys have; ``None`` where there is none."""
+    found = list(values.values())
+    if any(value is not found[0] and value != found[0] for value in found):  # NaN differs from itself
+        got = " and ".join(f"{key}={shown(value)}" for key, value in values.items())
+        raise InputError(f"got {got}, expected one value", f"the configuration without {next(iter(values))}")
+    return found[0] if found else None
+
+
+def integer_at(config: Config, *keys: str, low: int = 1) -> int | None:
+    """The integer under whichever of these synonyms is there, or ``None``."""
+    value = one_of(config, *keys)
+    return None if value is None else integer(next(key for key in keys if config.get(key) is not None), value, low)
+
+
+def required(config: Config, *keys: str, low: int = 1) -> int:
+    """The integer under one of these synonyms, which has to be there.
+
+    >>> required({"n_head": 12}, "num_attention_heads", "n_head")
+    12
+    """
+    value = integer_at(config, *keys, low=low)
+    if value is None:
+        name = config.get("model_type")
+        raise InputError(
+            f"got a {name or 'configuration'} {'configuration ' * bool(name)}without {keys[0]}",
+            f"{keys[0]!r} in it, as the model has it",
+        )
+    return value
+
+
+def width_per_head(config: Config) -> int:
+    """The width of a model divided by its heads."""
+    width, heads = required(config, *WIDTHS), required(config, *HEADS)
+    if width % heads:
+        raise InputError(
+            f"got hidden_size={width} for {heads} heads, expected a multiple", "the sizes that the model was built with"
+        )
+    return width // heads
+
+
+def flag(key: str, value: object) -> bool:
+    """`value`, if it is true or false; the text "false" is neither."""
+    return _checked(lambda: arguments.flag(key, value), f"{key!r}: true or false")
+
+
+def number(key: str, value: object) -> float:
+    """`value`, if it is a finite number."""
+    return float(_checked(lambda: arguments.real(key, value, remedy=""), f"{key!r}: a number"))
+
+
+def integer(key: str, value: object, low: int = 1) -> int:
+    """`value`, if it is a whole number of `low` or more that 31 bits can hold; 4096.0 is one."""
+    whole = int(value) if isinstance(value, float) and value.is_integer() else value
+    return _checked(lambda: arguments.whole(key, whole, low, remedy=""), f"{key!r}: an integer")
+
+
+def layer_types_in(config: Config) -> tuple[str, ...]:
+    """The type of each layer, where a configuration lists them."""
+    types = config.get("layer_types", ())
+    if not isinstance(types, (list, tuple)) or not all(isinstance(one, str) for one in types):
+        raise InputError(f"got layer_types={shown(types)}, expected a list of names", "['full_attention', ...]")
+    return tuple(types)
+
+
+def of_single_layers(config: Config) -> dict[int, Config]:
+    """What ``per_layer_config`` holds for single layers, by their number."""
+    layers = config.get("per_layer_config", {})
+    if not isinstance(layers, Mapping) or not all(isinstance(layer, Mapping) for layer in layers.values()):
+        raise InputError(f"got per_layer_config={shown(layers)}, expected a dictionary per layer", "{'5': {...}}")
+    numbers = [str(place) for place in layers]
+    if not all(place.isdecimal() and len(place) < 10 for place in numbers):
+        raise InputError(f"got per_layer_config of layers {shown(numbers)}, expected numbers", "{'5': {...}}")
+    return {int(place): layer for place, layer in zip(numbers, layers.values(), strict=True)}
+
+
+def _checked(check: Callable[[], T], remedy: str) -> T:
+    """What a check of an argument gives, where a wrong value is one of a file."""
+    try:
+        return check()
+    except LocantError as error:
+        raise InputError(error.cause, remedy) from None

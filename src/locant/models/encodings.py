@@ -1,0 +1,102 @@
+"""From a configuration to the position encoding of its model."""
+
+from __future__ import annotations
+
+from locant.arguments import shown
+from locant.errors import InputError
+from locant.kernels.rotary import Layout
+from locant.models.architecture import Architecture
+from locant.models.config_values import Config, layer_types_in
+from locant.models.registry import read, read_known
+from locant.models.rope_layers import ropes_by_layer
+from locant.models.rotary_config import RotaryArguments, read_rotary
+from locant.positions.angles import AngleMode
+from locant.positions.base import PositionEncoding
+from locant.positions.encodings.rotary import Rotary
+
+__all__ = ["encoding_from_config", "layer_types", "rotary_arguments", "rotary_layer_types"]
+
+
+def encoding_from_config(
+    config: Config | object,
+    *,
+    layer_type: str | None = None,
+    angles: AngleMode = "exact",
+    layout: Layout | None = None,
+) -> PositionEncoding:
+    """The position encoding of a published model, from its Hugging Face configuration.
+
+    Tables come out untrained; a checkpoint's rows fit into them as they are. A key that decides something has to be
+    there: see `locant.models.with_defaults` for what `transformers` takes where it is missing.
+
+    Args:
+        config: a configuration object, or the dictionary of a ``config.json``. The text part of a multimodal one.
+        layer_type: which layers, for models whose layers differ; `layer_types` names them. T5 has ``"encoder"`` (the
+            default) and ``"decoder"``.
+        angles: for rotary positions, see `Rotary`.
+        layout: for rotary positions of converted weights; default: the architecture's.
+
+    Raises:
+        InputError: an architecture that is not known, or a key that is missing or wrong; it is named.
+
+    >>> encoding_from_config({"model_type": "bloom", "n_head": 32})
+    ALiBi(num_heads=32)
+    >>> encoding_from_config({"model_type": "gpt2", "n_positions": 1024, "n_embd": 768})
+    Learned(max_seq_len=1024, d_model=768)
+    """
+    values, architecture = read_known(config)
+    kinds = _layer_types(values, architecture)
+    chosen = architecture.default_layer_type if layer_type is None else layer_type
+    shared = () if kinds else (None, *layer_types_in(values))
+    if chosen not in (*kinds, *shared):
+        expected = (
+            f"one of {', '.join(kinds)}: their encodings differ" if kinds else "none: its layers share one encoding"
+        )
+        raise InputError(
+            f"got layer_type={shown(layer_type)} for {values['model_type']}, expected {expected}",
+            f"layer_type={kinds[0]!r}" if kinds else "no layer_type",
+        )
+    other = _other_than_rotary(values, architecture, chosen)
+    if other is not None:
+        return other
+    of_ropes = chosen if architecture.layer_types is None else None  # others share one dictionary of rope parameters
+    return Rotary(**read_rotary(values, architecture, layer_type=of_ropes, angles=angles, layout=layout))
+
+
+def layer_types(config: Config | object) -> tuple[str, ...]:
+    """The kinds of layers whose encodings differ, as `encoding_from_config` takes them; empty: one for all.
+
+    >>> layer_types({"model_type": "t5"})
+    ('encoder', 'decoder')
+    """
+    return _layer_types(*read_known(config))
+
+
+def rotary_layer_types(config: Config | object) -> tuple[str | None, ...]:
+    """Those of `layer_types` that have rotary positions; ``(None,)`` where all layers have the same."""
+    values, architecture = read_known(config)
+    kinds = _layer_types(values, architecture) or (None,)
+    return tuple(kind for kind in kinds if _other_than_rotary(values, architecture, kind) is None)
+
+
+def rotary_arguments(
+    config: Config | object,
+    *,
+    layer_type: str | None = None,
+    angles: AngleMode = "exact",
+    layout: Layout | None = None,
+) -> RotaryArguments:
+    """What `Rotary.from_config` builds a `Rotary` of; an architecture that is not known needs a layout."""
+    values, architecture = read(config)
+    return read_rotary(values, architecture, layer_type=layer_type, angles=angles, layout=layout)
+
+
+def _layer_types(config: Config, architecture: Architecture) -> tuple[str, ...]:
+    if architecture.layer_types is not None:
+        return architecture.layer_types(config)
+    return () if architecture.rotary is None else tuple(ropes_by_layer(config, architecture.rotary) or ())
+
+
+def _other_than_rotary(config: Config, architecture: Architecture, layer_type: str | None) -> PositionEncoding | None:
+    """The encoding of layers without rotary positions."""
+    return None if architecture.encoding is None else architecture.encoding(config, layer_type)

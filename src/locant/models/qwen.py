@@ -1,0 +1,45 @@
+"""Qwen, with sections of pairs for the axes of images and video in the models that read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from locant.models.architecture import Architecture, RotaryKeys, standard
+
+__all__ = ["ARCHITECTURES"]
+
+ALTERNATING = "its axes alternate pair by pair, instead of a section each"
+VISION = RotaryKeys(rope_types={"mrope": "default"}, sections_required=True)
+VISION_3 = RotaryKeys(rope_types={"mrope": "default"}, refused_sections=ALTERNATING)
+
+QWEN_2_5_7B = {
+    "model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "num_attention_heads": 28,
+    "num_hidden_layers": 28, "max_position_embeddings": 32768, "tie_word_embeddings": False,
+    "rope_theta": 1000000.0,
+}  # fmt: skip
+"""The instruction-tuned one; its base model has 131 072 positions."""
+
+QWEN_2_VL_7B = {
+    **QWEN_2_5_7B, "model_type": "qwen2_vl", "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+}  # fmt: skip
+
+_VL = Architecture(rotary=VISION, defaults=standard(1e6, 32768), vllm=True)
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "qwen2": Architecture(
+        rotary=RotaryKeys(), defaults=standard(1e4, 32768), presets={"qwen2.5-7b": QWEN_2_5_7B}, vllm=True
+    ),
+    **dict.fromkeys(
+        ("qwen2_moe", "qwen3_moe"), Architecture(rotary=RotaryKeys(), defaults=standard(1e4, 32768), vllm=True)
+    ),
+    "qwen3": Architecture(
+        rotary=RotaryKeys(head_dim_required=True), defaults=standard(1e4, 32768, head_dim=128), vllm=True
+    ),
+    "qwen2_vl": replace(_VL, presets={"qwen2-vl-7b": QWEN_2_VL_7B}),
+    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _VL),
+    "qwen3_vl_text": Architecture(
+        rotary=replace(VISION_3, head_dim_required=True), defaults=standard(5e5, 128000, head_dim=128), vllm=True
+    ),
+    "qwen3_vl_moe_text": Architecture(rotary=VISION_3, defaults=standard(5e5, 128000)),
+}

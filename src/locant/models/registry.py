@@ -1,0 +1,131 @@
+"""Architectures by the ``model_type`` of their configurations: this package's families, and what others register."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from locant.arguments import shown
+from locant.errors import InputError, RangeError
+from locant.models import alibi, bert, deepseek, gemma, gpt, llama, phi, qwen, t5
+from locant.models.architecture import UNKNOWN, Architecture
+from locant.models.config_values import LENGTHS, Config, config_dict
+from locant.registry import Registry
+
+__all__ = [
+    "ARCHITECTURES", "architecture_of", "presets", "read", "read_known", "register_architecture", "with_defaults",
+]  # fmt: skip
+
+FAMILIES = (llama, qwen, gemma, phi, deepseek, gpt, bert, t5, alibi)
+
+
+def _require_architecture(name: str, architecture: Architecture) -> None:
+    if not isinstance(architecture, Architecture):
+        raise RangeError(
+            f"got {shown(architecture)} for {name}, expected a locant.models.Architecture",
+            "Architecture(rotary=RotaryKeys(...))",
+        )
+    if architecture.rotary is not None and architecture.rotary.layout is None:
+        raise RangeError(f"got layout=None for {name}", "layout='half' or 'interleaved'")
+
+
+def _own(registry: Registry[Architecture]) -> None:
+    for family in FAMILIES:
+        for name, architecture in family.ARCHITECTURES.items():
+            registry.register(name, architecture)
+
+
+ARCHITECTURES = Registry[Architecture]("architecture", "locant.architectures", _require_architecture, _own)
+
+
+def register_architecture(name: str, architecture: Architecture, aliases: Iterable[str] = ()) -> None:
+    """Teach this package to read configurations with a new ``model_type``.
+
+    `Rotary.from_config`, `encoding_from_config`, `convert_layout`, ``locant explain`` and ``locant extend`` then know
+    it like one of their own. An installed package offers its architectures without being imported: through entry
+    points in the group ``locant.architectures``, each a name and an `Architecture`.
+
+    Args:
+        name: what its configurations have for ``model_type``.
+        architecture: how they are read; see `locant.models.Architecture`.
+        aliases: other values of ``model_type`` for the same.
+
+    Raises:
+        RangeError: a name that is taken, or an architecture without a layout.
+
+    >>> from locant import Rotary
+    >>> from locant.models import Architecture, RotaryKeys
+    >>> keys = RotaryKeys(layout="interleaved", base_key="rotary_base")
+    >>> register_architecture("my_model", Architecture(rotary=keys, attribute_map={"num_attention_heads": "n_attn"}))
+    >>> Rotary.from_config({"model_type": "my_model", "hidden_size": 256, "n_attn": 4, "rotary_base": 5e5})
+    Rotary(head_dim=64, base=500000, layout='interleaved', angles='exact')
+    """
+    ARCHITECTURES.register(name, architecture, aliases)
+
+
+def architecture_of(config: Config) -> Architecture:
+    """The row of a configuration; that of an unknown architecture has no layout."""
+    name = config.get("model_type", "")
+    if not isinstance(name, str):
+        raise InputError(f"got model_type={shown(name)}, expected a name", "'model_type': 'llama'")
+    try:
+        return ARCHITECTURES.find(name)
+    except RangeError:
+        return Architecture(rotary=UNKNOWN)
+
+
+def read(config: Config | object) -> tuple[dict[str, Any], Architecture]:
+    """A configuration as a dictionary under standard keys, and the row of its architecture."""
+    values = config_dict(config)
+    architecture = architecture_of(values)
+    standard = {name: key for key, name in architecture.attribute_map.items()}
+    return {standard.get(key, key): value for key, value in values.items()}, architecture
+
+
+def read_known(config: Config | object) -> tuple[dict[str, Any], Architecture]:
+    """The same, where an unknown ``model_type`` is refused with the names of those that are known."""
+    values, architecture = read(config)
+    if architecture.rotary is UNKNOWN:
+        known = ", ".join(sorted(name for name, _ in ARCHITECTURES.items()))
+        raise InputError(
+            f"got model_type={shown(values.get('model_type'))}, expected one of {known}",
+            "locant.register_architecture, or Rotary.from_config(config, layout=...), if it has rotary positions",
+        )
+    return values, architecture
+
+
+def with_defaults(config: Config | object) -> dict[str, Any]:
+    """A configuration with what `transformers` takes where a key is missing, as far as its architecture has it.
+
+    `Rotary.from_config` and `encoding_from_config` do not do this by themselves: a base that was lost on the way would
+    be replaced by another one in silence. ``locant explain`` does, and prints which values these are. Sizes of the
+    model are not filled in.
+
+    >>> with_defaults({"model_type": "gpt_neox", "max_position_embeddings": 4096})
+    {'model_type': 'gpt_neox', 'max_position_embeddings': 4096, 'rotary_emb_base': 10000.0, 'rotary_pct': 0.25}
+    """
+    values, architecture = read(config)
+    missing = {key: value for key, value in architecture.defaults.items() if not _is_stated(key, values, architecture)}
+    return {**values, **missing}
+
+
+def _is_stated(key: str, config: Config, architecture: Architecture) -> bool:
+    """Whether a key is there under any of its names, in or beside the dictionary of rope parameters."""
+    keys = architecture.rotary_keys
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    inner = [rope, *rope.values()] if isinstance(rope, Mapping) else []
+    found = {name for one in inner if isinstance(one, Mapping) for name in one}
+    if key == "rope_parameters":
+        return bool(rope) or any(name in config for name in keys.base_keys)
+    if key in keys.base_keys:
+        return key in config or "rope_theta" in found
+    if key in keys.share_keys:
+        return any(name in config for name in keys.share_keys) or "partial_rotary_factor" in found
+    return any(name in config for name in (LENGTHS if key in LENGTHS else (key,)))
+
+
+def presets() -> dict[str, dict[str, Any]]:
+    """Configurations of published models by name: the keys that matter here, and no others."""
+    rows = (architecture for _, architecture in ARCHITECTURES.items())
+    return {name: copy.deepcopy(dict(config)) for row in rows for name, config in row.presets.items()}

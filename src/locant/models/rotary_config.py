@@ -1,0 +1,232 @@
+"""Rotary positions from a configuration: base, sizes, sections, layout and scaling, by the keys of its architecture.
+
+Reads ``rope_parameters`` (transformers 5), the older ``rope_scaling`` beside ``rope_theta``, dictionaries per layer
+type, and the many names of partial rotation. A base that is not there is not taken for 10 000, and a key that cannot be
+honoured is refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from locant.arguments import shown
+from locant.errors import InputError
+from locant.kernels.rotary import Layout
+from locant.models.architecture import UNKNOWN, Architecture, RotaryKeys
+from locant.models.config_values import (
+    HEADS,
+    LENGTHS,
+    TRAINED,
+    WIDTHS,
+    Config,
+    agreed,
+    flag,
+    integer,
+    integer_at,
+    layer_types_in,
+    number,
+    of_single_layers,
+    one_of,
+    width_per_head,
+)
+from locant.models.rope_layers import rope_of_layers
+from locant.models.rope_parameters import Lengths, read_scaling, rope_type_of
+from locant.positions.angles import AngleMode
+from locant.positions.scaling import Proportional, Scaling
+
+__all__ = ["RotaryArguments", "head_dim_of", "named_layout", "read_rotary", "rotary_dim_of"]
+
+AXES = ("time", "height", "width")
+"""Of positions in images and video."""
+
+
+class RotaryArguments(TypedDict):
+    """The arguments of `Rotary`."""
+
+    head_dim: int
+    base: float
+    scaling: Scaling
+    layout: Layout
+    rotary_dim: int
+    angles: AngleMode
+    sections: tuple[int, ...] | None
+
+
+def read_rotary(
+    config: Config,
+    architecture: Architecture,
+    *,
+    layer_type: str | None = None,
+    angles: AngleMode = "exact",
+    layout: Layout | None = None,
+) -> RotaryArguments:
+    """The arguments of `Rotary` for a configuration of this architecture."""
+    keys = architecture.rotary_keys
+    _require_rotary(config, keys)
+    rope = rope_of_layers(config, keys, layer_type)
+    rope_type = rope_type_of(rope, {"su": "longrope", **keys.rope_types}, weighted=keys.weighted_longrope)
+    proportional = rope_type.scaling is Proportional
+    head_dim = head_dim_of(config, architecture, layer_type)
+    lengths = Lengths(longest=integer_at(config, *LENGTHS), trained=integer_at(config, TRAINED))
+    return RotaryArguments(
+        head_dim=head_dim,
+        base=_base(config, rope, architecture, layer_type),
+        scaling=read_scaling({**rope, **_rotated_share(config, rope)} if proportional else rope, rope_type, lengths),
+        layout=_layout(config, keys, layout),
+        rotary_dim=head_dim if proportional else rotary_dim_of(config, rope, architecture, head_dim),
+        angles=angles,
+        sections=_sections(config, rope, keys),
+    )
+
+
+def _require_rotary(config: Config, keys: RotaryKeys) -> None:
+    """Refuse a model without rotation, and keys about rotary positions that are not understood."""
+    if config.get("alibi"):
+        raise InputError("got alibi=true, a model without rotary positions", "locant.encoding_from_config(config)")
+    strange = [key for key in config if ("rope" in str(key) or "rotary" in str(key)) and key not in keys.keys]
+    strange = [key for key in strange if key != "qk_rope_head_dim" or keys is UNKNOWN]
+    if strange:
+        name = config.get("model_type", "a configuration of this kind")
+        raise InputError(
+            f"got {', '.join(map(repr, strange))}, which {name} is not known to read", "the configuration without it"
+        )
+
+
+def _rotated_share(config: Config, rope: Config) -> dict[str, Any]:
+    """The share of the pairs that are rotated, in or beside the dictionary; it has no other name there."""
+    others = [key for key in ("rotary_pct", "rotary_dim") if key in config]
+    key = "partial_rotary_factor"
+    if others:
+        raise InputError(f"got {others[0]!r} beside rope_type 'proportional', which reads {key}", f"{key!r} for it")
+    values = {"in the rope parameters": rope.get(key), "beside them": config.get(key)}
+    share = one_of(values, *values)
+    return {} if share is None else {key: share}
+
+
+def _base(config: Config, rope: Config, architecture: Architecture, layer_type: str | None) -> float:
+    """The base of the frequencies; it has no default here but where the modeling code knows no other."""
+    keys = architecture.rotary_keys
+    found = {key: config[key] for key in keys.base_keys_of(layer_type) if key in config}
+    if rope.get("rope_theta") is not None:
+        found["rope_theta of the rope parameters"] = rope["rope_theta"]
+    base = keys.fixed_base if keys.fixed_base is not None else agreed(found)
+    if base is None:
+        raise architecture.lacks(keys.base_keys_of(layer_type)[-1], config, "the base of the frequencies")
+    return number("rope_theta", base)
+
+
+def head_dim_of(config: Config, architecture: Architecture, layer_type: str | None) -> int:
+    """The width of a head, or of its rotated part in multi-head latent attention."""
+    keys = architecture.rotary_keys
+    stated = _head_dim_of_layers(config, architecture, layer_type) or config.get(keys.head_dim_key)
+    if stated is not None:
+        return integer(keys.head_dim_key, stated)
+    if keys.latent or keys.head_dim_required or one_of(config, *WIDTHS) is None or one_of(config, *HEADS) is None:
+        raise architecture.lacks(keys.head_dim_key, config)
+    return width_per_head(config)
+
+
+def rotary_dim_of(config: Config, rope: Config, architecture: Architecture, head_dim: int) -> int:
+    """How many dimensions are rotated; a share of the head is rounded down, as the reference does."""
+    keys = architecture.rotary_keys
+    names = dict.fromkeys(("partial_rotary_factor", *keys.share_keys))
+    shares = {key: config[key] for key in names if key in config and key != "rotary_dim"}
+    if rope.get("partial_rotary_factor") is not None:
+        shares["partial_rotary_factor of the rope parameters"] = rope["partial_rotary_factor"]
+    share = agreed(shares)
+    dims: dict[str, int] = {}
+    if share is not None:
+        dims[f"int({head_dim} x {shown(share)})"] = _share_of(head_dim, next(iter(shares)), share)
+    if "rotary_dim" in config and "rotary_dim" in keys.share_keys:
+        dims["rotary_dim"] = integer("rotary_dim", config["rotary_dim"])
+    if not dims and keys.share_required:
+        raise architecture.lacks(keys.share_keys[0], config, "the part of each head that is rotated")
+    rotated = agreed(dims) if dims else head_dim
+    if rotated != head_dim and not keys.share_keys:
+        raise InputError(
+            f"got partial_rotary_factor={shown(share)} for {config['model_type']}, whose code in transformers rotates "
+            "the whole head, or stops, where other programs rotate a part",
+            "the configuration without it, if the model was trained that way",
+        )
+    return rotated
+
+
+def _share_of(head_dim: int, key: str, share: Any) -> int:
+    share = number(key, share)
+    if not 0 < share <= 1:
+        raise InputError(
+            f"got {key}={share:g}, expected a number above 0 and of at most 1", "0.5 for half of each head"
+        )
+    return int(head_dim * share)
+
+
+def _sections(config: Config, rope: Config, keys: RotaryKeys) -> tuple[int, ...] | None:
+    """Pairs per position axis, for models that read images or video."""
+    sections, name = rope.get("mrope_section"), config.get("model_type")
+    without = "the configuration without it, if all positions are those of text"
+    if rope.get("mrope_interleaved"):
+        raise InputError("got mrope_interleaved, expected a section of pairs for each axis", without)
+    if sections is None:
+        if keys.sections_required:
+            raise InputError(f"got a {name} configuration without mrope_section", "'mrope_section': [16, 24, 24]")
+        return None
+    if keys.layout is not None and not keys.sections_required:
+        because = keys.refused_sections or "its code does not read it"
+        raise InputError(f"got mrope_section for {name}: {because}", without)
+    axes = len(AXES) if keys.sections_required else None
+    if not isinstance(sections, (list, tuple)) or axes not in (None, len(sections)):
+        raise InputError(
+            f"got mrope_section={shown(sections)}, expected a list of pairs for each of {', '.join(AXES)}",
+            "[16, 24, 24]",
+        )
+    return tuple(integer("mrope_section", section, 0) for section in sections)
+
+
+def _layout(config: Config, keys: RotaryKeys, layout: Layout | None) -> Layout:
+    """Which dimensions form a pair: what was asked for, what the configuration says, or what the architecture does."""
+    named = named_layout(config)
+    if layout is not None:
+        return layout
+    if keys.layout and named not in (None, keys.layout) and not keys.interleave_key:
+        raise InputError(
+            f"got rope_interleave={config['rope_interleave']} for {config['model_type']}, whose layout is always "
+            f"{keys.layout!r}",
+            f"weights converted to {keys.layout!r}, and no rope_interleave",
+        )
+    found = named or keys.layout
+    if found is None:
+        raise InputError(
+            f"got model_type={shown(config.get('model_type'))}, whose layout is not known",
+            "layout='half' or 'interleaved', as its weights were trained with, or locant.register_architecture",
+        )
+    return found
+
+
+def named_layout(config: Config) -> Layout | None:
+    """What ``rope_interleave`` says."""
+    if config.get("rope_interleave") is None:
+        return None
+    return "interleaved" if flag("rope_interleave", config["rope_interleave"]) else "half"
+
+
+def _head_dim_of_layers(config: Config, architecture: Architecture, layer_type: str | None) -> Any:
+    """What layers of this type have of their own (Gemma 4: wider heads where attention is full)."""
+    key = architecture.rotary_keys.full_head_dim_key
+    if key is None:
+        return None
+    types, layers = layer_types_in(config), of_single_layers(config)
+    if any(place >= len(types) for place in layers):
+        raise InputError(
+            f"got per_layer_config of layer {max(layers)}, and layer_types of {len(types)} layers",
+            "layer_types with the type of each layer",
+        )
+    widths = {
+        f"head_dim of layer {place}": layer["head_dim"]
+        for place, layer in layers.items()
+        if types[place] == layer_type and layer.get("head_dim") is not None
+    }
+    if layer_type == "full_attention":
+        widths |= {key: config[key]} if key in config else {}
+        if not widths:
+            raise architecture.lacks(key, config)
+    return agreed(widths)

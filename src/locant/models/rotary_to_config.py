@@ -1,0 +1,111 @@
+"""A rotary encoding as the keys of a Hugging Face configuration, which transformers and vLLM read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from locant.arguments import one_of, whole
+from locant.errors import InputError
+from locant.models.config_values import TRAINED
+from locant.models.rope_parameters import write_scaling
+from locant.positions.encodings.rotary import Rotary
+from locant.positions.scaling import (
+    NTK,
+    DynamicNTK,
+    Llama3,
+    LongRoPE,
+    Proportional,
+    Scaling,
+    Unscaled,
+    YaRN,
+    ntk_exponent,
+)
+
+__all__ = ["rotary_to_config"]
+
+
+def rotary_to_config(
+    rotary: Rotary, *, max_seq_len: int | None = None, form: str = "rope_parameters"
+) -> dict[str, Any]:
+    """The keys with which `transformers` and vLLM rotate as this encoding does.
+
+    The encoding that is read from them rotates alike. It is equal, but for `NTK`, which is written as the larger base
+    that it is, and for fields without an effect, which are not written: a lone ``mscale`` of `YaRN`, or both beside an
+    ``attention_factor``, and the ``factor`` of `LongRoPE` beside an ``attention_factor`` where `max_seq_len` differs
+    from it. The length of `for_length` and `angles` are not part of it.
+
+    ``rope_interleave`` and ``partial_rotary_factor`` are written so that a configuration is refused when it is read
+    for an architecture of another layout or share.
+
+    Args:
+        rotary: any, but for sections with ladders of their own, and `Proportional` over a part of the head.
+        max_seq_len: the longest sequence; default: what the scaling implies, if it does.
+        form: ``"rope_parameters"`` (transformers 5), or the older ``"rope_scaling"`` beside ``rope_theta``, which
+            earlier releases of both programs read.
+
+    >>> rotary_to_config(Rotary(64, 500_000.0))["rope_parameters"]
+    {'rope_type': 'default', 'rope_theta': 500000.0}
+    """
+    if rotary.axial:
+        raise InputError(
+            "got axial=True, which no text model's configuration can express", "sections without axial=True"
+        )
+    if isinstance(rotary.scaling, Proportional) and rotary.rotary_dim != rotary.head_dim:
+        raise InputError(
+            f"got Proportional scaling of {rotary.rotary_dim} of {rotary.head_dim} dimensions, where a configuration "
+            "has one share for both",
+            "rotary_dim=head_dim, or another scaling",
+        )
+    one_of("form", form, ("rope_parameters", "rope_scaling"))
+    if max_seq_len is not None:
+        max_seq_len = whole("max_seq_len", max_seq_len, 1, remedy="the longest sequence in tokens")
+    scaling, base = _with_base(rotary)
+    lengths = _written_lengths(scaling, max_seq_len)
+    rope = write_scaling(scaling)
+    if _is_idle_factor(scaling, lengths):
+        del rope["factor"]
+    if rotary.sections is not None:
+        rope["mrope_section"] = list(rotary.sections)
+    share = {} if rotary.rotary_dim == rotary.head_dim else {"partial_rotary_factor": _share_of(rotary)}
+    sizes: dict[str, Any] = {"head_dim": rotary.head_dim, "rope_interleave": rotary.layout == "interleaved"}
+    sizes |= lengths
+    if form == "rope_parameters":
+        return {"rope_parameters": {**rope, "rope_theta": base, **share}, **sizes}
+    return {"rope_scaling": None if rope == {"rope_type": "default"} else rope, "rope_theta": base, **share, **sizes}
+
+
+def _with_base(rotary: Rotary) -> tuple[Scaling, float]:
+    """NTK scaling is nothing but a larger base."""
+    if not isinstance(rotary.scaling, NTK):
+        return rotary.scaling, float(rotary.base)
+    exponent = ntk_exponent(rotary.rotary_dim) if rotary.scaling.form == "aware" else 1.0
+    return Unscaled(), rotary.base * rotary.scaling.factor**exponent
+
+
+def _share_of(rotary: Rotary) -> float:
+    """A factor from which ``int(head_dim * factor)`` gives the rotary dimension back, however it rounds."""
+    share = rotary.rotary_dim / rotary.head_dim
+    return share if int(rotary.head_dim * share) == rotary.rotary_dim else (rotary.rotary_dim + 0.5) / rotary.head_dim
+
+
+def _is_idle_factor(scaling: Scaling, lengths: Mapping[str, Any]) -> bool:
+    """Whether the factor of LongRoPE decides nothing and differs from the longest sequence that is written."""
+    if not isinstance(scaling, LongRoPE) or scaling.attention_factor is None:
+        return False
+    return round(scaling.factor * scaling.original_max_seq_len) != lengths["max_position_embeddings"]
+
+
+def _written_lengths(scaling: Scaling, max_seq_len: int | None) -> dict[str, Any]:
+    """The longest sequence as far as it is known, and the trained one where an architecture reads it outside."""
+    if isinstance(scaling, DynamicNTK):  # the reference takes max_position_embeddings for the trained length
+        if max_seq_len not in (None, scaling.original_max_seq_len):
+            trained = scaling.original_max_seq_len
+            raise InputError(
+                f"got max_seq_len={max_seq_len}, but dynamic scaling needs {trained} there", f"max_seq_len={trained}"
+            )
+        return {"max_position_embeddings": scaling.original_max_seq_len}
+    if isinstance(scaling, (YaRN, LongRoPE, Llama3)) and max_seq_len is None:
+        max_seq_len = round(scaling.factor * scaling.original_max_seq_len)
+    longest = {} if max_seq_len is None else {"max_position_embeddings": max_seq_len}
+    return {**longest, TRAINED: scaling.original_max_seq_len} if isinstance(scaling, LongRoPE) else longest

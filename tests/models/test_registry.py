@@ -1,0 +1,171 @@
+"""An architecture from outside of this package works wherever one of its own does."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from transformers import AutoConfig
+
+import locant
+from locant import ALiBi, InputError, RangeError, Rotary
+from locant.checkpoints import convert_layout
+from locant.checkpoints.config_source import read_source
+from locant.checkpoints.explanation import explain
+from locant.checkpoints.extension import extend
+from locant.cli import main
+from locant.models import Architecture, RotaryKeys, layer_types, one_after_another, required, with_defaults
+from locant.models.registry import ARCHITECTURES
+from tests.refusal import refuses
+
+CONFIG: dict[str, Any] = {
+    "model_type": "strange", "width": 48, "n_attn": 6, "rotary_base": 5e5, "seq_len": 2048, "vocab_size": 7,
+}  # fmt: skip
+STRANGE = Architecture(
+    rotary=RotaryKeys(layout="interleaved", base_key="rotary_base"),
+    attribute_map={"hidden_size": "width", "num_attention_heads": "n_attn", "max_position_embeddings": "seq_len"},
+    projections={"c_attn": one_after_another},
+    defaults={"rotary_base": 10_000.0},
+    warnings=(lambda config, encoding: f"{required(config, 'num_attention_heads')} heads are strange",),
+    presets={"strange-1b": CONFIG},
+)
+
+
+@pytest.fixture
+def strange(monkeypatch: pytest.MonkeyPatch) -> None:
+    ARCHITECTURES.find("llama")
+    for table in ("_values", "_aliases"):
+        monkeypatch.setattr(ARCHITECTURES, table, dict(getattr(ARCHITECTURES, table)))
+    locant.register_architecture("strange", STRANGE, aliases=("strange_text",))
+
+
+@pytest.mark.usefixtures("strange")
+def test_its_encoding_is_read() -> None:
+    for config in (CONFIG, {**CONFIG, "model_type": "strange_text"}, {"text_config": CONFIG}):
+        assert repr(Rotary.from_config(config)) == repr(Rotary(8, 5e5, layout="interleaved"))
+        assert repr(locant.encoding_from_config(config)) == repr(Rotary(8, 5e5, layout="interleaved"))
+    assert layer_types(CONFIG) == ()
+
+
+@pytest.mark.usefixtures("strange")
+def test_it_is_explained_by_its_name_and_its_warnings(tmp_path: Path) -> None:
+    explained = explain({key: value for key, value in CONFIG.items() if key != "rotary_base"})
+    assert (explained.longest, explained.defaults) == (2048, {"rotary_base": 10_000.0})
+    assert explained.layers[0].warnings == ("6 heads are strange",)
+    assert explained.tables[0].shape == (7, 48)
+    assert read_source("strange-1b") == CONFIG
+    printed = CliRunner().invoke(main, ["explain", "strange-1b", "--json"])
+    assert json.loads(printed.stdout)["layers"][0]["rotary"]["layout"] == "interleaved"
+
+
+@pytest.mark.usefixtures("strange")
+def test_it_is_extended_under_its_own_keys() -> None:
+    extension = extend(CONFIG, to=8192, method="ntk")
+    assert set(extension.changed) == {"rotary_base", "seq_len"}
+    assert {**CONFIG, **{key: new for key, (_, new) in extension.changed.items()}} == extension.config
+    assert Rotary.from_config(extension.config).base > 5e5
+    assert extend(CONFIG, to=8192).config["rope_scaling"]["factor"] == 4.0
+
+
+@pytest.mark.usefixtures("strange")
+def test_its_weights_are_converted() -> None:
+    weights = {"h.0.attn.c_attn.weight": torch.arange(3 * 48)[:, None], "h.0.attn.c_proj.weight": torch.zeros(2)}
+    with refuses(InputError, "c_proj"):
+        convert_layout(weights, CONFIG, to="half")
+    del weights["h.0.attn.c_proj.weight"]
+    moved = convert_layout(weights, CONFIG, to="half")["h.0.attn.c_attn.weight"][:, 0]
+    assert moved[:8].tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
+    assert moved[96:].tolist() == list(range(96, 144))
+
+
+@pytest.mark.usefixtures("strange")
+def test_an_encoding_that_is_not_rotary_is_made_by_a_function() -> None:
+    row = Architecture(encoding=lambda config, layer_type: ALiBi(required(config, "heads")))
+    locant.register_architecture("sloping", row)
+    config = {"model_type": "sloping", "heads": 4}
+    assert isinstance(locant.encoding_from_config(config), ALiBi)
+    assert explain(config).layers[0].doors == ("bias",)
+    with refuses(InputError, "sloping", "rotary positions"):
+        extend(config, to=100)
+    with refuses(InputError, "heads"):
+        locant.encoding_from_config({"model_type": "sloping"})
+
+
+@pytest.mark.usefixtures("strange")
+def test_what_cannot_be_registered_is_refused() -> None:
+    with refuses(RangeError, "llama"):
+        locant.register_architecture("llama", STRANGE)
+    with refuses(RangeError, "Architecture"):
+        locant.register_architecture("other", RotaryKeys())  # type: ignore[arg-type]
+    with refuses(RangeError, "layout"):
+        locant.register_architecture("other", Architecture(rotary=RotaryKeys(layout=None)))
+    with refuses(RangeError, "rotary"):
+        Architecture()
+
+
+def test_an_installed_package_offers_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = importlib.metadata.EntryPoint("strange", "tests.models.test_registry:STRANGE", "locant.architectures")
+    broken = importlib.metadata.EntryPoint("broken", "tests.models.no_such_module:ROW", "locant.architectures")
+    for table in ("_values", "_aliases"):
+        monkeypatch.setattr(ARCHITECTURES, table, dict(getattr(ARCHITECTURES, table)))
+    monkeypatch.setattr(ARCHITECTURES, "_offers", {"strange": entry, "broken": broken})
+    monkeypatch.setattr(ARCHITECTURES, "broken", {})
+    assert Rotary.from_config(CONFIG).layout == "interleaved"
+    with refuses(InputError, "broken"):
+        locant.encoding_from_config({"model_type": "broken"})
+    assert read_source("gpt2")["model_type"] == "gpt2"
+    assert set(ARCHITECTURES.broken) == {"broken"}
+
+
+# ------------------------------------------------------------------ defaults
+
+SIZES = {"hidden_size": 2400, "num_attention_heads": 20}
+DEFAULTS = [name for name, row in ARCHITECTURES.items() if row.defaults and not name.startswith("qwen2_")]
+
+
+@pytest.mark.parametrize("model_type", DEFAULTS)
+def test_defaults_are_those_of_the_class_in_transformers(model_type: str) -> None:
+    theirs = AutoConfig.for_model(model_type, **SIZES).get_text_config()
+    sizes = {key: value for key, value in theirs.to_dict().items() if key in KEPT}
+    ours = with_defaults({"model_type": model_type, **SIZES, **sizes})
+    if model_type == "deberta-v2":  # the class has absolute positions, which are refused
+        assert ours["max_position_embeddings"] == theirs.max_position_embeddings
+        return
+    assert explain(ours).longest == explain(theirs).longest
+    assert layer_types(ours) == layer_types(theirs) or set(layer_types(ours)) == set(layer_types(theirs))
+    for kind in layer_types(ours) or (None,):
+        one, other = (locant.encoding_from_config(config, layer_type=kind) for config in (ours, theirs))
+        assert repr(one) == repr(other)
+
+
+KEPT = (
+    "layer_types", "num_hidden_layers", "d_model", "n_embd", "num_heads", "n_head", "n_heads", "dim", "embedding_size",
+    "d_kv",
+)  # fmt: skip
+
+
+def test_what_stands_in_a_configuration_is_never_replaced() -> None:
+    config = {"model_type": "phi", "rope_parameters": {"rope_theta": 7.0, "partial_rotary_factor": 0.25}}
+    assert with_defaults(config) == {**config, "max_position_embeddings": 2048}
+    assert with_defaults({"model_type": "gpt2", "max_position_embeddings": 7})["max_position_embeddings"] == 7
+    assert "n_positions" not in with_defaults({"model_type": "gpt2", "max_position_embeddings": 7})
+    assert with_defaults({"model_type": "cohere2", "sliding_window": None})["sliding_window"] is None
+
+
+def test_a_default_is_not_taken_unless_it_is_asked_for() -> None:
+    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2}
+    with refuses(InputError, "rope_theta", "10000.0"):
+        Rotary.from_config(config)
+    assert Rotary.from_config(with_defaults(config)).base == 10_000.0
+
+
+def test_every_field_of_a_row_is_documented() -> None:
+    for kind in (Architecture, RotaryKeys):
+        for field in dataclasses.fields(kind):
+            assert f"{field.name}:" in (kind.__doc__ or ""), field.name
