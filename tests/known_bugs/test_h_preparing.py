@@ -16,7 +16,7 @@ from locant.text.prepare import prepare
 from locant.text.store import TokenStore
 from tests.known_bugs.exhibit import exhibit
 
-TEXTS = [f"document {number}. " * (1 + number % 3) for number in range(12)]
+TEXTS = [f"document {number}. " * (1 + number % 3) for number in range(8)]
 WHOLE = [byte for text in TEXTS for byte in [*text.encode(), 256]]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from locant import InputError
 from locant.text.prepare.readers import documents, jsonl, parquet, streams, text
 from locant.text.store import TokenStore
 
@@ -42,3 +44,22 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
 
 def edited(path: Path) -> None:
     path.write_text(path.read_text() + "more")
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file under a folder, hidden ones too, and its hash."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def is_valid(folder: Path) -> bool:
+    """Whether a store opens; one that opens has to be right to the last byte."""
+    try:
+        store = TokenStore(folder)
+    except InputError:
+        return False
+    store.verify()
+    return True

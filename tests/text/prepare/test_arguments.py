@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from locant import Tokenizer
 from locant.errors import InputError, LocantError, RangeError
 from locant.text.prepare import finalize, parts, prepare
 from locant.text.prepare.plan import discard_plan
+from locant.text.tokenizer import engine
 from tests.refusal import refuses
 
 ODD: list[dict[str, Any]] = [
@@ -76,10 +78,12 @@ def test_standard_input_that_is_closed_is_refused(tmp_path: Path) -> None:
     assert done.stderr.startswith("locant: got - for standard input, which is closed")
 
 
-def test_a_text_that_cannot_be_encoded_is_named(tmp_path: Path) -> None:
-    (tmp_path / "long.txt").write_text("x" * (17 * 2**20))
-    with pytest.raises(LocantError, match=r"long\.txt, after byte 0: a document has 1\d+ bytes"):
-        prepare(tmp_path / "long.txt", tmp_path / "store", vocab_size=300, engine="tokenizers", workers=1)
+def test_a_text_that_cannot_be_encoded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "WHOLE", 2**20)
+    (tmp_path / "long.txt").write_text("x" * 2**21)
+    tokenizer = Tokenizer.train("some words", 260)
+    with pytest.raises(LocantError, match=r"long\.txt, after byte 0: a document has \d+ bytes"):
+        prepare(tmp_path / "long.txt", tmp_path / "store", tokenizer=tokenizer, engine="tokenizers", workers=1)
 
 
 def test_the_loser_of_a_race_is_told_so(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

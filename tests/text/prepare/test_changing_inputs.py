@@ -25,8 +25,7 @@ from locant.text.prepare.readers import documents
 from locant.text.prepare.workers import Workers
 from locant.text.store import TokenStore
 from tests.refusal import refuses
-from tests.text.prepare.corpus import SEPARATOR, options, small_blocks
-from tests.text.prepare.mortal import contents
+from tests.text.prepare.corpus import SEPARATOR, contents, options, small_blocks
 
 SHARD_SIZE = 2_000
 """Tokens, which makes parts of 8 000 bytes."""

@@ -16,32 +16,33 @@ from typing import Any
 
 import pytest
 
-from tests.text.prepare.mortal import Mortal, contents, is_valid, mortal
+from tests.text.prepare.corpus import contents, is_valid
+from tests.text.prepare.fault_injection import FaultInjector, fault_injector
 
-QUICK = 12
+QUICK = 8
 MOMENTS = 300
 
 
 @pytest.fixture(scope="module")
-def dying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mortal]:
-    with mortal(tmp_path_factory.mktemp("dying")) as subject:
+def injector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultInjector]:
+    with fault_injector(tmp_path_factory.mktemp("faults")) as subject:
         yield subject
 
 
 @pytest.fixture(scope="module")
-def undisturbed(dying: Mortal) -> tuple[dict[str, str], list[str]]:
+def undisturbed(injector: FaultInjector) -> tuple[dict[str, str], list[str]]:
     """The hashes of a run that nothing disturbs, and the steps that it took."""
-    shutil.rmtree(dying.out, ignore_errors=True)
-    answer = dying.run()
+    shutil.rmtree(injector.out, ignore_errors=True)
+    answer = injector.run()
     assert answer["said"] is None
-    hashes = contents(dying.out)
+    hashes = contents(injector.out)
     assert len([name for name in hashes if name.endswith(".bin")]) == 12
     return hashes, answer["steps"]
 
 
 @pytest.fixture(autouse=True)
-def _nothing_there(dying: Mortal) -> None:
-    shutil.rmtree(dying.out, ignore_errors=True)
+def _nothing_there(injector: FaultInjector) -> None:
+    shutil.rmtree(injector.out, ignore_errors=True)
 
 
 def require_no_half(folder: Path, whole: dict[str, str]) -> None:
@@ -51,9 +52,9 @@ def require_no_half(folder: Path, whole: dict[str, str]) -> None:
         assert {name: found.get(name) for name in whole} == whole
 
 
-def go_on(dying: Mortal, whole: dict[str, str]) -> None:
-    assert dying.run()["said"] is None
-    assert contents(dying.out) == whole
+def resume(injector: FaultInjector, whole: dict[str, str]) -> None:
+    assert injector.run()["said"] is None
+    assert contents(injector.out) == whole
 
 
 def chosen(steps: list[str], count: int) -> list[int]:
@@ -61,7 +62,7 @@ def chosen(steps: list[str], count: int) -> list[int]:
     return sorted({round(i * (len(steps) - 1) / (count - 1)) for i in range(count)})
 
 
-def kill_at_moments(dying: Mortal, whole: dict[str, str], count: int) -> set[int]:
+def kill_at_moments(injector: FaultInjector, whole: dict[str, str], count: int) -> set[int]:
     """Kill at `count` random moments, going on to the end after every few deaths; the numbers of files left behind.
 
     How long a run takes depends on the machine and on what else it does. A run that ends before its moment is not
@@ -71,27 +72,27 @@ def kill_at_moments(dying: Mortal, whole: dict[str, str], count: int) -> set[int
     rng = random.Random(0)
     latest, died, left = 0.04, 0, set()
     while died < count:
-        shutil.rmtree(dying.out, ignore_errors=True)
+        shutil.rmtree(injector.out, ignore_errors=True)
         for _ in range(rng.choice([1, 1, 2, 4])):  # also while it goes on after an earlier death
-            killed = dying.run(after=rng.uniform(0, latest))["code"] == -signal.SIGKILL
+            killed = injector.run(after=rng.uniform(0, latest))["code"] == -signal.SIGKILL
             died += killed
             latest *= 1.02 if killed else 0.9
-            require_no_half(dying.out, whole)
-            left.add(len([*dying.out.rglob("*")]))
-        go_on(dying, whole)
+            require_no_half(injector.out, whole)
+            left.add(len([*injector.out.rglob("*")]))
+        resume(injector, whole)
     return left
 
 
-def fail_at(dying: Mortal, whole: dict[str, str], steps: list[str], fault: str, places: list[int]) -> None:
+def fail_at(injector: FaultInjector, whole: dict[str, str], steps: list[str], fault: str, places: list[int]) -> None:
     for at in places:
-        shutil.rmtree(dying.out, ignore_errors=True)
-        answer = dying.run(fault=fault, at=at)
+        shutil.rmtree(injector.out, ignore_errors=True)
+        answer = injector.run(fault=fault, at=at)
         if fault in ("kill", "torn"):
             assert answer["code"] == -signal.SIGKILL, steps[at]
         elif answer["said"] is not None:  # what cannot be removed at the end is no error
             require_clear(answer["said"])
-        require_no_half(dying.out, whole)
-        go_on(dying, whole)
+        require_no_half(injector.out, whole)
+        resume(injector, whole)
 
 
 def require_clear(said: str) -> None:
@@ -108,146 +109,146 @@ def some(places: list[int], count: int) -> list[int]:
     return [places[i] for i in chosen([""] * len(places), count)]
 
 
-def test_killed_at_some_moments(dying: Mortal, undisturbed: Any) -> None:
-    assert kill_at_moments(dying, undisturbed[0], QUICK)
+def test_killed_at_some_moments(injector: FaultInjector, undisturbed: Any) -> None:
+    assert kill_at_moments(injector, undisturbed[0], QUICK)
 
 
-def test_killed_at_some_steps(dying: Mortal, undisturbed: Any) -> None:
+def test_killed_at_some_steps(injector: FaultInjector, undisturbed: Any) -> None:
     whole, steps = undisturbed
-    fail_at(dying, whole, steps, "kill", chosen(steps, QUICK))
-    fail_at(dying, whole, steps, "torn", some(writes(steps), 4))
+    fail_at(injector, whole, steps, "kill", chosen(steps, QUICK))
+    fail_at(injector, whole, steps, "torn", some(writes(steps), 4))
 
 
 @pytest.mark.slow
-def test_killed_at_many_moments(dying: Mortal, undisturbed: Any) -> None:
-    assert len(kill_at_moments(dying, undisturbed[0], MOMENTS)) >= 10  # from its first steps to its last
+def test_killed_at_many_moments(injector: FaultInjector, undisturbed: Any) -> None:
+    assert len(kill_at_moments(injector, undisturbed[0], MOMENTS)) >= 10  # from its first steps to its last
 
 
 @pytest.mark.slow
-def test_killed_at_every_step(dying: Mortal, undisturbed: Any) -> None:
+def test_killed_at_every_step(injector: FaultInjector, undisturbed: Any) -> None:
     whole, steps = undisturbed
-    fail_at(dying, whole, steps, "kill", [*range(len(steps))])
+    fail_at(injector, whole, steps, "kill", [*range(len(steps))])
 
 
 @pytest.mark.slow
-def test_killed_in_every_write(dying: Mortal, undisturbed: Any) -> None:
+def test_killed_in_every_write(injector: FaultInjector, undisturbed: Any) -> None:
     whole, steps = undisturbed
-    fail_at(dying, whole, steps, "torn", writes(steps))
+    fail_at(injector, whole, steps, "torn", writes(steps))
 
 
 # ------------------------------------------------------------------ beginning anew
 
 
 @pytest.fixture(scope="module")
-def anew(dying: Mortal) -> Anew:
+def restart(injector: FaultInjector) -> Restart:
     """Another request, whose store has fewer shards, that discards what is there."""
-    return Anew(dying)
+    return Restart(injector)
 
 
-class Anew:
-    def __init__(self, dying: Mortal) -> None:
-        self.dying, self.options = dying, {**dying.options, "shard_size": 100}
-        shutil.rmtree(dying.out, ignore_errors=True)
-        assert dying.run(options=self.options)["said"] is None
-        self.whole = contents(dying.out)
+class Restart:
+    def __init__(self, injector: FaultInjector) -> None:
+        self.injector, self.options = injector, {**injector.options, "shard_size": 100}
+        shutil.rmtree(injector.out, ignore_errors=True)
+        assert injector.run(options=self.options)["said"] is None
+        self.whole = contents(injector.out)
 
     def half_joined(self, steps: list[str]) -> None:
         """Unfinished work of the old request, all of whose shards but the last are in the folder of the store."""
-        shutil.rmtree(self.dying.out, ignore_errors=True)
+        shutil.rmtree(self.injector.out, ignore_errors=True)
         last = max(i for i, name in enumerate(steps) if name.startswith("rename /shard"))
-        assert self.dying.run(fault="kill", at=last)["code"] == -signal.SIGKILL
-        assert len([*self.dying.out.glob("shard-*")]) == 23
+        assert self.injector.run(fault="kill", at=last)["code"] == -signal.SIGKILL
+        assert len([*self.injector.out.glob("shard-*")]) == 23
 
-    def restart(self, **order: Any) -> dict[str, Any]:
-        return self.dying.run(options={**self.options, "resume": False}, **order)
+    def run(self, **order: Any) -> dict[str, Any]:
+        return self.injector.run(options={**self.options, "resume": False}, **order)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """The same call goes on, unless it was killed before it had discarded anything."""
-        said = self.dying.run(options=self.options)["said"]
+        said = self.injector.run(options=self.options)["said"]
         if said is not None:
             assert "unfinished work of another request" in said
-            assert self.restart()["said"] is None
-        assert contents(self.dying.out) == self.whole
+            assert self.run()["said"] is None
+        assert contents(self.injector.out) == self.whole
 
 
-def restart_after_a_kill(anew: Anew, places: list[int]) -> None:
+def restart_after_a_kill(restart: Restart, places: list[int]) -> None:
     for at in places:
-        shutil.rmtree(anew.dying.out, ignore_errors=True)
-        assert anew.dying.run(fault="kill", at=at)["code"] == -signal.SIGKILL
-        if not (anew.dying.out / "store.json").exists():
-            assert anew.restart()["said"] is None
-            assert contents(anew.dying.out) == anew.whole
+        shutil.rmtree(restart.injector.out, ignore_errors=True)
+        assert restart.injector.run(fault="kill", at=at)["code"] == -signal.SIGKILL
+        if not (restart.injector.out / "store.json").exists():
+            assert restart.run()["said"] is None
+            assert contents(restart.injector.out) == restart.whole
 
 
-def kill_a_restart(anew: Anew, steps: list[str], places: list[int]) -> None:
+def kill_a_restart(restart: Restart, steps: list[str], places: list[int]) -> None:
     for at in places:
-        anew.half_joined(steps)
-        assert anew.restart(fault="kill", at=at)["code"] == -signal.SIGKILL
-        require_no_half(anew.dying.out, anew.whole)
-        anew.go_on()
+        restart.half_joined(steps)
+        assert restart.run(fault="kill", at=at)["code"] == -signal.SIGKILL
+        require_no_half(restart.injector.out, restart.whole)
+        restart.resume()
 
 
 def first(steps: list[str], what: str) -> int:
     return next(i for i, name in enumerate(steps) if name.startswith(what))
 
 
-def steps_of_a_restart(anew: Anew, steps: list[str]) -> list[str]:
-    anew.half_joined(steps)
-    taken = anew.restart()["steps"]
-    assert contents(anew.dying.out) == anew.whole
+def steps_of_a_restart(restart: Restart, steps: list[str]) -> list[str]:
+    restart.half_joined(steps)
+    taken = restart.run()["steps"]
+    assert contents(restart.injector.out) == restart.whole
     return taken
 
 
-def test_beginning_anew_after_a_kill_at_some_steps(anew: Anew, undisturbed: Any) -> None:
+def test_beginning_anew_after_a_kill_at_some_steps(restart: Restart, undisturbed: Any) -> None:
     _, steps = undisturbed
-    restart_after_a_kill(anew, chosen(steps, QUICK))
+    restart_after_a_kill(restart, chosen(steps, QUICK))
 
 
-def test_a_restart_that_is_killed_at_some_steps(anew: Anew, undisturbed: Any) -> None:
+def test_a_restart_that_is_killed_at_some_steps(restart: Restart, undisturbed: Any) -> None:
     _, steps = undisturbed
-    taken = steps_of_a_restart(anew, steps)
+    taken = steps_of_a_restart(restart, steps)
     discarding, planning = (first(taken, what) for what in ("remove /shard", "mkdir /.prepare."))
     assert discarding < planning
-    kill_a_restart(anew, steps, [*chosen(taken, QUICK), discarding, discarding + 1, planning])
+    kill_a_restart(restart, steps, [*chosen(taken, QUICK), discarding, discarding + 1, planning])
 
 
 @pytest.mark.slow
-def test_beginning_anew_after_a_kill_at_every_step(anew: Anew, undisturbed: Any) -> None:
+def test_beginning_anew_after_a_kill_at_every_step(restart: Restart, undisturbed: Any) -> None:
     _, steps = undisturbed
-    restart_after_a_kill(anew, [*range(len(steps))])
+    restart_after_a_kill(restart, [*range(len(steps))])
 
 
 @pytest.mark.slow
-def test_a_restart_that_is_killed_at_every_step(anew: Anew, undisturbed: Any) -> None:
+def test_a_restart_that_is_killed_at_every_step(restart: Restart, undisturbed: Any) -> None:
     _, steps = undisturbed
-    kill_a_restart(anew, steps, [*range(len(steps_of_a_restart(anew, steps)))])
+    kill_a_restart(restart, steps, [*range(len(steps_of_a_restart(restart, steps)))])
 
 
 # ------------------------------------------------------------------ disks
 
 
 @pytest.mark.parametrize("fault", ["full", "broken"])
-def test_a_disk_that_is_full_or_fails(dying: Mortal, undisturbed: Any, fault: str) -> None:
+def test_a_disk_that_is_full_or_fails(injector: FaultInjector, undisturbed: Any, fault: str) -> None:
     whole, steps = undisturbed
-    fail_at(dying, whole, steps, fault, chosen(steps, QUICK))
+    fail_at(injector, whole, steps, fault, chosen(steps, QUICK))
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_at_every_step(dying: Mortal, undisturbed: Any) -> None:
+def test_a_disk_that_is_full_at_every_step(injector: FaultInjector, undisturbed: Any) -> None:
     whole, steps = undisturbed
-    fail_at(dying, whole, steps, "full", [*range(len(steps))])
+    fail_at(injector, whole, steps, "full", [*range(len(steps))])
 
 
-def test_writes_of_half_the_bytes(dying: Mortal, undisturbed: Any) -> None:
+def test_writes_of_half_the_bytes(injector: FaultInjector, undisturbed: Any) -> None:
     whole, steps = undisturbed
-    fail_at(dying, whole, steps, "short", some(writes(steps), 4))
+    fail_at(injector, whole, steps, "short", some(writes(steps), 4))
 
 
-def test_a_full_disk_leaves_an_old_store_as_it_was(dying: Mortal, undisturbed: Any) -> None:
-    go_on(dying, undisturbed[0])
+def test_a_full_disk_leaves_an_old_store_as_it_was(injector: FaultInjector, undisturbed: Any) -> None:
+    resume(injector, undisturbed[0])
     for at in range(3):
-        dying.run(fault="full", at=at)
-        assert contents(dying.out) == undisturbed[0]
+        injector.run(fault="full", at=at)
+        assert contents(injector.out) == undisturbed[0]
 
 
 def is_before(place: Path, path: str) -> bool:

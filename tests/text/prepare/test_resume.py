@@ -18,8 +18,7 @@ from locant.text.prepare.parts import finished_part, part_folder, sweep_parts
 from locant.text.prepare.plan import read_plan
 from locant.text.store import TokenStore, export_store
 from tests.refusal import refuses
-from tests.text.prepare.corpus import TEXTS, edited, options, require_ids
-from tests.text.prepare.mortal import contents
+from tests.text.prepare.corpus import TEXTS, contents, edited, options, require_ids
 
 # ------------------------------------------------------------------ tasks
 

@@ -15,8 +15,7 @@ from locant.text.prepare.plan import read_plan
 from locant.text.prepare.workers import Workers
 from locant.text.store import TokenStore
 from tests.refusal import refuses
-from tests.text.prepare.corpus import TEXTS, edited, options, require_ids
-from tests.text.prepare.mortal import contents
+from tests.text.prepare.corpus import TEXTS, contents, edited, options, require_ids
 
 # ------------------------------------------------------------------ workers
 

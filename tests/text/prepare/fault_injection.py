@@ -1,8 +1,7 @@
-"""Running `tests.text.prepare.dying`, and looking at what is left behind."""
+"""Running `tests.text.prepare.fault_process`."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -12,14 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from locant import InputError
-from locant.text.store import TokenStore
-
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
 
 
-class Mortal:
-    """Prepares a small corpus in a process that can be made to die."""
+class FaultInjector:
+    """Prepares a small corpus in a process that can be killed, or fails, at a chosen moment."""
 
     def __init__(self, process: subprocess.Popen[str], folder: Path, options: dict[str, Any]) -> None:
         self.process, self.options = process, options
@@ -35,13 +31,13 @@ class Mortal:
 
 
 @contextmanager
-def mortal(folder: Path, **options: Any) -> Iterator[Mortal]:
+def fault_injector(folder: Path, **options: Any) -> Iterator[FaultInjector]:
     """Three files of a few documents each, shards of 40 tokens: a dozen parts."""
     corpus = folder / "corpus"
     corpus.mkdir(parents=True)
     for number in range(3):
         (corpus / f"{number}.txt").write_text("\n\n".join(f"document {number}.{i} " * (1 + i % 3) for i in range(6)))
-    script = Path(__file__).with_name("dying.py")
+    script = Path(__file__).with_name("fault_process.py")
     with subprocess.Popen(
         [sys.executable, "-P", str(script)],
         stdin=subprocess.PIPE,
@@ -49,24 +45,5 @@ def mortal(folder: Path, **options: Any) -> Iterator[Mortal]:
         text=True,
         env={**os.environ, **ONE_THREAD},
     ) as process:
-        yield Mortal(process, folder, {"separator": "\n\n", "shard_size": 40, **options})
+        yield FaultInjector(process, folder, {"separator": "\n\n", "shard_size": 40, **options})
         process.stdin.close()
-
-
-def contents(folder: Path) -> dict[str, str]:
-    """Every file under a folder, hidden ones too, and its hash."""
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
-def is_valid(folder: Path) -> bool:
-    """Whether a store opens; one that opens has to be right to the last byte."""
-    try:
-        store = TokenStore(folder)
-    except InputError:
-        return False
-    store.verify()
-    return True
