@@ -128,8 +128,9 @@ def _full_precision(q: Tensor) -> AbstractContextManager[object]:
 
 def _nothing(inputs: AttentionInputs) -> tuple[Output, Weights | None]:
     """Zeros, where there is no key; made of sums over nothing, so that everything has a gradient all the same."""
-    q, bias = inputs.q, inputs.bias()
+    q = inputs.q
     y = q.new_zeros(*q.shape[:3], inputs.v.shape[-1])
+    bias = None if inputs.k.shape[2] else inputs.bias()
     for x in (q[:, :, :0], inputs.k, inputs.v, *([] if bias is None else [bias])):
         y = y + x.sum().to(q.dtype)
     if not inputs.return_weights:

@@ -24,13 +24,12 @@ def eager_attention(
     inputs: AttentionInputs,
 ) -> tuple[Float[Tensor, "batch heads query value_dim"], Float[Tensor, "batch heads query key"]]:
     """The output in the dtype of `q`, and the weights (before dropout) in float32 at least."""
-    q, k, v, mask = inputs.q, inputs.k, inputs.v, inputs.mask.dense()
+    q, k, v, bias, mask = inputs.q, inputs.k, inputs.v, inputs.bias(), inputs.mask.dense()
     dtype = torch.promote_types(q.dtype, torch.float32)
     groups = q.shape[1] // k.shape[1]
     keys = k.to(dtype).repeat_interleave(groups, dim=1)
     values = v.to(dtype).repeat_interleave(groups, dim=1)
     scores = q.to(dtype) @ keys.transpose(-1, -2) * inputs.scale
-    bias = inputs.bias()
     if bias is not None:
         scores = scores + bias
     weights = mask.blank(mask.hide(scores).softmax(dim=-1))
