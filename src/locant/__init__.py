@@ -8,7 +8,9 @@ import lazy_loader
 
 from locant._version import __version__ as __version__
 
-ROOMS = {"attention", "checkpoints", "embedding", "errors", "formats", "models", "parallel", "positions", "text"}
+ROOMS = {
+    "attention", "checkpoints", "embedding", "errors", "formats", "lab", "models", "parallel", "positions", "text",
+}  # fmt: skip
 
 __getattr__, __dir__, _names = lazy_loader.attach_stub(__name__, __file__)
 # What a type checker reads is the stub.

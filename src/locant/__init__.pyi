@@ -5,6 +5,7 @@ from . import checkpoints as checkpoints
 from . import embedding as embedding
 from . import errors as errors
 from . import formats as formats
+from . import lab as lab
 from . import models as models
 from . import parallel as parallel
 from . import positions as positions

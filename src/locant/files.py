@@ -10,6 +10,7 @@ device that fails); in `replacing` the caller writes, and gets the system's own 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import secrets
 import shutil
@@ -18,13 +19,17 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from locant.errors import InputError
 
-__all__ = ["NewFile", "flush", "new_folder", "replacing", "require_new", "write_whole"]
+__all__ = ["NewFile", "flush", "json_text", "new_folder", "replacing", "require_new", "write_whole"]
 
 BUFFER = 1 << 20
 """Bytes that `NewFile` gathers from small writes; larger ones go to the system at once."""
+
+FLAT = 2
+"""Brackets within brackets that stay on one line of JSON."""
 
 
 @contextmanager
@@ -246,3 +251,35 @@ def _beside(path: Path) -> tuple[int, Path]:
     except OSError as error:
         raise InputError(f"cannot write in {path.parent}: {error.strerror}", "a folder that you may write to") from None
     return handle, Path(name)
+
+
+def json_text(value: Any) -> str:
+    """JSON for programs that people can read too: a line for every record and every flat list.
+
+    >>> print(json_text({"a": [1, 2], "b": [{"c": [3]}, {"c": [4]}]}), end="")
+    {
+     "a": [1, 2],
+     "b": [
+      {"c": [3]},
+      {"c": [4]}
+     ]
+    }
+    """
+    return _json(value, "\n") + "\n"
+
+
+def _json(value: Any, new_line: str) -> str:
+    if _depth(value) <= FLAT:
+        return json.dumps(value, allow_nan=False)
+    inner = new_line + " "
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(name)}: {_json(part, inner)}" for name, part in value.items()]
+        return "{" + inner + f",{inner}".join(parts) + new_line + "}"
+    return "[" + inner + f",{inner}".join(_json(part, inner) for part in value) + new_line + "]"
+
+
+def _depth(value: Any) -> int:
+    """How many brackets are around the innermost value."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return 1 + max(map(_depth, value), default=0) if isinstance(value, (list, tuple)) else 0

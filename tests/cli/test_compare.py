@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-import locant.report.comparison.run as comparison
-from locant.lab import Settings
-from locant.report.comparison.reproduce import command
+import locant
+from locant.lab import Settings, comparison, running
+from locant.lab.results import command
+from locant.report.comparison.terminal import Screen
 from tests.cli.conftest import Complains, Run, listing
 
 pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
@@ -28,9 +31,11 @@ def test_it_leaves_results_pictures_and_a_page_and_says_where(run: Run, folder: 
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in (folder / "out").iterdir()) == FILES
     assert result.stdout.splitlines()[-1] == "The report: out/report.html"
-    assert "Held-out loss" in result.stdout
+    assert "Loss (nats per token)" in result.stdout
     lines = [
-        line for line in result.stderr.splitlines() if re.match(r"(alibi|nope) +seed [35] +4: \d\.\d{3} +8: ", line)
+        line
+        for line in result.stderr.splitlines()
+        if re.match(r"(alibi|nope) +seed [35] +train: \d\.\d{3} +4: \d\.\d{3} +8: ", line)
     ]
     assert len(lines) == 4
 
@@ -72,15 +77,16 @@ def test_the_command_of_the_report_asks_for_the_same_again(run: Run, folder: Pat
     assert losses[0] == losses[1]
 
 
-def test_defaults_are_those_of_the_lab(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defaults_are_those_of_the_lab(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Settings] = []
 
     def note(ids: object, vocab_size: int, settings: Settings, **_: object) -> None:
         asked.append(settings)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(comparison, "compare", note)
-    run("compare", "text.txt")
+    monkeypatch.setattr(running, "compare", note)
+    (folder / "long.txt").write_text("".join(chr(97 + n * n % 26) + " " * (n % 7 == 0) for n in range(40_000)))
+    run("compare", "long.txt", "--tokenizer", "bytes")
     assert asked == [Settings()]
 
 
@@ -106,14 +112,14 @@ def test_an_earlier_report_is_replaced_and_other_things_are_not(run: Run, folder
 
 
 def test_ctrl_c_keeps_a_report_of_what_was_finished(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = comparison._advance
+    real = Screen.advance
 
-    def interrupt(bar: object, progress: comparison.Progress) -> None:
-        real(bar, progress)  # type: ignore[arg-type]
+    def interrupt(screen: Screen, progress: comparison.Progress) -> None:
+        real(screen, progress)
         if progress.encoding == "alibi":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(comparison, "_advance", interrupt)
+    monkeypatch.setattr(Screen, "advance", interrupt)
     result = run("compare", "text.txt", *TINY, "--encodings", "nope,alibi", "--seeds", 0, "-o", "out")
     assert result.exit_code == 130
     assert result.stdout == ""
@@ -124,10 +130,10 @@ def test_ctrl_c_keeps_a_report_of_what_was_finished(run: Run, folder: Path, monk
 
 
 def test_ctrl_c_before_the_first_result_leaves_nothing(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(bar: object, progress: object) -> None:
+    def interrupt(screen: Screen, progress: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(comparison, "_advance", interrupt)
+    monkeypatch.setattr(Screen, "advance", interrupt)
     before = listing(folder)
     result = run("compare", "text.txt", *TINY, "--encodings", "nope", "-o", "deep/out")
     assert result.exit_code == 130
@@ -139,6 +145,7 @@ def test_ctrl_c_before_the_first_result_leaves_nothing(run: Run, folder: Path, m
     [
         (("text.txt", "--encodings", "rotary,alibbi"), "'alibi'"),
         (("text.txt", "--encodings", "nope,nope"), "each once"),
+        (("text.txt", "--encodings", "alibi+yarn"), "alibi has no frequencies to scale"),
         (("text.txt", "--encodings", ","), "expected one or more"),
         (("text.txt", "--seeds", "0,x"), "'0,x' is not a list of numbers such as 0,1,2"),
         (("text.txt", "--seeds", "1,1"), "each once"),
@@ -147,7 +154,7 @@ def test_ctrl_c_before_the_first_result_leaves_nothing(run: Run, folder: Path, m
         (("text.txt", "--minutes", 0), "0.0 is not in the range x>0"),
         (("text.txt", "--minutes", 1, "--steps", 5), "got both steps and minutes"),
         (("text.txt", "--d-model", 10, "--num-heads", 4), "got d_model=10 for num_heads=4"),
-        (("text.txt", "--multiples", "0,1"), "expected 1 or more"),
+        (("text.txt", "--multiples", "0,1"), "expected an integer of 1 or more"),
         (("missing.txt",), "there is no such file"),
         (("empty.txt",), "is empty"),
         (("binary.txt",), "is binary"),
@@ -164,7 +171,7 @@ def test_wrong_input_is_one_line_before_any_training(
     (folder / "binary.txt").write_bytes(b"\x00\x01")
     (folder / "folder").mkdir()
     (folder / "folder" / "mine.txt").write_text("mine")
-    monkeypatch.setattr(comparison, "_advance", lambda *_: pytest.fail("a training began"))
+    monkeypatch.setattr(Screen, "advance", lambda *_: pytest.fail("a training began"))
     assert said in complains("compare", *words)
 
 
@@ -174,3 +181,49 @@ def test_a_text_too_short_for_the_lengths_leaves_nothing(run: Run, folder: Path)
     assert result.exit_code == 2
     assert "too short to hold out a window of 32000; try: " in result.stderr.splitlines()[-1]
     assert listing(folder) == before
+
+
+def test_help_has_the_defaults_of_the_lab_and_loads_no_torch() -> None:
+    code = (
+        "import sys; from locant.cli import main\n"
+        "try: main(['compare', '--help'])\n"
+        "except SystemExit: pass\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *shown, loaded = done.stdout.splitlines()
+    assert loaded == "False"
+    words = " ".join(" ".join(shown).split())
+    for default in ("0.006", "1,2,4,8", "300, fewer where that is more than 16 epochs"):
+        assert f"Default: {default}." in words
+
+
+def test_little_text_is_said_before_and_after(run: Run, folder: Path) -> None:
+    """1 920 bytes: 192 held out, which are 6 windows of 32."""
+    tiny = ("--tokenizer", "bytes", "--train-length", 16, "--multiples", "1,2", "--d-model", 8, "--num-heads", 2)
+    result = run(
+        "compare", "text.txt", *tiny, "--num-layers", 1, "--encodings", "alibi,nope", "--seeds", 0, "-o", "out"
+    )
+    assert result.exit_code == 0, result.output
+    assert "on 1,728 tokens, in windows of 16 (54 steps each, 16.0 epochs)" in result.stderr
+    assert "on the last 192 tokens, in windows: 12 of 16, 6 of 32" in result.stderr
+    assert "Not enough text to tell at 32 tokens: 6 windows of 32" in " ".join(result.stdout.split())
+    settings = json.loads((folder / "out" / "results.json").read_text())["settings"]
+    assert settings["num_steps"] == 54
+    assert (settings["text"]["train_tokens"], settings["text"]["held_out_tokens"]) == (1728, 192)
+
+
+def test_scalings_take_part_beside_the_encoding_they_scale(run: Run, folder: Path) -> None:
+    words = ("compare", "text.txt", *TINY, "--encodings", "rope,rotary+yarn", "--seeds", 0, "-o", "out")
+    assert run(*words).exit_code == 0
+    plain, scaled = json.loads((folder / "out" / "results.json").read_text())["records"]
+    assert (plain["encoding"], scaled["encoding"]) == ("rotary", "rotary+yarn")
+    assert plain["loss_by_length"]["4"] == scaled["loss_by_length"]["4"]
+    assert plain["loss_by_length"]["8"] != scaled["loss_by_length"]["8"]
+
+
+def test_an_encoding_that_somebody_registered_takes_part(run: Run, folder: Path) -> None:
+    locant.register_encoding("test_of_compare", type("Mine", (locant.Sinusoidal,), {}), aliases=("mine",))
+    result = run("compare", "text.txt", *TINY, "--encodings", "nope,mine", "--seeds", 0, "-o", "out")
+    assert result.exit_code == 0, result.output
+    assert json.loads((folder / "out" / "results.json").read_text())["records"][1]["encoding"] == "test_of_compare"

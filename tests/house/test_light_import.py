@@ -13,7 +13,7 @@ HEAVY = (
     "IPython", "PIL", "_pytest", "click", "gigatoken", "hypothesis", "jax", "matplotlib", "pandas", "pytest", "ray",
     "rich", "scipy", "sklearn", "tensorflow", "tiktoken", "tqdm", "transformers", "triton",
 )  # fmt: skip
-ROOMS = ("locant.cli", "locant.lab", "locant.report")
+ROOMS = ("locant.cli", "locant.lab.decoder", "locant.report")
 EVERYTHING = "import locant; [getattr(locant, name) for name in dir(locant)]"
 
 # torch is imported first: what it brings (tqdm, on some builds triton) is its own affair. After that, two things
@@ -52,7 +52,14 @@ def test_importing_locant_brings_in_nothing_heavy_and_opens_no_socket() -> None:
     assert brought_by(EVERYTHING) == ([], [])
 
 
-@pytest.mark.parametrize("room", ["locant", "locant.cli", "locant.text", "locant.text.prepare.workers"])
+def test_the_lab_brings_in_itself_and_nothing_heavy() -> None:
+    code = "import locant; [getattr(locant.lab, name) for name in dir(locant.lab)]"
+    assert brought_by(code) == (["locant.lab.decoder"], [])
+
+
+@pytest.mark.parametrize(
+    "room", ["locant", "locant.cli", "locant.lab.settings", "locant.text", "locant.text.prepare.workers"]
+)
 def test_what_needs_no_torch_does_not_wait_for_it(room: str) -> None:
     """A second and 200 MB, in every call of the command line and every worker of `prepare`."""
     probe = f"import sys\nimport {room}\nassert 'torch' not in sys.modules"

@@ -1,14 +1,15 @@
-"""The decoder is causal with every encoding, and knows them only by the three doors."""
+"""The decoder is causal with every encoding, and goes on with a text as if it read all of it anew."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from locant import Positions, RangeError
-from locant.lab import Decoder
+from locant import KVCache, Positions, RangeError, ShapeError
+from locant.lab import Decoder, generate
 from locant.positions import ModelShape
-from locant.positions.registry import find
+from locant.positions.registry import encodings, find
+from tests.refusal import refuses
 from tests.tolerances import DIFFERENT, assert_close
 
 NAMES = ("nope", "learned", "sinusoidal", "rotary", "alibi", "t5")
@@ -72,3 +73,68 @@ def test_every_parameter_gets_a_gradient(name):
 def test_a_width_that_heads_do_not_divide_is_refused():
     with pytest.raises(RangeError, match="multiple"):
         Decoder(VOCAB, find("nope").for_model(SHAPE), d_model=25, num_layers=1, num_heads=3)
+
+
+@pytest.mark.parametrize("name", [*encodings()])
+@torch.no_grad()
+def test_logits_behind_a_cache_are_those_without(name):
+    """The prompt in two parts, then token by token."""
+    model = decoder(name)
+    for parameter in model.embedding.encoding.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    ids, caches = torch.randint(VOCAB, (2, LENGTH)), [KVCache() for _ in model.blocks]
+    parts = [model(part, caches=caches) for part in ids.split([5, 4, 1, 1, 1, 1], dim=1)]
+    assert_close(torch.cat(parts, dim=1), model(ids))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_text_is_the_best_token_after_all_of_the_text_each_time(name):
+    model, ids = decoder(name), torch.randint(VOCAB, (2, 4))
+    expected = ids
+    for _ in range(6):
+        expected = torch.cat([expected, model(expected)[:, -1:].argmax(-1)], dim=1)
+    assert torch.equal(generate(model, ids, 6, temperature=0), expected)
+
+
+def test_the_seed_decides_what_is_drawn_and_nothing_else_random_does():
+    model, state = decoder("rotary").train(), torch.get_rng_state()
+    first, again, other = (generate(model, [1, 2, 3], 40, seed=seed) for seed in (0, 0, 1))
+    assert first.shape == (43,)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+
+
+def test_top_k_and_temperature_choose_among_which_tokens_is_drawn():
+    model = decoder("alibi")
+    best = generate(model, [5], 20, temperature=0)
+    assert torch.equal(generate(model, [5], 20, top_k=1), best)
+    assert torch.equal(generate(model, [5], 20, temperature=1e-4), best)
+    prompts = torch.full((200, 1), 5)
+    drawn = generate(model, prompts, 1, top_k=3, temperature=10.0)[:, -1]
+    assert {*drawn.tolist()} == {*model(prompts[:1])[0, -1].topk(3).indices.tolist()}
+
+
+def test_text_ends_where_learned_positions_do():
+    model = decoder("learned")
+    assert generate(model, [1] * 60, 4).shape == (64,)
+    with refuses(RangeError, "60 + 5 tokens", "64"):
+        generate(model, [1] * 60, 5)
+
+
+@pytest.mark.parametrize(
+    ("ids", "options"),
+    [
+        ([], {}),
+        ([[[1]]], {}),
+        ([1], {"num_tokens": 0}),
+        ([1], {"temperature": -1.0}),
+        ([1], {"top_k": 0}),
+        ([1], {"top_k": VOCAB + 1}),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_continued_is_refused(ids, options):
+    with refuses(RangeError if options else ShapeError, *options):
+        generate(decoder("nope"), torch.tensor(ids), **{"num_tokens": 1, **options})

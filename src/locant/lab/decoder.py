@@ -1,17 +1,22 @@
-"""A small decoder-only transformer that knows nothing about positions except the three doors."""
+"""A small decoder-only transformer that knows positions only through `embed`, `rotate` and `bias`, and text from it."""
 
 from __future__ import annotations
 
-from jaxtyping import Float, Int
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int, Integer
+from numpy import ndarray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.attention import attend
+from locant.arguments import real, shape_error, whole
+from locant.attention import KVCache, attend
 from locant.embedding import InputEmbedding
 from locant.errors import RangeError
 from locant.positions import PositionEncoding, Positions
 
-__all__ = ["Decoder"]
+__all__ = ["Decoder", "generate"]
 
 
 class Decoder(nn.Module):
@@ -19,7 +24,6 @@ class Decoder(nn.Module):
 
     One encoding serves the embedding and all layers, so any encoding can take the place of any other.
 
-    >>> import torch
     >>> model = Decoder(256, PositionEncoding(), d_model=32, num_layers=2, num_heads=4)
     >>> model(torch.zeros(3, 7, dtype=torch.long)).shape
     torch.Size([3, 7, 256])
@@ -39,13 +43,22 @@ class Decoder(nn.Module):
         self.norm = nn.LayerNorm(d_model)
 
     def forward(
-        self, ids: Int[Tensor, "batch seq"], positions: Positions | None = None
+        self,
+        ids: Int[Tensor, "batch seq"],
+        positions: Positions | None = None,
+        caches: Sequence[KVCache] | None = None,
     ) -> Float[Tensor, "batch seq vocab_size"]:
-        """Scores for the token after each token."""
-        positions = Positions.arange(ids.shape[1], device=ids.device) if positions is None else positions
+        """Scores for the token after each token.
+
+        Args:
+            positions: default: those after the cached tokens, or from 0.
+            caches: one `KVCache` per layer, to which these tokens are added; without gradients.
+        """
+        if positions is None:
+            positions = Positions.after(len(caches[0]) if caches else 0, ids.shape[1], device=ids.device)
         x = self.embedding(ids, positions)
-        for block in self.blocks:
-            x = block(x, self.embedding.encoding, positions)
+        for number, block in enumerate(self.blocks):
+            x = block(x, self.embedding.encoding, positions, caches[number] if caches else None)
         return self.embedding.token.logits(self.norm(x))
 
 
@@ -65,14 +78,85 @@ class Block(nn.Module):
             nn.init.normal_(into_stream.weight, std=0.02 / (2 * num_layers) ** 0.5)
 
     def forward(
-        self, x: Float[Tensor, "batch seq d_model"], encoding: PositionEncoding, positions: Positions
+        self,
+        x: Float[Tensor, "batch seq d_model"],
+        encoding: PositionEncoding,
+        positions: Positions,
+        cache: KVCache | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
-        x = x + self._attend(self.attention_norm(x), encoding, positions)
+        x = x + self._attend(self.attention_norm(x), encoding, positions, cache)
         return x + self.down(F.gelu(self.up(self.mlp_norm(x))))
 
-    def _attend(self, x: Tensor, encoding: PositionEncoding, positions: Positions) -> Tensor:
+    def _attend(self, x: Tensor, encoding: PositionEncoding, positions: Positions, cache: KVCache | None) -> Tensor:
         heads = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
         q, k, v = heads.permute(2, 0, 3, 1, 4)
         q, k = encoding.rotate(q, k, positions)
-        y = attend(q, k, v, encoding=encoding, positions=positions)
+        k_positions = None
+        if cache is not None:
+            k, v, k_positions = cache.append(k, v, positions)
+        y = attend(q, k, v, encoding=encoding, positions=positions, k_positions=k_positions)
         return self.out(y.transpose(1, 2).flatten(-2))
+
+
+@torch.no_grad()
+def generate(
+    model: Decoder,
+    ids: Integer[Tensor, "*batch seq"] | Integer[ndarray, "*batch seq"] | Sequence[int],
+    num_tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    seed: int = 0,
+) -> Int[Tensor, "*batch longer"]:
+    """The given ids, and after them `num_tokens` that the model draws one by one; each token is computed once.
+
+    Args:
+        ids: the prompt, one row or a batch of rows of one length.
+        temperature: scores are divided by it before the softmax; 0 takes the most probable token.
+        top_k: draw only among so many most probable tokens.
+        seed: of the draws; the same seed gives the same tokens.
+
+    Raises:
+        RangeError: more tokens than a table of learned positions has rows.
+
+    >>> model = Decoder(256, PositionEncoding(), d_model=32, num_layers=2, num_heads=4)
+    >>> generate(model, [72, 105], 5).shape
+    torch.Size([7])
+    """
+    num_tokens = whole("num_tokens", num_tokens, 1, remedy="num_tokens=100")
+    temperature = real("temperature", temperature, low=0, remedy="temperature=1.0")
+    vocab_size, device = model.embedding.token.vocab_size, model.norm.weight.device
+    if top_k is not None:
+        top_k = whole("top_k", top_k, 1, vocab_size, remedy=f"top_k={min(50, vocab_size)}")
+    prompt = torch.as_tensor(ids, device=device).long()
+    if prompt.ndim not in (1, 2) or not prompt.shape[-1]:
+        raise shape_error("ids", prompt, "(seq,) or (batch, seq) with a token or more", "tokenizer.encode('a prompt')")
+    rows = prompt.view(-1, prompt.shape[-1])
+    total, longest = rows.shape[1] + num_tokens, getattr(model.embedding.encoding, "max_seq_len", None)
+    if longest is not None and total > longest:
+        raise RangeError(
+            f"got {rows.shape[1]} + {num_tokens} tokens, but the model has learned positions for {longest}",
+            f"num_tokens={longest - rows.shape[1]}, or an encoding without a table, such as rotary"
+            if longest > rows.shape[1]
+            else "a shorter prompt, or an encoding without a table, such as rotary",
+        )
+    generator = torch.Generator(device).manual_seed(seed)
+    caches = [KVCache(max_len=total) for _ in model.blocks]
+    was_training, new = model.training, rows
+    model.eval()
+    for _ in range(num_tokens):
+        new = _drawn(model(new, caches=caches)[:, -1], temperature, top_k, generator)
+        rows = torch.cat([rows, new], dim=1)
+    model.train(was_training)
+    return rows.view(*prompt.shape[:-1], total)
+
+
+def _drawn(
+    logits: Float[Tensor, "batch vocab_size"], temperature: float, top_k: int | None, generator: torch.Generator
+) -> Int[Tensor, "batch 1"]:
+    if temperature == 0:
+        return logits.argmax(-1, keepdim=True)
+    if top_k is not None:
+        lowest_kept = logits.topk(top_k).values[:, -1:]
+        logits = logits.masked_fill(logits < lowest_kept, -torch.inf)
+    return torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)

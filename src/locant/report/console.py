@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Any
+
+from locant.files import json_text
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["BEST", "QUIET", "counted", "json_text", "out", "print_json", "show", "table", "talk"]
-
-FLAT = 2
-"""Brackets within brackets that stay on one line."""
+__all__ = ["BEST", "QUIET", "counted", "out", "print_json", "show", "table", "talk"]
 
 BEST = "bold green"
 QUIET = "dim"
@@ -69,35 +67,3 @@ def talk(line: str) -> None:
 def print_json(value: Any) -> None:
     """One JSON value on stdout, and nothing else; ASCII only, so that no terminal or pipe can spoil it."""
     sys.stdout.write(json_text(value))
-
-
-def json_text(value: Any) -> str:
-    """JSON for programs that people can read too: a line for every record and every flat list.
-
-    >>> print(json_text({"a": [1, 2], "b": [{"c": [3]}, {"c": [4]}]}), end="")
-    {
-     "a": [1, 2],
-     "b": [
-      {"c": [3]},
-      {"c": [4]}
-     ]
-    }
-    """
-    return _json(value, "\n") + "\n"
-
-
-def _json(value: Any, new_line: str) -> str:
-    if _depth(value) <= FLAT:
-        return json.dumps(value, allow_nan=False)
-    inner = new_line + " "
-    if isinstance(value, dict):
-        parts = [f"{json.dumps(name)}: {_json(part, inner)}" for name, part in value.items()]
-        return "{" + inner + f",{inner}".join(parts) + new_line + "}"
-    return "[" + inner + f",{inner}".join(_json(part, inner) for part in value) + new_line + "]"
-
-
-def _depth(value: Any) -> int:
-    """How many brackets are around the innermost value."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    return 1 + max(map(_depth, value), default=0) if isinstance(value, (list, tuple)) else 0

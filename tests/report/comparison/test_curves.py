@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from locant.figures.canvas import DARK, LIGHT, Theme, stroke
+from locant.lab.summary import summarise
 from locant.report.comparison.curves import draw_loss_by_length, draw_loss_by_position
-from locant.report.comparison.summary import summarise
-from tests.report.comparison.fabricated import LENGTHS, THE_FIELD, results
+from tests.lab.fabricated import LENGTHS, THE_FIELD, results
 from tests.tolerances import FORMULA
 
 pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")

@@ -1,1 +1,1 @@
-"""`locant compare`: what a comparison found, as curves, sentences, a table and a page."""
+"""What a comparison found: curves, sentences, a table in the terminal, and a page."""

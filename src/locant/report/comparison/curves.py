@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from locant.figures.canvas import LIGHT, Theme, add_legend, blank, dress, stroke
-from locant.report.comparison.summary import Row, Summary
+from locant.lab.summary import ENOUGH_WINDOWS, Cell, Row, Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,115 +18,87 @@ __all__ = ["draw_loss_by_length", "draw_loss_by_position"]
 
 NUM_BINS = 32
 BAND = 0.18
+MISSING = Cell(mean=np.nan, low=np.nan, high=np.nan, deviation=np.nan)
 
 
 def draw_loss_by_length(summary: Summary, theme: Theme = LIGHT) -> Figure:
-    """Mean held-out loss at every length; the band goes from the best to the worst seed."""
-    figure = blank(8.6, 4.6, theme)
-    axes = figure.subplots()
+    """Mean held-out loss at every length, and the training loss; the band goes from the best to the worst seed."""
+    title = f"Trained at {summary.train_length} tokens, read at more"
+    figure, axes = _axes(title, "window (tokens)", theme)
     for row in summary.ranked(summary.lengths[-1]):
-        measured = {length: cell for length, cell in row.by_length.items() if cell}
-        means = [cell.mean for cell in measured.values()]
-        low, high = [cell.low for cell in measured.values()], [cell.high for cell in measured.values()]
-        _curve(
-            axes,
-            [float(length) for length in measured],
-            means,
-            low,
-            high,
-            _number(summary, row),
-            theme,
-            row.encoding,
-            marker=True,
-        )
+        measured = {float(length): cell for length, cell in row.by_length.items() if cell}
+        _curve(axes, [*measured], [*measured.values()], summary, row, theme, markersize=5.5)
+        if row.train_loss:
+            look = stroke(_number(summary, row), theme)
+            marks = {"marker": look.marker, "markersize": 4.5, "markerfacecolor": "none", "linestyle": "none"}
+            axes.plot([summary.train_length], [row.train_loss.mean], color=look.color, **marks)  # type: ignore[arg-type]
     axes.set_xscale("log", base=2)
-    axes.set_xticks(summary.lengths, [_length_name(length, summary.train_length) for length in summary.lengths])
+    names = [f"{length:,}\n{length / summary.train_length:g}×" for length in summary.lengths]
+    axes.set_xticks(summary.lengths, names)
     axes.minorticks_off()
-    dress(
-        axes,
-        theme,
-        title=f"Trained at {summary.train_length} tokens, read at more",
-        x="window (tokens)",
-        y="held-out loss (nats per token)",
-        grid=True,
-    )
-    _mark_training_length(axes, summary, theme, words=False)
-    add_legend(axes, theme, title=f"at {summary.lengths[-1]:,}, best first")
+    _mark_training_length(axes, summary, theme, words="")
+    few = [length for length in summary.lengths if not summary.has_enough(length)]
+    if few:
+        words = f"from {few[0]:,} tokens on, not enough text to tell: fewer than {ENOUGH_WINDOWS} windows"
+        axes.text(0.99, 0.01, words, transform=axes.transAxes, ha="right", fontsize=8.5, color=theme.muted)
+    add_legend(axes, theme, title=f"at {summary.lengths[-1]:,}, best first;\nhollow: training loss")
     return figure
 
 
 def draw_loss_by_position(summary: Summary, theme: Theme = LIGHT) -> Figure:
     """Mean held-out loss at the positions of the longest windows, a few neighbours averaged."""
-    figure = blank(8.6, 4.6, theme)
-    axes = figure.subplots()
+    figure, axes = _axes(f"Within windows of {summary.lengths[-1]:,} tokens", "position (tokens)", theme)
     for row in summary.ranked(summary.lengths[-1]):
-        places, means, low, high = _binned(row)
-        _curve(axes, places, means, low, high, _number(summary, row), theme, row.encoding, marker=False)
-    dress(
-        axes,
-        theme,
-        title=f"Within windows of {summary.lengths[-1]:,} tokens",
-        x="position (tokens)",
-        y="held-out loss (nats per token)",
-        grid=True,
-    )
+        _curve(axes, *_binned(row.by_position), summary, row, theme)
     axes.set_xlim(0, summary.lengths[-1])
-    _mark_training_length(axes, summary, theme, words=True)
+    _mark_training_length(axes, summary, theme, words=" not seen in training →")
     add_legend(axes, theme, title=f"at {summary.lengths[-1]:,}, best first")
     return figure
 
 
+def _axes(title: str, x: str, theme: Theme) -> tuple[Figure, Axes]:
+    figure = blank(8.6, 4.6, theme)
+    axes = figure.subplots()
+    dress(axes, theme, title=title, x=x, y="loss (nats per token)", grid=True)
+    return figure, axes
+
+
 def _number(summary: Summary, row: Row) -> int:
     """An encoding has the same stroke in both pictures."""
-    return [one.encoding for one in summary.rows].index(row.encoding)
+    return summary.rows.index(row)
 
 
 def _curve(
     axes: Axes,
-    x: list[float],
-    mean: list[float],
-    low: list[float],
-    high: list[float],
-    number: int,
+    x: Sequence[float],
+    cells: Sequence[Cell],
+    summary: Summary,
+    row: Row,
     theme: Theme,
-    label: str,
-    *,
-    marker: bool,
+    markersize: float = 0,
 ) -> None:
-    look = stroke(number, theme)
-    style = {"marker": look.marker, "markersize": 5.5} if marker else {}
-    axes.plot(x, mean, color=look.color, linestyle=look.linestyle, linewidth=1.8, label=label, **style)  # type: ignore[arg-type]
+    look = stroke(_number(summary, row), theme)
+    mean, low, high = ([getattr(cell, name) for cell in cells] for name in ("mean", "low", "high"))
+    style = {"marker": look.marker, "markersize": markersize} if markersize else {}
+    axes.plot(x, mean, color=look.color, linestyle=look.linestyle, linewidth=1.8, label=row.encoding, **style)  # type: ignore[arg-type]
     axes.fill_between(x, low, high, color=look.color, alpha=BAND, linewidth=0)
 
 
-def _binned(row: Row) -> tuple[list[float], list[float], list[float], list[float]]:
-    """The curve in at most `NUM_BINS` bins: the middle of each, and the means in it. Gaps stay gaps."""
-    nothing = (np.nan, np.nan, np.nan)
-    values = np.array([(cell.mean, cell.low, cell.high) if cell else nothing for cell in row.by_position])
-    places = np.arange(len(values), dtype=float)
+def _binned(cells: Sequence[Cell | None]) -> tuple[list[float], list[Cell]]:
+    """The middles of at most `NUM_BINS` bins of positions, and the means in them; gaps stay gaps."""
+    values = np.array([(cell.mean, cell.low, cell.high) for cell in (each or MISSING for each in cells)])
     bins = min(NUM_BINS, len(values))
-    middles = [float(part.mean()) for part in np.array_split(places, bins)]
-    mean, low, high = np.array([part.mean(axis=0) for part in np.array_split(values, bins)]).T
-    return middles, mean.tolist(), low.tolist(), high.tolist()
+    middles = [float(part.mean()) for part in np.array_split(np.arange(len(values), dtype=float), bins)]
+    means = [part.mean(axis=0).tolist() for part in np.array_split(values, bins)]
+    return middles, [Cell(mean=mean, low=low, high=high, deviation=0.0) for mean, low, high in means]
 
 
-def _mark_training_length(axes: Axes, summary: Summary, theme: Theme, *, words: bool) -> None:
+def _mark_training_length(axes: Axes, summary: Summary, theme: Theme, *, words: str) -> None:
     if summary.lengths[-1] <= summary.train_length:
         return
     axes.axvline(summary.train_length, color=theme.muted, linewidth=1, linestyle=(0, (2, 3)), zorder=0)
     if words:
         low, high = axes.get_ylim()
         axes.set_ylim(low, high + 0.07 * (high - low))  # room for the words above the curves
-        axes.annotate(
-            " never seen in training →",
-            (summary.train_length, 0.985),
-            xycoords=("data", "axes fraction"),
-            va="top",
-            fontsize=8.5,
-            color=theme.muted,
-        )
-
-
-def _length_name(length: int, train_length: int) -> str:
-    times = length / train_length
-    return f"{length:,}\n{times:g}×"
+        place = (summary.train_length, 0.985)
+        axes.annotate(words, place, xycoords=("data", "axes fraction"), va="top", fontsize=8.5, color=theme.muted)

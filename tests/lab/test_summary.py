@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from locant.errors import InputError
-from locant.report.comparison.summary import Cell, summarise
-from tests.report.comparison.fabricated import LENGTHS, THE_FIELD, results
+from locant.lab.summary import Cell, summarise
+from tests.lab.fabricated import LENGTHS, THE_FIELD, results
 from tests.tolerances import FEW_ROUNDINGS, FORMULA
 
 

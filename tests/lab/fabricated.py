@@ -21,9 +21,15 @@ def results(
     losses: Losses = THE_FIELD,
     lengths: Sequence[int] = LENGTHS,
     by_position: Mapping[str, Sequence[float | None]] | None = None,
+    windows: Mapping[str, Sequence[float]] | None = None,
+    train_loss: float | None = None,
 ) -> dict[str, Any]:
-    """Records as the lab writes them; `by_position` replaces the flat curve that an encoding otherwise has."""
-    by_position = by_position or {}
+    """Records as the lab writes them; `by_position` replaces the flat curve that an encoding otherwise has.
+
+    There are 10 windows of the longest length, in which the loss is the same, but for what `windows` adds to each of
+    the windows of every length of an encoding.
+    """
+    by_position, windows = by_position or {}, windows or {}
     records = [
         {
             "encoding": name,
@@ -31,7 +37,11 @@ def results(
             "train_length": lengths[0],
             "loss_by_length": {str(length): loss for length, loss in zip(lengths, row, strict=True)},
             "loss_by_position": list(by_position.get(name, [row[0]] * lengths[-1])),
-            "train_loss": row[0],
+            "loss_by_window": {
+                str(length): by_window(loss, length, lengths[-1], windows.get(name))
+                for length, loss in zip(lengths, row, strict=True)
+            },
+            "train_loss": row[0] if train_loss is None else train_loss,
             "num_parameters": 1000,
             "seconds": 1.5,
         }
@@ -43,6 +53,12 @@ def results(
         "environment": {"locant": "0.0.1", "torch": "9.8.7"},
         "records": records,
     }
+
+
+def by_window(loss: float | None, length: int, longest: int, added: Sequence[float] | None) -> list[float | None]:
+    """10 windows of the longest length, and as many of the others as these are long; or as many as are added to."""
+    extra = [0.0] * (10 * longest // length) if added is None else added
+    return [None if loss is None else loss + more for more in extra]
 
 
 def settings(losses: Losses, lengths: Sequence[int]) -> dict[str, Any]:
@@ -60,6 +76,7 @@ def settings(losses: Losses, lengths: Sequence[int]) -> dict[str, Any]:
         "num_heads": 6,
         "text": {
             "source": "a.txt", "files": ["a.txt"], "characters": 4321, "sha256": "ab" * 32, "tokens": 1234,
+            "train_tokens": 1110, "held_out_tokens": 124,
             "tokenizer": None, "asked_vocab_size": 300, "vocab_size": 299, "tokenizer_fingerprint": "cd" * 32,
         },
     }  # fmt: skip

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from locant.report.comparison.reading import read
-from locant.report.comparison.summary import summarise
-from tests.report.comparison.fabricated import THE_FIELD, Losses, results
+from locant.lab.summary import summarise
+from locant.report.comparison import sentences as told
+from tests.lab.fabricated import THE_FIELD, Losses, results
 
 
 def sentences(*arguments: object, **options: object) -> list[str]:
-    return read(summarise(results(*arguments, **options)))  # type: ignore[arg-type]
+    return told.sentences(summarise(results(*arguments, **options)))  # type: ignore[arg-type]
 
 
 def one_with(words: str, among: list[str]) -> str:
@@ -38,9 +38,37 @@ def test_other_numbers_make_another_winner() -> None:
 
 def test_those_within_the_spread_of_seeds_are_called_so() -> None:
     close: Losses = {"a": [(2.00,), (2.10,)], "b": [(2.05,), (2.11,)], "c": [(2.60,), (2.62,)]}
-    assert "; b is no farther from it than seeds are from each other" in sentences(close, (8,))[0]
+    assert "; b is within the spread of seeds and windows" in sentences(close, (8,))[0]
+    assert "no encoding is clearly better: a has 2.050" in sentences({"a": close["a"], "b": close["b"]}, (8,))[0]
     apart: Losses = {"a": [(2.00,), (2.01,)], "b": [(2.20,), (2.21,)]}
-    assert "no farther" not in sentences(apart, (8,))[0]
+    assert "within the spread" not in sentences(apart, (8,))[0]
+
+
+def test_those_within_the_spread_of_windows_are_called_so() -> None:
+    losses: Losses = {"a": [(2.0,)], "b": [(2.2,)]}
+    alike, unlike = [1.0, -1.0] * 5, [-1.0, 1.0] * 5
+    assert "no encoding is clearly better" in sentences(losses, (8,), windows={"a": alike, "b": unlike})[0]
+    assert "a has the lowest held-out loss" in sentences(losses, (8,), windows={"a": alike, "b": alike})[0]
+
+
+def test_nothing_is_concluded_from_too_few_windows() -> None:
+    few = {name: [0.0] * 9 for name in "ab"}
+    said = sentences({"a": [(2.0, 2.5)], "b": [(3.0, 3.0)]}, (8, 16), windows=few)
+    assert said[0].startswith("Not enough text to tell at 8 and 16 tokens: 9 windows of 8 and 9 windows of 16")
+    assert "text of 1,600 tokens" in said[0]
+    assert not any("lowest" in sentence or "from 8 to 16" in sentence for sentence in said)
+    assert not any("Not enough" in sentence for sentence in sentences())
+
+
+def test_overfitting_is_told_from_training_loss_and_held_out_loss() -> None:
+    said = sentences({"a": [(4.0, 4.0)]}, (8, 16), train_loss=2.0)
+    assert "a (2.00 in training, 4.00 held out)" in one_with("Overfitted", said)
+    assert not any("Overfitted" in sentence for sentence in sentences({"a": [(4.0, 4.0)]}, (8, 16), train_loss=3.5))
+
+
+def test_a_change_that_seeds_do_not_agree_on_is_no_trend() -> None:
+    noisy: Losses = {"a": [(2.0, 2.0), (2.0, 2.4)]}
+    assert "a (×1.10)" in one_with("Changes by no more than the spread", sentences(noisy, (8, 16)))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +78,7 @@ def test_those_within_the_spread_of_seeds_are_called_so() -> None:
         (1.97, "Stays within 2%"),
         (2.03, "Stays within 2%"),
         (2.10, "Gets somewhat worse"),
-        (2.30, "Gets clearly worse"),
+        (2.30, "Gets much worse"),
     ],
 )
 def test_the_change_with_length_is_told_by_its_size(at_longest: float, words: str) -> None:
@@ -80,4 +108,4 @@ def test_a_missing_loss_is_explained() -> None:
 
 def test_one_seed_is_said_to_have_no_spread() -> None:
     assert one_with("One seed was trained", sentences({"a": [(2.0, 2.1)]}, (8, 16)))
-    assert one_with("Spread is over 2 seeds", sentences())
+    assert one_with("The spread is over 2 seeds", sentences())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 import shlex
 from html.parser import HTMLParser
@@ -11,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from locant.errors import InputError
 from locant.figures.canvas import DARK, LIGHT
-from locant.report.comparison.folder import ReportFolder
-from locant.report.comparison.report import page
-from locant.report.comparison.reproduce import OPTIONS, command
-from tests.report.comparison.fabricated import THE_FIELD, results
+from locant.lab.folder import BY_LENGTH, BY_POSITION, PAGE
+from locant.lab.results import OPTIONS, command
+from locant.report.comparison.page import page, write_report
+from tests.lab.fabricated import THE_FIELD, results
 
 pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
 
@@ -82,12 +80,12 @@ def test_its_pictures_are_whole_and_there_for_light_and_dark(the_page: Page) -> 
 
 
 def test_the_table_has_every_mean_spread_and_ratio_and_marks_the_best(the_page: Page) -> None:
-    rows = {row[0].strip(): row[1:] for row in the_page.cells if row[0].strip() in THE_FIELD and len(row) == 5}
+    rows = {row[0].strip(): row[1:] for row in the_page.cells if row[0].strip() in THE_FIELD and len(row) == 6}
     assert list(rows) == ["alibi", "nope", "sinusoidal"]
-    assert rows["sinusoidal"][3].split() == ["6.800", "±", "0.141", "×1.937"]
-    assert rows["alibi"][3].split() == ["3.520", "±", "0.014", "×0.989", "·", "best"]
+    assert rows["sinusoidal"][4].split() == ["6.800", "±", "0.141", "±0.000", "·", "×1.937"]
+    assert rows["alibi"][4].split() == ["3.520", "±", "0.014", "±0.000", "·", "×0.989", "·", "best"]
     marked = [(name, place) for name, cells in rows.items() for place, cell in enumerate(cells) if "best" in cell]
-    assert marked == [("alibi", 1), ("alibi", 2), ("alibi", 3), ("sinusoidal", 0)]
+    assert marked == [("alibi", 2), ("alibi", 3), ("alibi", 4), ("sinusoidal", 1)]
 
 
 def test_every_setting_version_and_run_is_told(the_page: Page) -> None:
@@ -98,15 +96,15 @@ def test_every_setting_version_and_run_is_told(the_page: Page) -> None:
     assert facts["text: tokens"] == "1,234"
     assert facts["text: tokenizer fingerprint"] == "cd" * 32
     assert facts["torch"] == "9.8.7"
-    runs = [row for row in the_page.cells if len(row) == 6 and row[1].strip().isdigit()]
+    runs = [row for row in the_page.cells if len(row) == 7 and row[1].strip().isdigit()]
     assert len(runs) == 6
 
 
 def test_a_loss_that_is_missing_is_a_dash() -> None:
     shown = Page(page(results({"a": [(2.0, None)], "b": [(2.5, 2.5)]}, (8, 16))))
-    rows = {row[0].strip(): row[1:] for row in shown.cells if len(row) == 3 and row[0].strip() in "ab"}
-    assert rows["a"][1].strip() == "–"
-    assert "±" not in rows["b"][0]
+    rows = {row[0].strip(): row[1:] for row in shown.cells if len(row) == 4 and row[0].strip() in "ab"}
+    assert rows["a"][2].strip() == "–"
+    assert rows["b"][1].split()[:2] == ["2.500", "±0.000"]  # of windows, none of seeds
 
 
 def test_text_of_others_is_never_taken_for_tags() -> None:
@@ -127,62 +125,6 @@ def test_the_command_holds_every_setting_and_the_text() -> None:
     assert (given["--steps"], given["--seeds"], given["--learning-rate"]) == ("301", "0,1", "0.0025")
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-def test_a_new_folder_gets_the_four_files(tmp_path: Path) -> None:
-    place = ReportFolder(tmp_path / "deep" / "report")
-    place.write_results(results())
-    assert json.loads((place.path / "results.json").read_text()) == results()
-    assert place.write_report(results()) == place.page
-    assert names(place.path) == ["loss_by_length.png", "loss_by_position.png", "report.html", "results.json"]
-    assert place.page.read_text(encoding="utf-8") == page(results())
-
-
-def test_an_earlier_report_stays_until_the_first_result(tmp_path: Path) -> None:
-    first = ReportFolder(tmp_path)
-    first.write_results(results())
-    first.write_report(results())
-    before = names(tmp_path)
-    second = ReportFolder(tmp_path)
-    assert second.replaces
-    assert names(tmp_path) == before
-    second.write_results(results({"a": [(1.0,)]}, (8,)))
-    assert names(tmp_path) == ["results.json"]
-
-
-def test_a_folder_of_other_things_is_refused_and_with_force_kept(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("mine")
-    (tmp_path / "results.json").write_text('{"mine": 1}')
-    with pytest.raises(InputError, match="holds other things than a report; try: another -o, or --force"):
-        ReportFolder(tmp_path)
-    forced = ReportFolder(tmp_path, force=True)
-    assert not forced.replaces
-    assert names(tmp_path) == ["results.json", "thesis.txt"]
-    forced.write_results(results())
-    forced.write_report(results())
-    assert (tmp_path / "thesis.txt").read_text() == "mine"
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"settings": 1}', "\x00"])
-def test_a_file_that_only_has_the_name_of_results_is_no_report(tmp_path: Path, content: str) -> None:
-    (tmp_path / "results.json").write_text(content)
-    with pytest.raises(InputError, match="other things"):
-        ReportFolder(tmp_path)
-
-
-def test_a_file_in_the_place_of_the_folder_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("")
-    for path in (tmp_path / "x", tmp_path / "x" / "y"):
-        with pytest.raises(InputError):
-            ReportFolder(path)
-
-
-def test_folders_made_for_nothing_are_removed_and_others_are_not(tmp_path: Path) -> None:
-    (tmp_path / "old").mkdir()
-    ReportFolder(tmp_path / "old" / "new" / "newer").leave()
-    assert names(tmp_path) == ["old"]
-    assert names(tmp_path / "old") == []
-    ReportFolder(tmp_path / "old").leave()
-    assert names(tmp_path) == ["old"]
+def test_the_report_is_the_page_and_two_pictures(tmp_path: Path) -> None:
+    assert write_report(results(), tmp_path).read_text(encoding="utf-8") == page(results())
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([PAGE, BY_LENGTH, BY_POSITION])

@@ -1,0 +1,11 @@
+"""The public names. Each is imported when it is first used: the settings load no torch."""
+
+from .comparison import Progress as Progress
+from .comparison import compare as compare
+from .decoder import Decoder as Decoder
+from .decoder import generate as generate
+from .results import Record as Record
+from .results import Results as Results
+from .results import environment as environment
+from .settings import Settings as Settings
+from .training import train as train

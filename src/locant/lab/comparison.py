@@ -1,0 +1,140 @@
+"""Which encoding extrapolates? Train each at a short length, then measure it at longer ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int
+
+from locant.errors import InputError
+from locant.lab.contestants import Contestant
+from locant.lab.decoder import Decoder
+from locant.lab.results import Record, Results
+from locant.lab.settings import Settings
+from locant.lab.training import build, evaluate, fit, num_steps, shape
+
+__all__ = ["Progress", "compare", "split"]
+
+HELD_OUT = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far the whole comparison is, after one training step."""
+
+    encoding: str
+    seed: int
+    loss: float
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model, its training loss, and the seconds it took."""
+
+    model: Decoder
+    loss: float
+    seconds: float
+
+
+def compare(
+    ids: Int[np.ndarray, " tokens"],
+    vocab_size: int,
+    settings: Settings | None = None,
+    *,
+    on_progress: Callable[[Progress], None] | None = None,
+    on_record: Callable[[Results], None] | None = None,
+) -> Results:
+    """Train every encoding with every seed on the first nine tenths of `ids`; measure on the last tenth.
+
+    All trainings of a seed see the same windows in the same order, and start from the same weights but for those of
+    the encoding. Learned positions get a table for the longest length, whose rows past the training length stay
+    untrained. An encoding that takes part with several scalings is trained once: see `Contestant`.
+
+    Args:
+        ids: the text, as token ids.
+        vocab_size: of its tokenizer.
+        on_progress: called after every step.
+        on_record: called with all results so far after every measured model.
+
+    Raises:
+        InputError: a text too short to hold out a window of the longest length.
+
+    >>> settings = Settings(encodings=("rotary", "rotary+ntk"), seeds=(0,), num_steps=2, train_length=8, d_model=16)
+    >>> results = compare(np.arange(900) % 7, 7, settings)
+    >>> [(record.encoding, len(record.loss_by_window[64])) for record in results.records]
+    [('rotary', 2), ('rotary+ntk', 2)]
+    """
+    settings = Settings() if settings is None else settings
+    training, held_out = split(ids, settings)
+    settings = dataclasses.replace(settings, num_steps=num_steps(training, vocab_size, settings))
+    contestants = [Contestant.of(name) for name in settings.encodings]
+    steps, finished = settings.steps_for(len(training)), 0
+    total = steps * len(settings.seeds) * len({contestant.encoding for contestant in contestants})
+
+    def trained(encoding: str, seed: int) -> Trained:
+        def report(step: int, loss: float) -> None:
+            if on_progress is not None:
+                done = finished * steps + step
+                on_progress(Progress(encoding=encoding, seed=seed, loss=loss, done=done, total=total))
+
+        began = time.perf_counter()
+        model = build(Contestant(encoding), seed, vocab_size, settings)
+        loss = fit(model, training, settings, seed=seed, on_step=report)
+        return Trained(model, loss, time.perf_counter() - began)
+
+    text = {"tokens": len(ids), "train_tokens": len(training), "held_out_tokens": len(held_out)}
+    results = Results(settings=settings, text=text)
+    for seed in settings.seeds:
+        models: dict[str, Trained] = {}
+        for contestant in contestants:
+            if contestant.encoding not in models:
+                models[contestant.encoding] = trained(contestant.encoding, seed)
+                finished += 1
+            record = _measured(models[contestant.encoding], contestant, seed, held_out, settings)
+            results = dataclasses.replace(results, records=(*results.records, record))
+            if on_record is not None:
+                on_record(results)
+    return results
+
+
+def split(ids: Int[np.ndarray, " tokens"], settings: Settings) -> tuple[np.ndarray, np.ndarray]:
+    """The part of a text that is trained on, and the part that is held out."""
+    cut = int(len(ids) * (1 - HELD_OUT))
+    longest = settings.lengths[-1]
+    if len(ids) - cut <= longest:
+        raise InputError(
+            f"got a text of {len(ids)} tokens, too short to hold out a window of {longest}",
+            f"a text of at least {math.ceil((longest + 1) / HELD_OUT)} tokens, or a shorter train length",
+        )
+    return ids[:cut], ids[cut:]
+
+
+def _measured(trained: Trained, contestant: Contestant, seed: int, held_out: np.ndarray, settings: Settings) -> Record:
+    began, embedding = time.perf_counter(), trained.model.embedding
+    plain, losses = embedding.encoding, {}
+    for length in settings.lengths:
+        embedding.encoding = contestant.at_length(plain, length, settings.train_length, shape(settings))
+        losses[length] = evaluate(trained.model, held_out, length)
+    embedding.encoding = plain
+    return Record(
+        encoding=contestant.name,
+        seed=seed,
+        train_length=settings.train_length,
+        loss_by_length={length: _finite(loss.mean) for length, loss in losses.items()},
+        loss_by_position=[_finite(loss) for loss in losses[settings.lengths[-1]].by_position],
+        loss_by_window={length: [_finite(each) for each in loss.by_window] for length, loss in losses.items()},
+        train_loss=_finite(trained.loss),
+        num_parameters=sum(parameter.numel() for parameter in trained.model.parameters()),
+        seconds=round(trained.seconds + time.perf_counter() - began, 3),
+    )
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None

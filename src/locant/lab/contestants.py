@@ -1,0 +1,81 @@
+"""What can be compared: every encoding by name, and every scaling of those whose frequencies can be scaled."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from locant.arguments import one_of, shown
+from locant.errors import RangeError
+from locant.positions import PositionEncoding
+from locant.positions.base import ModelShape
+from locant.positions.registry import encodings, find
+from locant.positions.scaling import NTK, Linear, Llama3, Scaling, YaRN
+
+__all__ = ["SCALINGS", "Contestant"]
+
+SCALINGS: dict[str, Callable[[float, int], Scaling]] = {
+    "linear": lambda factor, trained: Linear(factor=factor),
+    "ntk": lambda factor, trained: NTK(factor=factor),
+    "yarn": lambda factor, trained: YaRN(factor=factor, original_max_seq_len=trained),
+    "llama3": lambda factor, trained: Llama3(
+        factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=trained
+    ),
+}
+
+OPTIONS: dict[str, dict[str, float]] = {
+    "learned": {"init_std": 1.0},  # as large as the decoder's scaled token rows, or it would have little effect
+}
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """An encoding, and how it is scaled beyond the trained length.
+
+    The model is trained with the plain encoding, and not again with the scaled one: at each longer length the
+    frequencies are scaled by length / trained length, as for a model whose context is extended without fine-tuning.
+
+    >>> Contestant.of("rotary+yarn")
+    Contestant(encoding='rotary', scaling='yarn')
+    """
+
+    encoding: str
+    scaling: str = ""
+
+    @classmethod
+    def of(cls, name: str) -> Contestant:
+        """The contestant of a name such as ``alibi`` or ``rotary+yarn``.
+
+        Raises:
+            RangeError: an unknown encoding or scaling, or an encoding without frequencies to scale.
+        """
+        encoding, plus, scaling = name.partition("+") if isinstance(name, str) else (name, "", "")
+        kind = find(encoding)
+        encoding = next(known for known, each in encodings().items() if each is kind)
+        if plus:
+            scaling = one_of("a scaling", scaling.strip().lower(), SCALINGS)
+            if "scaling" not in inspect.signature(kind).parameters:
+                raise RangeError(
+                    f"got {shown(name)}, but {encoding} has no frequencies to scale", f"{encoding}, or rotary+{scaling}"
+                )
+        return cls(encoding, scaling)
+
+    @property
+    def name(self) -> str:
+        return f"{self.encoding}+{self.scaling}" if self.scaling else self.encoding
+
+    def build(self, shape: ModelShape) -> PositionEncoding:
+        """The encoding as it is trained."""
+        return find(self.encoding).for_model(shape, **OPTIONS.get(self.encoding, {}))
+
+    def at_length(
+        self, trained: PositionEncoding, length: int, train_length: int, shape: ModelShape
+    ) -> PositionEncoding:
+        """The trained encoding as it is used in windows of `length` tokens."""
+        if not self.scaling or length <= train_length:
+            return trained
+        scaling = SCALINGS[self.scaling](length / train_length, train_length)
+        scaled = find(self.encoding).for_model(shape, scaling=scaling)
+        scaled.load_state_dict(trained.state_dict())
+        return scaled

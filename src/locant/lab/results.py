@@ -1,0 +1,110 @@
+"""What a comparison found, ready for JSON; with what it was made, and the command that makes it again."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tokenizers
+import torch
+
+from locant._version import __version__
+from locant.lab.settings import Settings
+
+__all__ = ["OPTIONS", "Record", "Results", "command", "environment"]
+
+
+def environment() -> dict[str, str | int]:
+    """Versions and machine, without names of hosts, users or paths."""
+    return {
+        "locant": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "tokenizers": tokenizers.__version__,
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cpu_count": os.cpu_count() or 0,
+        "torch_threads": torch.get_num_threads(),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One measured model. Losses are nats per token on held-out text; ``None`` where one was not finite."""
+
+    encoding: str
+    seed: int
+    train_length: int
+    loss_by_length: dict[int, float | None]
+    loss_by_position: list[float | None]
+    """At each position of the longest windows."""
+    loss_by_window: dict[int, list[float | None]]
+    """For each length, in each window, in the order of the text."""
+    train_loss: float | None
+    """Over the last tenth of the training steps."""
+    num_parameters: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """Settings, environment, how much text there was, and the records so far."""
+
+    settings: Settings
+    environment: dict[str, str | int] = field(default_factory=environment)
+    text: dict[str, Any] = field(default_factory=dict)
+    records: tuple[Record, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists, numbers and strings, ready for JSON: lengths become strings, and `text` one of the settings."""
+        records = [dataclasses.asdict(record) for record in self.records]
+        for record in records:
+            for name in ("loss_by_length", "loss_by_window"):
+                record[name] = {str(length): loss for length, loss in record[name].items()}
+        settings = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in dataclasses.asdict(self.settings).items()
+        }
+        return {"settings": {**settings, "text": self.text}, "environment": self.environment, "records": records}
+
+
+OPTIONS: Mapping[str, str] = {
+    "encodings": "--encodings",
+    "train_length": "--train-length",
+    "multiples": "--multiples",
+    "seeds": "--seeds",
+    "num_steps": "--steps",
+    "batch_size": "--batch",
+    "learning_rate": "--learning-rate",
+    "d_model": "--d-model",
+    "num_layers": "--num-layers",
+    "num_heads": "--num-heads",
+}
+"""The option of ``locant compare`` for every setting but `minutes`, which only chose the number of steps."""
+
+
+def command(settings: Mapping[str, Any]) -> str:
+    """The line for a shell that makes a comparison again, from the settings in its results.
+
+    >>> text = {"files": ["my text.txt"], "tokenizer": "bytes"}
+    >>> command({"seeds": [0, 1], "minutes": 2.0, "num_steps": 170, "text": text})
+    "locant compare 'my text.txt' --tokenizer bytes --seeds 0,1 --steps 170"
+    """
+    text = settings.get("text", {})
+    words = ["locant", "compare", *text.get("files", [])]
+    if text.get("tokenizer"):
+        words += ["--tokenizer", text["tokenizer"]]
+    elif text.get("asked_vocab_size"):
+        words += ["--vocab-size", str(text["asked_vocab_size"])]
+    for name, option in OPTIONS.items():
+        if name in settings:
+            value = settings[name]
+            words += [option, ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)]
+    return shlex.join(words)

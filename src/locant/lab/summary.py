@@ -1,0 +1,164 @@
+"""The records of a comparison, gathered: means, the spread over seeds and windows, and which differences are clear.
+
+Reads the plain dictionaries of `results.json`, so a report can be made again from the file alone.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from locant.errors import InputError
+
+__all__ = ["ENOUGH_WINDOWS", "Cell", "Row", "Summary", "summarise"]
+
+ENOUGH_WINDOWS = 10
+"""With fewer held-out windows of a length, nothing is concluded about that length."""
+
+STANDARD_ERRORS = 2.26
+"""Half of a 95 % interval by Student's t for `ENOUGH_WINDOWS`; for more windows it would be at most 0.3 less."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One number over all seeds: nats per token; the standard deviation is 0 where there is one seed."""
+
+    mean: float
+    low: float
+    high: float
+    deviation: float
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> Cell | None:
+        """``None`` where any seed has no finite value: the mean of the others would look too good.
+
+        >>> Cell.of([2.0, 3.0])
+        Cell(mean=2.5, low=2.0, high=3.0, deviation=0.7071067811865476)
+        """
+        finite = [value for value in values if value is not None and math.isfinite(value)]
+        if not finite or len(finite) < len(values):
+            return None
+        deviation = statistics.stdev(finite) if len(finite) > 1 else 0.0
+        return cls(mean=statistics.fmean(finite), low=min(finite), high=max(finite), deviation=deviation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One encoding. `by_window` has the mean over seeds in each window of a length."""
+
+    encoding: str
+    num_seeds: int
+    train_loss: Cell | None
+    by_length: dict[int, Cell | None]
+    by_position: tuple[Cell | None, ...]
+    by_window: dict[int, tuple[Cell | None, ...]]
+
+    def ratio(self, length: int, base_length: int) -> float | None:
+        """The loss at one length over the loss at another."""
+        here, there = self.by_length.get(length), self.by_length.get(base_length)
+        return here.mean / there.mean if here and there and there.mean > 0 else None
+
+    def margin(self, length: int) -> float | None:
+        """Half of the 95 % interval of the mean loss over the windows of this length; ``None`` with too few."""
+        losses = self._segments(length, length)
+        return _margin(losses) if losses is not None and len(losses) >= ENOUGH_WINDOWS else None
+
+    def is_clear(self, length: int, other: Row, other_length: int) -> bool:
+        """Whether the loss of this row differs from that of another by more than chance: the one rule for it.
+
+        There have to be `ENOUGH_WINDOWS` of both lengths; the difference has to be larger than the deviations over
+        seeds together; and 0 has to lie outside of the 95 % interval of the differences, window by window, as all
+        models read the same windows. Of two lengths, the shorter windows within each longer one are averaged.
+        """
+        longer = max(length, other_length)
+        here, there = self._segments(length, longer), other._segments(other_length, longer)
+        mine, theirs = self.by_length.get(length), other.by_length.get(other_length)
+        if here is None or there is None or not mine or not theirs:
+            return False
+        both = min(len(here), len(there))  # the last segment may have no window of the other length that begins in it
+        differences = here[:both] - there[:both]
+        beyond_seeds = abs(mine.mean - theirs.mean) > mine.deviation + theirs.deviation
+        return both >= ENOUGH_WINDOWS and beyond_seeds and abs(differences.mean()) > _margin(differences)
+
+    def _segments(self, length: int, longer: int) -> np.ndarray | None:
+        """Mean losses in segments of `longer` tokens, from windows of `length`; ``None`` where any is missing."""
+        cells = [cell.mean for cell in self.by_window.get(length, ()) if cell]
+        if not cells or len(cells) < len(self.by_window[length]):
+            return None
+        segment = np.arange(len(cells)) * length // longer
+        return np.bincount(segment, cells) / np.bincount(segment)
+
+
+def _margin(values: np.ndarray) -> float:
+    return STANDARD_ERRORS * float(values.std(ddof=1)) / math.sqrt(len(values))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """All encodings, in the order in which they were first trained."""
+
+    train_length: int
+    lengths: tuple[int, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def num_seeds(self) -> int:
+        """The fewest seeds of any encoding: a comparison that was interrupted has fewer of some."""
+        return min(row.num_seeds for row in self.rows)
+
+    @property
+    def base_length(self) -> int:
+        """What losses are compared with: the training length, or the shortest that was measured."""
+        return self.train_length if self.train_length in self.lengths else self.lengths[0]
+
+    def num_windows(self, length: int) -> int:
+        """How many windows of this length were held out."""
+        return len(self.rows[0].by_window.get(length, ()))
+
+    def has_enough(self, length: int) -> bool:
+        """Whether there is enough text to tell anything about this length."""
+        return self.num_windows(length) >= ENOUGH_WINDOWS
+
+    def best(self, length: int) -> Row | None:
+        """The encoding with the lowest mean loss at this length."""
+        measured = [row for row in self.rows if row.by_length.get(length)]
+        return min(measured, key=lambda row: row.by_length[length].mean, default=None)  # type: ignore[union-attr]
+
+    def ranked(self, length: int) -> list[Row]:
+        """Best first; those without a finite loss last."""
+        return sorted(self.rows, key=lambda row: cell.mean if (cell := row.by_length.get(length)) else math.inf)
+
+
+def summarise(results: Mapping[str, Any]) -> Summary:
+    """Gather the records of `Results.to_dict()` or of a `results.json`."""
+    records: Sequence[Mapping[str, Any]] = results["records"]
+    if not records:
+        raise InputError("got results without a single record", "a comparison that has finished at least one training")
+    lengths = sorted({int(length) for record in records for length in record["loss_by_length"]})
+    names = dict.fromkeys(record["encoding"] for record in records)
+    rows = [_row(name, [record for record in records if record["encoding"] == name], lengths) for name in names]
+    return Summary(train_length=int(records[0]["train_length"]), lengths=tuple(lengths), rows=tuple(rows))
+
+
+def _row(name: str, records: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> Row:
+    def over_seeds(lists: Sequence[Sequence[float | None]]) -> tuple[Cell | None, ...]:
+        return tuple(map(Cell.of, zip(*lists, strict=False)))
+
+    return Row(
+        encoding=name,
+        num_seeds=len(records),
+        train_loss=Cell.of([record["train_loss"] for record in records]),
+        by_length={
+            length: Cell.of([record["loss_by_length"].get(str(length)) for record in records]) for length in lengths
+        },
+        by_position=over_seeds([record["loss_by_position"] for record in records]),
+        by_window={
+            length: over_seeds([record["loss_by_window"].get(str(length), []) for record in records])
+            for length in lengths
+        },
+    )

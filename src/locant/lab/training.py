@@ -1,0 +1,176 @@
+"""Training a decoder on one text, and measuring it on another: AdamW, a warm-up, a cosine, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from locant.errors import RangeError
+from locant.lab.contestants import Contestant
+from locant.lab.decoder import Decoder
+from locant.lab.settings import VOCAB_SIZE, Settings
+from locant.positions import PositionEncoding
+from locant.positions.base import ModelShape
+from locant.text import Tokenizer, Windows
+
+__all__ = ["Losses", "build", "evaluate", "fit", "num_steps", "train"]
+
+WARMUP_SHARE = 0.1
+FINAL_SHARE = 0.1
+CLIP_NORM = 1.0
+WEIGHT_DECAY = 0.1
+EVAL_TOKENS = 8_192  # tokens per batch: bounds the memory of logits and scores
+CALIBRATION_STEPS = 4
+
+OnStep = Callable[[int, float], None]
+"""Called after every step with its number, from 1, and its loss."""
+
+
+def train(
+    text: str,
+    encoding: str = "rotary",
+    *,
+    tokenizer: Tokenizer | None = None,
+    vocab_size: int = VOCAB_SIZE,
+    seed: int = 0,
+    on_step: OnStep | None = None,
+    **settings: Any,
+) -> tuple[Decoder, Tokenizer]:
+    """A small decoder trained on a text, and its tokenizer.
+
+    Args:
+        text: all of it is trained on.
+        encoding: the name of an encoding; a learned one has a position for each token of a training window.
+        tokenizer: default: byte-pair encoding with `vocab_size` entries, trained on the text.
+        settings: those of `Settings` for one training: ``num_steps``, ``train_length``, ``batch_size``,
+            ``learning_rate``, ``d_model``, ``num_layers``, ``num_heads``, ``minutes``.
+
+    >>> model, tokenizer = train("to be, or not to be. " * 40, "alibi", vocab_size=300, num_steps=2, d_model=32)
+    >>> model(torch.from_numpy(tokenizer.encode("to be")).long()[None]).shape[-1] == tokenizer.vocab_size
+    True
+    """
+    contestant = Contestant.of(encoding)
+    if contestant.scaling:
+        raise RangeError(f"got {encoding!r}, but a scaling is not trained", repr(contestant.encoding))
+    chosen = Settings(encodings=(encoding,), multiples=(1,), seeds=(seed,), **settings)
+    tokenizer = Tokenizer.train([text], vocab_size) if tokenizer is None else tokenizer
+    ids = np.asarray(tokenizer.encode(text))
+    chosen = dataclasses.replace(chosen, num_steps=num_steps(ids, tokenizer.vocab_size, chosen))
+    model = build(contestant, seed, tokenizer.vocab_size, chosen)
+    fit(model, ids, chosen, seed=seed, on_step=on_step)
+    return model.eval(), tokenizer
+
+
+def build(contestant: Contestant, seed: int, vocab_size: int, settings: Settings) -> Decoder:
+    """An untrained model. The encoding is built last: the weights that all models of a seed share start the same."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Decoder(
+            vocab_size, PositionEncoding(),
+            d_model=settings.d_model, num_layers=settings.num_layers, num_heads=settings.num_heads,
+        )  # fmt: skip
+        model.embedding.encoding = contestant.build(shape(settings))
+    return model
+
+
+def shape(settings: Settings) -> ModelShape:
+    return ModelShape(d_model=settings.d_model, num_heads=settings.num_heads, max_seq_len=settings.lengths[-1])
+
+
+def fit(
+    model: Decoder, ids: Int[np.ndarray, " tokens"], settings: Settings, *, seed: int, on_step: OnStep | None = None
+) -> float:
+    """Train in place on windows drawn at random, for `settings.num_steps` steps.
+
+    Returns the mean loss, in nats per token, over the last tenth of the steps.
+    """
+    windows, steps = Windows(ids, settings.train_length, stride=1), settings.steps_for(len(ids))
+    order = torch.Generator().manual_seed(seed)
+    optimizer = _optimizer(model, settings.learning_rate)
+    losses = []
+    model.train()
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = settings.learning_rate * _schedule(step, steps)
+        batch = windows.__getitems__(torch.randint(len(windows), (settings.batch_size,), generator=order).tolist())
+        loss = F.cross_entropy(model(batch["ids"], batch["positions"]).flatten(0, 1), batch["targets"].flatten())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+        optimizer.step()
+        losses.append(loss.item())
+        if on_step is not None:
+            on_step(step + 1, losses[-1])
+    return float(np.mean(losses[-max(1, steps // 10) :]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Losses:
+    """Nats per token: over all targets, at each position of the window, and in each window."""
+
+    mean: float
+    by_position: list[float]
+    by_window: list[float]
+
+
+@torch.no_grad()
+def evaluate(model: Decoder, ids: Int[np.ndarray, " tokens"], length: int) -> Losses:
+    """The losses of `ids` in windows of `length` tokens; each target counts once."""
+    model.eval()
+    windows = Windows(ids, length)
+    total, count = torch.zeros(length, dtype=torch.float64), torch.zeros(length, dtype=torch.float64)
+    by_window: list[float] = []
+    batch_size = max(1, EVAL_TOKENS // length)
+    for first in range(0, len(windows), batch_size):
+        batch = windows.__getitems__(list(range(first, min(first + batch_size, len(windows)))))
+        logits = model(batch["ids"], batch["positions"])
+        loss = F.cross_entropy(logits.transpose(1, 2), batch["targets"], reduction="none").double()
+        real = batch["targets"] >= 0
+        total += loss.sum(0)
+        count += real.sum(0)
+        by_window += (loss.sum(1) / real.sum(1)).tolist()
+    return Losses(mean=float(total.sum() / count.sum()), by_position=(total / count).tolist(), by_window=by_window)
+
+
+def num_steps(ids: Int[np.ndarray, " tokens"], vocab_size: int, settings: Settings) -> int:
+    """The training steps of these settings: as given, as fit in the minutes, or by the amount of text."""
+    if settings.minutes is None:
+        return settings.steps_for(len(ids))
+    seconds = 0.0
+    for name in dict.fromkeys(Contestant.of(name).encoding for name in settings.encodings):
+        model = build(Contestant(name), settings.seeds[0], vocab_size, settings)
+        fit(model, ids, dataclasses.replace(settings, num_steps=2), seed=0)
+        began = time.perf_counter()
+        fit(model, ids, dataclasses.replace(settings, num_steps=CALIBRATION_STEPS), seed=0)
+        seconds += (time.perf_counter() - began) / CALIBRATION_STEPS
+    return max(1, int(0.85 * settings.minutes * 60 / (seconds * len(settings.seeds))))
+
+
+def _optimizer(model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
+    """Weight decay for matrices only: gains and biases have no reason to shrink."""
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
+    vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    groups: list[dict[str, list[Tensor] | float]] = [
+        {"params": [*matrices], "weight_decay": WEIGHT_DECAY},
+        {"params": [*vectors], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95), fused=True)
+
+
+def _schedule(step: int, num_steps: int) -> float:
+    """Rises linearly over the first tenth, then falls along a cosine to a tenth."""
+    warmup = max(1, int(num_steps * WARMUP_SHARE))
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(1, num_steps - warmup)
+    return FINAL_SHARE + (1 - FINAL_SHARE) * 0.5 * (1 + math.cos(math.pi * progress))

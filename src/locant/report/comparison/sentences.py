@@ -1,0 +1,164 @@
+"""What the numbers of a comparison say, in plain sentences: every one of them follows from the numbers at hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from locant.lab.comparison import HELD_OUT
+from locant.lab.summary import ENOUGH_WINDOWS, Row, Summary
+from locant.report.console import counted
+
+__all__ = ["sentences"]
+
+LEVEL = 0.02
+CLEAR = 0.06
+"""Shares of the loss at the training length: within the first it stays level, above the second it is much worse."""
+
+OVERFITTED = 1.25
+"""Held-out loss over training loss, above which the models know their training text rather than the language."""
+
+
+def sentences(summary: Summary) -> list[str]:
+    """What a comparison found, the most important first; nothing about lengths with too few windows."""
+    base, longest = summary.base_length, summary.lengths[-1]
+    found = [_too_little_text(summary), _winner(summary, base)]
+    if longest > base:
+        found.append(_winner(summary, longest))
+        if summary.has_enough(longest):
+            found += [*_trends(summary), _rises(summary)]
+    return [sentence for sentence in [*found, _overfitted(summary), _missing(summary), _caution(summary)] if sentence]
+
+
+def _too_little_text(summary: Summary) -> str:
+    few = [length for length in summary.lengths if not summary.has_enough(length)]
+    if not few:
+        return ""
+    windows = _and([f"{counted(summary.num_windows(length), 'window')} of {length:,}" for length in few])
+    needed = math.ceil(ENOUGH_WINDOWS * few[-1] / HELD_OUT)
+    return (
+        f"Not enough text to tell at {_and([f'{length:,}' for length in few])} tokens: {windows} are held out, "
+        f"expected {ENOUGH_WINDOWS} of each. A text of {needed:,} tokens would be enough."
+    )
+
+
+def _winner(summary: Summary, length: int) -> str:
+    best = summary.best(length)
+    cell = best.by_length[length] if best else None
+    if best is None or cell is None:
+        return f"No encoding has a finite loss at {length:,} tokens."
+    if not summary.has_enough(length):
+        return ""
+    times = length / summary.train_length
+    where = f"At {length:,} tokens, " + (
+        "the length it was trained at" if times == 1 else f"{times:g} times the training length"
+    )
+    loss = f"{cell.mean:.3f} nats per token (perplexity {_perplexity(cell.mean)})"
+    if len(summary.rows) == 1:
+        return f"{where}, {best.encoding} has a held-out loss of {loss}."
+    others = [row for row in summary.rows if row is not best and row.by_length[length]]
+    ties = [row.encoding for row in others if not row.is_clear(length, best, length)]
+    if ties and len(ties) == len(others):
+        return f"{where}, no encoding is clearly better: {best.encoding} has {loss}, and {_ties(ties)}."
+    return f"{where}, {best.encoding} has the lowest held-out loss: {loss}{f'; {_ties(ties)}' if ties else ''}."
+
+
+def _ties(names: list[str]) -> str:
+    return f"{_and(names)} {'is' if len(names) == 1 else 'are'} within the spread of seeds and windows"
+
+
+def _trends(summary: Summary) -> list[str]:
+    """Which encodings stay level from the training length to the longest."""
+    base, longest = summary.base_length, summary.lengths[-1]
+    groups: dict[str, list[str]] = {
+        "Gains from the longer text": [],
+        f"Stays within {LEVEL:.0%} of its loss": [],
+        "Gets somewhat worse": [],
+        "Gets much worse": [],
+        "Changes by no more than the spread of seeds and windows": [],
+    }
+    gains, level, somewhat, much, unclear = groups.values()
+    for row in summary.rows:
+        ratio = row.ratio(longest, base)
+        if ratio is None:
+            continue
+        if abs(ratio - 1) <= LEVEL:
+            group = level
+        elif not row.is_clear(longest, row, base):
+            group = unclear
+        else:
+            group = gains if ratio < 1 else somewhat if ratio <= 1 + CLEAR else much
+        group.append(f"{row.encoding} (×{ratio:.2f})")
+    span = f"from {base:,} to {longest:,} tokens"
+    return [f"{words}, {span}: {_and(names)}." for words, names in groups.items() if names]
+
+
+def _rises(summary: Summary) -> str:
+    """Where, within the longest windows, the loss of an encoding leaves the level of its training length for good."""
+    found = [(row.encoding, place) for row in summary.rows if (place := _rise(row, summary.train_length)) is not None]
+    if not found:
+        return ""
+    places = _and([f"{name} from about position {place:,}" for name, place in found])
+    level = f"more than {CLEAR:.0%} above its level within the training length"
+    return f"By position, the loss rises {level} and stays there: {places}."
+
+
+def _rise(row: Row, train_length: int) -> int | None:
+    """The first position from which on every stretch of `train_length / 4` tokens is well above the level.
+
+    What lasts for less than a training length may be a few hard tokens, and is not counted.
+    """
+    losses = [cell.mean if cell else math.nan for cell in row.by_position]
+    level = _mean(losses[train_length // 2 : train_length])
+    step = max(4, train_length // 4)
+    starts = range(train_length, len(losses) - step + 1, step)
+    above = [_mean(losses[start : start + step]) > level * (1 + CLEAR) for start in starts]
+    if not above or not above[-1]:
+        return None
+    below = [number for number, is_above in enumerate(above) if not is_above]
+    place = starts[below[-1] + 1 if below else 0]
+    return place if len(losses) - place >= train_length else None
+
+
+def _overfitted(summary: Summary) -> str:
+    pairs = [
+        f"{row.encoding} ({row.train_loss.mean:.2f} in training, {held_out.mean:.2f} held out)"
+        for row in summary.rows
+        if (held_out := row.by_length[summary.base_length])
+        and row.train_loss
+        and held_out.mean > OVERFITTED * row.train_loss.mean
+    ]
+    if not pairs:
+        return ""
+    return (
+        f"Overfitted, so that the losses say little about the encoding: {_and(pairs)}. "
+        "More text or fewer steps would help."
+    )
+
+
+def _missing(summary: Summary) -> str:
+    names = [row.encoding for row in summary.rows if any(row.by_length[length] is None for length in summary.lengths)]
+    return f"A dash stands where a loss was not finite or not measured: {_and(names)}." if names else ""
+
+
+def _caution(summary: Summary) -> str:
+    if summary.num_seeds == 1:
+        return "One seed was trained, so there is no spread over seeds: small differences may be chance."
+    return f"The spread is over {counted(summary.num_seeds, 'seed')} of a small model; larger models may differ."
+
+
+def _perplexity(loss: float) -> str:
+    return f"{math.exp(loss):,.1f}" if loss < 20 else "beyond measure"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def _and(words: list[str]) -> str:
+    """A list as it is spoken.
+
+    >>> _and(["a"]), _and(["a", "b"]), _and(["a", "b", "c"])
+    ('a', 'a and b', 'a, b and c')
+    """
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

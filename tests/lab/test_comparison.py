@@ -1,0 +1,204 @@
+"""What `compare` measures is what it says, and the same every time."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from locant import InputError, LocantError, RangeError
+from locant.lab import Decoder, Settings, compare, comparison
+from locant.lab.comparison import split
+from locant.lab.contestants import SCALINGS, Contestant
+from locant.lab.training import Losses, evaluate, shape
+from tests.refusal import refuses
+
+VOCAB = 17
+SMALL = {"train_length": 5, "num_steps": 3, "batch_size": 4, "d_model": 16, "num_layers": 1, "num_heads": 2}
+
+
+def ids(n: int = 900) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, VOCAB, n)
+
+
+def small(**options: object) -> Settings:
+    return Settings(**{**SMALL, **options})
+
+
+def run(**options: object):
+    return compare(ids(), VOCAB, small(**options))
+
+
+def test_there_is_a_record_for_every_seed_and_encoding_in_turn():
+    results = run(encodings=("nope", "alibi"), seeds=(3, 5))
+    assert [(r.seed, r.encoding) for r in results.records] == [(3, "nope"), (3, "alibi"), (5, "nope"), (5, "alibi")]
+
+
+def test_results_are_json_of_the_promised_form():
+    results = run(encodings=("learned",), seeds=(0,), multiples=(1, 2, 8))
+    data = json.loads(json.dumps(results.to_dict()))
+    assert set(data) == {"settings", "environment", "records"}
+    assert data["settings"]["train_length"] == 5
+    assert data["environment"]["torch"] == torch.__version__
+    [record] = data["records"]
+    assert record["encoding"] == "learned"
+    assert record["seed"] == 0
+    assert record["train_length"] == 5
+    assert list(record["loss_by_length"]) == ["5", "10", "40"]
+    assert len(record["loss_by_position"]) == 40
+    assert {length: len(losses) for length, losses in record["loss_by_window"].items()} == {"5": 18, "10": 9, "40": 3}
+    losses = [*record["loss_by_length"].values(), *record["loss_by_position"], *record["loss_by_window"]["40"]]
+    assert all(math.isfinite(loss) for loss in [*losses, record["train_loss"]])
+    assert data["settings"]["text"] == {"tokens": 900, "train_tokens": 810, "held_out_tokens": 90}
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_does_not():
+    first, again, other = (run(encodings=("t5",), seeds=(seed,)).records[0] for seed in (1, 1, 2))
+    assert first.loss_by_length == again.loss_by_length
+    assert first.loss_by_position == again.loss_by_position
+    assert first.loss_by_length != other.loss_by_length
+
+
+def test_an_encoding_has_the_same_numbers_whichever_others_are_compared():
+    alone = run(encodings=("alibi",), seeds=(1,)).records[0]
+    beside = run(encodings=("learned", "alibi"), seeds=(0, 1)).records[-1]
+    assert beside.encoding == "alibi"
+    assert alone.loss_by_length == beside.loss_by_length
+
+
+def test_comparing_leaves_the_random_state_alone():
+    state = torch.get_rng_state()
+    run(encodings=("learned",), seeds=(0,))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_progress_reaches_the_total_and_results_come_after_every_run():
+    steps, seen = [], []
+    compare(
+        ids(), VOCAB, small(encodings=("nope", "alibi"), seeds=(0, 1)),
+        on_progress=steps.append, on_record=lambda results: seen.append(len(results.records)),
+    )  # fmt: skip
+    assert [step.done for step in steps] == list(range(1, 13))
+    assert {step.total for step in steps} == {12}
+    assert seen == [1, 2, 3, 4]
+
+
+def test_training_lowers_the_loss_of_a_text_with_a_pattern():
+    text = np.tile(np.arange(VOCAB), 60)
+    settings = small(encodings=("rotary",), seeds=(0,), num_steps=60, batch_size=16)
+    loss = compare(text, VOCAB, settings).records[0].loss_by_length[5]
+    assert loss < 0.3 * math.log(VOCAB)
+
+
+def test_a_moment_is_enough_for_one_step():
+    assert run(encodings=("nope",), seeds=(0,), minutes=1e-9).settings.num_steps == 1
+
+
+def test_a_text_too_short_to_hold_out_a_window_is_refused_with_the_length_it_needs():
+    longest = 5 * 8
+    with pytest.raises(InputError, match=str((longest + 1) * 10)):
+        compare(ids(400), VOCAB, small())
+    assert compare(ids((longest + 1) * 10), VOCAB, small(encodings=("nope",), seeds=(0,))).records
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"train_length": 0},
+        {"num_steps": 0},
+        {"batch_size": 0},
+        {"seeds": ()},
+        {"seeds": (1, 1)},
+        {"encodings": ()},
+        {"multiples": (0, 1)},
+        {"d_model": 15},
+        {"d_model": 6, "num_heads": 2},
+        {"learning_rate": 0.0},
+        {"learning_rate": math.nan},
+        {"minutes": 0.0},
+    ],
+    ids=str,
+)
+def test_settings_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(RangeError):
+        small(**wrong)
+
+
+def test_an_unknown_encoding_is_refused_before_anything_is_trained():
+    with pytest.raises(LocantError, match="alibi"):
+        small(encodings=("alibbi",))
+
+
+def test_models_train_on_the_first_part_and_are_measured_on_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every token is a different one, so the ids tell where in the text they are from."""
+    seen: dict[str, set[int]] = {}
+
+    def training(model: object, ids: np.ndarray, settings: Settings, **_: object) -> float:
+        seen["train"] = set(ids.tolist())
+        return 0.0
+
+    def measuring(model: object, ids: np.ndarray, length: int) -> Losses:
+        seen["evaluate"] = set(ids.tolist())
+        return Losses(mean=0.0, by_position=[0.0] * length, by_window=[0.0])
+
+    monkeypatch.setattr(comparison, "fit", training)
+    monkeypatch.setattr(comparison, "evaluate", measuring)
+    compare(np.arange(1_000), 1_000, small(encodings=("nope",), seeds=(0,)))
+    assert seen == {"train": set(range(900)), "evaluate": set(range(900, 1_000))}
+
+
+def test_little_text_gets_fewer_steps_unless_they_are_given() -> None:
+    """16 epochs at most: 16 x 45 tokens are 36 steps of 4 windows of 5 tokens."""
+    few = Settings(**{**SMALL, "num_steps": None, "encodings": ("nope",), "seeds": (0,), "multiples": (1,)})
+    assert compare(ids(100), VOCAB, few).settings.num_steps == 16 * 90 // 20
+    assert small().steps_for(90) == 3
+    assert Settings().steps_for(194_970) == 300  # the sample text
+
+
+def test_a_scaling_is_measured_with_the_model_that_was_trained_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[Decoder] = []
+    fit = comparison.fit
+    monkeypatch.setattr(
+        comparison, "fit", lambda model, *rest, **more: trained.append(model) or fit(model, *rest, **more)
+    )
+    names = ("rotary", "rotary+linear", "rotary+ntk", "rotary+yarn", "rotary+llama3")
+    settings = small(encodings=names, seeds=(0,), multiples=(1, 4), train_length=8)
+    records = {record.encoding: record for record in compare(ids(), VOCAB, settings).records}
+    (model,) = trained
+    assert [*records] == [*names]
+    assert len({record.loss_by_length[8] for record in records.values()}) == 1
+    assert len({record.loss_by_length[32] for record in records.values()}) == 5
+    plain, held_out = model.embedding.encoding, split(ids(), settings)[1]
+    for name, scaling in SCALINGS.items():
+        model.embedding.encoding = type(plain)(plain.head_dim, scaling=scaling(4.0, 8))
+        assert records[f"rotary+{name}"].loss_by_length[32] == evaluate(model, held_out, 32).mean
+
+
+def test_a_trained_encoding_keeps_its_parameters_when_scaled() -> None:
+    contestant = Contestant.of("rotary+yarn")
+    plain = contestant.build(shape(small()))
+    assert contestant.at_length(plain, 5, 5, shape(small())) is plain
+    assert contestant.at_length(plain, 20, 5, shape(small())).scaling.factor == 4.0
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("alibi+yarn", ("alibi", "no frequencies")),
+        ("rotary+yarm", ("yarm", "yarn")),
+        ("rotary+", ("scaling",)),
+        ("yarn", ("yarn",)),
+    ],
+)
+def test_a_scaling_that_makes_no_sense_is_refused(name: str, words: tuple[str, ...]) -> None:
+    with refuses(RangeError, *words):
+        small(encodings=(name,))
+
+
+def test_an_encoding_is_known_by_its_aliases_once() -> None:
+    assert small(encodings=("RoPE", "ALiBi", "rope+yarn")).encodings == ("rotary", "alibi", "rotary+yarn")
+    with refuses(RangeError, "each once"):
+        small(encodings=("rope", "rotary"))

@@ -1,0 +1,70 @@
+"""A folder of results: made, used again, or refused; nothing of others is changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from locant.errors import InputError
+from locant.lab.folder import BY_LENGTH, BY_POSITION, PAGE, ResultsFolder
+from tests.lab.fabricated import results
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_new_folder_gets_the_results(tmp_path: Path) -> None:
+    place = ResultsFolder(tmp_path / "deep" / "report")
+    place.write(results())
+    assert json.loads((place.path / "results.json").read_text()) == results()
+    assert names(place.path) == ["results.json"]
+
+
+def test_an_earlier_report_stays_until_the_first_result(tmp_path: Path) -> None:
+    ResultsFolder(tmp_path).write(results())
+    for name in (PAGE, BY_LENGTH, BY_POSITION):
+        (tmp_path / name).write_text("drawn")
+    before = names(tmp_path)
+    second = ResultsFolder(tmp_path)
+    assert second.holds_earlier
+    assert names(tmp_path) == before
+    second.write(results({"a": [(1.0,)]}, (8,)))
+    assert names(tmp_path) == ["results.json"]
+
+
+def test_a_folder_of_other_things_is_refused_and_with_force_kept(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    (tmp_path / "results.json").write_text('{"mine": 1}')
+    with pytest.raises(InputError, match="holds other things than a report; try: another -o, or --force"):
+        ResultsFolder(tmp_path)
+    forced = ResultsFolder(tmp_path, force=True)
+    assert not forced.holds_earlier
+    assert names(tmp_path) == ["results.json", "thesis.txt"]
+    forced.write(results())
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"settings": 1}', "\x00"])
+def test_a_file_that_only_has_the_name_of_results_is_no_report(tmp_path: Path, content: str) -> None:
+    (tmp_path / "results.json").write_text(content)
+    with pytest.raises(InputError, match="other things"):
+        ResultsFolder(tmp_path)
+
+
+def test_a_file_in_the_place_of_the_folder_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("")
+    for path in (tmp_path / "x", tmp_path / "x" / "y"):
+        with pytest.raises(InputError):
+            ResultsFolder(path)
+
+
+def test_folders_made_for_nothing_are_removed_and_others_are_not(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    ResultsFolder(tmp_path / "old" / "new" / "newer").remove_if_empty()
+    assert names(tmp_path) == ["old"]
+    assert names(tmp_path / "old") == []
+    ResultsFolder(tmp_path / "old").remove_if_empty()
+    assert names(tmp_path) == ["old"]

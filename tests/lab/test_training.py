@@ -1,0 +1,112 @@
+"""Training and measuring a decoder: what is trained, for how long, and what the losses are means of."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from locant import RangeError
+from locant.lab import Settings, generate, train
+from locant.lab.contestants import Contestant
+from locant.lab.training import CALIBRATION_STEPS, _schedule, build, evaluate, num_steps
+from tests.refusal import refuses
+from tests.tolerances import FEW_ROUNDINGS, LOSS
+
+VOCAB = 17
+SMALL = {"train_length": 5, "num_steps": 3, "batch_size": 4, "d_model": 16, "num_layers": 1, "num_heads": 2}
+
+
+def ids(n: int = 900) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, VOCAB, n)
+
+
+def model(name: str, seed: int = 0):
+    return build(Contestant(name), seed, VOCAB, Settings(**SMALL))
+
+
+def test_all_models_of_a_seed_start_alike_but_for_the_encoding() -> None:
+    models = [model(name, 4) for name in ("nope", "learned", "t5")]
+    for key, parameter in models[0].named_parameters():
+        for other in models[1:]:
+            assert torch.equal(dict(other.named_parameters())[key], parameter)
+
+
+def test_nothing_is_dropped_while_measuring() -> None:
+    decoder = model("nope")
+    expected = evaluate(decoder, ids(43), 8)
+    decoder.embedding.dropout.p = 0.5
+    decoder.train()
+    assert evaluate(decoder, ids(43), 8) == expected
+
+
+def test_evaluation_is_the_mean_over_all_targets_and_ignores_filling() -> None:
+    """Against probabilities summed up one token at a time; the last of the windows is filled up."""
+    decoder, text = model("alibi"), ids(43)
+    losses = evaluate(decoder, text, 8)
+    by_position, by_window = [[] for _ in range(8)], []
+    for start in range(0, 42, 8):
+        window = torch.from_numpy(text[start : start + 9])
+        probabilities = decoder(window[None, :-1]).detach().double().softmax(-1)[0]
+        by_window.append([-math.log(probabilities[place, target]) for place, target in enumerate(window[1:].tolist())])
+        for place, loss in enumerate(by_window[-1]):
+            by_position[place].append(loss)
+    assert losses.mean == pytest.approx(np.mean(np.concatenate(by_position)), abs=LOSS)
+    assert losses.by_position == pytest.approx([np.mean(row) for row in by_position], abs=LOSS)
+    assert losses.by_window == pytest.approx([np.mean(row) for row in by_window], abs=LOSS)
+
+
+def test_the_rate_rises_over_a_tenth_and_falls_to_a_tenth() -> None:
+    rates = [_schedule(step, 100) for step in range(100)]
+    assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)], rel=FEW_ROUNDINGS, abs=0)
+    assert rates[10] == 1
+    assert all(a > b for a, b in itertools.pairwise(rates[10:]))
+    assert 0.1 < rates[-1] < 0.11
+
+
+@pytest.mark.parametrize(
+    ("minutes", "others", "wanted"),
+    [
+        (1e-9, {}, 1),
+        (10.0, {}, 2040),
+        (20.0, {}, 4080),
+        (10.0, {"seeds": (0, 1, 2)}, 680),
+        (10.0, {"encodings": ("nope", "alibi")}, 1020),
+        (10.0, {"encodings": ("rotary", "rotary+yarn")}, 2040),
+    ],
+)
+def test_minutes_become_steps_in_proportion(monkeypatch: pytest.MonkeyPatch, minutes, others, wanted) -> None:
+    """A step takes a quarter of a second by this clock, and 85 % of the minutes are for steps."""
+    clock = itertools.count(step=CALIBRATION_STEPS / 4)
+    monkeypatch.setattr(sys.modules[num_steps.__module__], "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    settings = Settings(**{**SMALL, "encodings": ("nope",), "seeds": (0,), "minutes": minutes, **others})
+    assert num_steps(ids(), VOCAB, settings) == wanted
+
+
+def test_a_text_is_trained_on_and_continued() -> None:
+    text = "abcdefgh" * 60
+    decoder, tokenizer = train(
+        text, "rotary", vocab_size=257, num_steps=60, train_length=16, batch_size=8, d_model=32, num_heads=2
+    )
+    continued = generate(decoder, tokenizer.encode("abcdefgha"), 10, temperature=0)
+    assert tokenizer.decode(continued) == ("abcdefgh" * 3)[:19]
+
+
+def test_a_tokenizer_of_ones_own_is_kept_and_the_seed_decides() -> None:
+    _, tokenizer = train("some text " * 30, **SMALL)
+    options = {**SMALL, "tokenizer": tokenizer}
+    models = [train("some text " * 30, "alibi", seed=seed, **options)[0] for seed in (0, 0, 1)]
+    assert train("some text " * 30, **options)[1] is tokenizer
+    first, again, other = (next(decoder.parameters()) for decoder in models)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_a_scaling_is_nothing_to_train() -> None:
+    with refuses(RangeError, "rotary+yarn"):
+        train("some text " * 30, "rotary+yarn", **SMALL)
