@@ -1,5 +1,5 @@
-"""What is said beside `bias` (a `score_mod`, `by_distance`) is believed only of who says both: backends are no choice
-of what is computed."""
+"""The score function and the table of distances are not inherited when a subclass overrides `bias`: backends are no
+choice of what is computed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from locant import ALiBi, LocantError, PositionEncoding, Positions, attend
 from locant.attention.backends import flex, tiled
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask
-from locant.positions.base import ScoreMod, follows_distance, has_bias, has_score_mod
+from locant.positions.base import ScoreMod, has_bias, has_score_mod
+from locant.positions.distance_bias import follows_distance
 from tests.refusal import refuses
 from tests.tolerances import assert_close
 
@@ -107,7 +108,7 @@ def test_flex_is_refused_what_overrides_the_bias_alone(where: str) -> None:
     assert tiled.way_of(inputs).name == "tiles"
 
 
-def test_who_is_believed() -> None:
+def test_what_is_inherited_when_a_method_is_overridden() -> None:
     def said(encoding: PositionEncoding) -> tuple[bool, bool, bool]:
         return has_bias(encoding), has_score_mod(encoding), follows_distance(encoding)
 

@@ -347,7 +347,7 @@ def test_the_bias_of_equal_distances_is_equal_where_that_is_promised(encoding_na
         for both in (bias, far)
         for step in range(-29, 30)
     )
-    assert along == type(encoding).by_distance
+    assert along == follows_distance(encoding)
 
 
 def test_every_encoding_with_a_bias_is_asked() -> None:

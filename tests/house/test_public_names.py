@@ -12,7 +12,7 @@ from locant.cli import main
 NAMES = {
     "Tokenizer", "TokenStore", "prepare", "Windows",
     "TokenEmbedding", "SegmentEmbedding", "InputEmbedding",
-    "Positions", "PositionEncoding", "Sinusoidal", "Learned", "Rotary", "ALiBi", "T5Bias", "encoding",
+    "Positions", "PositionEncoding", "DistanceBias", "Sinusoidal", "Learned", "Rotary", "ALiBi", "T5Bias", "encoding",
     "register_encoding", "scaling", "encoding_from_config", "register_architecture",
     "XPos", "Kerple", "Fire", "Sandwich", "Cope", "Shaw", "TransformerXL", "Deberta",
     "attend", "KVCache",

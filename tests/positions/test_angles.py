@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from locant import ALiBi, LocantError, PositionEncoding, Positions, RangeError, Rotary, Sinusoidal, T5Bias
+from locant import ALiBi, PositionEncoding, Positions, RangeError, Rotary, Sinusoidal, T5Bias
 from locant.positions.frequencies import inverse_frequencies
 from tests import oracles
 from tests.refusal import refuses
@@ -311,7 +311,7 @@ def test_legacy_frequencies_in_a_checkpoint_are_ignored() -> None:
 
 
 def test_an_unknown_angle_mode_is_refused() -> None:
-    with refuses(LocantError, "'exakt'", "'exact'", "'float32'"):
+    with refuses(RangeError, "'exakt'", "'exact'", "'float32'"):
         Rotary(8, angles="exakt")
 
 

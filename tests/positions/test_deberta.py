@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import DebertaV2Config
 from transformers.models.deberta_v2 import modeling_deberta_v2 as reference
 
-from locant import Deberta, LocantError, Positions, RangeError, ShapeError, attend
+from locant import Deberta, Positions, RangeError, ShapeError, attend
 from tests.positions import claims
 from tests.refusal import refuses
 from tests.tolerances import PEER, assert_close
@@ -199,7 +199,7 @@ def test_mistakes_are_named() -> None:
         with refuses(RangeError, f"got {max_distance} for max_distance", f"num_buckets={num_buckets}"):
             Deberta(2, 4, num_buckets=num_buckets, max_distance=max_distance)
     for terms in ((), ("p2p",), ("c2p", "c2p")):
-        with refuses(LocantError, "for terms", "'p2c'"):
+        with refuses(RangeError, "for terms", "'p2c'"):
             Deberta(2, 4, terms=terms)  # type: ignore[arg-type]
     q = torch.zeros(1, 2, 3, 4)
     with refuses(ShapeError, "Deberta(num_heads=3)"):

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from locant import Kerple, LocantError, Positions, RangeError, ShapeError, attend
+from locant import Kerple, Positions, RangeError, ShapeError, attend
 from tests.positions import claims
 from tests.positions.oracles_of_biases import kerple
 from tests.refusal import refuses
@@ -123,7 +123,7 @@ def test_attention_uses_it() -> None:
 
 
 def test_mistakes_are_named() -> None:
-    with refuses(LocantError, "'lag'", "'log'"):
+    with refuses(RangeError, "'lag'", "'log'"):
         Kerple(2, "lag")  # type: ignore[arg-type]
     with refuses(RangeError, "got 0 for num_heads"):
         Kerple(0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from locant import Learned, LocantError, Positions, RangeError
+from locant import Learned, Positions, RangeError
 from tests.refusal import refuses
 from tests.tolerances import DRAWN, INTERPOLATED, SHORT_SUM
 
@@ -90,7 +90,7 @@ def test_the_same_size_changes_nothing_and_a_smaller_one_is_refused() -> None:
     for size in (3, 0, -1):
         with refuses(RangeError, f"got {size} for max_seq_len", "4 or more", "never dropped"):
             learned.resize(size)
-    with refuses(LocantError, "'stretch'", "'interpolate'"):
+    with refuses(RangeError, "'stretch'", "'interpolate'"):
         learned.resize(8, method="stretch")  # type: ignore[arg-type]
     assert learned.weight is parameter
 

@@ -310,7 +310,7 @@ def test_a_rotary_dim_that_is_odd_or_too_large_is_refused(rotary_dim: int) -> No
 
 
 def test_an_unknown_layout_is_refused() -> None:
-    with refuses(LocantError, "'neox'", "'half'", "'interleaved'"):
+    with refuses(RangeError, "'neox'", "'half'", "'interleaved'"):
         Rotary(8, layout="neox")
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from rotary_embedding_torch import RotaryEmbedding
 
-from locant import LocantError, Positions, RangeError, Rotary, ShapeError, XPos
+from locant import Positions, RangeError, Rotary, ShapeError, XPos
 from tests.positions import claims
 from tests.refusal import refuses
 from tests.tolerances import PEER, SHORT_SUM, assert_close
@@ -188,7 +188,7 @@ def test_mistakes_are_named() -> None:
     for name, number in (("head_dim", 5), ("head_dim", 0), ("scale_base", 0.0), ("gamma", -1.0)):
         with refuses(RangeError, f"got {number} for {name}"):
             XPos(**{"head_dim": 4, name: number})  # type: ignore[arg-type]
-    with refuses(LocantError, "'whole'"):
+    with refuses(RangeError, "'whole'"):
         XPos(4, layout="whole")  # type: ignore[arg-type]
     q, k = tokens(3)
     with refuses(ShapeError, "head_dim=6"):

@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import torch
-
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import Architecture, RotaryKeys, standard
 from locant.models.config_values import HEADS, Config, flag, number, required, width_per_head
 from locant.models.projections import group_by_group
 from locant.positions.base import PositionEncoding
-from locant.positions.constant import Constant
 from locant.positions.encodings.alibi import ALiBi, alibi_slopes
 
 __all__ = ["ARCHITECTURES"]
@@ -39,7 +36,7 @@ def _mpt(config: Config, layer_type: str | None) -> PositionEncoding:
         raise InputError(f"got an attn_config {got}", "{'alibi': True, 'alibi_bias_max': 8}")
     heads = required(config, *HEADS)
     reach = number("alibi_bias_max", attention["alibi_bias_max"]) / 8
-    return _with_slopes(heads, [slope**reach for slope in alibi_slopes(heads)])
+    return ALiBi(heads, slopes=[slope**reach for slope in alibi_slopes(heads)])
 
 
 def _falcon(config: Config, layer_type: str | None) -> PositionEncoding | None:
@@ -49,13 +46,7 @@ def _falcon(config: Config, layer_type: str | None) -> PositionEncoding | None:
     if not flag("alibi", config["alibi"]):
         return None
     heads, width = required(config, *HEADS), width_per_head(config)
-    return _with_slopes(heads, [slope / math.sqrt(width) for slope in alibi_slopes(heads)])
-
-
-def _with_slopes(heads: int, slopes: list[float]) -> ALiBi:
-    bias = ALiBi(heads)
-    bias.slopes = Constant(torch.tensor(slopes, dtype=torch.float64, device="cpu"))
-    return bias
+    return ALiBi(heads, slopes=[slope / math.sqrt(width) for slope in alibi_slopes(heads)])
 
 
 def _falcon_keys(config: Config, queries: int) -> int | None:

@@ -8,6 +8,7 @@ from locant.positions import scaling as scaling
 from locant.positions.base import EncodingInfo as EncodingInfo
 from locant.positions.base import ModelShape as ModelShape
 from locant.positions.base import PositionEncoding as PositionEncoding
+from locant.positions.distance_bias import DistanceBias as DistanceBias
 from locant.positions.encodings.alibi import ALiBi as ALiBi
 from locant.positions.encodings.cope import Cope as Cope
 from locant.positions.encodings.deberta import Deberta as Deberta

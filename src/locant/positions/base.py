@@ -1,6 +1,6 @@
 """`PositionEncoding`: the three doors through which word order enters a transformer.
 
-``embed`` adds to the token embeddings, ``rotate`` turns queries and keys, ``bias`` adds to the attention scores. Each
+``embed`` adds to the token embeddings, ``rotate`` rotates queries and keys, ``bias`` adds to the attention scores. Each
 does nothing unless an encoding overrides it, so the base class itself is NoPE: no position encoding at all
 (Kazemnejad et al. 2023, https://arxiv.org/abs/2305.19466).
 """
@@ -16,17 +16,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from locant.arguments import whole
 from locant.errors import LocantError, RangeError
 from locant.positions.positions import Positions
 
 __all__ = [
-    "EncodingInfo", "ModelShape", "PositionEncoding", "ScoreMod", "bias_dtype", "build", "follows_distance", "has_bias",
-    "has_score_mod",
+    "Bias", "EncodingInfo", "Keys", "ModelShape", "PositionEncoding", "Queries", "ScoreMod", "bias_dtype",
+    "bias_matrix", "build", "has_bias", "has_score_mod", "owner_of",
 ]  # fmt: skip
 
 DOORS = ("embed", "rotate", "bias")
 
 E = TypeVar("E", bound="PositionEncoding")
+
+Queries = Float[Tensor, "batch heads query head_dim"]
+Keys = Float[Tensor, "batch kv_heads key head_dim"]
+Bias = Float[Tensor, "#batch heads query key"]
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's ``(score, batch, head, query, key) -> score``."""
@@ -67,7 +72,7 @@ class EncodingInfo:
 
 
 class PositionEncoding(nn.Module):
-    """A way to tell a model where its tokens stand; this one says nothing (NoPE).
+    """A way to tell a model where its tokens stand; this one does not (NoPE).
 
     A model written against the three doors runs with every encoding::
 
@@ -75,8 +80,8 @@ class PositionEncoding(nn.Module):
         q, k = encoding.rotate(q, k, positions)              # in every layer, before the KV cache
         y = attend(q, k, v, encoding=encoding, positions=positions)
 
-    Parameters are sharded with the block that uses them. The doors are no ``forward``: for FSDP to gather those of an
-    encoding that is sharded by itself, torch has to be told: ``register_fsdp_forward_method(encoding, "bias")``.
+    Parameters are sharded with the block that uses them. FSDP gathers those of an encoding that is sharded by itself
+    only for ``forward``, unless torch is told: ``register_fsdp_forward_method(encoding, "bias")``.
 
     >>> PositionEncoding().embed(torch.ones(1, 2, 3), Positions.arange(2)).shape
     torch.Size([1, 2, 3])
@@ -94,13 +99,6 @@ class PositionEncoding(nn.Module):
         paper="Kazemnejad 2023, arXiv 2305.19466",
     )
     """Not inherited: a subclass without one has an empty one."""
-
-    by_distance: ClassVar[bool] = False
-    """Whether `bias` follows from the head and the distance alone (query index minus key index), not from the tokens.
-
-    Attention then asks for one number per head and distance instead of a matrix. It is believed only of the class that
-    defines `bias`: whoever overrides `bias` says it again, or not.
-    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,32 +136,37 @@ class PositionEncoding(nn.Module):
             )
         return build(cls, {**{size: getattr(shape, size) for size in cls.sizes() if hasattr(shape, size)}, **options})
 
+    def forward(
+        self, x: Float[Tensor, "batch seq d_model"], positions: Positions | None = None
+    ) -> Float[Tensor, "batch seq d_model"]:
+        """`embed`, at the positions 0, 1, 2, ... unless others are given; for encodings that do nothing else.
+
+        >>> from locant import Sinusoidal
+        >>> Sinusoidal(4)(torch.zeros(1, 2, 4))[0, 1]
+        tensor([0.8415, 0.5403, 0.0100, 0.9999])
+        """
+        elsewhere = [door for door in self.doors() if door != "embed"]
+        if elsewhere:
+            raise LocantError(
+                f"got {type(self).__name__} called like a function, expected a call of its method {elsewhere[0]}",
+                self._call_of(elsewhere[0]),
+            )
+        return self.embed(x, Positions.arange(x.shape[1], device=x.device) if positions is None else positions)
+
     def embed(self, x: Float[Tensor, "batch seq d_model"], positions: Positions) -> Float[Tensor, "batch seq d_model"]:
         """Token embeddings with position added."""
         return x
 
     def rotate(
-        self,
-        q: Float[Tensor, "batch heads query head_dim"],
-        k: Float[Tensor, "batch kv_heads key head_dim"],
-        positions: Positions,
-        k_positions: Positions | None = None,
-        *,
-        inplace: bool = False,
-    ) -> tuple[Float[Tensor, "batch heads query head_dim"], Float[Tensor, "batch kv_heads key head_dim"]]:
-        """Queries and keys turned by their positions; `k_positions` where the keys stand elsewhere.
+        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
+    ) -> tuple[Queries, Keys]:
+        """Queries and keys rotated by their positions; `k_positions` where the keys stand elsewhere.
 
         With `inplace` the result is written into the memory of `q` and `k`.
         """
         return q, k
 
-    def bias(
-        self,
-        q: Float[Tensor, "batch heads query head_dim"],
-        k: Float[Tensor, "batch kv_heads key head_dim"],
-        positions: Positions,
-        k_positions: Positions | None = None,
-    ) -> Float[Tensor, "#batch heads query key"] | None:
+    def bias(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> Bias | None:
         """What is added to the attention scores after scaling, or ``None``.
 
         Works for any slice of queries and keys: entry (i, j) depends on query i and key j alone. float32 at least,
@@ -172,42 +175,72 @@ class PositionEncoding(nn.Module):
         return None
 
     def score_mod(
-        self,
-        q: Float[Tensor, "batch heads query head_dim"],
-        k: Float[Tensor, "batch kv_heads key head_dim"],
-        positions: Positions,
-        k_positions: Positions | None = None,
+        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None
     ) -> ScoreMod | None:
         """The same bias as a function for FlexAttention, which never holds it as a tensor; or ``None``.
 
-        It is believed only of the class that defines `bias`, or of one below it: whoever overrides `bias` says it
-        again, or is computed without.
+        Not inherited when a subclass overrides `bias`: it overrides `score_mod` too, or has none.
         """
         return None
 
+    def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:
+        """What `bias` adds to the scores, to look at: for encodings whose bias does not depend on the tokens.
+
+        Args:
+            query_len: how many queries.
+            key_len: how many keys, counted from position 0; the queries are the last of them. Default: `query_len`.
+
+        >>> from locant import ALiBi
+        >>> ALiBi(2).matrix(2, 3)[0]
+        tensor([[-0.0625, -0.0000, -0.0625],
+                [-0.1250, -0.0625, -0.0000]])
+        """
+        name = type(self).__name__
+        if not has_bias(self):
+            door = next(iter(self.doors()), "embed")
+            raise LocantError(f"got matrix() of {name}, which adds nothing to attention scores", self._call_of(door))
+        raise LocantError(
+            f"got matrix() of {name}, whose bias depends on the queries and keys", "encoding.bias(q, k, positions)"
+        )
+
+    def _call_of(self, door: str) -> str:
+        """How a method is called, for the remedy of an error."""
+        calls = {
+            "embed": "encoding.embed(x, positions)",
+            "rotate": "encoding.rotate(q, k, positions)",
+            "bias": "attend(q, k, v, encoding=encoding, positions=positions), or encoding.bias(q, k, positions)",
+        }
+        return calls[door]
+
 
 def has_bias(encoding: PositionEncoding | None) -> bool:
-    """Whether the encoding uses the third door."""
-    return encoding is not None and _owner(encoding, "bias") is not PositionEncoding
+    """Whether the encoding adds to attention scores."""
+    return encoding is not None and owner_of(encoding, "bias") is not PositionEncoding
 
 
 def has_score_mod(encoding: PositionEncoding) -> bool:
-    """Whether `score_mod` says what `bias` says: whoever overrides `bias` says it again, or has none."""
-    bias, score_mod = _owner(encoding, "bias"), _owner(encoding, "score_mod")
-    if isinstance(bias, type) and isinstance(score_mod, type):
-        return score_mod is not PositionEncoding and issubclass(score_mod, bias)
-    return score_mod is encoding
+    """Whether its `score_mod` is that of its `bias`. Not inherited when a subclass overrides `bias`."""
+    owner = owner_of(encoding, "bias", "score_mod")
+    return owner is not PositionEncoding and "score_mod" in vars(owner)
 
 
-def follows_distance(encoding: PositionEncoding) -> bool:
-    """Whether the class whose `bias` this is says that it follows from the distance alone."""
-    return bool(vars(_owner(encoding, "bias")).get("by_distance", False))
-
-
-def _owner(encoding: PositionEncoding, door: str) -> type | PositionEncoding:
-    """Whose method it is: that of a class, or of this one object."""
+def owner_of(encoding: PositionEncoding, *methods: str) -> type | PositionEncoding:
+    """Where the first of these methods is defined: on the object itself, or on which of its classes."""
     places = (encoding, *type(encoding).__mro__)
-    return next(place for place in places if door in vars(place))
+    return next(place for place in places if any(method in vars(place) for method in methods))
+
+
+def bias_matrix(
+    encoding: PositionEncoding, num_heads: int, query_len: int, key_len: int | None
+) -> Float[Tensor, "heads query key"]:
+    """`PositionEncoding.matrix` of a bias that reads nothing of the tokens but where they stand."""
+    query_len = whole("query_len", query_len, 0, remedy="a number of queries")
+    key_len = query_len if key_len is None else whole("key_len", key_len, query_len, remedy="query_len or more")
+    device = next(encoding.parameters(), torch.empty(0)).device
+    keys = Positions.arange(key_len, device=device)
+    q, k = (torch.empty(1, num_heads, length, 0, device=device) for length in (query_len, key_len))
+    bias = encoding.bias(q, k, keys.slice(key_len - query_len, key_len), keys)
+    return bias[0]  # type: ignore[index]  # asked only of those that have one
 
 
 def bias_dtype(q: Tensor) -> torch.dtype:

@@ -54,6 +54,14 @@ class Heads:
     def __len__(self) -> int:
         return len(self.mine)
 
+    def number(self, here: Any) -> Any:
+        """The number in the model of a head that is here, which counts from 0; of one, or of a tensor of them."""
+        return here if self._are_all() else here * self.mine.step + self.mine.start
+
+    def here(self, number: Any) -> Any:
+        """Where a head of the model stands among those that are here: the inverse of `number`."""
+        return number if self._are_all() else (number - self.mine.start) // self.mine.step
+
     def own(self, full: Tensor, dim: int = 0) -> Tensor:
         """The part of a tensor over all heads that belongs to the heads here."""
         return full.index_select(dim, torch.tensor(list(self.mine), device=full.device))
@@ -73,8 +81,11 @@ class Heads:
                 + ("" if len(self) == self.num_heads else ", and the head_slice of this rank"),
             )
 
+    def _are_all(self) -> bool:
+        return self.mine == range(self.num_heads)
+
     def __str__(self) -> str:
-        if self.mine == range(self.num_heads):
+        if self._are_all():
             return f"num_heads={self.num_heads}"
         step = "" if self.mine.step == 1 else f", {self.mine.step}"
         return f"num_heads={self.num_heads}, head_slice=slice({self.mine.start}, {self.mine.stop}{step})"

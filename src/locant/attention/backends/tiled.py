@@ -24,8 +24,8 @@ from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import Segment, distance_bounds
 from locant.kernels.distance_attention import distance_attention
 from locant.kernels.transforms import is_mapping
-from locant.positions import Positions
-from locant.positions.base import bias_dtype, follows_distance, has_bias
+from locant.positions.base import bias_dtype, has_bias
+from locant.positions.distance_bias import DistanceBias, follows_distance
 
 __all__ = ["Way", "obstacle", "tiled_attention", "way_of"]
 
@@ -82,18 +82,11 @@ def _by_table(inputs: AttentionInputs) -> Tensor:
 
 
 def _table(inputs: AttentionInputs, queries: int, keys: int, offset: int) -> Float[Tensor, "#heads distances"]:
-    """The bias of every distance there is, that of the first query and the last key first.
-
-    Asked for as the bias of one query, as far from its first key as the last query is from the first key: `bias` is the
-    method whose parameters FSDP gathers.
-    """
-    q, k, count, farthest = inputs.q, inputs.k, queries + keys - 1, offset + queries - 1
-    index = max(farthest, 0)
-    query = Positions.after(index, 1, device=q.device)
-    row = Positions.after(index - farthest, count, device=q.device)
-    one = (q[:1, :, :1], k[:1, :, :1].expand(-1, -1, count, -1), query, row)
-    bias = None if inputs.encoding is None else inputs.encoding.bias(*one)
-    return torch.zeros(1, count, dtype=bias_dtype(q), device=q.device) if bias is None else bias[0, :, 0].flip(-1)
+    """The bias of every distance there is, from that of the first query and the last key on."""
+    first, last, encoding = offset - keys + 1, offset + queries - 1, inputs.encoding
+    if isinstance(encoding, DistanceBias):
+        return encoding.distance_table(inputs.q, first, last)
+    return torch.zeros(1, last - first + 1, dtype=bias_dtype(inputs.q), device=inputs.q.device)
 
 
 # ---------------------------------------------------------------------- packed documents

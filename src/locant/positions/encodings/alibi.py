@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from locant.arguments import flag
-from locant.positions.base import EncodingInfo, PositionEncoding, ScoreMod, bias_dtype
+from locant.arguments import entries, flag, real, shown
+from locant.errors import ShapeError
+from locant.positions.base import EncodingInfo, bias_dtype
 from locant.positions.constant import Constant
-from locant.positions.distance import distances
-from locant.positions.heads import Heads, heads_of
-from locant.positions.pairs import step_mod
-from locant.positions.positions import Positions
+from locant.positions.distance_bias import DistanceBias
+from locant.positions.heads import heads_of
 
 __all__ = ["ALiBi", "alibi_slopes"]
 
@@ -34,7 +35,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
     return slopes + between[: num_heads - power]
 
 
-class ALiBi(PositionEncoding):
+class ALiBi(DistanceBias):
     """Subtracts slope x distance from every score: nearer tokens count more, and each head has its own reach.
 
     No maximal length, and no parameters unless the slopes are learned. The bias is ``-m_h |i - j|``: symmetric where
@@ -42,13 +43,15 @@ class ALiBi(PositionEncoding):
 
     Args:
         num_heads: the number of query heads.
-        learned: make the slopes a parameter that begins with the paper's; its sign is left free.
+        learned: make the slopes a parameter that begins with these; their signs are left free.
+        slopes: one per head of the model; default: the paper's, `alibi_slopes`.
         head_slice: the heads of this rank under tensor parallelism; default: all.
 
-    >>> q = k = torch.zeros(1, 4, 6, 16)
-    >>> ALiBi(4).bias(q, k, Positions.arange(6))[0, 0, 0]
+    >>> ALiBi(4).matrix(6)[0, 0]
     tensor([-0.0000, -0.2500, -0.5000, -0.7500, -1.0000, -1.2500])
-    >>> ALiBi(4, head_slice=slice(2, 4)).bias(q[:, 2:], k[:, 2:], Positions.arange(6))[0, 0, 0, 1]
+    >>> ALiBi(4).slopes.tolist()
+    [0.25, 0.0625, 0.015625, 0.00390625]
+    >>> ALiBi(4, head_slice=slice(2, 4)).matrix(2)[0, 0, 1]
     tensor(-0.0156)
     """
 
@@ -64,57 +67,45 @@ class ALiBi(PositionEncoding):
         paper="Press 2022, arXiv 2108.12409",
     )
 
-    by_distance = True
-
-    def __init__(self, num_heads: int, *, learned: bool = False, head_slice: slice | None = None) -> None:
-        super().__init__()
-        self.heads = Heads.of(num_heads, head_slice)
-        self.num_heads = self.heads.num_heads
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        learned: bool = False,
+        slopes: Sequence[float] | None = None,
+        head_slice: slice | None = None,
+    ) -> None:
+        super().__init__(num_heads, head_slice=head_slice)
         self.learned = flag("learned", learned)
-        self.slopes = nn.Parameter(torch.empty(len(self.heads))) if self.learned else Constant(self._paper_slopes())
+        self._given = None if slopes is None else _slopes(slopes, self.num_heads)
+        all_heads = torch.tensor(self._given or alibi_slopes(self.num_heads), dtype=torch.float64, device="cpu")
+        self._initial = Constant(self.heads.own(all_heads))
+        self.slopes = nn.Parameter(torch.empty(len(self.heads))) if self.learned else self.heads.own(all_heads)
+        """One per head that is here: a parameter if learned, otherwise float64 on the CPU."""
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        if isinstance(self.slopes, nn.Parameter):
+        if self.learned:
             with torch.no_grad():
-                self.slopes.copy_(self._paper_slopes())
+                self.slopes.copy_(self._initial.on(self.slopes.device))
 
-    def _paper_slopes(self) -> Float[Tensor, " heads"]:
-        slopes = alibi_slopes(self.num_heads)
-        return torch.tensor([slopes[head] for head in self.heads.mine], dtype=torch.float64, device="cpu")
+    def operands(self, q: Tensor, largest: int | None) -> dict[str, Tensor]:
+        slopes = self.slopes if self.learned else self._initial.on(q.device)
+        return {"slopes": slopes.to(bias_dtype(q))}
 
-    def _slopes(self, q: Tensor) -> Float[Tensor, " heads"]:
-        slopes = self.slopes.on(q.device) if isinstance(self.slopes, Constant) else self.slopes
-        return slopes.to(bias_dtype(q))
-
-    def bias(
-        self,
-        q: Float[Tensor, "batch heads query head_dim"],
-        k: Float[Tensor, "batch kv_heads key head_dim"],
-        positions: Positions,
-        k_positions: Positions | None = None,
-    ) -> Float[Tensor, "#batch heads query key"]:
-        """``-slope * distance``, float32 at least."""
-        self.heads.require(self, q)
-        steps = distances(q, k, positions, k_positions, "ALiBi")
-        slopes = self._slopes(q)
-        return steps.abs().to(slopes.dtype)[:, None] * -slopes[:, None, None]
-
-    def score_mod(
-        self,
-        q: Float[Tensor, "batch heads query head_dim"],
-        k: Float[Tensor, "batch kv_heads key head_dim"],
-        positions: Positions,
-        k_positions: Positions | None = None,
-    ) -> ScoreMod:
-        self.heads.require(self, q)
-        steps = step_mod(q, k, positions, k_positions, "ALiBi")
-        slopes = self._slopes(q)
-
-        def subtract(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return score - slopes[head] * steps(batch, query, key).abs()
-
-        return subtract
+    def of_distance(
+        self, distance: Int[Tensor, "*#pairs"], head: Int[Tensor, "*#pairs"], *, slopes: Float[Tensor, " heads"]
+    ) -> Float[Tensor, "*#pairs"]:
+        return -slopes[self.heads.here(head)] * distance.abs()
 
     def extra_repr(self) -> str:
-        return str(self.heads) + (", learned=True" if self.learned else "")
+        given = "" if self._given is None else f", slopes={shown(self._given)}"
+        return str(self.heads) + (", learned=True" if self.learned else "") + given
+
+
+def _slopes(slopes: Any, num_heads: int) -> list[float]:
+    remedy = f"{num_heads} numbers, one per head of the model"
+    given = [real("an entry of slopes", slope, remedy=remedy) for slope in entries("slopes", slopes, remedy)]
+    if len(given) != num_heads:
+        raise ShapeError(f"got {len(given)} slopes for {num_heads} heads", remedy)
+    return given

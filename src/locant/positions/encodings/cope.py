@@ -7,10 +7,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, scale_of, whole
-from locant.errors import ShapeError
-from locant.positions.base import EncodingInfo, PositionEncoding, ScoreMod, bias_dtype
+from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, ScoreMod, bias_dtype
 from locant.positions.exact_dot import exact_dot
 from locant.positions.heads import for_query_heads
+from locant.positions.pairs import bias_lookup, require_tokens
 from locant.positions.positions import Positions
 
 __all__ = ["Cope"]
@@ -67,15 +67,10 @@ class Cope(PositionEncoding):
         nn.init.zeros_(self.weight)
 
     def counts(
-        self,
-        q: Float[Tensor, "batch heads query head_dim"],
-        k: Float[Tensor, "batch kv_heads key head_dim"],
-        positions: Positions,
-        k_positions: Positions | None = None,
+        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None
     ) -> Float[Tensor, "batch heads query key"]:
         """The contextual position of every key as seen from every query, in float64."""
-        keys = positions if k_positions is None else k_positions
-        self._require(q, k, positions, keys)
+        keys = require_tokens(self, q, k, positions, k_positions, self.head_dim)
         dtype = bias_dtype(q)
         product = exact_dot(q, for_query_heads(k, q.shape[1]), dtype) * self.scale
         gates = 1 / (1 + torch.exp(-product))  # not torch.sigmoid, which rounds by where an entry stands in memory
@@ -83,13 +78,7 @@ class Cope(PositionEncoding):
             gates = gates + ((gates / GRID).round() * GRID - gates).detach()
         return _sums_from_key(_only(gates, positions.mask(k_positions, causal=True)), keys)
 
-    def bias(
-        self,
-        q: Float[Tensor, "batch heads query head_dim"],
-        k: Float[Tensor, "batch kv_heads key head_dim"],
-        positions: Positions,
-        k_positions: Positions | None = None,
-    ) -> Float[Tensor, "#batch heads query key"]:
+    def bias(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> Bias:
         """The query's product with the interpolated embedding of every count, float32 at least."""
         count = self.counts(q, k, positions, k_positions).clamp(max=self.max_positions - 1)
         products = exact_dot(q, self.weight, bias_dtype(q))
@@ -98,30 +87,9 @@ class Cope(PositionEncoding):
         bias = products.gather(3, above.long()) * share + products.gather(3, below.long()) * (1 - share)
         return bias.to(bias_dtype(q))
 
-    def score_mod(
-        self,
-        q: Float[Tensor, "batch heads query head_dim"],
-        k: Float[Tensor, "batch kv_heads key head_dim"],
-        positions: Positions,
-        k_positions: Positions | None = None,
-    ) -> ScoreMod:
+    def score_mod(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> ScoreMod:
         """Looks up what `bias` holds: a count needs all keys in between, which a score function never sees."""
-        bias = self.bias(q, k, positions, k_positions)
-
-        def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return score + bias[batch, head, query, key]
-
-        return add
-
-    def _require(self, q: Tensor, k: Tensor, positions: Positions, keys: Positions) -> None:
-        for name, x, where in (("q", q, positions), ("k", k, keys)):
-            if x.ndim != 4 or x.shape[-1] != self.head_dim:
-                raise ShapeError(
-                    f"got {name} of shape {tuple(x.shape)}, expected (batch, heads, seq, head_dim={self.head_dim})",
-                    f"Cope({x.shape[-1]})",
-                )
-            where.require_single_axis("Cope")
-            where.require_fits(x.shape[0], x.shape[2], x.device, name)
+        return bias_lookup(self.bias(q, k, positions, k_positions))
 
     def extra_repr(self) -> str:
         return f"head_dim={self.head_dim}, max_positions={self.max_positions}, scale={self.scale:g}"

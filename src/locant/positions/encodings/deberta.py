@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -11,14 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, entries, flag, scale_of, shown, whole
-from locant.errors import LocantError, RangeError, ShapeError
-from locant.positions.base import EncodingInfo, PositionEncoding, ScoreMod, bias_dtype
+from locant.errors import RangeError
+from locant.positions.base import EncodingInfo, Keys, Queries, bias_dtype
 from locant.positions.constant import Constant
-from locant.positions.distance import MAX_DISTANCE, distances
 from locant.positions.exact_dot import exact_dot
 from locant.positions.heads import Heads, blank_linear, for_query_heads
-from locant.positions.pairs import pick, step_mod
-from locant.positions.positions import Positions
+from locant.positions.pairs import MAX_DISTANCE, TableBias
 
 __all__ = ["Deberta", "DebertaTerm"]
 
@@ -28,7 +26,7 @@ INIT_STD = 0.02
 LAYER_NORM_EPS = 1e-7
 
 
-class Deberta(PositionEncoding):
+class Deberta(TableBias):
     """Adds content-to-position and position-to-content scores: ``q_i . K[b(i - j)] + k_j . Q[b(i - j)]``.
 
     K and Q are a table of relative embeddings, projected per head like keys and like queries; ``b`` is the bucket of
@@ -57,6 +55,7 @@ class Deberta(PositionEncoding):
         scale: default ``(head_dim * (1 + number of terms)) ** -0.5``.
         head_slice: the heads of this rank under tensor parallelism; default: all.
 
+    >>> from locant import Positions
     >>> q = k = torch.randn(1, 4, 5, 16)
     >>> Deberta(4, 16).bias(q, k, Positions.arange(5)).shape
     torch.Size([1, 4, 5, 5])
@@ -117,61 +116,19 @@ class Deberta(PositionEncoding):
                 self.heads.fill(projection.weight, full)
                 nn.init.zeros_(projection.bias)
 
-    def buckets(self, steps: Int[Tensor, "*pairs"]) -> Int[Tensor, "*pairs"]:
+    def buckets(self, distance: Int[Tensor, "*pairs"]) -> Int[Tensor, "*pairs"]:
         """The bucket of every distance (query index minus key index), negative for later keys."""
-        table = self._bucket_of.on(steps.device)
-        return table[steps.abs().clamp(max=len(table) - 1)] * steps.sign()
+        return _bucket(distance, self._bucket_of.on(distance.device))
 
-    def rows(self, steps: Int[Tensor, "*pairs"]) -> Int[Tensor, "*pairs"]:
-        """The table's row for every distance."""
-        return (self.buckets(steps) + self.span).clamp(0, 2 * self.span - 1)
+    def row_of(self, device: torch.device) -> Callable[[Tensor], Tensor]:
+        bucket_of = self._bucket_of.on(device)
+        return lambda distance: (_bucket(distance, bucket_of) + self.span).clamp(0, 2 * self.span - 1)
 
-    def bias(
-        self,
-        q: Float[Tensor, "batch heads query head_dim"],
-        k: Float[Tensor, "batch kv_heads key head_dim"],
-        positions: Positions,
-        k_positions: Positions | None = None,
-    ) -> Float[Tensor, "#batch heads query key"]:
-        """The scaled sum of the terms for every pair of tokens, float32 at least."""
-        of_query, of_key = self._products(q, k)
-        rows = self.rows(distances(q, k, positions, k_positions, "Deberta"))
-        parts: list[Tensor] = []
-        if of_query is not None:
-            parts.append(pick(of_query, rows))
-        if of_key is not None:
-            parts.append(pick(of_key, rows.transpose(1, 2)).transpose(2, 3))
-        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
-
-    def score_mod(
-        self,
-        q: Float[Tensor, "batch heads query head_dim"],
-        k: Float[Tensor, "batch kv_heads key head_dim"],
-        positions: Positions,
-        k_positions: Positions | None = None,
-    ) -> ScoreMod:
-        of_query, of_key = self._products(q, k)
-        steps = step_mod(q, k, positions, k_positions, "Deberta")
-
-        def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            row = self.rows(steps(batch, query, key))
-            from_query = 0.0 if of_query is None else of_query[batch, head, query, row]
-            from_key = 0.0 if of_key is None else of_key[batch, head, key, row]
-            return score + (from_query + from_key)
-
-        return add
-
-    def _products(
-        self, q: Tensor, k: Tensor
+    def products(
+        self, q: Queries, k: Keys
     ) -> tuple[Float[Tensor, "batch heads query rows"] | None, Float[Tensor, "batch heads key rows"] | None]:
         """Queries times the table as keys, and keys times the table as queries, scaled."""
         self.heads.require(self, q)
-        for name, x in (("q", q), ("k", k)):
-            if x.shape[-1] != self.head_dim:
-                raise ShapeError(
-                    f"got {name} of shape {tuple(x.shape)}, expected (batch, heads, seq, head_dim={self.head_dim})",
-                    f"Deberta({self.num_heads}, {x.shape[-1]})",
-                )
         dtype = bias_dtype(q)
         of_query, of_key = None, None
         if self.key_projection is not None:
@@ -195,13 +152,17 @@ class Deberta(PositionEncoding):
         return f"{self.heads}, {sizes}, terms={self.terms}, scale={self.scale:g}"
 
 
+def _bucket(distance: Int[Tensor, "*pairs"], bucket_of: Int[Tensor, " distances"]) -> Int[Tensor, "*pairs"]:
+    return bucket_of[distance.abs().clamp(max=len(bucket_of) - 1)] * distance.sign()
+
+
 def _terms(terms: Any) -> tuple[DebertaTerm, ...]:
     remedy = "terms=('c2p', 'p2c')"
     given = entries("terms", terms, remedy)
     if any(not isinstance(term, str) or term not in get_args(DebertaTerm) for term in given) or not given:
-        raise LocantError(f"got {shown(given)} for terms, expected 'c2p', 'p2c' or both", remedy)
+        raise RangeError(f"got {shown(given)} for terms, expected 'c2p', 'p2c' or both", remedy)
     if len(set(given)) < len(given):
-        raise LocantError(f"got {shown(given)} for terms, expected each once", remedy)
+        raise RangeError(f"got {shown(given)} for terms, expected each once", remedy)
     return given
 
 

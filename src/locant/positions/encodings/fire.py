@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, real, whole
-from locant.positions.base import EncodingInfo, PositionEncoding, ScoreMod, bias_dtype
-from locant.positions.distance import distances
+from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, ScoreMod, bias_dtype, bias_matrix
 from locant.positions.heads import Heads, blank_linear
-from locant.positions.pairs import step_mod
+from locant.positions.pairs import distance_mod, distances, require_tokens
 from locant.positions.positions import Positions
 
 __all__ = ["Fire"]
@@ -44,9 +43,8 @@ class Fire(PositionEncoding):
         head_slice: the heads of this rank under tensor parallelism; default: all. The hidden layer, c and L are
             shared by all heads, so ranks have to add up their gradients.
 
-    >>> q = k = torch.zeros(1, 4, 6, 16)
-    >>> Fire(4).bias(q, k, Positions.arange(6)).shape
-    torch.Size([1, 4, 6, 6])
+    >>> Fire(4).matrix(6).shape
+    torch.Size([4, 6, 6])
     """
 
     info = EncodingInfo(
@@ -101,39 +99,27 @@ class Fire(PositionEncoding):
                 state_dict[name] = stored[None]
         super()._load_from_state_dict(state_dict, prefix, *args, **options)
 
-    def bias(
-        self,
-        q: Float[Tensor, "batch heads query head_dim"],
-        k: Float[Tensor, "batch kv_heads key head_dim"],
-        positions: Positions,
-        k_positions: Positions | None = None,
-    ) -> Float[Tensor, "#batch heads query key"]:
+    def bias(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> Bias:
         """The function of every pair, float32 at least."""
         self.heads.require(self, q)
-        keys = positions if k_positions is None else k_positions
-        steps = distances(q, k, positions, k_positions, "Fire")
-        ratio = self._ratio_of(bias_dtype(q))(steps, torch.maximum(positions.index[:, :, None], keys.index[:, None]))
+        keys = require_tokens(self, q, k, positions, k_positions)
+        distance = distances(positions, keys)
+        ratio = self._ratio_of(bias_dtype(q))(distance, torch.maximum(positions.index[:, :, None], keys.index[:, None]))
         kinks, slopes, offsets = self._pieces(ratio.dtype)
         piece = torch.bucketize(ratio.detach(), kinks)
         slope, offset = (F.embedding(piece, table).permute(0, 3, 1, 2) for table in (slopes, offsets))
         return slope * ratio[:, None] + offset
 
-    def score_mod(
-        self,
-        q: Float[Tensor, "batch heads query head_dim"],
-        k: Float[Tensor, "batch kv_heads key head_dim"],
-        positions: Positions,
-        k_positions: Positions | None = None,
-    ) -> ScoreMod:
+    def score_mod(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> ScoreMod:
         self.heads.require(self, q)
-        keys = positions if k_positions is None else k_positions
-        steps = step_mod(q, k, positions, k_positions, "Fire")
-        q_index, k_index = positions.expand(q.shape[0]).index, keys.expand(k.shape[0]).index
+        keys = require_tokens(self, q, k, positions, k_positions)
+        distance = distance_mod(q, positions, keys)
+        q_index, k_index = positions.expand(q.shape[0]).index, keys.expand(q.shape[0]).index
         ratio_of = self._ratio_of(bias_dtype(q))
         kinks, slopes, offsets = self._pieces(bias_dtype(q))
 
         def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            ratio = ratio_of(steps(batch, query, key), torch.maximum(q_index[batch, query], k_index[batch, key]))
+            ratio = ratio_of(distance(batch, query, key), torch.maximum(q_index[batch, query], k_index[batch, key]))
             piece = torch.zeros_like(ratio, dtype=torch.int64)
             for unit in range(self.hidden_width):  # one by one: a score function may not reduce over a dimension
                 piece = piece + (ratio > kinks[unit])
@@ -141,14 +127,17 @@ class Fire(PositionEncoding):
 
         return add
 
+    def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:
+        return bias_matrix(self, len(self.heads), query_len, key_len)
+
     def _ratio_of(self, dtype: torch.dtype) -> Callable[[Int[Tensor, "*pairs"], Int[Tensor, "*pairs"]], Tensor]:
         """``psi(distance) / psi(max(L, later of the two))`` as a function of both."""
         c = self.c[0].to(dtype).abs()
         threshold = (self.threshold_multiple[0].to(dtype) * self.initial_threshold).abs()
 
-        def ratio(steps: Tensor, later: Tensor) -> Tensor:
+        def ratio(distance: Tensor, later: Tensor) -> Tensor:
             reach = torch.maximum(later.to(dtype), threshold)
-            return torch.log1p(c * steps.abs().to(dtype)) / (torch.log1p(c * reach) + EPS)
+            return torch.log1p(c * distance.abs().to(dtype)) / (torch.log1p(c * reach) + EPS)
 
         return ratio
 

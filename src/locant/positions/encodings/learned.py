@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from locant.arguments import MAX_WIDTH, real, whole
-from locant.errors import LocantError, ShapeError
+from locant.arguments import MAX_WIDTH, one_of, real, whole
+from locant.errors import ShapeError
 from locant.kernels.input_embedding import look_up
 from locant.positions.base import EncodingInfo, PositionEncoding
 from locant.positions.positions import Positions, require_positions
@@ -115,8 +115,7 @@ class Learned(PositionEncoding):
         >>> learned.weight.flatten().tolist()
         [0.0, 0.25, 0.5, 0.75, 1.0]
         """
-        if method not in get_args(ResizeMethod):
-            raise LocantError(f"got method={method!r}, expected 'extend' or 'interpolate'", "method='extend'")
+        one_of("method", method, get_args(ResizeMethod))
         has = self.max_seq_len
         max_seq_len = whole("max_seq_len", max_seq_len, has, remedy=f"resize({has}) or more; rows are never dropped")
         if max_seq_len == self.max_seq_len:

@@ -11,11 +11,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.arguments import entries, flag, one_of, shown, whole
-from locant.errors import LocantError, RangeError, ShapeError
+from locant.errors import RangeError, ShapeError
 from locant.kernels.rotary import Layout, Tables, is_transformed, require_writable, rotate, rotate_pairs
 from locant.kernels.rotary.reference import cos_sin
 from locant.positions.angles import AngleMode, Angles
-from locant.positions.base import EncodingInfo, PositionEncoding
+from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries
 from locant.positions.constant import Constant
 from locant.positions.frequencies import base_of, width_of
 from locant.positions.positions import MAX_INDEX, Positions, require_positions
@@ -83,7 +83,7 @@ class Rotary(PositionEncoding):
         super().__init__()
         one_of("layout", layout, get_args(Layout), "the layout the weights were trained with")
         if scaling is not None and not isinstance(scaling, Scaling):
-            raise LocantError(f"got {shown(scaling)} for scaling, expected one of locant.scaling", "Linear(factor=4.0)")
+            raise RangeError(f"got {shown(scaling)} for scaling, expected one of locant.scaling", "Linear(factor=4.0)")
         whole_head, remedy = rotary_dim is None, "an even head_dim, or rotary_dim, an even number from 2 to head_dim"
         self.head_dim = width_of("head_dim", head_dim, even=whole_head, remedy=remedy)
         self.rotary_dim = self.head_dim if whole_head else _part_of(self.head_dim, rotary_dim)
@@ -93,7 +93,7 @@ class Rotary(PositionEncoding):
         self.sections = None if sections is None else _sections(sections, self.rotary_dim // 2)
         self.axial = flag("axial", axial)
         if self.axial and self.sections is None:
-            raise LocantError("got axial=True without sections", "sections=(pairs of the first axis, ...)")
+            raise RangeError("got axial=True without sections", "sections=(pairs of the first axis, ...)")
         self._axis_of_pair = Constant(_axis_of_pair(self.sections or (self.rotary_dim // 2,)))
         remedy = "the length of the whole sequence, cache included"
         self.seq_len = None if seq_len is None else whole("seq_len", seq_len, 1, MAX_INDEX + 1, remedy=remedy)
@@ -192,14 +192,8 @@ class Rotary(PositionEncoding):
         return cos_sin(index, tables, dtype)
 
     def rotate(
-        self,
-        q: Float[Tensor, "batch heads query head_dim"],
-        k: Float[Tensor, "batch kv_heads key head_dim"],
-        positions: Positions,
-        k_positions: Positions | None = None,
-        *,
-        inplace: bool = False,
-    ) -> tuple[Float[Tensor, "batch heads query head_dim"], Float[Tensor, "batch kv_heads key head_dim"]]:
+        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
+    ) -> tuple[Queries, Keys]:
         """Turned queries and keys, in the dtype they came in; the arithmetic is float32 at least.
 
         With `inplace`, `q` and `k` may be the same elements, which are turned once; elements that only some of both

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, flag, scale_of, whole
-from locant.errors import ShapeError
-from locant.positions.base import EncodingInfo, PositionEncoding, ScoreMod, bias_dtype
-from locant.positions.distance import distances
+from locant.positions.base import EncodingInfo, Keys, Queries, bias_dtype
 from locant.positions.exact_dot import exact_dot
 from locant.positions.heads import for_query_heads
-from locant.positions.pairs import pick, step_mod
-from locant.positions.positions import Positions
+from locant.positions.pairs import TableBias
 
 __all__ = ["Shaw"]
 
 INIT_STD = 0.02
 
 
-class Shaw(PositionEncoding):
+class Shaw(TableBias):
     """Adds ``q_i . a_clip(j - i)``: a learned vector for every distance up to `max_distance`, in each direction.
 
     Keys farther away than that share the vector at the end; all heads share the table, as in the paper. With
@@ -40,6 +39,7 @@ class Shaw(PositionEncoding):
         key_term: also add the keys' products.
         scale: default ``head_dim ** -0.5``, that of `attend`.
 
+    >>> from locant import Positions
     >>> q, k = torch.randn(1, 8, 5, 64), torch.randn(1, 2, 5, 64)
     >>> shaw = Shaw(64, 16)
     >>> shaw.bias(q, k, Positions.arange(5)).shape, shaw.weight.shape
@@ -81,50 +81,14 @@ class Shaw(PositionEncoding):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=INIT_STD)
 
-    def rows(self, steps: Int[Tensor, "*pairs"]) -> Int[Tensor, "*pairs"]:
-        """The table's row for every distance (query index minus key index); row 0 is the farthest key before."""
-        return (-steps).clamp(-self.max_distance, self.max_later) + self.max_distance
+    def row_of(self, device: torch.device) -> Callable[[Tensor], Tensor]:
+        """Row 0 belongs to the farthest key before."""
+        return lambda distance: (-distance).clamp(-self.max_distance, self.max_later) + self.max_distance
 
-    def bias(
-        self,
-        q: Float[Tensor, "batch heads query head_dim"],
-        k: Float[Tensor, "batch kv_heads key head_dim"],
-        positions: Positions,
-        k_positions: Positions | None = None,
-    ) -> Float[Tensor, "#batch heads query key"]:
-        """The scaled products for every pair of tokens, float32 at least."""
-        of_query, of_key = self._products(q, k)
-        rows = self.rows(distances(q, k, positions, k_positions, "Shaw"))
-        bias = pick(of_query, rows)
-        return bias if of_key is None else bias + pick(of_key, rows.transpose(1, 2)).transpose(2, 3)
-
-    def score_mod(
-        self,
-        q: Float[Tensor, "batch heads query head_dim"],
-        k: Float[Tensor, "batch kv_heads key head_dim"],
-        positions: Positions,
-        k_positions: Positions | None = None,
-    ) -> ScoreMod:
-        of_query, of_key = self._products(q, k)
-        steps = step_mod(q, k, positions, k_positions, "Shaw")
-
-        def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            row = self.rows(steps(batch, query, key))
-            bias = of_query[batch, head, query, row]
-            return score + (bias if of_key is None else bias + of_key[batch, head, key, row])
-
-        return add
-
-    def _products(
-        self, q: Tensor, k: Tensor
+    def products(
+        self, q: Queries, k: Keys
     ) -> tuple[Float[Tensor, "batch heads query rows"], Float[Tensor, "batch heads key rows"] | None]:
         """Every query, and with `key_term` every key, times every row of the table, scaled."""
-        for name, x in (("q", q), ("k", k)):
-            if x.ndim != 4 or x.shape[-1] != self.head_dim:
-                raise ShapeError(
-                    f"got {name} of shape {tuple(x.shape)}, expected (batch, heads, seq, head_dim={self.head_dim})",
-                    f"Shaw({x.shape[-1]}, {self.max_distance})",
-                )
         dtype = bias_dtype(q)
         of_query = (exact_dot(q, self.weight, dtype) * self.scale).to(dtype)
         if not self.key_term:

@@ -9,19 +9,17 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from locant.arguments import flag, whole
-from locant.positions.base import EncodingInfo, PositionEncoding, ScoreMod, bias_dtype
+from locant.positions.base import EncodingInfo, bias_dtype
 from locant.positions.constant import Constant
-from locant.positions.distance import MAX_DISTANCE, distances
-from locant.positions.heads import Heads
-from locant.positions.pairs import step_mod
-from locant.positions.positions import Positions
+from locant.positions.distance_bias import DistanceBias
+from locant.positions.pairs import MAX_DISTANCE
 
 __all__ = ["T5Bias"]
 
 INIT_STD = 0.02
 
 
-class T5Bias(PositionEncoding):
+class T5Bias(DistanceBias):
     """Adds a learned number per head and bucket of distances; buckets widen logarithmically up to `max_distance`.
 
     Half of the buckets hold one small distance each, the rest share the distances up to `max_distance`; all farther
@@ -35,9 +33,8 @@ class T5Bias(PositionEncoding):
             (decoders) later keys are in the bucket of distance 0, and a causal mask hides them.
         head_slice: the heads of this rank under tensor parallelism; default: all.
 
-    >>> q = k = torch.zeros(1, 8, 5, 64)
-    >>> T5Bias(8).bias(q, k, Positions.arange(5)).shape
-    torch.Size([1, 8, 5, 5])
+    >>> T5Bias(8).matrix(5).shape
+    torch.Size([8, 5, 5])
     """
 
     info = EncodingInfo(
@@ -52,8 +49,6 @@ class T5Bias(PositionEncoding):
         paper="Raffel 2020, arXiv 1910.10683",
     )
 
-    by_distance = True
-
     def __init__(
         self,
         num_heads: int,
@@ -63,9 +58,7 @@ class T5Bias(PositionEncoding):
         bidirectional: bool = False,
         head_slice: slice | None = None,
     ) -> None:
-        super().__init__()
-        self.heads = Heads.of(num_heads, head_slice)
-        self.num_heads = self.heads.num_heads
+        super().__init__(num_heads, head_slice=head_slice)
         self.bidirectional = flag("bidirectional", bidirectional)
         sides = 2 if self.bidirectional else 1
         self.num_buckets = whole("num_buckets", num_buckets, 2 * sides, remedy="num_buckets=32, two a side or more")
@@ -81,41 +74,28 @@ class T5Bias(PositionEncoding):
         full = self.weight.new_empty(self.num_buckets, self.num_heads).normal_(std=INIT_STD)
         self.heads.fill(self.weight, full, dim=1)
 
-    def buckets(self, steps: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """The bucket of every distance (query index minus key index)."""
-        table = self._bucket_of.on(steps.device)
+    def buckets(
+        self, distance: Int[Tensor, "*shape"], bucket_of: Int[Tensor, " distances"] | None = None
+    ) -> Int[Tensor, "*shape"]:
+        """The bucket of every distance (query index minus key index); `bucket_of` is the table, if it is at hand."""
+        table = self._bucket_of.on(distance.device) if bucket_of is None else bucket_of
         if self.bidirectional:
-            later = (steps < 0).long() * (self.num_buckets // 2)
-            return later + table[steps.abs().clamp(max=self.max_distance)]
-        return table[steps.clamp(0, self.max_distance)]
+            later = (distance < 0).long() * (self.num_buckets // 2)
+            return later + table[distance.abs().clamp(max=self.max_distance)]
+        return table[distance.clamp(0, self.max_distance)]
 
-    def bias(
+    def operands(self, q: Tensor, largest: int | None) -> dict[str, Tensor]:
+        return {"weight": self.weight.to(bias_dtype(q)), "bucket_of": self._bucket_of.on(q.device)}
+
+    def of_distance(
         self,
-        q: Float[Tensor, "batch heads query head_dim"],
-        k: Float[Tensor, "batch kv_heads key head_dim"],
-        positions: Positions,
-        k_positions: Positions | None = None,
-    ) -> Float[Tensor, "#batch heads query key"]:
-        """The table's entry for every head and pair of tokens, float32 at least."""
-        self.heads.require(self, q)
-        steps = distances(q, k, positions, k_positions, "T5Bias")
-        return nn.functional.embedding(self.buckets(steps), self.weight).permute(0, 3, 1, 2).to(bias_dtype(q))
-
-    def score_mod(
-        self,
-        q: Float[Tensor, "batch heads query head_dim"],
-        k: Float[Tensor, "batch kv_heads key head_dim"],
-        positions: Positions,
-        k_positions: Positions | None = None,
-    ) -> ScoreMod:
-        self.heads.require(self, q)
-        steps = step_mod(q, k, positions, k_positions, "T5Bias")
-        weight = self.weight.to(bias_dtype(q))
-
-        def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return score + weight[self.buckets(steps(batch, query, key)), head]
-
-        return add
+        distance: Int[Tensor, "*#pairs"],
+        head: Int[Tensor, "*#pairs"],
+        *,
+        weight: Float[Tensor, "buckets heads"],
+        bucket_of: Int[Tensor, " distances"],
+    ) -> Float[Tensor, "*#pairs"]:
+        return weight[self.buckets(distance, bucket_of), self.heads.here(head)]
 
     def extra_repr(self) -> str:
         return (

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from locant.arguments import real, whole
 from locant.errors import ShapeError
-from locant.positions.base import PositionEncoding
+from locant.positions.base import Keys, PositionEncoding, Queries
 from locant.positions.positions import Positions
 
 __all__ = ["Tempered"]
@@ -36,14 +34,8 @@ class Tempered(PositionEncoding):
         self.weight = real("weight", weight, remedy="weight=0.1")
 
     def rotate(
-        self,
-        q: Float[Tensor, "batch heads query head_dim"],
-        k: Float[Tensor, "batch kv_heads key head_dim"],
-        positions: Positions,
-        k_positions: Positions | None = None,
-        *,
-        inplace: bool = False,
-    ) -> tuple[Float[Tensor, "batch heads query head_dim"], Float[Tensor, "batch kv_heads key head_dim"]]:
+        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
+    ) -> tuple[Queries, Keys]:
         """Grown queries in the dtype they came in, and the keys as they are."""
         if q.ndim != 4:
             raise ShapeError(

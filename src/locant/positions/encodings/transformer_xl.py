@@ -7,12 +7,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, scale_of, whole
-from locant.errors import ShapeError
 from locant.positions.angles import Angles
-from locant.positions.base import EncodingInfo, PositionEncoding, ScoreMod, bias_dtype
+from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, ScoreMod, bias_dtype
 from locant.positions.exact_dot import exact_dot
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.heads import Heads, for_query_heads
+from locant.positions.pairs import bias_lookup, require_tokens
 from locant.positions.positions import Positions
 
 __all__ = ["TransformerXL"]
@@ -29,7 +29,7 @@ class TransformerXL(PositionEncoding):
     special: keys with their own positions.
 
     No vector of a distance is ever made. A sine of ``i - j`` is a sum of products of sines and cosines of i and of j,
-    so ``W^T (q + v)`` is turned by the query's angles and multiplied with the key's: a matrix product over `d_model`,
+    so ``W^T (q + v)`` is rotated by the query's angles and multiplied with the key's: a matrix product over `d_model`,
     which costs ``d_model / head_dim`` times that of q and k, in float64, and needs no bound on the distance. Two
     pairs at one distance agree up to the rounding of float32, not bit for bit. Costs
     ``batch x heads x query x d_model`` of memory besides the result.
@@ -91,37 +91,20 @@ class TransformerXL(PositionEncoding):
         full = self.weight.new_empty(self.num_heads, self.head_dim, self.d_model).normal_(std=INIT_STD)
         self.heads.fill(self.weight, full)
 
-    def bias(
-        self,
-        q: Float[Tensor, "batch heads query head_dim"],
-        k: Float[Tensor, "batch kv_heads key head_dim"],
-        positions: Positions,
-        k_positions: Positions | None = None,
-    ) -> Float[Tensor, "#batch heads query key"]:
+    def bias(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> Bias:
         """The scaled sum of the three terms for every pair of tokens, float32 at least."""
-        keys = positions if k_positions is None else k_positions
-        self._require(q, k, positions, keys)
+        self.heads.require(self, q)
+        keys = require_tokens(self, q, k, positions, k_positions, self.head_dim)
         dtype = bias_dtype(q)
         content = exact_dot(self.u[:, None], for_query_heads(k, q.shape[1]), dtype)
-        where = exact_dot(self._turned(q, positions, dtype), self._waves(keys), dtype)
+        where = exact_dot(self._rotated(q, positions, dtype), self._waves(keys), dtype)
         return ((content + where) * self.scale).to(dtype)
 
-    def score_mod(
-        self,
-        q: Float[Tensor, "batch heads query head_dim"],
-        k: Float[Tensor, "batch kv_heads key head_dim"],
-        positions: Positions,
-        k_positions: Positions | None = None,
-    ) -> ScoreMod:
+    def score_mod(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> ScoreMod:
         """Looks up what `bias` holds: every pair has a product of its own, which a score function cannot compute."""
-        bias = self.bias(q, k, positions, k_positions)
+        return bias_lookup(self.bias(q, k, positions, k_positions))
 
-        def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return score + bias[batch, head, query, key]
-
-        return add
-
-    def _turned(
+    def _rotated(
         self, q: Tensor, positions: Positions, dtype: torch.dtype
     ) -> Float[Tensor, "batch heads query d_model"]:
         """``W^T (q + v)`` such that its product with a key's waves is that with the wave of the distance.
@@ -142,17 +125,6 @@ class TransformerXL(PositionEncoding):
     def _cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
         cos, sin = self.angles.cos_sin(positions.index, positions.max_index, positions.min_index, torch.float64)
         return cos[:, None], sin[:, None]
-
-    def _require(self, q: Tensor, k: Tensor, positions: Positions, keys: Positions) -> None:
-        self.heads.require(self, q)
-        for name, x, where in (("q", q, positions), ("k", k, keys)):
-            if x.ndim != 4 or x.shape[-1] != self.head_dim:
-                raise ShapeError(
-                    f"got {name} of shape {tuple(x.shape)}, expected (batch, heads, seq, head_dim={self.head_dim})",
-                    f"TransformerXL(num_heads, d_model, head_dim={x.shape[-1]})",
-                )
-            where.require_single_axis("TransformerXL")
-            where.require_fits(x.shape[0], x.shape[2], x.device, name)
 
     def extra_repr(self) -> str:
         return f"{self.heads}, d_model={self.d_model}, head_dim={self.head_dim}, scale={self.scale:g}"

@@ -13,7 +13,7 @@ from locant.arguments import one_of, real, whole
 from locant.errors import ShapeError
 from locant.kernels.rotary import Layout, require_writable, rotate_pairs
 from locant.positions.angles import AngleMode, Angles
-from locant.positions.base import EncodingInfo, PositionEncoding
+from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries
 from locant.positions.constant import Constant
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.positions import MAX_INDEX, Positions
@@ -97,14 +97,8 @@ class XPos(PositionEncoding):
         return int(ROOM.get(dtype, ROOM[torch.float16]) * math.log(2) / fastest)
 
     def rotate(
-        self,
-        q: Float[Tensor, "batch heads query head_dim"],
-        k: Float[Tensor, "batch kv_heads key head_dim"],
-        positions: Positions,
-        k_positions: Positions | None = None,
-        *,
-        inplace: bool = False,
-    ) -> tuple[Float[Tensor, "batch heads query head_dim"], Float[Tensor, "batch kv_heads key head_dim"]]:
+        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
+    ) -> tuple[Queries, Keys]:
         """Turned and scaled queries and keys, in the dtype they came in; the arithmetic is float32 at least."""
         keys = positions if k_positions is None else k_positions
         turned_q = rotate_pairs(q, *self._turn(q, positions, "q", 1), self.layout)

@@ -1,0 +1,181 @@
+"""A bias written once, as a function of distance and head, is the same in every form that attention asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from locant import (
+    ALiBi,
+    Deberta,
+    DistanceBias,
+    Fire,
+    Kerple,
+    Learned,
+    LocantError,
+    PositionEncoding,
+    Positions,
+    RangeError,
+    Rotary,
+    Sandwich,
+    ShapeError,
+    Shaw,
+    T5Bias,
+    attend,
+)
+from locant.positions.distance_bias import follows_distance, largest_distance
+from locant.positions.registry import encodings
+from tests.refusal import refuses
+from tests.tolerances import assert_close
+
+HEADS = 5
+"""Odd and prime, so that a slice of heads is no half."""
+
+
+class Gentle(DistanceBias):
+    """A formula of the head's number, as somebody else would write it."""
+
+    def of_distance(self, distance: Tensor, head: Tensor) -> Tensor:
+        return -torch.log1p(distance.abs()) / (head + 1) - (distance < 0) * head
+
+
+KINDS: dict[str, Callable[..., DistanceBias]] = {
+    "gentle": Gentle, "alibi": ALiBi, "learned alibi": lambda *a, **b: ALiBi(*a, learned=True, **b), "t5": T5Bias,
+    "t5 both ways": lambda *a, **b: T5Bias(*a, bidirectional=True, **b), "kerple": Kerple,
+    "kerple power": lambda *a, **b: Kerple(*a, kind="power", **b), "sandwich": Sandwich,
+}  # fmt: skip
+DTYPES = (torch.bfloat16, torch.float32, torch.float64)
+
+
+def shaken(encoding: PositionEncoding) -> PositionEncoding:
+    with torch.no_grad():
+        for number, parameter in enumerate(encoding.parameters()):
+            parameter.add_(torch.rand(parameter.shape, generator=torch.Generator().manual_seed(number)))
+    return encoding
+
+
+def by_pairs(encoding: PositionEncoding, q: Tensor, k: Tensor, positions: Positions, keys: Positions) -> Tensor:
+    score_mod = encoding.score_mod(q, k, positions, keys)
+    assert score_mod is not None
+    sizes = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    indices = [torch.arange(size).view([-1 if i == j else 1 for j in range(4)]) for i, size in enumerate(sizes)]
+    return score_mod(torch.zeros(sizes, dtype=torch.float64), *indices)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_bias_score_function_table_and_matrix_have_the_same_bits(kind: str, dtype: torch.dtype) -> None:
+    encoding = shaken(KINDS[kind](HEADS))
+    q, k = torch.randn(2, HEADS, 7, 4, dtype=dtype), torch.randn(2, 1, 19, 4, dtype=dtype)
+    positions, keys = Positions.after(12, 7), Positions.arange(19)
+    bias = encoding.bias(q, k, positions, keys)
+    wide = torch.promote_types(dtype, torch.float32)
+    assert (bias.dtype, bias.shape[1:]) == (wide, (HEADS, 7, 19))
+    assert torch.equal(by_pairs(encoding, q, k, positions, keys), bias.double().expand(2, -1, -1, -1))
+    table = encoding.distance_table(q, -6, 18)
+    assert table.dtype == wide
+    distance = positions.index[0, :, None] - keys.index
+    assert torch.equal(table[:, distance + 6], bias[0])
+    if dtype == torch.float32:
+        assert torch.equal(encoding.matrix(7, 19), bias[0])
+        assert torch.equal(encoding.matrix(7), encoding.bias(q, q, Positions.arange(7))[0])
+
+
+@pytest.mark.parametrize("part", [slice(0, 2), slice(3, 5), slice(1, 5, 2)])
+@pytest.mark.parametrize("kind", [name for name in KINDS if name != "gentle"] + ["gentle"])
+def test_a_slice_of_heads_has_the_bias_of_these_heads(kind: str, part: slice) -> None:
+    torch.manual_seed(0)
+    every = KINDS[kind](HEADS)
+    torch.manual_seed(0)
+    some = KINDS[kind](HEADS, head_slice=part)
+    assert torch.equal(some.matrix(6), every.matrix(6)[part])
+    q = torch.randn(1, len(range(HEADS)[part]), 6, 4)
+    where = Positions.arange(6)
+    assert torch.equal(by_pairs(some, q, q, where, where)[0], some.matrix(6).double())
+    with refuses(ShapeError, type(some).__name__):
+        some.bias(torch.zeros(1, HEADS, 6, 4), q, where)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "tiled", "auto"])
+def test_somebody_elses_formula_is_attended_with_in_every_backend(backend: str) -> None:
+    q, k, v = torch.randn(3, 1, HEADS, 300, 8).double().unbind()
+    i, j, h = torch.arange(300)[:, None], torch.arange(300), torch.arange(HEADS)[:, None, None]
+    scores = q @ k.mT * 8**-0.5 - torch.log1p((i - j).abs().double()) / (h + 1)
+    expected = scores.masked_fill(j > i, float("-inf")).softmax(-1) @ v
+    encoding = Gentle(HEADS)
+    assert follows_distance(encoding)
+    got = attend(q.float(), k.float(), v.float(), encoding=encoding, positions=Positions.arange(300), backend=backend)
+    assert_close(got, expected, torch.float32)
+
+
+def test_a_formula_that_is_missing_is_named() -> None:
+    class Empty(DistanceBias):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"Empty does not define of_distance"):
+        Empty(2).matrix(2)
+
+
+def test_constants_are_resolved_before_the_score_function_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = Positions.arange(5)
+    for encoding in (ALiBi(3), T5Bias(3), Kerple(3), Sandwich(3), Deberta(3, 4), Shaw(4), Fire(3)):
+        q = torch.randn(1, 3, 5, 4)
+        score_mod = encoding.score_mod(q, q, where)
+
+        def copies(*_: object) -> Tensor:
+            raise AssertionError("a constant is copied inside of the score function")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("locant.positions.constant.Constant.on", copies)
+            zero = torch.tensor(0)
+            assert score_mod is not None
+            score_mod(torch.tensor(0.0), zero, zero, zero, zero)
+
+
+def test_the_largest_distance_is_known_where_it_helps() -> None:
+    assert largest_distance(Positions.arange(5), Positions.arange(5)) == 4
+    assert largest_distance(Positions.after(100, 2), Positions.arange(102)) == 101
+    assert largest_distance(Positions.of([5000]), Positions.of([0])) is None, "more distances than pairs"
+
+
+# ---------------------------------------------------------------------- looking at a bias
+
+
+def test_slopes_are_numbers() -> None:
+    assert ALiBi(8).slopes.tolist() == [2.0**-n for n in range(1, 9)]
+    assert ALiBi(8, head_slice=slice(2, 4)).slopes.tolist() == [2.0**-3, 2.0**-4]
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_slopes_can_be_given(learned: bool) -> None:
+    given = [0.5, 0.3, 0.1]
+    encoding = ALiBi(3, slopes=given, learned=learned, head_slice=slice(1, 3))
+    assert torch.equal(encoding.matrix(2)[:, 0, 1], -torch.tensor([0.3, 0.1]))
+    assert "0.3" in repr(encoding)
+    with refuses(ShapeError, "2 slopes", "3"):
+        ALiBi(3, slopes=given[:2])
+    with refuses(RangeError, "slopes"):
+        ALiBi(1, slopes=["steep"])
+
+
+@pytest.mark.parametrize("name", [name for name, kind in encodings().items()])
+def test_every_encoding_has_a_matrix_or_says_what_to_call(name: str) -> None:
+    from locant.positions import ModelShape
+
+    encoding = encodings()[name].for_model(ModelShape(d_model=12, num_heads=3, max_seq_len=8))
+    q, k = torch.randn(1, 3, 2, 4), torch.randn(1, 3, 5, 4)
+    bias, other = (encoding.bias(x, k, Positions.after(3, 2), Positions.arange(5)) for x in (q, q + 1))
+    if bias is not None and torch.equal(bias, other) and bias.any():
+        assert torch.equal(encoding.matrix(2, 5), bias[0])
+    else:
+        with refuses(LocantError, type(encoding).__name__, "encoding."):
+            encoding.matrix(2, 5)
+
+
+@pytest.mark.parametrize("encoding", [Rotary(4), Learned(3, 4), PositionEncoding(), Shaw(4)])
+def test_no_matrix(encoding: PositionEncoding) -> None:
+    with refuses(LocantError, "matrix()", type(encoding).__name__):
+        encoding.matrix(3)
