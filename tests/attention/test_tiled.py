@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from locant import ALiBi, KVCache, PositionEncoding, Positions, T5Bias, attend
 from locant.attention.backends import tiled
 from locant.kernels import distance_attention as kernel
+from locant.positions.distance_bias import follows_distance
 from tests import oracles
 from tests.attention.arrangements import (
     ARRANGEMENTS,
