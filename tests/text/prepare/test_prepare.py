@@ -228,6 +228,14 @@ def test_an_estimate_of_a_large_input_is_near(tmp_path: Path) -> None:
         assert found.documents == pytest.approx(len(lengths), rel=ESTIMATED, abs=0)
 
 
+def test_an_estimate_of_a_large_document_is_near(tmp_path: Path) -> None:
+    """Its reader is a block ahead of what it gives, which is not to be taken for bytes that hold no text."""
+    (tmp_path / "one.txt").write_text("some words " * 400_000)
+    found = estimate(tmp_path, tokenizer="bytes")
+    assert (found.documents, found.exact) == (1, False)
+    assert found.tokens == pytest.approx(found.bytes, rel=ESTIMATED, abs=0)
+
+
 def test_an_estimate_refuses_what_can_be_read_once() -> None:
     with refuses(InputError, "standard input"):
         estimate("-")

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from locant.text.tokenizer.engine import Engine, choose_engine
-from locant.text.tokenizer.nasty import NASTY
+from locant.text.tokenizer.probe_texts import PROBE_TEXTS
 from tests.text.tokenizer.splits import ATOMS, SPLITS, tokenizer
 from tests.text.tokenizer.test_special_tokens import forbidden
 from tests.text.tokenizer.zoo import KINDS
@@ -40,7 +40,7 @@ TEXTS = st.one_of(
     st.tuples(STRINGS, st.binary(max_size=3), STRINGS).map(
         lambda parts: parts[0].encode(errors="replace") + parts[1] + parts[2].encode(errors="replace")
     ),
-    st.sampled_from(NASTY),
+    st.sampled_from(PROBE_TEXTS),
 )
 
 
@@ -96,7 +96,7 @@ def drawn(luck: random.Random) -> bytes:
             name = choose(SPECIAL)
             text = choose(["", " ", "a"]) + name[: number(len(name) + 1)] + choose(["", "\n", name])
         case _:
-            return choose(NASTY) if number(20) == 0 else bytes(number(256) for _ in range(number(12)))
+            return choose(PROBE_TEXTS) if number(20) == 0 else bytes(number(256) for _ in range(number(12)))
     data = text.encode(errors="surrogatepass")
     place = number(len(data) + 1)
     return data[:place] + bytes([128 + number(128)]) + data[place:] if number(4) == 0 else data

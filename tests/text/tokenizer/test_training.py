@@ -63,7 +63,7 @@ class TestTraining:
 
     @pytest.mark.parametrize("size", [256, 0, -1, 300.0, True, "300"])
     def test_needs_room_for_every_byte(self, size: object) -> None:
-        with refuses(RangeError, f"got vocab_size={size!r}, expected 257 or more"):
+        with refuses(RangeError, "for vocab_size", "257"):
             Tokenizer.train("text", size)  # type: ignore[arg-type]
 
     def test_does_not_take_a_path_for_a_text(self, tmp_path: Path) -> None:

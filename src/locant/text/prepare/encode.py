@@ -13,7 +13,6 @@ from jaxtyping import Integer
 
 from locant.errors import InputError
 from locant.text.prepare.byte_ranges import ByteRange, Source, Tally
-from locant.text.prepare.interrupts import in_small_batches
 from locant.text.prepare.plan import Plan
 from locant.text.prepare.readers import documents
 from locant.text.store import ShardRecord, ShardWriter
@@ -65,7 +64,7 @@ def _encoded(engine: Engine, byte_range: ByteRange, tally: Tally) -> Iterator[En
     """The ids of a byte range; an engine that refuses does not know whose text it reads."""
     name = byte_range.source.name
     try:
-        yield from engine.stream(in_small_batches(documents(byte_range, tally)))
+        yield from engine.stream(documents(byte_range, tally))
     except InputError as error:
         if name in error.cause:
             raise

@@ -134,7 +134,7 @@ def prepare(
         append_end_of_text=append_end_of_text,
     )
     num_workers = 1 if task is not None else _num_workers(workers, request)
-    with _folder(out), resumable(out):
+    with resumable(out), _folder(out):
         if (out / MANIFEST).exists():
             store = _finished_store(out, request, resume=resume)
             return store if task is None else None

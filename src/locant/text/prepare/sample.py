@@ -102,7 +102,7 @@ def _at(source: Source, offset: int) -> ByteRange | None:
 
 def _add(sample: Sample, byte_range: ByteRange, limit: int | None) -> None:
     """The first documents of a byte range, no more than `limit` bytes of them."""
-    tally, room, goes_on = Tally(), limit, False
+    source, tally, room, goes_on, unpacked = byte_range.source, Tally(), limit, False, sample.unpacked
     for batch in documents(byte_range, tally):
         for i, text in enumerate(batch.texts):
             if room is None or room > 0:
@@ -112,12 +112,13 @@ def _add(sample: Sample, byte_range: ByteRange, limit: int | None) -> None:
         sample.unpacked += sum(map(len, batch.texts))
         enough = room is not None and room <= 0
         # Less of a compressed file would say little of how far it is compressed: it is read some way ahead.
-        if enough and (byte_range.source.compression is None or sample.unpacked > MOST):
+        if enough and (source.compression is None or sample.unpacked > MOST):
             break
-    sample.read += tally.bytes
-    if not byte_range.source.is_one_document:
+    if not source.is_one_document:
         sample.of_many += tally.bytes
         sample.documents += tally.documents
+    is_ahead = source.is_one_document and source.compression is None  # its reader has read a block more than it gave
+    sample.read += sample.unpacked - unpacked if is_ahead else tally.bytes
 
 
 def _keep(sample: Sample, text: bytes, *, joined: bool) -> None:

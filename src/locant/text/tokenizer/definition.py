@@ -1,7 +1,6 @@
 """A `tokenizer.json` as data: what it says about special tokens and bytes, and which of its fields decide the ids.
 
-The format is the one of the `tokenizers` library, which is also who reads and runs it. Four things are done here
-that the library does not do:
+The format is that of the `tokenizers` library, which also runs it. Four things are done here that it does not do:
 
 * `without`: the same tokenizer, to which some special tokens are unknown. The library's own switch for that
   (`encode_special_tokens`) keeps it from looking for them in the text, but a Unigram or WordLevel vocabulary, or a
@@ -57,9 +56,9 @@ _BYTE = {letter: byte for byte, letter in enumerate(BYTE_SPELLING)}
 
 
 class LibraryErrors:
-    """Turns the bare `Exception` of the `tokenizers` library, which has no narrower one, into an `InputError`.
+    """Converts the bare `Exception` of the `tokenizers` library, which has no narrower one, into an `InputError`.
 
-    An ``except Exception`` would catch every other error as well; this looks at the exact type.
+    An ``except Exception`` would catch every other error as well; this compares the exact type.
     """
 
     def __init__(self, cause: str, remedy: str) -> None:
@@ -106,7 +105,7 @@ def parse(text: str, source: str) -> tuple[Definition, tokenizers.Tokenizer]:
 
 
 def _aborts(model: Definition) -> bool:
-    """Whether the library would end the whole process: it cuts the prefix off the right part of every merge unseen."""
+    """Whether the library would end the whole process: it cuts the prefix off each merge's right part, unchecked."""
     prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
     if not (isinstance(prefix, str) and prefix and isinstance(merges, list)):
         return False
@@ -133,7 +132,7 @@ def without(definition: Definition, hidden: Collection[str]) -> Definition:
             f"got the special token {letter!r}, which also spells the byte 0x{_BYTE[letter]:02x} of ordinary text",
             f"allowed_special=[{letter!r}]",
         )
-    # Random, so that nobody can write it into a text.
+    # Random, so that no text can contain it.
     secret = secrets.token_hex(16)
     names = {name: secret + name for name in hidden}
     added = [

@@ -1,12 +1,12 @@
-"""Many documents to ids at once: the trusted engine, a fast one where it was found equal, and texts of any length.
+"""Many documents to ids at once: by the `tokenizers` library, or by `gigatoken` where its ids are the same.
 
-The trusted engine is the `tokenizers` library, as `Tokenizer.encode` runs it. `gigatoken` is ten to a hundred times as
-fast and used only where `choose_engine` found its ids equal on a sample of the very texts, and on a list of nasty
-ones. On one core, text in memory: 3 to 6 MB/s, against 60 to 500 MB/s (words seen for the first time, or met before).
+The `tokenizers` library is the reference, as `Tokenizer.encode` runs it. `gigatoken` is ten to a hundred times as fast
+and used only where `choose_engine` found its ids equal on a sample of the texts, and on a list of probe texts. On one
+core, text in memory: 3 to 6 MB/s, against 60 to 500 MB/s (words seen for the first time, or seen before).
 
-A document of any length is encoded in memory that does not grow with it, because it is cut where the tokenizer parts
-words anyway (`locant.text.tokenizer.cuts`). Where no such place is known, it is encoded as a whole, up to `WHOLE`
-bytes: the engine holds some hundred bytes for each of them.
+A document of any length is encoded in memory that does not grow with it, because it is cut between two pre-tokens
+(`locant.text.tokenizer.pre_tokens`). Where no such place is known, it is encoded as a whole, up to `WHOLE` bytes: the
+engine needs some hundred bytes for each of them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Int32, Int64
 
+from locant.arguments import one_of
 from locant.errors import InputError
-from locant.text.tokenizer.cuts import LONGEST_LETTER, last_cut, why_not_cut
-from locant.text.tokenizer.fast import Fast, why_not_fast
-from locant.text.tokenizer.nasty import NASTY
+from locant.text.tokenizer.gigatoken_engine import GigatokenEngine, why_not_gigatoken
+from locant.text.tokenizer.pre_tokens import LONGEST_LETTER, last_cut, why_not_cut
+from locant.text.tokenizer.probe_texts import PROBE_TEXTS
 from locant.text.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["PART", "WHOLE", "Encoded", "Engine", "EngineChoice", "EngineName", "choose_engine"]
@@ -52,8 +53,8 @@ class Engine:
     It can be sent to another process, which makes the engine itself anew, and is for one thread at a time.
 
     Args:
-        tokenizer: whose ids they are.
-        name: who does the work. `choose_engine` finds out who may.
+        tokenizer: the tokenizer that decides the ids.
+        name: the library that encodes. `choose_engine` finds out which one can.
         reason: why this one, in words.
         parallel: on all cores; ``None`` for yes, but not in a worker process.
 
@@ -71,7 +72,7 @@ class Engine:
         self.parallel = parallel
         self.why_not_cut = None if tokenizer.only_bytes else why_not_cut(tokenizer.plain_definition())
         """Why documents are never cut, or ``None`` if they are."""
-        self._fast = Fast(tokenizer, parallel) if name == "gigatoken" else None
+        self._fast = GigatokenEngine(tokenizer, parallel) if name == "gigatoken" else None
 
     def encode(
         self, documents: Sequence[bytes]
@@ -166,19 +167,18 @@ def choose_engine(
     """The engine to use; `Engine.reason` says why.
 
     Args:
-        name: ``"auto"`` takes gigatoken if it is installed and gives the ids of the trusted engine.
-        tokenizer: whose ids they are.
-        sample: documents from the texts to encode, a few megabytes: the trusted engine reads them all.
+        name: ``"auto"`` takes gigatoken if it is installed and gives the same ids as tokenizers.
+        tokenizer: the tokenizer that decides the ids.
+        sample: documents from the texts to encode, a few megabytes: the `tokenizers` library encodes them all.
         parallel: as for `Engine`.
 
     Raises:
-        InputError: for another name, or for gigatoken where it cannot run or has other ids.
+        RangeError: another name. InputError: gigatoken where it cannot run or has other ids.
     """
-    if name not in ("auto", "tokenizers", "gigatoken"):
-        raise InputError(f"got engine={name!r}, expected auto, tokenizers or gigatoken", "engine='auto'")
+    one_of("engine", name, ("auto", "tokenizers", "gigatoken"))
     if name == "tokenizers":
         return Engine(tokenizer, "tokenizers", "asked for", parallel)
-    fault = why_not_fast(tokenizer) or _disagreement(tokenizer, sample, parallel)
+    fault = why_not_gigatoken(tokenizer) or _disagreement(tokenizer, sample, parallel)
     if fault is None:
         return Engine(tokenizer, "gigatoken", "its ids are those of tokenizers on a sample of the texts", parallel)
     if name == "gigatoken":
@@ -188,7 +188,7 @@ def choose_engine(
 
 def _disagreement(tokenizer: Tokenizer, sample: Sequence[bytes], parallel: bool | None) -> str | None:
     """Why gigatoken is not trusted with these texts, or ``None`` if it is."""
-    texts = [*sample, *NASTY, *_spellings(tokenizer)]
+    texts = [*sample, *PROBE_TEXTS, *_spellings(tokenizer)]
     ids, lengths = Engine(tokenizer).encode(texts)
     try:
         fast_ids, fast_lengths = Engine(tokenizer, "gigatoken", parallel=parallel).encode(texts)

@@ -8,6 +8,7 @@ local cache). The `tokenizers` library does the work; what is promised here beyo
   named in `allowed_special`. Special are the tokens that the file flags so; `Tokenizer.special_tokens` shows them.
   (The id for unknown words, where a tokenizer has one, stands for words it does not know, and for nothing else.)
 * The ids are those of the text, no more: no [CLS], no beginning-of-text, no truncation, no padding, no dropout.
+  `encode_pairs` adds them, on request.
 * Any input is defined. In a `str`, two surrogates that make a pair are joined, a lone one is read as U+FFFD. In
   `bytes`, what is not UTF-8 is kept byte for byte if the tokenizer is `lossless`, and read as U+FFFD if not.
 * Nothing is ever unpickled, and nothing is fetched from the network unless `download=True`.
@@ -31,7 +32,7 @@ from locant.files import write_whole
 from locant.text.reading import well_formed
 from locant.text.tokenizer import definition as definitions
 from locant.text.tokenizer.definition import BYTE_SPELLING, END_OF_TEXT, LibraryErrors
-from locant.text.tokenizer.lookup import find
+from locant.text.tokenizer.local_files import find
 from locant.text.tokenizer.training import learn
 
 __all__ = ["Tokenizer"]
@@ -111,7 +112,7 @@ class Tokenizer:
             texts_or_paths: a text or several; a `pathlib.Path` stands for the text in its file.
             vocab_size: tokens in all, special ones included. Fewer come out if the texts have no more pairs
                 that occur twice.
-            special_tokens: their spellings; they get the last ids.
+            special_tokens: their spellings, such as ``["[PAD]", "[CLS]", "[SEP]"]``; they get the last ids.
 
         Raises:
             InputError: no text, a file that is none, or a special token that is spelled like a learned one.
@@ -177,19 +178,19 @@ class Tokenizer:
         """The ids of each text, as `encode` gives them; the library spreads the texts over the cores."""
         if isinstance(texts, (str, bytes)):
             raise InputError("got one text, expected a list of them", "encode(text), or encode_batch([text])")
-        return self.assemble(texts, lambda pieces: self._run(pieces, allowed_special))
+        return self.assemble(texts, lambda parts: self._run(parts, allowed_special))
 
     def assemble(
         self, texts: Sequence[str | bytes], run: Callable[[list[str]], Sequence[Int[np.ndarray, " _"]]]
     ) -> list[Int[np.ndarray, " _"]]:
-        """The ids of each text by `run`, which is given the well-formed ones and parts; other bytes are spelled."""
-        pieces = [self._pieces(text) for text in texts]
-        encoded = iter(run([piece for row in pieces for piece in row if isinstance(piece, str)]))
-        rows = [[next(encoded) if isinstance(piece, str) else self._spell(piece) for piece in row] for row in pieces]
+        """The ids of each text by `run`, which is given text; bytes that are not UTF-8 get a token each."""
+        split = [self._split(text) for text in texts]
+        encoded = iter(run([part for row in split for part in row if isinstance(part, str)]))
+        rows = [[next(encoded) if isinstance(part, str) else self._spell(part) for part in row] for row in split]
         return [row[0] if len(row) == 1 else np.concatenate(row) for row in rows]
 
-    def _pieces(self, text: str | bytes) -> list[str | bytes]:
-        """Well-formed text, and between it the bytes that are none."""
+    def _split(self, text: str | bytes) -> list[str | bytes]:
+        """The text, and apart from it the bytes that are not UTF-8."""
         if isinstance(text, str):
             return [well_formed(text)]
         if not isinstance(text, bytes):
@@ -199,8 +200,8 @@ class Tokenizer:
         except UnicodeDecodeError:
             if not self.lossless:
                 return [text.decode(errors="replace")]
-        pieces = _ESCAPED.split(text.decode(errors="surrogateescape"))  # even ones are text, odd ones are not
-        return [piece.encode(errors="surrogateescape") if i % 2 else piece for i, piece in enumerate(pieces)]
+        parts = _ESCAPED.split(text.decode(errors="surrogateescape"))  # even ones are text, odd ones are not
+        return [part.encode(errors="surrogateescape") if i % 2 else part for i, part in enumerate(parts)]
 
     def _run(self, texts: list[str], allowed_special: Collection[str]) -> list[Int[np.ndarray, " tokens"]]:
         if self.only_bytes and not allowed_special:
@@ -210,6 +211,49 @@ class Tokenizer:
         ):
             encodings = self._encoder(allowed_special).encode_batch_fast(texts)
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+
+    def encode_pair(
+        self,
+        first: str | bytes,
+        second: str | bytes | None = None,
+        *,
+        start: str | None = None,
+        separator: str | None = None,
+    ) -> dict[str, Any]:
+        """One pair of texts, or one text, between its special tokens: a batch of one row, see `encode_pairs`."""
+        return self.encode_pairs([(first, second)], start=start, separator=separator)
+
+    def encode_pairs(
+        self,
+        pairs: Sequence[tuple[str | bytes, str | bytes | None]],
+        *,
+        start: str | None = None,
+        separator: str | None = None,
+    ) -> dict[str, Any]:
+        """Pairs of texts as ``[CLS] A [SEP] B [SEP]``: ids, positions and segments, as `InputEmbedding` takes them.
+
+        The order and the special tokens are those of the tokenizer's own file, which fit the model that it is from; a
+        file without them gets BERT's order and its own ``[CLS]`` or ``<s>``, ``[SEP]`` or ``</s>``. The texts are
+        plain text, whatever they spell. Shorter rows are padded on the right.
+
+        Args:
+            pairs: two texts each; ``None`` for the second makes ``[CLS] A [SEP]``.
+            start, separator: names of special tokens, for BERT's order with others than the file's.
+
+        Raises:
+            RangeError: a name that is no special token, or no pairs. InputError: the tokenizer has no special tokens
+                for this, or cannot spell a text.
+
+        >>> tokenizer = Tokenizer.train("the cat sat on the mat", 300, special_tokens=["[PAD]", "[CLS]", "[SEP]"])
+        >>> batch = tokenizer.encode_pairs([("the cat", "sat"), ("the", "mat")])
+        >>> [tokenizer.token(id) for id in batch["ids"][1]]
+        ['[CLS]', 'the', '[SEP]', 'm', 'at', '[SEP]', '[PAD]', '[PAD]', '[PAD]']
+        >>> batch["segments"].tolist()[1], batch["positions"].document.tolist()[1]
+        ([0, 0, 0, 1, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0, -1, -1, -1])
+        """
+        from locant.text.tokenizer.pairs import encode_pairs  # which needs torch
+
+        return encode_pairs(pairs, self.encode_batch, self._canonical, self.special_tokens, start, separator)
 
     def plain_definition(self) -> dict[str, Any]:
         """The definition of a tokenizer with the same ids for every text, and no special tokens to find in it."""

@@ -1,4 +1,4 @@
-"""Learning a byte-level BPE from texts: what `Tokenizer.train` does.
+"""Training a byte-level BPE on texts: what `Tokenizer.train` does.
 
 The 256 bytes are in every vocabulary, so every text can be spelled. The special tokens are added after training: if
 the library knew them while it learned, merges could come to make them out of ordinary words.
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
 import tokenizers
 
-from locant.errors import InputError, RangeError
+from locant.arguments import whole
+from locant.errors import InputError
 from locant.text.reading import read_texts, well_formed
 from locant.text.tokenizer.definition import END_OF_TEXT
 
@@ -25,11 +25,8 @@ def learn(
     """The library's tokenizer, trained; arguments and errors are those of `Tokenizer.train`."""
     names = _special_names(special_tokens)
     least = 256 + len(names)
-    if isinstance(vocab_size, bool) or not isinstance(vocab_size, (int, np.integer)) or vocab_size < least:
-        raise RangeError(
-            f"got vocab_size={vocab_size!r}, expected {least} or more", "256 bytes and the special tokens at least"
-        )
-    library = _trained(_texts(texts_or_paths), int(vocab_size) - len(names))
+    size = whole("vocab_size", vocab_size, least, remedy=f"vocab_size={least}: the 256 bytes and the special tokens")
+    library = _trained(_texts(texts_or_paths), size - len(names))
     for name in names:
         if library.token_to_id(name) is not None:
             raise InputError(
@@ -45,7 +42,7 @@ def _trained(texts: list[str], vocab_size: int) -> tokenizers.Tokenizer:
     library.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab_size,
-        min_frequency=2,  # a pair seen once is a quotation, not a pattern
+        min_frequency=2,  # a pair that occurs once saves no token elsewhere
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

@@ -35,7 +35,7 @@ class Batch(NamedTuple):
 
 
 def documents(byte_range: ByteRange, tally: Tally) -> Iterator[Batch]:
-    """The documents that begin in a byte range, in order, in batches of some megabytes.
+    """The documents that begin in a byte range, in order, in batches of about a megabyte.
 
     Args:
         byte_range: what to read.

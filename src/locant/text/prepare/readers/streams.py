@@ -24,8 +24,8 @@ from locant.text.reading import Readable
 
 __all__ = ["BLOCK", "blocks", "changed", "opened", "range_blocks", "require_arrow", "unpacked"]
 
-BLOCK = 4 * 2**20
-"""Bytes that are read, split and encoded at a time."""
+BLOCK = 2**20
+"""Bytes that are read, split and encoded at a time; Ctrl-C has to wait for an engine to encode them."""
 
 
 @contextmanager
@@ -90,13 +90,13 @@ def unpacked(file: Readable, source: Source, tally: Tally) -> Generator[Readable
 
 
 def blocks(stream: Readable) -> Iterator[bytes]:
-    """All that is left, some megabytes at a time."""
+    """All that is left, block by block."""
     while data := stream.read(BLOCK):
         yield data
 
 
 def range_blocks(file: IO[bytes], byte_range: ByteRange, tally: Tally, begin: int) -> Iterator[bytes]:
-    """A byte range, some megabytes at a time, from `begin` on, which may lie before it: that is not counted.
+    """A byte range, block by block, from `begin` on, which may lie before it: that is not counted.
 
     Raises:
         InputError: where the file has become shorter.

@@ -23,8 +23,8 @@ from tokenizers import pre_tokenizers
 
 from locant.errors import InputError
 from locant.text import Tokenizer, sample_text
-from locant.text.tokenizer import ranks
-from locant.text.tokenizer.ranks import ENCODINGS, cached_encoding
+from locant.text.tokenizer import tiktoken_files
+from locant.text.tokenizer.tiktoken_files import ENCODINGS, cached_encoding
 
 REMEDIES = (r"the path of a tokenizer\.json", "download=True", r"Tokenizer\.train")
 VARIABLES = (
@@ -258,14 +258,14 @@ def published(monkeypatch: pytest.MonkeyPatch, cache: Path, name: str, data: byt
     files[file] = dataclasses.replace(wanted, sha256=hashlib.sha256(data).hexdigest())
     special = {spelling: number - 40_000 for spelling, number in ENCODINGS[name].special_tokens.items()}
     small = dataclasses.replace(ENCODINGS[name], files=tuple(files), special_tokens=special)
-    monkeypatch.setitem(ranks.ENCODINGS, name, small)
+    monkeypatch.setitem(tiktoken_files.ENCODINGS, name, small)
     cache.mkdir(parents=True, exist_ok=True)
     (cache / wanted.name).write_bytes(data)
     return cache / wanted.name
 
 
 def theirs_of(name: str, monkeypatch: pytest.MonkeyPatch) -> tiktoken.Encoding:
-    """`tiktoken`'s own encoding of this name: its pattern and special tokens, over our few ranks."""
+    """`tiktoken`'s own encoding of this name: its pattern and special tokens, over our few tiktoken_files."""
     monkeypatch.setattr(tiktoken_ext.openai_public, "load_tiktoken_bpe", lambda *_, **__: RANKS)
     monkeypatch.setattr(tiktoken_ext.openai_public, "data_gym_to_mergeable_bpe_ranks", lambda **_: RANKS)
     made = tiktoken_ext.openai_public.ENCODING_CONSTRUCTORS[name]()

@@ -1,19 +1,18 @@
-"""`gigatoken`, made safe: text is only text to it, it is given nothing but UTF-8, and its memory is bounded.
+"""Encoding with `gigatoken`, so that its ids are those of the `tokenizers` library and its memory is bounded.
 
 Five things about it (version 0.10) decide how it is used here:
 
-* It recognises special tokens in the text, always. So it is built from a definition that has none.
-* It takes the bytes it is given for UTF-8. Its engine for byte fallback ends the whole process at a byte that is not,
-  so such a tokenizer is not given to it, and bytes that are not UTF-8 are spelled by us.
-* It composes letters and accents (NFC) by a newer version of Unicode than the trusted engine does. So it is given
-  such texts only where every version leaves them as they are, and never to normalize.
-* It knows a newer version of Unicode in other ways too: some 4 700 code points are letters, marks or digits to it that
-  the trusted engine has never heard of, and words are parted around them differently. So texts that have a character
-  younger than Unicode 3.2 (2002), emoji and the like aside, are left to the trusted engine.
-* It remembers every word it has met. Invented words, none of them twice, make its memory grow by twelve times the
-  text; usual text, by its size at first and then ever less. So it is thrown away and built anew (a twentieth of a
-  second) when it has grown by `GROWTH`. That is measured where the system tells (Linux), and elsewhere bounded by
-  the text that it has seen.
+* It always recognises special tokens in the text. So it is built from a definition that has none.
+* It expects UTF-8. Its engine for byte fallback ends the whole process at any other byte, so such a tokenizer is not
+  given to it, and bytes that are not UTF-8 are encoded here, one by one.
+* It composes letters and accents (NFC) by a newer version of Unicode than `tokenizers`. So it never normalizes: it
+  gets such texts only where every version of Unicode leaves them as they are.
+* Some 4 700 code points are letters, marks or digits to it that `tokenizers` does not know, and pre-tokens differ
+  around them. So texts with a character newer than Unicode 3.2 (2002), emoji and the like aside, go to `tokenizers`.
+* It caches every word it has seen. Invented words, none of them twice, make its memory grow by twelve times the text;
+  usual text, by its size at first and then ever less. So it is discarded and built again (a twentieth of a second)
+  when it has grown by `GROWTH`. That is measured where the system tells (Linux), and elsewhere bounded by the amount
+  of text.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ from jaxtyping import Bool, Int, Int32
 
 from locant.errors import InputError
 from locant.text.tokenizer.definition import Definition
-from locant.text.tokenizer.ranks import ENCODINGS
+from locant.text.tokenizer.tiktoken_files import ENCODINGS
 from locant.text.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["GROWTH", "UNSEEN", "Fast", "why_not_fast"]
+__all__ = ["GROWTH", "UNSEEN", "GigatokenEngine", "why_not_gigatoken"]
 
 GROWTH = 192 * 2**20
 """Bytes that its memory may grow by before it is built anew."""
 
 UNSEEN = 16 * 2**20
-"""Bytes of text after which it is built anew where nobody can tell how it has grown: twelve times that at most."""
+"""Bytes of text after which it is built anew where its growth is not known: twelve times that at most."""
 
 LEAST = 4 * 2**20
 """Bytes of text before it is built anew, whatever else grows meanwhile in the same process."""
@@ -94,7 +93,7 @@ def _has_new_characters(text: str) -> bool:
 
 
 class _Panics:
-    """Turns what a panic in Rust becomes in Python, which is no `Exception`, and what it raises itself, into ours."""
+    """Converts a panic in Rust, which in Python is no `Exception`, and gigatoken's own errors into an `InputError`."""
 
     def __enter__(self) -> None:
         pass
@@ -107,7 +106,7 @@ class _Panics:
             raise InputError(f"gigatoken refuses: {''.join(said) or kind.__name__}", "engine='tokenizers'") from None
 
 
-def why_not_fast(tokenizer: Tokenizer) -> str | None:
+def why_not_gigatoken(tokenizer: Tokenizer) -> str | None:
     """Why `gigatoken` cannot be used, before anything is tried; ``None`` if it can be tried."""
     if tokenizer.only_bytes:
         return "every byte is an id, so there is nothing to look up"
@@ -120,12 +119,12 @@ def why_not_fast(tokenizer: Tokenizer) -> str | None:
     return None
 
 
-class Fast:
+class GigatokenEngine:
     """Ids by `gigatoken`.
 
     Args:
         parallel: on all cores; ``None`` for its own choice, which is yes but in a worker process.
-        resident: tells the bytes of memory of this process, or ``None`` where nobody knows.
+        resident: returns the bytes of memory of this process, or ``None`` where that is not known.
     """
 
     def __init__(
@@ -156,7 +155,7 @@ class Fast:
             return False
 
     def _is_strange(self, text: str) -> bool:
-        """Whether the trusted engine has to read it, because versions of Unicode differ about it."""
+        """Whether `tokenizers` has to encode it, because versions of Unicode differ about it."""
         return _has_new_characters(text) or (self._changes and _CHANGED_BY_NFC.search(text) is not None)
 
     def _rows(self, texts: list[str]) -> list[Int32[np.ndarray, " _"]]:
@@ -215,7 +214,7 @@ def _respelled(step: Definition) -> Definition:
 
 
 def _give_back() -> None:
-    """Return to the system what was freed: its allocator (glibc's) would keep half of it, build after build."""
+    """Return freed memory to the system: the allocator of glibc would keep half of it, build after build."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
     if trim is not None:
         trim(0)

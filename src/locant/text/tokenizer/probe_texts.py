@@ -1,8 +1,8 @@
-"""Texts over which two tokenizers that look the same come to differ; an engine has to agree on every one of them."""
+"""Texts on which two tokenizers that look the same may differ; an engine has to agree on every one of them."""
 
 from __future__ import annotations
 
-__all__ = ["NASTY"]
+__all__ = ["PROBE_TEXTS"]
 
 _TEXTS = [
     *(
@@ -59,4 +59,4 @@ _BYTES = [
     b"\xf4\x90\x80\x80x\xc0\xaf",
 ]
 
-NASTY: tuple[bytes, ...] = (*(text.encode() for text in _TEXTS), *_BYTES)
+PROBE_TEXTS: tuple[bytes, ...] = (*(text.encode() for text in _TEXTS), *_BYTES)

@@ -1,16 +1,16 @@
-r"""Where a text may be cut so that its parts have the ids of the whole.
+r"""Where a text may be cut so that its parts have the ids of the whole: between two pre-tokens.
 
-A document of gigabytes has to be encoded in parts. That is only right where the tokenizer would have parted it anyway:
-the words into which it splits a text before it merges letters must come out the same. For the splits in the table
-below this is so **between a letter and the ASCII space, tab or newline after it**:
+A document of gigabytes has to be encoded in parts. That is only right where the tokenizer would separate them anyway:
+the pre-tokens into which it splits a text before it merges letters must come out the same. For the patterns in the
+table below this is so **between a letter and the ASCII space, tab or newline after it**:
 
-* No alternative of these patterns matches a letter and then white space. So a word that begins before the cut ends at
-  it or before it, and whatever stopped it from going on, white space or the end of the part, stopped it alike.
+* No alternative of these patterns matches a letter and then white space. So a pre-token that begins before the cut
+  ends at it or before it, whether white space stops it or the end of the part.
 * None looks back, so what comes after the cut does not depend on what stands before it.
 * One looks forward: ``\s+(?!\S)``, white space but its last. It begins at white space, so not at the letter before
   the cut, and none of it stands before the cut.
 
-Other places will not do: after white space, ``"a \n b"`` is split otherwise than ``"a \n"`` and `" b"``; after
+Other places are not safe: after white space, ``"a \n b"`` is split otherwise than ``"a \n"`` and ``" b"``; after
 punctuation, a newline may belong to it; between a digit and a letter there may be no split at all; an apostrophe may
 make ``'s`` with what follows. The tests show one text for each.
 
@@ -25,8 +25,8 @@ from locant.text.tokenizer.definition import Definition, pre_tokenizers
 
 __all__ = ["LONGEST_LETTER", "last_cut", "why_not_cut"]
 
-# Letters of the scripts that most is written in, as UTF-8, each before white space. A Zulu, a Greek and a Chinese text
-# of some megabytes has such a place; where one has none, it is encoded as a whole.
+# Letters of the most used scripts, as UTF-8, each before white space. A Zulu, a Greek and a Chinese text of some
+# megabytes has such a place; a text that has none is encoded as a whole.
 _LETTER = rb"|".join(
     [
         rb"[A-Za-z]",
@@ -51,8 +51,8 @@ _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _LEAD = r"[^\r\n\p{L}\p{N}]?"
 
-# The alternatives of the patterns of GPT-2, GPT-4, GPT-4o, Llama 3, Qwen 2 and 3, DeepSeek and their kin. For each, all
-# of the argument above holds. Those of the first line match at every letter, those of the second at all white space.
+# The alternatives of the patterns of GPT-2, GPT-4, GPT-4o, Llama 3, Qwen 2 and 3, DeepSeek and others like them. All of
+# the argument above holds for each. Those of the first line match at every letter, those of the second at white space.
 _LETTERS = {
     *(r"\p{L}+", r" ?\p{L}+", _LEAD + r"\p{L}+", _LEAD + r"[\p{L}\p{M}]+", r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"),
 }
@@ -74,12 +74,12 @@ _OTHERS = {
     *("'s", "'t", "'re", "'ve", "'m", "'ll", "'d", _CONTRACTION, r"'(?i:[sdmt]|ll|ve|re)"),
 }
 
-# These change no text across white space: what comes before it and what comes after it are changed apart.
+# These change what comes before white space independently of what comes after it.
 _NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "BertNormalizer"}
 
 
 def last_cut(text: bytes, begin: int = 0, end: int | None = None) -> int:
-    """The last place in ``text[begin:end]`` where a text may be cut, for a tokenizer that may; 0 if there is none."""
+    """The last place in ``text[begin:end]`` where a text may be cut, if the tokenizer allows it; 0 if there is none."""
     high = len(text) if end is None else end
     size = 1024
     while True:
@@ -94,7 +94,7 @@ def why_not_cut(definition: Definition) -> str | None:
     """Why this tokenizer's texts may not be cut, or ``None`` if they may.
 
     Args:
-        definition: as the library itself writes it, with the special tokens hidden or not: text never makes them.
+        definition: as the library itself writes it; whether the special tokens are hidden makes no difference.
     """
     return _normalizer_fault(definition["normalizer"]) or _splits_fault(definition) or _added_fault(definition)
 
@@ -104,7 +104,7 @@ def _normalizer_fault(normalizer: Definition | None) -> str | None:
         return None
     steps = normalizer["normalizers"] if normalizer["type"] == "Sequence" else [normalizer]
     unknown = [step["type"] for step in steps if step["type"] not in _NORMALIZERS]
-    return f"its normalizer {unknown[0]} may join what is parted" if unknown else None
+    return f"its normalizer {unknown[0]} may join what is separated" if unknown else None
 
 
 def _splits_fault(definition: Definition) -> str | None:
@@ -117,7 +117,7 @@ def _splits_fault(definition: Definition) -> str | None:
 
 
 def _divides(step: Definition) -> bool | None:
-    """Whether a step parts letters from white space, or leaves that to others; ``None`` where it could do harm."""
+    """Whether a step separates letters from white space; ``None`` where that is unknown."""
     match step["type"]:
         case "ByteLevel":
             return None if step["add_prefix_space"] else step["use_regex"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.text.reading import read_texts
-from locant.text.tokenizer.ranks import cached_encoding, tiktoken_cache
+from locant.text.tokenizer.tiktoken_files import cached_encoding, tiktoken_cache
 
 __all__ = ["find"]
 

@@ -10,8 +10,8 @@ import tokenizers
 
 from locant.text import Tokenizer
 from locant.text.tokenizer.engine import Engine
-from locant.text.tokenizer.fast import Fast
-from locant.text.tokenizer.ranks import ENCODINGS
+from locant.text.tokenizer.gigatoken_engine import GigatokenEngine
+from locant.text.tokenizer.tiktoken_files import ENCODINGS
 
 pytest.importorskip("gigatoken", reason="the fast engine needs the extra `fast`")
 
@@ -73,5 +73,5 @@ def test_every_character_has_the_same_ids(pattern: str | None) -> None:
 
 
 def test_without_looking_at_characters_they_would_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Fast, "_is_strange", lambda self, text: False)
+    monkeypatch.setattr(GigatokenEngine, "_is_strange", lambda self, text: False)
     assert len(disagreements(None, [*NEW])) > 5
