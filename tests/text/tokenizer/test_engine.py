@@ -247,7 +247,7 @@ class TestLongDocuments:
         for refused in (lambda: engine.encode([b"a" * 1001]), lambda: list(engine.stream([([b"a" * 1001], True)]))):
             with pytest.raises(InputError, match=r"1001 bytes or more .* no letter before white.*try: a sep"):
                 refused()
-        with pytest.raises(InputError, match="because its normalizer Prepend may join what is parted"):
+        with pytest.raises(InputError, match="because its normalizer Prepend may join what is separated"):
             Engine(tokenizer("byte fallback")).encode([b"a b " * 300])
         assert len(Engine(Tokenizer.bytes()).encode([b"a" * 5000])[0]) == 5000
 

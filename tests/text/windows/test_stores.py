@@ -91,7 +91,7 @@ class Parts(TokenStore):
     starts=st.lists(st.integers(0, 10**6), max_size=9),
     width=st.integers(1, 20),
 )
-def test_stretches_are_read_across_any_shards(sizes: list[int], starts: list[int], width: int) -> None:
+def test_slices_are_read_across_any_shards(sizes: list[int], starts: list[int], width: int) -> None:
     n = sum(sizes)
     ids = np.arange(n, dtype=np.int32) * 3
     parts = Parts(np.split(ids, np.cumsum(sizes)[:-1]))
@@ -106,7 +106,7 @@ def test_stretches_are_read_across_any_shards(sizes: list[int], starts: list[int
         wanted = [
             number for begin, length in zip(begins, lengths, strict=True) for number in ids[begin : begin + length]
         ]
-        assert tokens.pieces(begins, lengths).tolist() == wanted
+        assert tokens.slices(begins, lengths).tolist() == wanted
 
 
 def test_shards_are_mapped_when_the_first_batch_is_read(make: Make) -> None:

@@ -1,9 +1,9 @@
-"""`Batch`: what a window or a batch of windows holds, and how windows become a batch.
+"""What a window or a batch of windows holds, and how windows become a batch.
 
-A data loader asks `Windows` for whole batches, and then wants to collate them. `collate` leaves them as they are.
-Without it a `DataLoader` uses `torch.utils.data.default_collate`, which takes the first item of what it got and asks a
-table what to do with things of that type. A batch answers as its own first item, and the table gets an entry for it
-and one for `Positions`; so a plain ``DataLoader(windows, batch_size=32)`` works too.
+A data loader fetches whole batches from `Windows`, and then collates them. `collate` leaves them as they are. Without
+it a `DataLoader` uses `torch.utils.data.default_collate`, which looks up the type of the first item in a table. A
+`Batch` is its own first item and has an entry in that table, as `Positions` has; so a plain
+``DataLoader(windows, batch_size=32)`` works too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from locant.positions import Positions
 
-__all__ = ["IGNORED_TARGET", "Batch", "collate", "whole"]
+__all__ = ["IGNORED_TARGET", "Batch", "Pairs", "collate", "whole_batch"]
 
 IGNORED_TARGET = -100
 """The target where there is none: the default `ignore_index` of `torch.nn.functional.cross_entropy`."""
@@ -32,8 +32,21 @@ class Batch(TypedDict):
     positions: Positions
 
 
+class Pairs(Sequence[tuple[Tensor, Tensor]]):
+    """A batch of windows as pairs of inputs and targets, which `default_collate` can stack and `collate` need not."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.ids, self.targets = batch["ids"], batch["targets"]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.ids[index], self.targets[index]
+
+
 class _WholeBatch(dict[str, object]):
-    """A batch that is collated already, and says so where `default_collate` looks for its first item."""
+    """A batch that needs no collating: for `default_collate`, its first item is the batch itself."""
 
     def __missing__(self, key: object) -> _WholeBatch:
         if key == 0:
@@ -41,15 +54,19 @@ class _WholeBatch(dict[str, object]):
         raise KeyError(key)
 
 
-def whole(ids: Int[Tensor, "batch length"], targets: Int[Tensor, "batch length"], positions: Positions) -> Batch:
+def whole_batch(ids: Int[Tensor, "batch length"], targets: Int[Tensor, "batch length"], positions: Positions) -> Batch:
     """A batch that every way of collating leaves as it is."""
     return cast(Batch, _WholeBatch(ids=ids, targets=targets, positions=positions))
 
 
-def collate(batch: Batch | Sequence[Batch]) -> Batch:
-    """A batch as it is, a list of windows stacked."""
+def collate(batch: Any) -> Any:
+    """A batch as it is; a list of windows stacked, dicts or pairs."""
     if isinstance(batch, dict):
-        return cast(Batch, dict(batch))
+        return dict(batch)
+    if isinstance(batch, Pairs):
+        return batch.ids, batch.targets
+    if isinstance(batch[0], tuple):
+        return tuple(torch.stack(column) for column in zip(*batch, strict=True))
     return {
         "ids": torch.stack([item["ids"] for item in batch]),
         "targets": torch.stack([item["targets"] for item in batch]),
@@ -66,13 +83,5 @@ def _stacked(rows: Sequence[Positions]) -> Positions:
     return Positions(index, document, None, 0, max(highs) if len(highs) == len(rows) else None)
 
 
-def _as_it_is(batch: Any, *, collate_fn_map: Any = None) -> Batch:
-    return collate(batch)
-
-
-def _rows_together(batch: Any, *, collate_fn_map: Any = None) -> Positions:
-    return _stacked(batch)
-
-
-default_collate_fn_map[_WholeBatch] = _as_it_is
-default_collate_fn_map[Positions] = _rows_together
+default_collate_fn_map[_WholeBatch] = lambda batch, collate_fn_map=None: collate(batch)
+default_collate_fn_map[Positions] = lambda batch, collate_fn_map=None: _stacked(batch)

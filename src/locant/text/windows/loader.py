@@ -1,20 +1,20 @@
-"""`Loader`: batches of windows through a `DataLoader`, counted as they are handed out.
+"""`Loader`: batches of windows through a `DataLoader`, with a state to resume from in the middle of an epoch.
 
-The state of a `Loader` says which epoch it is in, and how many windows of it all ranks together were handed. It counts
-batches that the caller got, not those that workers have fetched ahead, so it is exact with any number of workers. After
-`load_state_dict` the next iteration goes on there, and an interrupted epoch shows every window exactly once however
-often it is interrupted. Since the state is that of all ranks together (they have to have made the same number of steps,
-as they have in data-parallel training), it may be continued with another number of ranks and workers, and with another
-batch size; what may not change is what the windows are, and their order.
+The state of a `Loader` holds its epoch, and how many windows of it all ranks together were given. It counts batches
+that the caller got, not those that workers have prefetched, so it is exact with any number of workers. After
+`load_state_dict` the next iteration goes on there, and every window of an epoch is given exactly once however often it
+is interrupted. Since the state is that of all ranks together (which have made the same number of steps, as in
+data-parallel training), a run may be resumed with another number of ranks and workers, and with another batch size;
+but not with other windows, or in another order.
 
-The last step of an epoch may have fewer windows than there are ranks. Those without a part of it get no batch by which
-they could know of it, and are a step behind the others until their iteration ends; then all states are the same again.
-A state for all ranks is saved after the loop there, or the last step left out with `drop_last`.
+The last step of an epoch may have fewer windows than there are ranks. Ranks without a batch in it are a step behind
+the others until their iteration ends; then all states are the same again. So save a state for all ranks after the
+loop, or leave the last step out with `drop_last`.
 
 Epochs. Every iteration is an epoch: the first one epoch 0, the next one epoch 1, each with an order of its own.
-Breaking out of one leaves its rest, as with every data loader; only `load_state_dict` makes the next iteration begin in
-the middle of an epoch. There is one state, so there is one iteration at a time: one that another has replaced is over,
-and refuses to hand out more.
+Breaking out of one skips its rest, as with every data loader; only `load_state_dict` makes the next iteration begin in
+the middle of an epoch. There is one state, so there is one iteration at a time: the one before raises an error when it
+is asked for more.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from torch.utils.data import DataLoader
 
 from locant.arguments import shown
 from locant.errors import InputError
-from locant.text.windows.collation import Batch, collate
-from locant.text.windows.options import checked_options
+from locant.text.windows.collation import collate
+from locant.text.windows.data_loader_options import checked_options
 from locant.text.windows.sampler import BatchSampler
 
-if TYPE_CHECKING:  # windows are what makes loaders
+if TYPE_CHECKING:
     from locant.text.windows.windows import Windows
 
 __all__ = ["Loader"]
@@ -43,7 +43,7 @@ VERSION = 1
 
 
 class Loader:
-    """Iterates over batches of windows, epoch by epoch; made by `Windows.loader`, which tells its arguments.
+    """Iterates over batches of windows, epoch by epoch; made by `Windows.loader`, which describes its arguments.
 
     >>> from locant.text import Windows
     >>> loader = Windows(range(100), length=4).loader(batch_size=8)
@@ -54,29 +54,9 @@ class Loader:
     (0, 25)
     """
 
-    def __init__(
-        self,
-        windows: Windows,
-        batch_size: int,
-        *,
-        shuffle: bool,
-        seed: int,
-        rank: int | None,
-        world_size: int | None,
-        drop_last: bool,
-        **options: Any,
-    ) -> None:
-        options = checked_options(options)
+    def __init__(self, windows: Windows, sampler: BatchSampler, /, **options: Any) -> None:
         self._windows = windows
-        self._sampler = BatchSampler(
-            windows,
-            batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            drop_last=drop_last,
-        )
+        self._sampler = sampler
         # A generator of its own: a data loader draws a number for its workers, and would draw it from the one that
         # dropout uses, so that a run that was resumed could not be the same as one that was not.
         self._data_loader = DataLoader(
@@ -84,7 +64,7 @@ class Loader:
             batch_sampler=self._sampler,  # type: ignore[arg-type]  # typed as lists; arrays of numbers are fetched alike
             collate_fn=collate,
             generator=torch.Generator().manual_seed(self._sampler.seed % 2**63),
-            **options,
+            **checked_options(options),
         )
         self._seen = 0
         self._begun = False
@@ -104,7 +84,7 @@ class Loader:
         """The batches of a whole epoch on this rank; after a resume, the first iteration has fewer."""
         return len(self._sampler)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         if self._begun:
             self._go_to(self.epoch + 1, 0)
         self._begun = True
@@ -151,7 +131,7 @@ class Loader:
         self._sampler.set_epoch(epoch, start)
         self._seen, self._begun, self._current = self._sampler.start, False, None
 
-    def _handed_out(self, run: object, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def _handed_out(self, run: object, batches: Iterator[Any]) -> Iterator[Any]:
         """The batches, counted before the caller gets them: a state taken while one is being used includes it."""
         self._require_current(run)
         for number, batch in enumerate(batches, start=1):

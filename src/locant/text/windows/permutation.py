@@ -1,13 +1,13 @@
-"""`Permutation`: an order of ``range(n)`` that a seed and an epoch decide, asked for piece by piece.
+"""`Permutation`: an order of ``range(n)`` that a seed and an epoch decide, computed place by place.
 
 A list of all windows in random order takes 8 bytes each, in every process. Here the window at a place of the order is
 computed from the place. A place is written as two digits, one below a and one below b, where a times b is n or
-little more; in every round of a Feistel network, one digit is turned by a number that the other and a key decide. That
-maps the places onto themselves, and what falls on one of the few from n on is mapped again until it falls below.
+little more; in every round of a Feistel network, one digit is shifted by a number that the other and a key decide. That
+maps the places onto themselves, and what is mapped to one of the few from n on is mapped again until it is below n.
 Under 2**16 windows there is a list after all, sorted by random keys: so small a network reaches few of all orders.
 
 All of it is integer arithmetic of our own: an order never changes with the version of NumPy, nor with the machine. It
-is good enough for training and nothing else; whoever sees a part of an order may be able to tell the rest.
+is good enough for training and nothing else: it is not cryptographic.
 """
 
 from __future__ import annotations
@@ -57,16 +57,18 @@ class Permutation:
         return np.argsort(_mixed(once, self._keys[1]), kind="stable")
 
     def _network(self, places: UInt64[np.ndarray, " places"]) -> UInt64[np.ndarray, " places"]:
-        """One pass: the digits take turns in being turned by the other."""
+        """One pass: each digit in alternation is shifted by the other."""
         left = places // self._low
         right = places - left * self._low
         sizes = (self._high, self._low)
         for number, key in enumerate(self._keys):
-            left, right = right, _turned(left, sizes[number % 2], _mixed(right, key))
+            left, right = right, _shifted(left, sizes[number % 2], _mixed(right, key))
         return left * self._low + right
 
 
-def _turned(digit: UInt64[np.ndarray, " n"], size: np.uint64, by: UInt64[np.ndarray, " n"]) -> UInt64[np.ndarray, " n"]:
+def _shifted(
+    digit: UInt64[np.ndarray, " n"], size: np.uint64, by: UInt64[np.ndarray, " n"]
+) -> UInt64[np.ndarray, " n"]:
     """The digit plus a number below `size` that 32 random bits choose, around in a circle."""
     by >>= HALF
     by *= size

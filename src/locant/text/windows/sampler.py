@@ -3,7 +3,7 @@
 An epoch is one order of all windows. All ranks go through it side by side: a step takes the next ``batch_size *
 world_size`` windows, and each rank its own stretch of them. So the windows that were seen after some steps are those
 before one place of the order, whatever the number of ranks and the size of their batches, and an epoch can be
-continued from there with others.
+resumed from there with others.
 
 **The remainder.** The last step holds what is left: its windows are shared out evenly, so that batches of different
 ranks differ by one window at most. If fewer are left than there are ranks, some ranks have one batch less. No window
@@ -33,20 +33,20 @@ BLOCK = 16_384  # windows whose places are looked up together
 class BatchSampler:
     """Batches of window numbers, as arrays, for one rank and one epoch at a time.
 
-    For a data loader of your own; `Windows.loader` brings one, and keeps count.
+    For a `torch.utils.data.DataLoader` of your own, as its ``batch_sampler``; `Windows.loader` has one, and counts.
 
     Args:
         windows: the dataset, or anything else that has a length.
         batch_size: windows per batch and rank.
         shuffle: whether each epoch has an order of its own, else 0, 1, 2, ...
         seed: another one gives other orders.
-        rank, world_size: which part of every step is ours; default: those of `torch.distributed` where it is
+        rank, world_size: which part of every step this process gets; default: those of `torch.distributed` where it is
             initialised, else everything.
         drop_last: leave out the last step if it is not whole.
 
     Raises:
-        RangeError: numbers out of range. InputError: only one of rank and world size, no truth value where one
-            belongs, or no whole step at all.
+        RangeError: a number out of range, or a flag that is no bool. InputError: only one of rank and world size, or
+            no whole step at all.
 
     >>> [batch.tolist() for batch in BatchSampler(range(7), 2, shuffle=False, rank=1, world_size=2)]
     [[2, 3], [5, 6]]
@@ -98,9 +98,9 @@ class BatchSampler:
 
     def __len__(self) -> int:
         """The batches of a whole epoch on this rank, wherever the next iteration starts."""
-        whole, rest = divmod(self.num_windows, self.step_size)
+        steps, rest = divmod(self.num_windows, self.step_size)
         first, end = self._share_of(rest)
-        return whole + (end > first)
+        return steps + (end > first)
 
     def __iter__(self) -> Iterator[Int[np.ndarray, " batch"]]:
         return self._batches(self.start, self._order())
@@ -109,11 +109,11 @@ class BatchSampler:
         return Permutation(self.num_windows, seed=self.seed, epoch=self.epoch) if self.shuffle else None
 
     def _batches(self, start: int, order: Permutation | None) -> Iterator[Int[np.ndarray, " batch"]]:
-        whole, rest = divmod(self.num_windows - start, self.step_size)
+        full, rest = divmod(self.num_windows - start, self.step_size)
         block = max(1, BLOCK // self.batch_size)
         slots = np.arange(self.batch_size) + self.rank * self.batch_size
-        for first in range(0, whole, block):
-            steps = np.arange(first, min(first + block, whole))[:, None]
+        for first in range(0, full, block):
+            steps = np.arange(first, min(first + block, full))[:, None]
             places = start + steps * self.step_size + slots
             yield from places if order is None else order(places.ravel()).reshape(places.shape)
         first, end = self._share_of(rest)

@@ -1,8 +1,8 @@
-"""Reading token ids: one array and many shards answer the same two questions, with no loop over tokens.
+"""Reading token ids from an array or from the shards of a store, in the same two ways, with no loop over tokens.
 
-`Tokens.rows` reads stretches of one width, `Tokens.pieces` stretches of any size, one after the other. Within one
-array that is one fancy index; the shards of a store are mapped side by side, so that they are one array too, with gaps.
-Nothing is read or copied but what is asked for, and ids keep the dtype that they are stored in.
+`Tokens.rows` reads slices of one width, `Tokens.slices` slices of any size, one after the other. Within one array that
+is one fancy index; the shards of a store are mapped side by side, so that they are one array too, with gaps. Only
+these ids are read and copied, and they keep the dtype that they are stored in.
 """
 
 from __future__ import annotations
@@ -14,15 +14,19 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Int, Integer
+from torch import Tensor
 
-from locant.errors import InputError, RangeError
+from locant.errors import InputError, RangeError, ShapeError
 from locant.text.store import TokenStore
-from locant.text.windows.arrays import one_axis
 
-__all__ = ["ArrayTokens", "ShardedTokens", "SlicedTokens", "Tokens", "places", "tokens_of"]
+__all__ = ["ArrayTokens", "ShardedTokens", "SlicedTokens", "Tokens", "one_axis", "places", "tokens_of"]
 
-SAMPLED = 1024  # ids that stand for all of an array in its fingerprint
+SAMPLED = 1024  # ids that represent all of an array in its fingerprint
+INTEGERS = frozenset(
+    (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
+)
 
 
 class Tokens(ABC):
@@ -40,19 +44,19 @@ class Tokens(ABC):
     def read_rows(self, starts: Int[np.ndarray, " rows"], width: int) -> Integer[np.ndarray, "rows width"]: ...
 
     @abstractmethod
-    def read_pieces(
-        self, starts: Int[np.ndarray, " pieces"], sizes: Int[np.ndarray, " pieces"]
+    def read_slices(
+        self, starts: Int[np.ndarray, " slices"], sizes: Int[np.ndarray, " slices"]
     ) -> Integer[np.ndarray, " total"]: ...
 
     def rows(self, starts: Int[np.ndarray, " rows"], width: int) -> Integer[np.ndarray, "rows width"]:
         """The `width` ids from each start on, all of which have to exist."""
         return _checked(self.read_rows(starts, width))
 
-    def pieces(
-        self, starts: Int[np.ndarray, " pieces"], sizes: Int[np.ndarray, " pieces"]
+    def slices(
+        self, starts: Int[np.ndarray, " slices"], sizes: Int[np.ndarray, " slices"]
     ) -> Integer[np.ndarray, " total"]:
-        """The ids of all pieces, one piece after the other."""
-        return _checked(self.read_pieces(starts, sizes))
+        """The ids of all slices, one after the other."""
+        return _checked(self.read_slices(starts, sizes))
 
 
 class ArrayTokens(Tokens):
@@ -60,7 +64,7 @@ class ArrayTokens(Tokens):
 
     def __init__(self, ids: Integer[np.ndarray, " n"]) -> None:
         self.ids = ids
-        self._stretches: _Stretches | None = None
+        self._slices_by_start: _AllSlices | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -71,12 +75,12 @@ class ArrayTokens(Tokens):
         return hashlib.blake2b(self.ids[places].astype("<i8").tobytes(), digest_size=16).hexdigest()
 
     def read_rows(self, starts: Int[np.ndarray, " rows"], width: int) -> Integer[np.ndarray, "rows width"]:
-        if self._stretches is None or self._stretches.width != width:
-            self._stretches = _Stretches(self.ids, width)
-        return self._stretches[starts]
+        if self._slices_by_start is None or self._slices_by_start.width != width:
+            self._slices_by_start = _AllSlices(self.ids, width)
+        return self._slices_by_start[starts]
 
-    def read_pieces(
-        self, starts: Int[np.ndarray, " pieces"], sizes: Int[np.ndarray, " pieces"]
+    def read_slices(
+        self, starts: Int[np.ndarray, " slices"], sizes: Int[np.ndarray, " slices"]
     ) -> Integer[np.ndarray, " total"]:
         return self.ids[places(starts, sizes)]
 
@@ -94,7 +98,7 @@ class ShardedTokens(Tokens):
     def __init__(self, store: TokenStore) -> None:
         self._store = store
         self._starts = np.asarray(store.shard_starts, dtype=np.int64)
-        self._seams: _Seams | None = None
+        self._shard_ends: _ShardEnds | None = None
 
     @cached_property
     def _mapped(self) -> tuple[ArrayTokens, Int[np.ndarray, " shards_plus_1"]]:
@@ -114,11 +118,11 @@ class ShardedTokens(Tokens):
         array, shift = self._mapped
         if len(self._starts) == 2:
             return array.read_rows(starts, width)
-        if self._seams is None or self._seams.width != width:
-            self._seams = _Seams.between(self._starts, shift[1:], width)
-        place = self._seams.bounds.searchsorted(starts, "right")
-        rows = array.read_rows(starts + self._seams.shift[place], width)
-        across = self._seams.across[place]
+        if self._shard_ends is None or self._shard_ends.width != width:
+            self._shard_ends = _ShardEnds.between(self._starts, shift[1:], width)
+        place = self._shard_ends.bounds.searchsorted(starts, "right")
+        rows = array.read_rows(starts + self._shard_ends.shift[place], width)
+        across = self._shard_ends.across[place]
         if np.count_nonzero(across):  # they have the gap between two shards in them
             rows[across] = self._joined(starts[across], width)
         return rows
@@ -129,17 +133,17 @@ class ShardedTokens(Tokens):
         tokens = starts[:, None] + np.arange(width)
         return array.ids[tokens + shift[self._after(tokens)]]
 
-    def read_pieces(
-        self, starts: Int[np.ndarray, " pieces"], sizes: Int[np.ndarray, " pieces"]
+    def read_slices(
+        self, starts: Int[np.ndarray, " slices"], sizes: Int[np.ndarray, " slices"]
     ) -> Integer[np.ndarray, " total"]:
         array, shift = self._mapped
         shard, starts, sizes = self._cut(starts, sizes)
-        return array.read_pieces(starts + shift[shard + 1], sizes)
+        return array.read_slices(starts + shift[shard + 1], sizes)
 
     def _cut(
-        self, starts: Int[np.ndarray, " pieces"], sizes: Int[np.ndarray, " pieces"]
+        self, starts: Int[np.ndarray, " slices"], sizes: Int[np.ndarray, " slices"]
     ) -> tuple[Int[np.ndarray, " parts"], Int[np.ndarray, " parts"], Int[np.ndarray, " parts"]]:
-        """The pieces, cut where a shard ends: the shard, start and size of each part."""
+        """The slices, cut where a shard ends: the shard, start and size of each part."""
         first, last = self._after(starts) - 1, self._after(starts + np.maximum(sizes - 1, 0)) - 1
         parts = last - first + 1
         shard = np.repeat(first, parts) + np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)
@@ -159,10 +163,10 @@ class ShardedTokens(Tokens):
 
 
 @dataclass(frozen=True)
-class _Seams:
-    """Where rows of one width lie within a shard and where across its end, so that one search tells both.
+class _ShardEnds:
+    """For rows of one width: where they lie within a shard and where across its end, so that one search finds both.
 
-    All three are asked with how many bounds are not behind a row's start, which is never none.
+    `shift` and `across` are indexed by how many bounds a row's start has reached, which is at least one.
     """
 
     width: int
@@ -173,7 +177,7 @@ class _Seams:
     """Whether it goes on in another shard."""
 
     @classmethod
-    def between(cls, starts: Int[np.ndarray, " offsets"], shift: Int[np.ndarray, " shards"], width: int) -> _Seams:
+    def between(cls, starts: Int[np.ndarray, " offsets"], shift: Int[np.ndarray, " shards"], width: int) -> _ShardEnds:
         begins = starts[:-1]
         bounds = np.stack([begins, np.maximum(starts[1:] - width + 1, begins)], axis=1).ravel()
         across = np.arange(len(bounds) + 1) % 2 == 0
@@ -181,7 +185,7 @@ class _Seams:
 
 
 class SlicedTokens(Tokens):
-    """The ids of a store that maps nothing: each stretch is read by a call of its own."""
+    """The ids of a store that maps nothing: each slice is read by a call of its own."""
 
     def __init__(self, store: TokenStore) -> None:
         self._store = store
@@ -194,18 +198,18 @@ class SlicedTokens(Tokens):
         return self._store.fingerprint
 
     def read_rows(self, starts: Int[np.ndarray, " rows"], width: int) -> Integer[np.ndarray, "rows width"]:
-        return self.read_pieces(starts, np.full(len(starts), width)).reshape(len(starts), width)
+        return self.read_slices(starts, np.full(len(starts), width)).reshape(len(starts), width)
 
-    def read_pieces(
-        self, starts: Int[np.ndarray, " pieces"], sizes: Int[np.ndarray, " pieces"]
+    def read_slices(
+        self, starts: Int[np.ndarray, " slices"], sizes: Int[np.ndarray, " slices"]
     ) -> Integer[np.ndarray, " total"]:
-        stretches = zip(starts.tolist(), sizes.tolist(), strict=True)
-        read = [self._store[start : start + size] for start, size in stretches]
+        places = zip(starts.tolist(), sizes.tolist(), strict=True)
+        read = [self._store[start : start + size] for start, size in places]
         return np.concatenate(read) if read else np.zeros(0, dtype=self._store.dtype)
 
 
 def tokens_of(source: Any) -> Tokens:
-    """A store, an array, a tensor or a list, to be read in one way; there have to be two tokens."""
+    """The tokens of a store, an array, a tensor or a list; there have to be two or more."""
     if isinstance(source, TokenStore):
         tokens: Tokens = ShardedTokens(source) if source.can_lie_side_by_side else SlicedTokens(source)
     else:
@@ -217,15 +221,40 @@ def tokens_of(source: Any) -> Tokens:
     return tokens
 
 
-class _Stretches:
-    """Every stretch of `width` ids of an array, to be picked by where they begin."""
+def one_axis(name: str, values: Any) -> Integer[np.ndarray, " n"]:
+    """One axis of integers, sharing the memory of arrays and of tensors on the host."""
+    remedy = "the array that Tokenizer.encode returns" if name == "ids" else "a list of offsets"
+    array = _array(name, values, remedy)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ShapeError(
+            f"got {name} of shape {array.shape} and dtype {array.dtype}, expected one axis of integers", remedy
+        )
+    return array if array.size else array.astype(np.int64)
+
+
+def _array(name: str, values: Any, remedy: str) -> np.ndarray:
+    if isinstance(values, Tensor):
+        if values.dtype not in INTEGERS or values.layout != torch.strided or values.is_meta:
+            what = f"{values.dtype} tensor on {values.device}, {values.layout}"
+            raise ShapeError(f"got {name} as a {what}, expected one axis of integers", remedy)
+        values = values.detach().cpu().numpy()
+    if isinstance(values, np.ma.MaskedArray):
+        raise ShapeError(f"got {name} as a masked array, expected one axis of integers", "values.compressed()")
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError, OverflowError):
+        raise ShapeError(f"got {name} of uneven shape, expected one axis of integers", remedy) from None
+
+
+class _AllSlices:
+    """Every slice of `width` ids of an array, to be indexed by where they begin."""
 
     def __init__(self, ids: Integer[np.ndarray, " n"], width: int) -> None:
         self.width, self._dtype = width, ids.dtype
         self._items, (step,) = None, ids.strides
         count = max(len(ids) - width + 1, 0)
         if ids.flags.c_contiguous:
-            # A stretch as one item of many bytes, which NumPy copies faster than a row of numbers.
+            # A slice as one item of many bytes, which NumPy copies faster than a row of numbers.
             self._items = np.ndarray((count,), f"V{width * step}", ids, strides=(step,))
         else:
             self._rows = np.lib.stride_tricks.as_strided(ids, (count, width), (step, step), writeable=False)
@@ -236,7 +265,7 @@ class _Stretches:
         return self._items[starts].view(self._dtype).reshape(len(starts), self.width)
 
 
-def places(starts: Int[np.ndarray, " pieces"], sizes: Int[np.ndarray, " pieces"]) -> Int[np.ndarray, " total"]:
+def places(starts: Int[np.ndarray, " slices"], sizes: Int[np.ndarray, " slices"]) -> Int[np.ndarray, " total"]:
     """``start, start + 1, ...`` for each start, as many as its size says, one after the other."""
     return np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
 
@@ -263,7 +292,7 @@ class _MappedFile:
 
     @classmethod
     def behind(cls, array: np.ndarray) -> _MappedFile | None:
-        """The file behind an array, if all of the array is one stretch of it as it is on the disk."""
+        """The file behind an array, if all of the array is one slice of it as it is on the disk."""
         root = array
         while isinstance(root.base, np.ndarray):
             root = root.base

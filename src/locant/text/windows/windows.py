@@ -1,12 +1,12 @@
-"""`Windows`: a text's token ids, cut into pieces of one length for training and evaluation.
+"""`Windows`: sliding windows over a text's token ids, as inputs and targets for training and evaluation.
 
-Window number i holds `length` inputs and, for each of them, the id that follows it. The targets of a text are
-``ids[1:]``, and at ``stride == length`` every one of them appears in exactly one window: the last window is not
-lost, it is filled up on the right. Where it is filled up, the target is -100 (which
-`torch.nn.functional.cross_entropy` ignores), the input is `pad_id`, and the position is padding (document -1).
+Window number i holds `length` inputs and, for each of them, the id that follows it: its target. The targets of a text
+are ``ids[1:]``, and at ``stride == length`` every one of them is in exactly one window. The last window is not dropped,
+but padded on the right: there the target is -100 (which `torch.nn.functional.cross_entropy` ignores), the input is
+`pad_id`, and the position is padding (document -1).
 
-Nothing is cut ahead of time. A batch is one fancy index into a strided view of the array, so building `Windows` costs
-nothing per token, a memory-mapped array stays on the disk, and ids are widened to int64 only as they are read.
+No window is made ahead of time. A batch is one fancy index into a strided view of the array, so building `Windows`
+costs nothing per token, a memory-mapped array stays on the disk, and ids are widened to int64 only as they are read.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from torch.utils.data import Dataset
 from locant.arguments import flag, one_of, whole
 from locant.errors import InputError, RangeError
 from locant.text.store import TokenStore
-from locant.text.windows.collation import Batch, collate
-from locant.text.windows.cuts import Cuts, document_offsets
+from locant.text.windows.collation import Batch, Pairs, collate
+from locant.text.windows.document_windows import DocumentWindows, document_offsets
 from locant.text.windows.loader import Loader
 from locant.text.windows.packing import Packing
+from locant.text.windows.sampler import BatchSampler
 from locant.text.windows.tokens import tokens_of
 
 __all__ = ["Windows"]
@@ -38,8 +39,8 @@ Mode = Literal["flat", "document", "packed"]
 MODES = ("flat", "document", "packed")
 
 
-class Windows(Dataset[Batch]):
-    """A map-style dataset of windows over token ids.
+class Windows(Dataset[Any]):
+    """A map-style dataset of sliding windows over token ids.
 
     Args:
         store_or_ids: a `TokenStore`, or a NumPy array, memory-mapped array, tensor or list of integers. It is not
@@ -47,34 +48,52 @@ class Windows(Dataset[Batch]):
         length: inputs per window.
         stride: from the start of one window to the next; default: `length`. A smaller one makes windows overlap, a
             larger one skips the targets between them. Packed rows have none.
-        mode: ``"flat"`` cuts through the whole text. ``"document"`` lets no window reach beyond its document.
-            ``"packed"`` lays as many documents, or last pieces of them, into one row as fit; no target crosses from
-            one to the next, and none is seen twice. A document longer than `length` is cut as in document mode.
+        mode: ``"flat"`` takes the whole text as one. ``"document"`` lets no window reach beyond its document.
+            ``"packed"`` puts as many documents, or last pieces of them, into one row as fit; no target crosses from
+            one to the next, and none occurs twice. A document longer than `length` is cut as in document mode.
         documents: where each document begins, and the end: n + 1 offsets for n documents, from 0 to the number of
             ids; default: those of the store. A document of fewer than two tokens has no target, and no window.
-        drop_last: drop the windows that would have to be filled up: the last of the text, or of each document.
-            Packed rows are hardly ever full to the last slot, and are all kept.
-        pad_id: the input id where a window is filled up. No attention reaches it, but the embedding looks it up.
+        drop_last: drop the windows that would have to be padded: the last of the text, or of each document. Packed
+            rows are hardly ever full to the last slot, and are all kept.
+        pad_id: the input id of padding. No token attends to it, but the embedding looks it up.
+        as_tuple: a window or a batch is a pair ``(inputs, targets)`` instead of a dict. Without positions a model
+            counts from 0 and attends causally, which is right for all but packed rows; those refuse it.
 
-    Positions count from 0 in each window, in document mode too, and in each piece of a packed row: nothing before it
-    can be attended to, so where it stood in its document says nothing that a model could use, and a table of `length`
-    positions suffices. In a batch they have one row if no window is filled up, else a row for each window.
+    A window or a batch is a dict: ``ids``, ``targets`` and ``positions``, which `locant.attend` and every encoding
+    take. Positions count from 0 in each window, in document mode too, and in each piece of a packed row: it cannot
+    attend to anything before it, and a table of `length` positions suffices. In a batch they have one row if no window
+    is padded, else a row for each window.
 
     Raises:
-        InputError: fewer than two tokens, no window at all, an unknown mode, or documents that do not fit.
-        RangeError: a length or stride below 1; on reading, a negative id. ShapeError: ids that are not one axis of
-            integers.
+        InputError: fewer than two tokens, no window at all, or documents that do not fit.
+        RangeError: a length or stride below 1, an unknown mode, ``as_tuple`` with packed rows; on reading, a negative
+            id. ShapeError: ids that are not one axis of integers.
 
-    Building costs one or two integers per document, packed rows three. It can be pickled for the workers of a data
-    loader; a store or a contiguous part of a memory-mapped file is then opened again by its name and not sent.
+    Building costs one or two integers per document, packed rows three. It can be pickled for the workers of a
+    `DataLoader`; a store or a contiguous part of a memory-mapped file is then opened again by its name and not sent.
 
     >>> windows = Windows([10, 11, 12, 13, 14, 15], length=4)
     >>> len(windows), windows[0]["ids"].tolist(), windows[0]["targets"].tolist()
     (2, [10, 11, 12, 13], [11, 12, 13, 14])
     >>> windows[1]["ids"].tolist(), windows[1]["targets"].tolist(), windows[1]["positions"].document.tolist()
     ([14, 0, 0, 0], [15, -100, -100, -100], [[0, -1, -1, -1]])
-    >>> next(iter(windows.loader(batch_size=2)))["ids"].shape
-    torch.Size([2, 4])
+
+    Batches come from `loader`, or from a `torch.utils.data.DataLoader`; as dicts, or as pairs:
+
+    >>> from torch.utils.data import DataLoader
+    >>> for batch in windows.loader(batch_size=2):
+    ...     batch["ids"].shape, batch["targets"].shape
+    (torch.Size([2, 4]), torch.Size([2, 4]))
+    >>> for inputs, targets in Windows([10, 11, 12, 13, 14, 15], length=4, as_tuple=True).loader(batch_size=2):
+    ...     inputs.shape, targets.shape
+    (torch.Size([2, 4]), torch.Size([2, 4]))
+    >>> overlapping = Windows([10, 11, 12, 13, 14, 15], length=4, stride=1, drop_last=True, as_tuple=True)
+    >>> for inputs, targets in DataLoader(overlapping, batch_size=2, shuffle=False, drop_last=True):
+    ...     inputs.tolist(), targets.tolist()
+    ([[10, 11, 12, 13], [11, 12, 13, 14]], [[11, 12, 13, 14], [12, 13, 14, 15]])
+
+    Packed documents have positions and an attention mask of their own, in one row:
+
     >>> packed = Windows([1, 2, 3, 4, 5, 6, 7], length=4, mode="packed", documents=[0, 3, 4, 7])
     >>> packed[0]["ids"].tolist(), packed[0]["positions"].index.tolist(), packed[0]["positions"].document.tolist()
     ([1, 2, 5, 6], [[0, 1, 0, 1]], [[0, 0, 1, 1]])
@@ -90,19 +109,21 @@ class Windows(Dataset[Batch]):
         documents: Integer[np.ndarray, " offsets"] | Integer[Tensor, " offsets"] | Sequence[int] | None = None,
         drop_last: bool = False,
         pad_id: int = 0,
+        as_tuple: bool = False,
     ) -> None:
         self.length = whole("length", length, 1, remedy="a number of tokens")
         self.stride = self.length if stride is None else whole("stride", stride, 1, 2**62, remedy="a number of tokens")
         self.mode = mode
         self.drop_last = drop_last = flag("drop_last", drop_last)
         self.pad_id = whole("pad_id", pad_id, 0, 2**63 - 1, remedy="an id of the tokenizer")
+        self.as_tuple = flag("as_tuple", as_tuple)
         self._tokens = tokens_of(store_or_ids)
         offsets = _offsets(mode, documents, store_or_ids, len(self._tokens))
         if mode == "packed":
-            _require_no_stride(self.stride, self.length, drop_last)
+            _require_plain_rows(self.stride, self.length, drop_last, self.as_tuple)
             self._layout = Packing(offsets, self.length, pad_id=self.pad_id)
         else:
-            self._layout = Cuts(offsets, self.length, self.stride, drop_last=drop_last, pad_id=self.pad_id)
+            self._layout = DocumentWindows(offsets, self.length, self.stride, drop_last=drop_last, pad_id=self.pad_id)
         self._count = len(self._layout)
         if not self._count:
             longest = int(np.diff(offsets).max(initial=0))
@@ -115,25 +136,33 @@ class Windows(Dataset[Batch]):
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, index: SupportsIndex) -> Batch:
-        """One window: ``ids`` and ``targets`` of shape ``[length]``, ``positions`` with one row."""
-        batch = self.__getitems__([index])
-        return {"ids": batch["ids"][0], "targets": batch["targets"][0], "positions": batch["positions"]}
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        """One window: ``ids`` and ``targets`` of shape ``[length]``, ``positions`` with one row; or a pair."""
+        batch = self._batch([index])
+        ids, targets = batch["ids"][0], batch["targets"][0]
+        return (ids, targets) if self.as_tuple else Batch(ids=ids, targets=targets, positions=batch["positions"])
 
     def __getitems__(
         self, indices: Sequence[SupportsIndex] | Integer[np.ndarray, " batch"] | Integer[Tensor, " batch"]
-    ) -> Batch:
-        """A whole batch of windows: ``ids`` and ``targets`` of shape ``[batch, length]``, in memory of their own."""
+    ) -> Any:
+        """A whole batch of windows: ``ids`` and ``targets`` of shape ``[batch, length]``, in memory of their own.
+
+        With `as_tuple` a sequence of pairs, as a `DataLoader` expects it; `collate` makes two tensors of it.
+        """
+        batch = self._batch(indices)
+        return Pairs(batch) if self.as_tuple else batch
+
+    def _batch(self, indices: Sequence[SupportsIndex] | np.ndarray | Tensor) -> Batch:
         numbers = indices if isinstance(indices, np.ndarray) else _array_of(indices)
         if numbers.ndim != 1 or numbers.dtype.kind != "i" or not len(numbers):
             return self._layout.batch(self._tokens, self._all_inside(indices))
         numbers = numbers.astype(np.int64, copy=False)
         highest = np.maximum.reduce(numbers.view(np.uint64))  # without a sign, negative ones are the largest there are
-        if isinstance(self._layout, Cuts) and highest < self._layout.full:
+        if isinstance(self._layout, DocumentWindows) and highest < self._layout.full:
             return self._layout.full_batch(self._tokens, numbers)
         return self._layout.batch(self._tokens, numbers if highest < self._count else self._all_inside(numbers))
 
-    def collate(self, batch: Batch | Sequence[Batch]) -> Batch:
+    def collate(self, batch: Any) -> Any:
         """For ``DataLoader(windows, collate_fn=windows.collate)``: a batch as it is, a list of windows stacked."""
         return collate(batch)
 
@@ -148,7 +177,7 @@ class Windows(Dataset[Batch]):
         drop_last: bool = False,
         **options: Any,
     ) -> Loader:
-        """Batches in an order that epoch and seed decide, shared out to ranks, and resumed in the middle of an epoch.
+        """Batches in an order that epoch and seed decide, split over ranks, to be resumed in the middle of an epoch.
 
         Args:
             batch_size: windows per batch and rank.
@@ -158,12 +187,11 @@ class Windows(Dataset[Batch]):
                 where it is initialised, else everything.
             drop_last: drop the last step if it is not whole, so that all ranks make the same number of equal batches.
             options: for `torch.utils.data.DataLoader`: ``num_workers``, ``pin_memory``, ``prefetch_factor`` ...
-                Batches always come in order, by which a state counts them.
+                Batches always come in order, as a state counts them.
 
         Raises:
-            InputError: an option that a data loader does not have, or that means nothing without workers; no truth
-                value where one belongs.
-            RangeError: a number out of range.
+            InputError: an option that a `DataLoader` does not have, or that means nothing without workers.
+            RangeError: a number out of range, or a flag that is no bool.
 
         >>> loader = Windows(range(10), length=2).loader(batch_size=2, seed=7)
         >>> first = next(iter(loader))
@@ -172,7 +200,7 @@ class Windows(Dataset[Batch]):
         >>> len(loader), sum(len(batch["ids"]) for batch in again)
         (3, 3)
         """
-        return Loader(
+        sampler = BatchSampler(
             self,
             batch_size,
             shuffle=shuffle,
@@ -180,8 +208,8 @@ class Windows(Dataset[Batch]):
             rank=rank,
             world_size=world_size,
             drop_last=drop_last,
-            **options,
         )
+        return Loader(self, sampler, **options)
 
     @property
     def fill(self) -> float:
@@ -190,7 +218,7 @@ class Windows(Dataset[Batch]):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells these windows from others: of another text, as far as that costs nothing, or cut in another way."""
+        """A hash of the options and, as far as that costs little, of the text."""
         options = [self.length, self.stride, self.mode, self.drop_last, self.pad_id, self._count, len(self._tokens)]
         facts = json.dumps([*options, self._tokens.fingerprint, self._layout.digest])
         return hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
@@ -200,7 +228,7 @@ class Windows(Dataset[Batch]):
         return f"Windows({shape}, over {len(self._tokens)} tokens)"
 
     def _all_inside(self, indices: Sequence[SupportsIndex] | np.ndarray | Tensor) -> Int[np.ndarray, " batch"]:
-        """The indices, one by one: negative ones count from the end, and the first that is none is named."""
+        """The indices, one by one: negative ones count from the end, and the first wrong one is named."""
         return np.array([self._inside(index) for index in indices], dtype=np.int64)
 
     def _inside(self, index: SupportsIndex) -> int:
@@ -227,7 +255,7 @@ def _array_of(indices: Sequence[SupportsIndex] | Tensor) -> np.ndarray:
         return indices.numpy(force=True)
     try:
         return np.array(indices)
-    except (ValueError, TypeError, OverflowError):  # they are looked at one by one, and the odd one is named
+    except (ValueError, TypeError, OverflowError):  # `_all_inside` names the wrong one
         return np.array(None)
 
 
@@ -244,10 +272,14 @@ def _offsets(mode: Mode, documents: Any, source: Any, size: int) -> Int[np.ndarr
     return document_offsets(documents, size)
 
 
-def _require_no_stride(stride: int, length: int, drop_last: bool) -> None:
+def _require_plain_rows(stride: int, length: int, drop_last: bool, as_tuple: bool) -> None:
     if stride != length:
         raise InputError(
             f"got stride={stride} for packed rows, in which every target stands once", "mode='document' for overlaps"
         )
     if drop_last:
         raise InputError("got drop_last for packed rows, of which hardly any is full", "drop_last=False")
+    if as_tuple:
+        raise RangeError(
+            "got as_tuple=True for packed rows, which need their positions to keep documents apart", "as_tuple=False"
+        )

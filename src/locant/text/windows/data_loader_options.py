@@ -1,4 +1,4 @@
-"""Options that `Windows.loader` hands on to `torch.utils.data.DataLoader`, checked: its own errors name no remedy."""
+"""Options that `Windows.loader` passes to `torch.utils.data.DataLoader`, checked: its own errors name no remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from locant.arguments import Real, flag, real, shown, whole
+from locant.arguments import Real, flag, one_of, real, shown, whole
 from locant.errors import InputError
 
 __all__ = ["checked_options"]
@@ -35,8 +35,8 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options, which a data loader will take.
 
     Raises:
-        InputError: one that is unknown, made by the loader itself, of another kind, or of no use without workers.
-        RangeError: a number out of range.
+        InputError: one that is unknown, made by the loader itself, or of no use without workers.
+        RangeError: a number out of range, or another kind of value.
 
     >>> checked_options({"num_workers": 2, "pin_memory": True})
     {'num_workers': 2, 'pin_memory': True}
@@ -57,7 +57,7 @@ def _require_known(options: Mapping[str, Any]) -> None:
     for name in options:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            remedy = f"{close[0]}=, did you mean that?" if close else f"one of {', '.join(known)}"
+            remedy = f"{close[0]}=" if close else f"one of {', '.join(known)}"
             raise InputError(f"got {name}={shown(options[name])}, which is no option of a data loader", remedy)
 
 
@@ -95,10 +95,9 @@ def _function(name: str, value: Any) -> Callable[[int], object] | None:
 
 
 def _context(name: str, value: Any) -> BaseContext | str | None:
-    ways = multiprocessing.get_all_start_methods()
-    if value is None or isinstance(value, BaseContext) or (isinstance(value, str) and value in ways):
+    if value is None or isinstance(value, BaseContext):
         return value
-    raise InputError(f"got {name}={shown(value)}, expected one of {', '.join(ways)}", f"{name}={ways[0]!r}")
+    return one_of(name, value, multiprocessing.get_all_start_methods())
 
 
 CHECKS: dict[str, Callable[[str, Any], Any]] = {

@@ -1,7 +1,7 @@
-"""`Cuts`: where the windows of a text, or of each of its documents, begin and how many targets they hold.
+"""Sliding windows over a text, or over each of its documents: where they begin and how many targets they hold.
 
-In a document of n tokens there are n - 1 targets. Windows stand a stride apart until none of its targets is left; the
-last one may hold fewer than `length`. Nothing is kept per window: for many documents, one integer per document.
+In a document of n tokens there are n - 1 targets. Windows begin a stride apart until none of its targets is left; the
+last one may hold fewer than `length`. Nothing is stored per window: for many documents, one integer per document.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from jaxtyping import Int, Integer
 
 from locant.errors import InputError
 from locant.positions import Positions
-from locant.text.windows.arrays import one_axis
-from locant.text.windows.collation import IGNORED_TARGET, Batch, whole
-from locant.text.windows.tokens import Tokens
+from locant.text.windows.collation import IGNORED_TARGET, Batch, whole_batch
+from locant.text.windows.tokens import Tokens, one_axis
 
-__all__ = ["Cuts", "document_offsets"]
+__all__ = ["DocumentWindows", "document_offsets"]
 
 
-class Cuts:
-    """Windows of one length, a stride apart, within each stretch between two offsets."""
+class DocumentWindows:
+    """Windows of one length, a stride apart, within each document, from one offset to the next."""
 
     def __init__(
         self, offsets: Integer[np.ndarray, " offsets"], length: int, stride: int, *, drop_last: bool, pad_id: int
@@ -68,12 +67,12 @@ class Cuts:
         beyond = self._slots >= sizes[:, None]
         np.putmask(batch["ids"].numpy(), beyond, self.pad_id)
         np.putmask(batch["targets"].numpy(), beyond, IGNORED_TARGET)
-        return whole(batch["ids"], batch["targets"], self._positions(sizes, beyond))
+        return whole_batch(batch["ids"], batch["targets"], self._positions(sizes, beyond))
 
     def _full_rows(self, rows: Integer[np.ndarray, "batch length_plus_1"]) -> Batch:
         # Two arrays of their own: as two views of one, writing to the inputs would change the targets.
         ids, targets = rows[:, :-1].astype(np.int64, order="C"), rows[:, 1:].astype(np.int64, order="C")
-        return whole(torch.from_numpy(ids), torch.from_numpy(targets), self._full_positions)
+        return whole_batch(torch.from_numpy(ids), torch.from_numpy(targets), self._full_positions)
 
     def _locate(
         self, windows: Int[np.ndarray, " batch"]
@@ -88,7 +87,7 @@ class Cuts:
         return starts, np.minimum(self.length, self.offsets[document + 1] - 1 - starts)
 
     def _positions(self, sizes: Int[np.ndarray, " batch"], beyond: np.ndarray) -> Positions:
-        """What `Positions.from_mask` makes of these rows, without counting up what is known."""
+        """What `Positions.from_mask` makes of these rows, computed from the sizes."""
         index = np.minimum(self._slots, sizes[:, None] - 1)
         document = -beyond.astype(np.int64)
         return Positions(torch.from_numpy(index), torch.from_numpy(document), None, 0, int(sizes.max()) - 1)
@@ -132,10 +131,10 @@ def _rows(tokens: Tokens, starts: Int[np.ndarray, " rows"], width: int) -> Integ
         return tokens.rows(starts, width)
     inside = starts <= last
     sizes = len(tokens) - starts[~inside]  # which is less than the width
-    pieces = tokens.pieces(starts[~inside], sizes)
-    short = np.zeros((len(sizes), width), dtype=pieces.dtype)
-    short[np.arange(width) < sizes[:, None]] = pieces
-    rows = np.empty((len(starts), width), dtype=pieces.dtype)
+    parts = tokens.slices(starts[~inside], sizes)
+    short = np.zeros((len(sizes), width), dtype=parts.dtype)
+    short[np.arange(width) < sizes[:, None]] = parts
+    rows = np.empty((len(starts), width), dtype=parts.dtype)
     rows[~inside] = short
     if inside.any():
         rows[inside] = tokens.rows(starts[inside], width)
