@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from locant.arguments import whole
+from locant.arguments import shape_error, whole
 from locant.attention.inputs import zero_padding
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import Positions
 from locant.positions.checks import token_count
 from locant.positions.documents import PADDING
 from locant.positions.positions import require_positions
+from locant.tensors import require_tensor
 
 __all__ = ["KVCache"]
 
 
 class KVCache:
-    """One layer's keys and values, for decoding. Keys go in rotated, so they never have to be turned again.
+    """One layer's keys and values, for decoding. Keys go in rotated, so that no step rotates them again.
 
-    What is given for padding is stored as zeros. Memory doubles as it fills, or is taken once where `max_len` is given.
-    For inference only: what is stored has no gradient.
+    Padding is stored as zeros. Memory doubles as it fills, or is taken once where `max_len` is given. For inference
+    only: what is stored has no gradient.
 
     Args:
         max_len: the most tokens it may hold; default: no limit.
@@ -66,15 +68,13 @@ class KVCache:
                 "with torch.no_grad():, or attend() without a cache",
             )
         positions.require_fits(k.shape[0], k.shape[2], k.device, "k")
-        joined = self._joined(positions)
-        new_length = self._length + k.shape[2]
-        self._keys = self._with_room(self._keys, k, new_length)
-        self._values = self._with_room(self._values, v, new_length)
+        joined, length = self._joined(positions), self._length + k.shape[2]
+        self._keys, self._values = self._grown(self._keys, k, length), self._grown(self._values, v, length)
         new_keys, new_values = zero_padding(positions, k.detach(), v.detach())
-        self._keys[:, :, self._length : new_length] = new_keys
-        self._values[:, :, self._length : new_length] = new_values
-        self._positions, self._length = joined, new_length
-        return self._keys[:, :, :new_length], self._values[:, :, :new_length], self._positions
+        self._keys[:, :, self._length : length] = new_keys
+        self._values[:, :, self._length : length] = new_values
+        self._positions, self._length = joined, length
+        return self._keys[:, :, :length], self._values[:, :, :length], joined
 
     def next_positions(self, n: int = 1) -> Positions:
         """The `n` positions after the last real token of every row, in that token's document."""
@@ -103,7 +103,7 @@ class KVCache:
     def _joined(self, positions: Positions) -> Positions:
         """Where everything stands, in an order in which the new tokens keep theirs: queries have only that.
 
-        An order that begins anew at 0, as that of an image does, puts all that is cached before it.
+        Where an order begins at 0 again, as that of an image does, everything cached comes before it.
         """
         if self._positions is None:
             return positions
@@ -113,7 +113,8 @@ class KVCache:
         moved = joined.order[:, self._length] - positions.order[:, 0]
         return dataclasses.replace(joined, order_or_none=joined.order - moved[:, None])
 
-    def _with_room(self, store: Tensor | None, new: Tensor, length: int) -> Tensor:
+    def _grown(self, store: Tensor | None, new: Tensor, length: int) -> Tensor:
+        """Where the cache grows: memory for `length` tokens, `store` while it lasts, then `max_len` or twice as much."""
         if self.max_len is not None and length > self.max_len:
             raise RangeError(
                 f"got {length} tokens for a cache of max_len={self.max_len}", "a larger max_len, or clear()"
@@ -121,18 +122,20 @@ class KVCache:
         fits = store is not None and length <= store.shape[2]
         if store is not None and fits and (torch.is_inference_mode_enabled() or not store.is_inference()):
             return store  # what inference mode has made cannot be written to outside of it
-        room = length if store is None else store.shape[2] if fits else max(length, 2 * store.shape[2])
-        room = room if self.max_len is None else self.max_len
-        grown = new.new_empty(new.shape[0], new.shape[1], room, new.shape[3])
+        if self.max_len is not None:
+            capacity = self.max_len
+        else:
+            capacity = length if store is None else store.shape[2] if fits else max(length, 2 * store.shape[2])
+        grown = new.new_empty(new.shape[0], new.shape[1], capacity, new.shape[3])
         if store is not None:
             grown[:, :, : self._length] = store[:, :, : self._length]
         return grown
 
-    def _require_matching(self, k: Tensor, v: Tensor) -> None:
+    def _require_matching(self, k: Any, v: Any) -> None:
         for name, x in (("k", k), ("v", v)):
-            if not isinstance(x, Tensor) or x.ndim != 4:
-                got = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"type {type(x).__name__}"
-                raise ShapeError(f"got {name} of {got}, expected (batch, kv_heads, new, head_dim)", "k[None]")
+            require_tensor(name, x)
+            if x.ndim != 4:
+                raise shape_error(name, x, "(batch, kv_heads, new, head_dim)", f"{name}[None]")
         if k.dtype != v.dtype or not k.is_floating_point():
             raise ShapeError(f"got keys of {k.dtype} and values of {v.dtype}, expected one floating dtype", "v.to(k)")
         if k.shape[:3] != v.shape[:3]:
