@@ -114,7 +114,7 @@ class KVCache:
         return dataclasses.replace(joined, order_or_none=joined.order - moved[:, None])
 
     def _grown(self, store: Tensor | None, new: Tensor, length: int) -> Tensor:
-        """Where the cache grows: memory for `length` tokens, `store` while it lasts, then `max_len` or twice as much."""
+        """Where the cache grows: memory for `length` tokens, `store` while it lasts, then `max_len` or twice that."""
         if self.max_len is not None and length > self.max_len:
             raise RangeError(
                 f"got {length} tokens for a cache of max_len={self.max_len}", "a larger max_len, or clear()"
