@@ -16,7 +16,7 @@ FRAME := pyproject.toml constraints.txt src/locant/_version.py
 WORKERS ?= 2
 PROFILE ?= thorough
 
-.PHONY: help demo test lint types suite test-types test-slow bench clean
+.PHONY: help demo test lint types suite test-slow bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -52,11 +52,9 @@ lint: $(VENV)/dev.stamp ## ruff, as a linter and as a formatter
 types: $(VENV)/dev.stamp ## pyright
 	@$(BIN)/pyright
 
-suite: $(VENV)/dev.stamp ## the fast tests alone
-	@$(BIN)/python -m pytest -n $(WORKERS) -q -m 'not slow'
-
-test-types: $(VENV)/dev.stamp ## the fast tests with every shape in a signature checked at run time
+suite: $(VENV)/dev.stamp ## the fast tests: with every shape in a signature checked at run time, then what needs it unchecked
 	@$(BIN)/python -m pytest -n $(WORKERS) -q -m 'not slow' --jaxtyping-packages=locant,beartype.beartype
+	@$(BIN)/python -m pytest -n $(WORKERS) -q -m 'unchecked and not slow'
 
 test-slow: $(VENV)/dev.stamp ## the tests marked slow, with many more hypothesis examples (PROFILE=fresh: new ones)
 	@$(BIN)/python -m pytest -n $(WORKERS) -q -m slow --hypothesis-profile=$(PROFILE)

@@ -1,6 +1,6 @@
 """What the whole suite stands on: no network, no luck, one thread per worker.
 
-This file must not import locant: `make test-types` puts runtime shape checks into the package while it is imported.
+This file must not import locant: `make test` puts runtime shape checks into the package while it is imported.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-# What compilers make is kept for this process alone: one that was killed leaves half a file, which all later ones load.
-os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="locant-compiled-")
+# The workers of one run share what compilers make. Later runs start anew: a killed process leaves half a file behind.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="locant-compiled-")
 
 import hypothesis
 import pytest
@@ -57,15 +58,32 @@ hypothesis.settings.load_profile("quick")  # --hypothesis-profile=... overrides 
 
 
 def pytest_unconfigure() -> None:
-    shutil.rmtree(os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
+# What a test calls that cannot run, or shows less, while shapes are checked: compilers cannot follow the checks, and
+# they would refuse bad arguments instead of us.
+UNCHECKED = {"refuses", "require_refused", "compile", "compiles_at_most_twice", "score_mod_is_bias"}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("gpu"):
+        if _is_unchecked(item):
+            item.add_marker("unchecked")
+    if config.getoption("--jaxtyping-packages"):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("unchecked")])
+        items[:] = [item for item in items if not item.get_closest_marker("unchecked")]
+    for item in items:
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="torch finds no CUDA device"))
+
+
+def _is_unchecked(item: pytest.Item) -> bool:
+    function = getattr(item, "function", None)
+    function = getattr(getattr(function, "hypothesis", None), "inner_test", function)
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    return not UNCHECKED.isdisjoint(names) or "uncompiled" in getattr(item, "fixturenames", ())
 
 
 @pytest.fixture(autouse=True)

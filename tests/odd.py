@@ -66,7 +66,7 @@ def require_refused(
 @contextmanager
 def _refusal(accepted: bool, number: bool, word: str) -> Iterator[None]:
     if accepted:
-        with suppress(jaxtyping.TypeCheckError):  # under `make test-types` an integer is no float
+        with suppress(jaxtyping.TypeCheckError):  # while shapes are checked, an integer is no float
             yield
     elif number:
         with refuses(RangeError, word):

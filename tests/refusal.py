@@ -17,7 +17,7 @@ __all__ = ["refuses"]
 def refuses(kind: type[LocantError], *words: str) -> Iterator[None]:
     """The block raises exactly `kind`, with a remedy, and its message holds all of `words`.
 
-    Under `make test-types` wrong dtypes and ranks already end at the signature, which is as good.
+    Where shapes are checked at run time, wrong dtypes and ranks already end at the signature.
     """
     with pytest.raises((LocantError, jaxtyping.TypeCheckError)) as caught:
         yield

@@ -11,14 +11,7 @@ from locant.attention.backends import flex
 
 
 @pytest.fixture
-def unchecked(request: pytest.FixtureRequest) -> None:
-    """Without shape checks at run time, which get between torch's tracer and the functions that it traces."""
-    if request.config.getoption("--jaxtyping-packages", default=None):
-        pytest.skip("runtime shape checks get between torch's tracer and the functions it traces")
-
-
-@pytest.fixture
-def uncompiled(unchecked: None, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """FlexAttention as a plain function, and what it is called with."""
     from torch.nn.attention.flex_attention import flex_attention
 

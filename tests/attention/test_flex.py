@@ -85,7 +85,7 @@ def test_no_queries_or_no_keys(length: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings(COMPILERS_OWN_WARNING)
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.unchecked
 @pytest.mark.parametrize(
     ("encoding_name", "arrangement_name"), [("none", "left padding"), ("alibi", "causal"), ("cope", "packed")]
 )
@@ -96,7 +96,7 @@ def test_compiled_on_a_cpu(encoding_name: str, arrangement_name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings(COMPILERS_OWN_WARNING)
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.unchecked
 def test_growing_lengths_and_other_modules_are_compiled_once() -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -120,7 +120,7 @@ def test_growing_lengths_and_other_modules_are_compiled_once() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings(COMPILERS_OWN_WARNING)
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.unchecked
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("length", [1, 127, 300])
 @pytest.mark.parametrize("kind", ["causal", "window", "packed", "left padding"])
@@ -155,7 +155,7 @@ def test_on_a_gpu_outputs_and_gradients_are_those_of_float64(
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings(COMPILERS_OWN_WARNING)
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.unchecked
 @pytest.mark.parametrize("backend", ["flex", "auto"])
 def test_on_a_gpu_training_needs_no_matrix(backend: str) -> None:
     length, heads = 8192, 8

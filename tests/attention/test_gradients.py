@@ -259,7 +259,7 @@ def test_autocast_does_not_reach_into_a_backward_pass_by_table(
 # ---------------------------------------------------------------------- compiled
 
 
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.unchecked
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled"])
 def test_compiled_it_is_no_other(backend: str) -> None:
     layer, q, tangent = Layer(ALiBi(HEADS), backend), drawn(), drawn()
@@ -271,7 +271,7 @@ def test_compiled_it_is_no_other(backend: str) -> None:
             compiled(q)
 
 
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.unchecked
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled"])
 def test_compiled_a_gradient_of_torch_func_is_right_or_refused_in_our_words(backend: str) -> None:
     layer, q, cotangent = Layer(ALiBi(HEADS), backend), drawn(), drawn()
@@ -286,7 +286,7 @@ def test_compiled_a_gradient_of_torch_func_is_right_or_refused_in_our_words(back
         compiled(q)
 
 
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.unchecked
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("backend", ["auto", pytest.param("sdpa", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("encoding_name", ["t5", pytest.param("cope", marks=pytest.mark.slow)])
@@ -300,7 +300,7 @@ def test_compiled_vmap_keeps_the_gradient_of_a_bias(encoding_name: str, backend:
         assert_close(found, truth)
 
 
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.unchecked
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled"])
 def test_compiled_it_loses_no_tangent_of_those_who_call_it(backend: str) -> None:
     """Compiled for plain tensors before, and used for such again: neither graph is taken for the other."""

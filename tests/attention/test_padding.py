@@ -261,7 +261,7 @@ def test_where_there_can_be_no_padding_nothing_is_copied(where: Positions) -> No
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.unchecked
 def test_compiled_in_one_graph(backend: str) -> None:
     arrangement = PADDED["holes"]
     odd = given(Inputs.draw(arrangement), arrangement, float("nan"))

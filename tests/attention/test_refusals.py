@@ -91,7 +91,7 @@ def test_a_scale_that_would_not_be_learned() -> None:
         attend(X, X, X, positions=WHERE, scale=torch.tensor(0.3, requires_grad=True))
 
 
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.unchecked
 @pytest.mark.parametrize("scale", [torch.tensor(0.25), np.float32(0.25), np.array(0.25), 0.25])
 @pytest.mark.parametrize("backend", ["sdpa", "tiled", "eager", "flex"])
 def test_numbers_of_every_kind_are_scales(backend: str, scale: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_a_window_that_is_no_number_of_steps(causal: bool, window: Any) -> None:
         WHERE.mask(window=window, causal=causal)
 
 
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.unchecked
 @pytest.mark.parametrize("window", [np.int64(3), np.uint8(3), torch.tensor(3)], ids=str)
 @pytest.mark.parametrize("backend", ["sdpa", "tiled", "eager"])
 def test_integers_of_every_kind_are_windows(backend: str, window: Any) -> None:

@@ -266,7 +266,8 @@ COMPILED_SLOWLY = [
 ]
 
 
-@pytest.mark.usefixtures("unchecked", "small_tiles")
+@pytest.mark.unchecked
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize(
     ("backend", "arrangement_name", "encoding_name"),
     [*COMPILED, *(pytest.param(*each, marks=pytest.mark.slow) for each in COMPILED_SLOWLY)],

@@ -294,7 +294,7 @@ def test_mistakes_are_told_in_the_same_words(kind: type[LocantError], arguments:
             embedding(*arguments)
         try:
             embedding(*arguments)
-        except Exception as error:  # noqa: BLE001  # under test-types, what the signature says
+        except Exception as error:  # noqa: BLE001  # while shapes are checked, what the signature says
             words.append(str(error))
     if not words[0].startswith("Type-check"):
         assert words[0] == words[1]

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
@@ -195,8 +194,7 @@ def score_mod_is_bias(build: Build) -> None:
                 one = mod(torch.tensor(0.0), *(torch.tensor(i) for i in (1, 3, 0, 9)))
                 assert torch.equal(one, bias.expand(shape)[1, 3, 0, 9])
 
-    if not shapes_are_checked():
-        flex_attention_takes_it(encoding, heads, head_dim)
+    flex_attention_takes_it(encoding, heads, head_dim)
 
 
 def flex_attention_takes_it(encoding: PositionEncoding, heads: int, head_dim: int) -> None:
@@ -215,8 +213,6 @@ def flex_attention_takes_it(encoding: PositionEncoding, heads: int, head_dim: in
 
 def compiles_at_most_twice(build: Build) -> None:
     """One graph, and at most two compilations over fifty lengths, wherever the tokens stand; the same bits."""
-    if shapes_are_checked():
-        pytest.skip("no graph without breaks while shapes are checked at run time")
     for place in (test_compile.PLACES[name] for name in ("arange", "behind a cache", "packed")):
         torch._dynamo.reset()
         counter = CompileCounter()
@@ -228,11 +224,6 @@ def compiles_at_most_twice(build: Build) -> None:
                 test_compile.require_same(compiled(x, q, k, place(n)), doors(x, q, k, place(n)))
         assert 1 <= counter.frame_count <= 2
     torch._dynamo.reset()
-
-
-def shapes_are_checked() -> bool:
-    """Under `make test-types`, when a checker is wrapped around every function, which dynamo cannot see through."""
-    return hasattr(PositionEncoding.bias, "__wrapped__")
 
 
 def handles_every_size(build: Build) -> None:

@@ -28,11 +28,11 @@ ENCODINGS: dict[str, Callable[[], PositionEncoding]] = {
     "t5 both ways": lambda: T5Bias(HEADS, bidirectional=True),
 }
 
+pytestmark = pytest.mark.unchecked
+
 
 @pytest.fixture(autouse=True)
-def _fresh(request: pytest.FixtureRequest) -> Iterator[None]:
-    if request.config.getoption("--jaxtyping-packages", default=None):
-        pytest.skip("the runtime shape checks cannot be compiled")
+def _fresh() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
