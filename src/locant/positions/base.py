@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -123,7 +123,7 @@ class PositionEncoding(nn.Module):
         return tuple(name for name, required in (_options(cls) or {}).items() if required)
 
     @classmethod
-    def for_model(cls, shape: ModelShape, **options: object) -> Self:
+    def for_model(cls, shape: ModelShape, **options: object) -> PositionEncoding:
         """This encoding for a model of these sizes; `options` go to the constructor.
 
         Overridden where the constructor requires something else than sizes of a `ModelShape`.
