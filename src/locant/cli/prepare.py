@@ -112,7 +112,7 @@ def verb(
 
 
 def _require_alone(ctx: click.Context) -> None:
-    """Nothing that says what to make stands beside ``--finalize``: the tasks were told."""
+    """Refuse other options beside ``--finalize``: what to make was decided by the tasks."""
     others = [one for one in ctx.command.params if one.name not in ("only_join", "output", "as_json")]
     given = [
         _word(one, ctx) for one in others if ctx.get_parameter_source(str(one.name)) is ParameterSource.COMMANDLINE

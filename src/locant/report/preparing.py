@@ -23,7 +23,7 @@ def progress_bar() -> Generator[Callable[[int, int], None]]:
         with tqdm(disable=None, unit="B", unit_scale=True, leave=False, dynamic_ncols=True) as bar:
 
             def progress(done: int, total: int) -> None:
-                if bar.total is None:  # what an earlier run did says nothing of this one's rate
+                if bar.total is None:  # what an earlier run did is not part of this one's rate
                     bar.total, bar.initial, bar.n = total, done, done
                 bar.update(done - bar.n)
 

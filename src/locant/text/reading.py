@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 
 from locant.errors import InputError
 
-__all__ = ["STDIN", "Readable", "read_texts", "sample_text", "standard_input", "well_formed"]
+__all__ = ["STDIN", "Readable", "read_texts", "require_text", "sample_text", "standard_input", "well_formed"]
 
 STDIN = "-"
 
@@ -105,11 +105,16 @@ def _read_bytes(path: Path) -> bytes:
     raise InputError(f"got {path}, which is a device, expected a text file", "the path of a text file")
 
 
-def _decode(data: bytes, name: str) -> str:
+def require_text(data: bytes, name: str) -> None:
+    """Refuse what begins like UTF-16, or has a NUL in it as binary files have."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise InputError(f"{name} begins like UTF-16, expected UTF-8", "iconv -f UTF-16 -t UTF-8 on it first")
     if (zero := data.find(0)) >= 0:
         raise InputError(f"{name} is binary: byte {zero} is NUL, expected text in UTF-8", "a .txt or .md file")
+
+
+def _decode(data: bytes, name: str) -> str:
+    require_text(data, name)
     try:
         text = data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:

@@ -129,7 +129,7 @@ class TestByteRanges:
             found, _ = read(cut(source, range_bytes))
         assert found == [line.encode() for line in lines if line]
 
-    @settings(max_examples=8)  # each writes a file and opens it for every piece
+    @settings(max_examples=8)  # each writes a file and opens it for every range
     @given(
         rows=st.lists(st.one_of(st.none(), st.text(max_size=20)), min_size=1, max_size=40),
         group=st.integers(1, 9),

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -267,7 +268,7 @@ def test_workers_say_the_same(corpus: Path, tmp_path: Path, change: Any) -> None
     assert plan is not None
     assert finished_part(plan, 0) is None
     change(corpus / "a.txt")
-    with refuses(InputError, f"a.txt has {SAID[change]} since"), Workers(1) as workers:
+    with refuses(InputError, f"a.txt has {SAID[change]} since"), closing(Workers(1)) as workers:
         workers.load(plan.store)
         workers.make("tokenizers", [0], lambda _: None)
     assert finished_part(plan, 0) is None

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +63,12 @@ def test_while_parts_are_made_the_finished_ones_stay(
     require_ids(prepare(corpus, out, **options()), TEXTS)
 
 
-def test_workers_do_not_hear_it(corpus: Path, tmp_path: Path) -> None:
+def test_workers_do_not_receive_it(corpus: Path, tmp_path: Path) -> None:
     """A terminal sends it to them too; what becomes of them is decided by the process that started them."""
     prepare(corpus, tmp_path / "store", **options(task=49, num_tasks=50))
     plan = read_plan(tmp_path / "store")
     assert plan is not None
-    with Workers(1) as processes:
+    with closing(Workers(1)) as processes:
         os.kill(processes._workers[0].pid, signal.SIGINT)
         processes.load(plan.store)
         processes.make("tokenizers", range(plan.num_parts), lambda _: None)

@@ -250,7 +250,7 @@ def test_two_terabytes_are_planned_in_seconds(tmp_path: Path, monkeypatch: pytes
         with (tmp_path / f"{number}.jsonl").open("wb") as file:
             file.write(b'{"text": "x"}\n' * 1000)
             file.truncate(2**39)
-    plan, _ = plans.plan_for(tmp_path, Request.of(tmp_path, 2**24, tokenizer="bytes"), resume=True)
+    plan, _ = plans.plan_for(tmp_path, Request.of(tmp_path, tokenizer="bytes", shard_size=2**24), resume=True)
     assert plan.num_parts == 2**41 // 2**26
     ranges = itertools.chain.from_iterable(plan.byte_ranges(number) for number in (0, 1, plan.num_parts - 1))
     assert [(start, stop) for _, start, stop in ranges] == [

@@ -215,7 +215,7 @@ def test_what_somebody_left_of_a_plan_is_no_obstacle(corpus: Path, tmp_path: Pat
 
 
 def test_a_store_that_was_finished_meanwhile_keeps_its_shards(corpus: Path, tmp_path: Path) -> None:
-    """Whoever finds half of a plan may have come while another process clears up behind a store that it finished."""
+    """Half of a plan is there also while another process clears up behind a store that it finished."""
     out = tmp_path / "store"
     prepare(corpus, out, **options())
     before = contents(out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ def test_a_worker_that_is_killed_is_reported_and_the_work_goes_on(corpus: Path, 
     prepare(corpus, tmp_path / "store", **options(task=0, num_tasks=50))
     plan = read_plan(tmp_path / "store")
     assert plan is not None
-    with refuses(InputError, "killed (SIGKILL)", "memory is full"), Workers(2) as workers:
+    with refuses(InputError, "killed (SIGKILL)", "memory is full"), closing(Workers(2)) as workers:
         workers._workers[0].kill()
         workers.load(plan.store)
         workers.make("tokenizers", range(plan.num_parts), lambda _: None)
@@ -38,10 +39,10 @@ def test_what_goes_wrong_in_a_worker_is_said_here(corpus: Path, tmp_path: Path) 
     plan = read_plan(tmp_path / "store")
     assert plan is not None
     edited(corpus / "2.txt")
-    with refuses(InputError, "2.txt has changed since"), Workers(1) as workers:
+    with refuses(InputError, "2.txt has changed since"), closing(Workers(1)) as workers:
         workers.load(plan.store)
         workers.make("tokenizers", range(plan.num_parts), lambda _: None)
-    with Workers(1) as workers:
+    with closing(Workers(1)) as workers:
         workers.load(plan.store)
         with pytest.raises(RuntimeError, match="ValueError"):
             workers.make("tokenizers", [plan.num_parts + 5], lambda _: None)

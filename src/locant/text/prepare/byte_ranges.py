@@ -52,6 +52,11 @@ class Source:
         """Whether nothing separates documents in it."""
         return self.kind == "text" and self.separator is None
 
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether a document can be found from the middle: in text with a separator, JSON lines and Parquet."""
+        return self.compression is None and not self.is_one_document
+
     def to_json(self) -> dict[str, Any]:
         """What a plan and a manifest keep of it: all but where a copy is."""
         return {name: value for name, value in vars(self).items() if name != "copy"}
@@ -89,10 +94,7 @@ class Tally:
 
 
 def cut(source: Source, size: int) -> list[ByteRange]:
-    """A source in ranges of `size` bytes each but the last; an empty file has none.
-
-    Only files in which a document can be found from the middle are cut: text with a separator, JSON lines, Parquet.
-    """
+    """A source in ranges of `size` bytes each but the last, or in one if it cannot be cut; an empty file has none."""
     end = source.size or 0
-    step = max(end, 1) if source.compression is not None or source.is_one_document else size
+    step = size if source.can_be_cut else max(end, 1)
     return [ByteRange(source, start, min(start + step, end)) for start in range(0, end, step)]

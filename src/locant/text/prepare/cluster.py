@@ -20,7 +20,7 @@ from locant.text.tokenizer.engine import Engine, EngineName
 __all__ = ["LOCAL", "make_on_ray"]
 
 LOCAL = "local"
-PATIENCE = 10.0
+TIMEOUT = 10.0
 """Seconds until an address that does not answer is given up; Ray alone tries for minutes."""
 
 
@@ -86,10 +86,10 @@ def _connect(ray: Any, address: str, num_local: int) -> None:
 
 
 def _require_answer(address: str) -> None:
-    """Knock at ``host:port`` and ``ray://host:port``; other addresses are Ray's to know."""
+    """Try to connect to ``host:port`` and ``ray://host:port``; Ray itself checks other forms of an address."""
     place = urlsplit(address if "://" in address else f"//{address}")
     if place.hostname and place.port:
-        socket.create_connection((place.hostname, place.port), timeout=PATIENCE).close()
+        socket.create_connection((place.hostname, place.port), timeout=TIMEOUT).close()
 
 
 def _run(ray: Any, actors: list[Any], waiting: Iterator[int], advance: Advance) -> None:

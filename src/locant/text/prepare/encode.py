@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from locant.text.tokenizer.engine import Encoded, Engine
 __all__ = ["Advance", "Shards", "with_ends", "write_shards"]
 
 Advance = Callable[[int], None]
-"""Is told how many more bytes of the input were read."""
+"""Is called with how many more bytes of the input were read."""
 
 
 def write_shards(
@@ -32,7 +32,7 @@ def write_shards(
     Returns:
         What the shards in `folder` hold; and of each byte range its path, start, stop and SHA-256.
     """
-    with Shards(folder, plan.vocab_size, plan.options["shard_size"]) as shards:
+    with closing(Shards(folder, plan.vocab_size, plan.options["shard_size"])) as shards:
         read = [_write_range(one, plan.end_of_text, shards, engine, advance) for one in plan.byte_ranges(part)]
         shards.finish()
     return shards.records, read
@@ -138,17 +138,14 @@ class Shards:
         return self._open
 
     def finish(self) -> None:
-        """Close the shard that is open, if one is."""
+        """Complete the shard that is open, if one is."""
         if self._open is not None:
             with self._open:
                 self.records.append(self._open.close())
             self._open = None
 
-    def __enter__(self) -> Shards:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Discard the shard that is open, if one is: an error came before its end."""
         if self._open is not None:
-            self._open.__exit__(kind, error, trace)
+            with self._open:
+                pass

@@ -29,7 +29,7 @@ NUMBERING = "numbering.json"
 ANEW = "resume=False (--restart), which begins anew"
 
 RECORDED = {"pieces", *(field.name for field in dataclasses.fields(Source) if field.name != "copy")}
-"""What the manifest says of each source."""
+"""What the manifest records of each source."""
 
 NAMED = 10
 """How many missing tasks are named; the others are counted."""
@@ -162,7 +162,7 @@ def note_tasks(plan: Plan, num_tasks: int) -> None:
 
 
 def _named(plan: Plan, missing: Sequence[int]) -> str:
-    """Tasks, as they are typed; parts, where nobody or everybody has divided the work in another way."""
+    """Tasks, as they are typed; parts, where the work was divided into tasks in no way or in several."""
     divisions = [int(path.name.removeprefix("tasks-")) for path in plan.folder.glob("tasks-*")]
     if len(divisions) != 1:
         return f"parts {_listed(missing)} of {plan.num_parts} are missing"

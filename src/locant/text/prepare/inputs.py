@@ -9,7 +9,6 @@ on, in some of a million web pages, is text.
 
 from __future__ import annotations
 
-import codecs
 import dataclasses
 import glob
 import hashlib
@@ -23,7 +22,7 @@ from locant.errors import InputError
 from locant.files import NewFile
 from locant.text.prepare.byte_ranges import Compression, Kind, Source, Tally
 from locant.text.prepare.readers.streams import blocks, opened, require_arrow, unpacked
-from locant.text.reading import STDIN, standard_input
+from locant.text.reading import STDIN, require_text, standard_input
 
 __all__ = ["FIELD", "find_sources", "read_stdin"]
 
@@ -179,10 +178,8 @@ def _require_its_kind(source: Source) -> None:
         require_arrow(source.name)
         if not data.startswith(b"PAR1"):
             raise InputError(f"{source.name} is no Parquet file", "writing the file again")
-    elif data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise InputError(f"{source.name} begins like UTF-16, expected UTF-8", "iconv -f UTF-16 -t UTF-8 on it first")
-    elif (zero := data.find(0)) >= 0:
-        raise InputError(f"{source.name} is binary: byte {zero} is NUL, expected text in UTF-8", "a text file")
+    else:
+        require_text(data, source.name)
 
 
 def read_stdin(source: Source, place: Path | None) -> tuple[Source, str]:

@@ -8,11 +8,11 @@ the same, and the exit code is 130. The same call then goes on from what was kep
 stage                 what happens                                                   what is kept
 ===================== ============================================================== ===========================
 finding inputs        it ends                                                        nothing was written
-starting workers      those that run are killed; they never hear it themselves       what earlier calls made
+starting workers      those that run are killed; they do not receive it themselves       what earlier calls made
                       (`ctrl_c_held`)
 reading standard      the folder of the new plan is removed, and that of the store   what earlier calls made
 input, planning       if this call made it
-making parts in this  heard when a block is encoded (`readers.streams.BLOCK`); the   all parts that are finished
+making parts in this  raised when a block is encoded (`readers.streams.BLOCK`); the   all parts that are finished
 process               part's folder is removed
 making parts in       workers are killed; the next call removes the folders of their all parts that are finished
 workers               parts
@@ -47,7 +47,7 @@ def resumable(store: Path) -> Generator[None]:
 
 @contextmanager
 def ctrl_c_held() -> Generator[None]:
-    """Ctrl-C waits until the block ends, and processes that are started in it never hear it.
+    """Ctrl-C waits until the block ends, and processes that are started in it never receive it.
 
     A terminal sends it to all of its processes. What a process blocks, those that it starts block too.
     """

@@ -8,7 +8,7 @@ that say what it shall hold, and on nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Unpack, get_args, overload
 
@@ -31,7 +31,7 @@ from locant.text.tokenizer.engine import EngineChoice, EngineName, choose_engine
 __all__ = ["Progress", "prepare"]
 
 Progress = Callable[[int, int], None]
-"""Is told how many bytes of the input are done, and how many there are."""
+"""Is called with how many bytes of the input are done, and how many there are."""
 
 
 @overload
@@ -41,7 +41,6 @@ def prepare(
     *,
     workers: int | None = ...,
     resume: bool = ...,
-    shard_size: int = ...,
     engine: EngineChoice = ...,
     task: None = ...,
     num_tasks: None = ...,
@@ -56,7 +55,6 @@ def prepare(
     paths: Paths,
     out: str | Path,
     *,
-    shard_size: int = ...,
     engine: EngineChoice = ...,
     task: int,
     num_tasks: int,
@@ -126,8 +124,8 @@ def prepare(
     _require_sense(workers, task, num_tasks, ray, progress, engine, resume=resume)
     request = Request.of(
         paths,
-        shard_size,
         tokenizer=tokenizer,
+        shard_size=shard_size,
         vocab_size=vocab_size,
         separator=separator,
         field=field,
@@ -138,7 +136,7 @@ def prepare(
         if (out / MANIFEST).exists():
             store = _finished_store(out, request, resume=resume)
             return store if task is None else None
-        with Workers(num_workers) if num_workers > 1 and ray is None else nullcontext() as processes:
+        with closing(Workers(num_workers)) if num_workers > 1 and ray is None else nullcontext() as processes:
             plan, tokenizer = plan_for(out, request, resume=resume)
             if parts := _parts_to_make(plan, task, num_tasks):
                 sweep_parts(plan)

@@ -34,6 +34,7 @@ class ContentOptions(TypedDict, total=False):
     """The options of `prepare` that decide what is in a store."""
 
     tokenizer: Tokenizer | str | Path | None
+    shard_size: int
     vocab_size: int | None
     separator: str | None
     field: str | None
@@ -53,9 +54,9 @@ class Request:
     def of(
         cls,
         paths: Paths,
-        shard_size: int = SHARD_SIZE,
         *,
         tokenizer: Tokenizer | str | Path | None = None,
+        shard_size: int = SHARD_SIZE,
         vocab_size: int | None = None,
         separator: str | None = None,
         field: str | None = None,

@@ -85,19 +85,11 @@ def _spread(sources: Sequence[Source], ends: Sequence[int], size: int) -> Iterat
         place = i * total // places
         number = bisect_right(ends, place)
         source = sources[number]
-        byte_range = _at(source, place - (ends[number] - (source.size or 0)))
-        if byte_range is not None and (source.path, byte_range.start) not in seen:
-            seen.add((source.path, byte_range.start))
-            yield byte_range
-
-
-def _at(source: Source, offset: int) -> ByteRange | None:
-    """The byte range that begins at `offset`, or the whole file where none can begin in the middle."""
-    size = source.size or 0
-    ranges = cut(source, max(size - 1, 1))
-    if len(ranges) < 2:
-        return ranges[0] if ranges else None
-    return ByteRange(source, offset, min(offset + STRETCH, size))
+        end = source.size or 0
+        begin = place - (ends[number] - end) if source.can_be_cut else 0
+        if (source.path, begin) not in seen:
+            seen.add((source.path, begin))
+            yield ByteRange(source, begin, min(begin + STRETCH, end) if source.can_be_cut else end)
 
 
 def _add(sample: Sample, byte_range: ByteRange, limit: int | None) -> None:

@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import IO, Any, NoReturn, cast
 
 from locant.errors import InputError, LocantError
@@ -43,7 +42,10 @@ def num_cores() -> int:
 
 
 class Workers:
-    """`size` workers, which wait for orders from the moment this is made: they start while the work is planned."""
+    """`size` workers, which wait for orders from the moment this is made: they start while the work is planned.
+
+    `close` them in the end.
+    """
 
     def __init__(self, size: int) -> None:
         self._workers: list[_Worker] = []
@@ -52,7 +54,7 @@ class Workers:
             for _ in range(size):
                 self._workers.append(_started())
         except BaseException:
-            self._kill()
+            self.close()
             raise
 
     def load(self, store: Path) -> None:
@@ -85,16 +87,8 @@ class Workers:
             else:
                 _failed(report)
 
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._kill()
-
-    def _kill(self) -> None:
-        """Those that are done have nothing to lose, and the others no more than the parts they are at."""
+    def close(self) -> None:
+        """Kill them: those that are done have nothing to lose, and the others no more than the parts they are at."""
         for worker in self._workers:
             worker.kill()
             worker.wait()
