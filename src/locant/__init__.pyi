@@ -15,6 +15,7 @@ from ._version import __version__ as __version__
 from .attention import KVCache, attend
 from .embedding import InputEmbedding, SegmentEmbedding, TokenEmbedding
 from .errors import InputError, LocantError, RangeError, ShapeError
+from .figures.plot import plot
 from .models import encoding_from_config, register_architecture
 from .positions import (
     ALiBi,
@@ -70,6 +71,7 @@ __all__ = [
     "attend",
     "encoding",
     "encoding_from_config",
+    "plot",
     "prepare",
     "register_architecture",
     "register_encoding",

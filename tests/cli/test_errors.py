@@ -35,7 +35,7 @@ def process(*words: object, before: str = "", **options: object) -> subprocess.C
         (("embd",), f"expected one of {', '.join(main.verbs)}; try: locant embed, did you mean that?"),
         (("zzz",), "try: locant --help"),
         (("--colour",), "there is no option --colour; try: locant --help"),
-        (("list", "more"), "got unexpected extra argument"),
+        (("list", "alibi", "more"), "got unexpected extra argument"),
         (("list", "--jsn"), "try: --json, did you mean that?"),
     ],
 )
@@ -126,10 +126,10 @@ def test_no_option_of_a_verb_is_left_without_words() -> None:
 def test_what_happens_to_the_machine_is_one_line(
     run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, said: str
 ) -> None:
-    def fail() -> None:
+    def fail(facts: object) -> None:
         raise error
 
-    monkeypatch.setattr("locant.report.listing.print_catalog", fail)
+    monkeypatch.setattr("locant.report.listing.print_all", fail)
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     result = run("list")
     assert result.exit_code == code
@@ -139,7 +139,7 @@ def test_what_happens_to_the_machine_is_one_line(
 
 
 def test_our_own_mistake_is_one_line_and_with_the_variable_a_traceback() -> None:
-    breaks = "import locant.report.listing as listing\ndef bug(): {}['lost']\nlisting.print_catalog = bug"
+    breaks = "import locant.report.listing as listing\ndef bug(facts): {}['lost']\nlisting.print_all = bug"
     short = process("list", before=breaks)
     assert short.returncode == 1
     (line,) = short.stderr.splitlines()

@@ -15,7 +15,7 @@ NAMES = {
     "Positions", "PositionEncoding", "DistanceBias", "Sinusoidal", "Learned", "Rotary", "ALiBi", "T5Bias", "encoding",
     "register_encoding", "scaling", "encoding_from_config", "register_architecture",
     "XPos", "Kerple", "Fire", "Sandwich", "Cope", "Shaw", "TransformerXL", "Deberta",
-    "attend", "KVCache",
+    "attend", "KVCache", "plot",
     "LocantError", "ShapeError", "RangeError", "InputError",
 }  # fmt: skip
 VERBS = {"embed", "compare", "explain", "extend", "convert", "prepare", "export", "plot", "bench", "list"}

@@ -12,11 +12,10 @@ import pytest
 
 from locant.embedding.flow import Plan, embed
 from locant.files import json_text
-from locant.positions.registry import encodings
 from locant.report.comparison.terminal import print_losses, record_line
 from locant.report.console import out
 from locant.report.embedding import print_flow
-from locant.report.listing import catalog_facts, print_catalog
+from locant.report.listing import encoding_facts, facts_of_all, print_all, print_encoding
 from locant.text.corpus import read_corpus
 from tests.lab.fabricated import THE_FIELD, results
 
@@ -33,7 +32,8 @@ def flow(text: str = "cat :smile: [bold]x[/bold] sat\n", **options: object) -> N
 
 
 PRINTED: dict[str, Callable[[], None]] = {
-    "list": print_catalog,
+    "list": lambda: print_all(facts_of_all()[0]),
+    "list rotary": lambda: print_encoding(encoding_facts("rotary")),
     "embed": flow,
     "compare": lambda: print_losses(results()),
 }
@@ -69,18 +69,10 @@ def test_it_fits_the_width_uncut_and_without_colours(
 def test_the_list_says_everything_of_every_encoding(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
 ) -> None:
-    words = printed(monkeypatch, capsys, print_catalog, width).split()
-    for name, kind in encodings().items():
-        info = kind.info
-        for fact in (name, *kind.doors(), info.parameters, info.extrapolation, info.used_by, info.paper):
-            assert {*fact.split()} <= {*words}
-
-
-def test_the_list_as_facts_is_the_catalog() -> None:
-    facts = catalog_facts()
-    assert [fact["name"] for fact in facts] == list(encodings())
-    assert [fact["doors"] for fact in facts] == [list(kind.doors()) for kind in encodings().values()]
-    json.dumps(facts)
+    words = printed(monkeypatch, capsys, PRINTED["list"], width).split()
+    for fact in facts_of_all()[0]:
+        for value in fact.values():
+            assert {*", ".join([value] if isinstance(value, str) else value).split()} <= {*words} | {*fact["sizes"]}
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -133,7 +125,7 @@ def test_a_line_for_a_training_has_every_length() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [results(), catalog_facts(), {}, [], {"a": {"b": {"c": {"d": "é\ud800"}}}}, [[[[1]]]]]
+    "value", [results(), facts_of_all()[0], {}, [], {"a": {"b": {"c": {"d": "é\ud800"}}}}, [[[[1]]]]]
 )
 def test_json_for_people_is_json_for_programs(value: object) -> None:
     text = json_text(value)

@@ -20,7 +20,7 @@ VERBS = {
     "export": "Write a token store in the format of another program, or one of theirs in ours.",
     "plot": "Draw a picture of an encoding.",
     "bench": "Show what was measured against other people's code, on which device.",
-    "list": "List every encoding: door, parameters, reach, users, paper.",
+    "list": "List every encoding, what it does and costs; or one in full, with its numbers.",
 }
 
 main = VerbGroup(

@@ -9,8 +9,13 @@ from typing import Any, TypeVar
 import click
 
 from locant._version import __version__
+from locant.errors import InputError
+from locant.figures import SIZES
 
-__all__ = ["Factor", "Listed", "Place", "as_json", "files", "only_given", "output", "show_version", "tokenizer_options"]
+__all__ = [
+    "Factor", "Listed", "Place", "as_json", "encoding_options", "files", "only_given", "output", "require_taken",
+    "show_version", "tokenizer_options",
+]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -102,6 +107,40 @@ def tokenizer_options(function: F) -> F:
     ):
         function = option(function)
     return function
+
+
+def encoding_options(function: F) -> F:
+    """The sizes of one encoding, which is taken for a small model where they are not given."""
+    positive = click.IntRange(min=1)
+    for option in (
+        click.option("--base", type=click.FloatRange(min=0, min_open=True), help="Base of the frequencies."),
+        click.option("--num-heads", type=positive, help="Heads.", show_default=str(SIZES["num_heads"])),
+        click.option("--head-dim", type=positive, help="Width of a head.", show_default=str(SIZES["head_dim"])),
+        click.option("--d-model", type=positive, help="Width of embeddings.", show_default=str(SIZES["d_model"])),
+    ):
+        function = option(function)
+    return function
+
+
+def require_taken(name: str, given: dict[str, Any], verb: str) -> None:
+    """Raise unless the encoding of this name takes these options, in the words of the command line."""
+    from inspect import signature
+
+    from locant.positions.registry import find
+    from locant.positions.scaling import SCALINGS
+
+    if name in SCALINGS:
+        raise InputError(f"got {name}, which is a scaling of rotary", f"locant plot rotary --scaling {name}:4")
+    takes = signature(find(name)).parameters
+    if foreign := [_typed(option) for option in given if option not in takes]:
+        known = [option for option in ("d_model", "head_dim", "num_heads", "base", "scaling") if option in takes]
+        words = ", ".join(map(_typed, known)) or "none of these"
+        example = f" {_typed(known[0])} {SIZES.get(known[0], 16)}" if known else ""
+        raise InputError(f"got {', '.join(foreign)} for {name}, which takes {words}", f"locant {verb} {name}{example}")
+
+
+def _typed(option: str) -> str:
+    return "--" + option.replace("_", "-")
 
 
 def only_given(options: dict[str, Any]) -> dict[str, Any]:

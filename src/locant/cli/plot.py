@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from locant.cli.options import as_json, output
+from locant.cli.options import as_json, encoding_options, only_given, output, require_taken
 
 __all__ = ["verb"]
 
@@ -14,39 +15,48 @@ __all__ = ["verb"]
 @click.command("plot")
 @click.argument("encoding")
 @output("The picture; its suffix (.png, .svg, .pdf) says which kind. Default: ENCODING.png.")
-@click.option(
-    "--length", type=click.IntRange(2, 4096), help="Positions to draw. Default: 128; for t5 past its max_distance."
-)
-@click.option(
-    "--d-model", type=click.IntRange(min=1), help="Width of the embeddings (sinusoidal, learned). Default: 128."
-)
-@click.option("--head-dim", type=click.IntRange(min=1), help="Width of a head (rotary). Default: 64.")
-@click.option("--num-heads", type=click.IntRange(min=1), help="Heads (alibi, t5). Default: 8.")
-@click.option(
-    "--base",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Base of the frequencies (sinusoidal, rotary). Default: 10000.",
-)
+@click.option("--length", type=click.IntRange(2, 4096), help="Positions to draw. Default: enough to see the pattern.")
+@encoding_options
+@click.option("--scaling", metavar="NAME[:FACTOR]", help="Of rotary, such as yarn:8; a wrong name lists all.")
+@click.option("--trained", type=click.IntRange(min=1), help="The trained length, which --scaling stretches.")
+@click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True, help="The paper.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random weights of learned tables.")
 @as_json
 def verb(
-    encoding: str, output: Path | None, length: int | None, seed: int, as_json: bool, **options: int | float | None
+    encoding: str,
+    output: Path | None,
+    length: int | None,
+    trained: int | None,
+    theme: str,
+    seed: int,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Draw a picture of an encoding.
 
     \b
-    sinusoidal  every dimension of every position, and a few as curves
-    rotary      the angle of every pair, its cosine, and a few as curves
-    alibi, t5   what each head adds to the scores
-    learned     the table, and how alike its positions are
+    what embeds        the table, and how alike its positions are
+    what rotates       the angle of every pair, its cosine, and what is left of a product by distance
+    what biases        what each head adds to the scores
+    rotary --scaling   the wavelength of every pair, before and after
 
-    Tables of learned and t5 are drawn as they are before training.
+    ENCODING is a name from `locant list`. Learned tables are drawn as they are before training.
     """  # noqa: D301
+    from locant.figures.canvas import THEMES, require_matplotlib, require_suffix, save
+    from locant.figures.plot import TRAINED, default_length, draw, encoding_to_draw
     from locant.report.console import print_json
-    from locant.report.drawing import draw_to_file
+    from locant.report.listing import numbers
 
-    facts = draw_to_file(encoding, output, length=length, seed=seed, **options)
+    require_matplotlib()
+    path = output or Path(f"{encoding}.png")
+    require_suffix(path)
+    given, trained = only_given(options), trained or TRAINED
+    require_taken(encoding, given, "plot")
+    built = encoding_to_draw(encoding, length=length, seed=seed, trained=trained, **given)
+    save(draw(built, length=length, theme=THEMES[theme], trained=trained), path)
     if as_json:
-        print_json(facts)
+        length = default_length(built) if length is None else length
+        facts = {"encoding": encoding, "built": repr(built), "length": length, "seed": seed, "figure": str(path)}
+        print_json({**facts, "numbers": numbers(built)})
     else:
-        click.echo(facts["figure"])
+        click.echo(path)

@@ -1,1 +1,4 @@
-"""Pictures of encodings: one file per kind, and the choice of the one for a given encoding."""
+"""Pictures of encodings. matplotlib is imported by the functions that draw."""
+
+SIZES = {"d_model": 128, "num_heads": 8, "head_dim": 64, "max_seq_len": 128}
+"""Of an encoding that is drawn by its name: large enough for the pattern, small enough to see single values."""

@@ -1,8 +1,8 @@
-"""What every picture of this room is drawn on: themes, a palette, and files that are whole or not there.
+"""What every picture is drawn with: themes, a palette, heat maps, legends, and files that are written whole.
 
 Colours are safe for colour-blind readers, and no meaning hangs on colour alone: curves also differ in dash and marker.
-Magnitudes are cividis, signed values a diverging map centred on 0, angles a cyclic map. Only matplotlib's object
-interface is used, never pyplot: no display, no global figure list.
+Values of one sign are cividis, signed values a diverging map centred on 0, angles a cyclic map. Only matplotlib's
+object interface is used, never pyplot: no display, no global figure list.
 """
 
 from __future__ import annotations
@@ -14,23 +14,28 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from locant.errors import InputError
 from locant.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.colorbar import Colorbar
+    from matplotlib.figure import Figure, SubFigure
+    from matplotlib.image import AxesImage
 
 __all__ = [
-    "ANGLES", "DARK", "LIGHT", "MAGNITUDES", "SIGNED", "SUFFIXES", "Stroke", "Theme", "add_legend", "blank", "dress",
-    "require_matplotlib", "require_suffix", "save", "stroke", "svg",
+    "ANGLES", "DARK", "LIGHT", "ONE_SIGN", "SIGNED", "SUFFIXES", "THEMES", "Stroke", "Theme", "add_legend", "blank",
+    "color_bar", "curve", "dress", "entitle", "heat_map", "require_matplotlib", "require_suffix", "save", "spread",
+    "stroke", "svg",
 ]  # fmt: skip
 
 SUFFIXES = (".png", ".svg", ".pdf")
 DOTS_PER_INCH = 150
 CLIP_PATH = re.compile(rb"(?<=[\"#])p[0-9a-f]{10}(?=[\")])")
 
-MAGNITUDES = "cividis"
+ONE_SIGN = "cividis"
 SIGNED = "RdBu_r"
 ANGLES = "twilight"
 
@@ -59,6 +64,11 @@ DARK = Theme(
     grid="#31373f",
     curves=("#3d8fd1", *OKABE_ITO[1:], "#e6e9ed", "#7d8791"),
 )  # the palette's blue is too dark for dark paper
+
+THEMES = {"light": LIGHT, "dark": DARK}
+
+WRITTEN = 8
+"""Tables of at most so many rows and columns have their numbers written in."""
 
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (2, 1)), (0, (10, 2, 2, 2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -132,6 +142,67 @@ def add_legend(axes: Axes, theme: Theme, *, title: str | None = None, **place: A
     )
     legend.get_title().set_color(theme.muted)
     legend.get_title().set_fontsize(9)
+
+
+def entitle(part: Figure | SubFigure, title: str, theme: Theme) -> None:
+    """The title of a whole picture, which has its whole width."""
+    part.suptitle(title, x=0.012, ha="left", fontsize=11.5, color=theme.ink)
+
+
+def curve(axes: Axes, values: Any, number: int, theme: Theme, **options: Any) -> None:
+    """The curve of this number, in its colour and dash."""
+    look = stroke(number, theme)
+    axes.plot(values, color=look.color, linestyle=look.linestyle, linewidth=1.6, **options)
+
+
+def heat_map(
+    axes: Axes, values: np.ndarray, colors: str, low: float, high: float, *, logarithmic: bool = False
+) -> AxesImage:
+    """A map whose pixels are centred on whole numbers, with row 0 at the top; small ones with their numbers.
+
+    A logarithmic scale is linear between -1 and 1.
+    """
+    from matplotlib.colors import Normalize, SymLogNorm
+    from matplotlib.ticker import MaxNLocator
+
+    norm = SymLogNorm(1.0, vmin=low, vmax=high) if logarithmic else Normalize(low, high)
+    image = axes.imshow(values, cmap=colors, norm=norm, aspect="auto", interpolation="nearest")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    if max(values.shape) <= WRITTEN:
+        _write_numbers(axes, image, values)
+    return image
+
+
+def _write_numbers(axes: Axes, image: AxesImage, values: np.ndarray) -> None:
+    cell = 72 * axes.get_window_extent().width / axes.figure.get_dpi() / values.shape[1]
+    for row, column in np.argwhere(~np.ma.getmaskarray(values)).tolist():
+        value = float(values[row, column])
+        red, green, blue, _ = image.to_rgba(np.array([[value]]))[0, 0]
+        ink = "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
+        text = f"{round(value, 2) + 0.0:.2f}"
+        axes.text(column, row, text, color=ink, ha="center", va="center", fontsize=min(8.0, cell / 4))
+
+
+def color_bar(image: AxesImage, theme: Theme, label: str, **place: Any) -> Colorbar:
+    """The scale of a heat map: beside it, or where `place` says."""
+    place = place or {"ax": image.axes, "pad": 0.02, "fraction": 0.05}
+    bar = image.axes.figure.colorbar(image, format="{x:g}", **place)
+    bar.set_label(label, fontsize=9, color=theme.muted)
+    bar.ax.tick_params(colors=theme.muted, labelsize=8.5, which="both")
+    bar.outline.set_visible(False)
+    return bar
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most this many numbers below `count`, from the first to the last.
+
+    >>> spread(4, 8), spread(16, 4)
+    ([0, 1, 2, 3], [0, 5, 10, 15])
+    """
+    if count <= most:
+        return list(range(count))
+    return [round(step * (count - 1) / (most - 1)) for step in range(most)]
 
 
 def save(figure: Figure, path: Path | str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal
 
@@ -24,7 +24,8 @@ from locant.errors import RangeError, ShapeError
 from locant.positions.frequencies import PRECISION, TWO_PI, inverse_frequencies
 
 __all__ = [
-    "NTK", "DynamicNTK", "Linear", "Llama3", "LongRoPE", "Proportional", "Scaling", "Unscaled", "YaRN", "ntk_exponent",
+    "NTK", "SCALINGS", "DynamicNTK", "Linear", "Llama3", "LongRoPE", "Proportional", "Scaling", "Unscaled", "YaRN",
+    "ntk_exponent", "scaling_by_name",
 ]  # fmt: skip
 
 Frequencies = tuple[Decimal, ...]
@@ -372,6 +373,48 @@ class Proportional(Scaling):
         turning = int(self.rotated_share * dim // 2)
         plain = 1.0 / _powers(dim, base, turning)
         return torch.cat([plain, plain.new_zeros(dim // 2 - turning)]) / self.factor
+
+
+def scaling_by_name(text: str, trained: int, dim: int, base: float) -> Scaling:
+    """A scaling by its name and factor, such as ``"yarn:8"``; without a factor it is 4.
+
+    Args:
+        text: one of `SCALINGS`, and a factor.
+        trained: the trained length.
+        dim, base: of the rotary encoding.
+
+    >>> scaling_by_name("linear:2", 4096, 64, 10_000.0)
+    Linear(factor=2.0)
+    """
+    name, _, factor = text.partition(":")
+    one_of("scaling", name, SCALINGS, "yarn:4, or one of the others")
+    try:
+        number = float(factor or 4.0)
+    except ValueError:
+        raise RangeError(f"got {text!r} for scaling, expected a number after the colon", f"{name}:4") from None
+    return SCALINGS[name](number, trained, dim, base)
+
+
+def _longrope(factor: float, trained: int, dim: int, base: float) -> LongRoPE:
+    """Long factors that are those of YaRN's ramp: the paper's are searched on data."""
+    ramp = YaRN(factor=factor, original_max_seq_len=trained).frequencies(dim, base)
+    long = tuple(float(plain / each) for plain, each in zip(inverse_frequencies(dim, base), ramp, strict=True))
+    short = (1.0,) * (dim // 2)
+    return LongRoPE(short_factor=short, long_factor=long, original_max_seq_len=trained, factor=factor)
+
+
+SCALINGS: Mapping[str, Callable[[float, int, int, float], Scaling]] = {
+    "linear": lambda factor, *_: Linear(factor=factor),
+    "ntk": lambda factor, *_: NTK(factor=factor),
+    "dynamic": lambda factor, trained, *_: DynamicNTK(factor=factor, original_max_seq_len=trained),
+    "yarn": lambda factor, trained, *_: YaRN(factor=factor, original_max_seq_len=trained),
+    "longrope": _longrope,
+    "llama3": lambda factor, trained, *_: Llama3(
+        factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=trained
+    ),
+    "proportional": lambda factor, *_: Proportional(rotated_share=0.25, factor=factor),
+}
+"""Every scaling by its name, from factor, trained length, dimensions and base."""
 
 
 def _powers(dim: int, base: float | Float[Tensor, ""], pairs: int | None = None) -> Float[Tensor, " pairs"]:

@@ -14,7 +14,7 @@ from locant.checkpoints.explanation import Explanation, Layers, explain
 from locant.checkpoints.rotary_settings import PairSettings, RotarySettings
 from locant.embedding.table import TableSize
 from locant.figures.canvas import require_matplotlib, require_suffix, save
-from locant.figures.reach import draw_explanation
+from locant.figures.wavelengths import draw_explanation
 from locant.report.console import QUIET, out, print_json, show, table
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from locant.checkpoints.config_source import read_source
 from locant.checkpoints.extension import Extension, extend
 from locant.errors import InputError
 from locant.figures.canvas import require_matplotlib, require_suffix, save
-from locant.figures.reach import draw_reach
+from locant.figures.wavelengths import Wavelengths, draw_wavelengths
 from locant.files import replacing
 from locant.report.console import QUIET, out, print_json, show, table
 from locant.report.explain import pair_spans, some_pairs, tokens
@@ -63,7 +63,8 @@ def draw_extension(extension: Extension, source: str) -> Figure:
     """Wavelengths before and after, and their ratio."""
     before, after = ([pair.wavelength for pair in facts.pairs] for facts in (extension.before, extension.after))
     title = f"{source}: {extension.trained:,} to {extension.to:,} positions by {extension.method}"
-    return draw_reach([(title, before, after, extension.after)], ("before", "after"))
+    marks = {"trained": extension.after.trained, "longest": extension.after.length}
+    return draw_wavelengths([Wavelengths(title=title, before=before, after=after, marks=marks)], ("before", "after"))
 
 
 def _require_another(source: str, path: Path) -> None:

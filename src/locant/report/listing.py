@@ -1,81 +1,134 @@
-"""`locant list`: every encoding, what it does and where it comes from."""
+"""`locant list`: every encoding, what it does and costs, and where it comes from; or one with its numbers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import inspect
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from locant.positions import PositionEncoding
-from locant.positions.registry import encodings
+from locant.positions import ALiBi, PositionEncoding
+from locant.positions.angles import Angles
+from locant.positions.encodings.alibi import alibi_slopes
+from locant.positions.registry import ENCODINGS, broken_encodings, encodings, find
 from locant.report.console import QUIET, out, show, table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["catalog_facts", "print_catalog"]
+__all__ = ["encoding_facts", "facts_of_all", "numbers", "print_all", "print_encoding"]
 
 WIDE = 120
+Facts = dict[str, Any]
+
+HEADINGS = {
+    "aliases": "also called", "kind": "kind", "doors": "method", "parameters": "parameters",
+    "cost_of_tokens": "per token", "cost_of_pairs": "per pair", "extrapolation": "beyond", "used_by": "used by",
+    "paper": "paper", "options": "options",
+}  # fmt: skip
+SHORT = ("kind", "doors", "parameters", "cost_of_tokens", "cost_of_pairs")
+LONG = ("extrapolation", "used_by", "paper", "aliases")
 
 
-def catalog_facts() -> list[dict[str, object]]:
-    """The catalog as plain lists and strings, for JSON."""
-    return [_facts(name, kind) for name, kind in encodings().items()]
+def facts_of_all() -> tuple[list[Facts], list[str]]:
+    """What is known of every encoding; and, for those of installed packages that cannot be used, what is wrong."""
+    return [_facts(name, kind) for name, kind in encodings().items()], list(broken_encodings().values())
 
 
-def print_catalog() -> None:
-    """A table where there is room for one, otherwise one paragraph per encoding."""
+def encoding_facts(name: str, **options: Any) -> Facts:
+    """The same of one encoding, with its options and its numbers for a small model, or one of these sizes."""
+    from locant.figures.plot import encoding_to_draw
+
+    kind = find(name)
+    known = next(known for known, each in encodings().items() if each is kind)
+    built = encoding_to_draw(name, **options)
+    accepted = [str(each).replace("'", "") for each in inspect.signature(kind).parameters.values()]
+    return {**_facts(known, kind), "options": accepted, "built": repr(built), "numbers": numbers(built)}
+
+
+def numbers(encoding: PositionEncoding) -> dict[str, list[float | None]]:
+    """Slopes, or inverse frequencies and wavelengths, of an encoding that has some; no wavelength: ``None``.
+
+    >>> numbers(ALiBi(2))
+    {'slopes': [0.0625, 0.00390625]}
+    """
+    if isinstance(encoding, ALiBi):
+        return {"slopes": [*alibi_slopes(encoding.num_heads)]}
+    if not isinstance(angles := getattr(encoding, "angles", None), Angles):
+        return {}
+    frequencies = [float(each) for each in angles.frequencies]
+    return {"inv_freq": [*frequencies], "wavelengths": [2 * math.pi / each if each else None for each in frequencies]}
+
+
+def print_all(facts: Sequence[Facts]) -> None:
+    """Two tables where there is room for them, otherwise one paragraph per encoding."""
     console = out()
     if console.width >= WIDE:
-        _print_table(console)
+        for columns in (SHORT, LONG):
+            _print_table(console, facts, columns)
+            show(console)
     else:
-        _print_paragraphs(console)
+        for one in facts:
+            _print_paragraph(console, one)
+            show(console)
 
 
-def _facts(name: str, kind: type[PositionEncoding]) -> dict[str, object]:
+def print_encoding(facts: Facts) -> None:
+    """Everything of one encoding, its numbers in a table."""
+    console = out()
+    _print_paragraph(console, facts)
+    if not facts["numbers"]:
+        return
+    show(console)
+    show(console, facts["built"])
+    rows = table()
+    for heading in ("head" if "slopes" in facts["numbers"] else "pair", *facts["numbers"]):
+        rows.add_column(heading.replace("_", " "), justify="right", no_wrap=True)
+    for number, values in enumerate(zip(*facts["numbers"].values(), strict=True)):
+        rows.add_row(str(number), *("–" if value is None else f"{value:.8g}" for value in values))
+    show(console, rows)
+
+
+def _facts(name: str, kind: type[PositionEncoding]) -> Facts:
     info = kind.info
     return {
         "name": name,
+        "aliases": list(ENCODINGS.aliases(name)),
+        "kind": info.kind,
         "doors": list(kind.doors()),
         "sizes": list(kind.sizes()),
         "parameters": info.parameters,
+        "cost_of_tokens": info.cost_of_tokens,
+        "cost_of_pairs": info.cost_of_pairs,
         "extrapolation": info.extrapolation,
         "used_by": info.used_by,
         "paper": info.paper,
     }
 
 
-def _print_table(console: Console) -> None:
+def _print_table(console: Console, facts: Sequence[Facts], columns: Sequence[str]) -> None:
     rows = table()
     rows.add_column("name", style="bold", no_wrap=True)
-    for heading in ("door", "parameters"):
-        rows.add_column(heading, no_wrap=True)
-    for heading in ("beyond the trained length", "used by"):
-        rows.add_column(heading, ratio=1, overflow="fold")
-    rows.add_column("paper", style=QUIET, no_wrap=True)
-    for name, kind in encodings().items():
-        info = kind.info
-        rows.add_row(name, _doors(kind), info.parameters, info.extrapolation, info.used_by, info.paper)
+    for column in columns:
+        narrow = column in ("kind", "doors", "paper")
+        width = max(len(word) for one in facts for word in [*_text(one[column]).split(), HEADINGS[column]])
+        rows.add_column(HEADINGS[column], no_wrap=narrow, ratio=None if narrow else 1, min_width=width, overflow="fold")
+    for one in facts:
+        rows.add_row(one["name"], *(_text(one[column]) for column in columns))
     show(console, rows)
 
 
-def _print_paragraphs(console: Console) -> None:
+def _print_paragraph(console: Console, facts: Facts) -> None:
     rows = table()
     rows.show_header = False
     rows.box = None
     rows.add_column("name", style="bold", no_wrap=True)
     rows.add_column("what", style=QUIET, no_wrap=True)
     rows.add_column("facts", ratio=1, overflow="fold")
-    for number, (name, kind) in enumerate(encodings().items()):
-        if number:
-            rows.add_row()
-        info = kind.info
-        facts = {
-            "door": _doors(kind), "parameters": info.parameters, "beyond": info.extrapolation,
-            "used by": info.used_by, "paper": info.paper,
-        }  # fmt: skip
-        for line, (what, fact) in enumerate(facts.items()):
-            rows.add_row("" if line else name, what, fact)
+    for line, column in enumerate(column for column in HEADINGS if column in facts):
+        rows.add_row("" if line else facts["name"], HEADINGS[column], _text(facts[column]))
     show(console, rows)
 
 
-def _doors(kind: type[PositionEncoding]) -> str:
-    return ", ".join(kind.doors()) or "none"
+def _text(fact: str | list[str]) -> str:
+    return ", ".join(fact) if isinstance(fact, list) else fact

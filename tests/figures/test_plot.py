@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from locant.errors import InputError, LocantError, RangeError
+import locant
+from locant.errors import InputError, RangeError
 from locant.figures import canvas
 from locant.figures.canvas import DARK, LIGHT, save, svg
-from locant.figures.choice import default_length, draw, encoding_to_draw
-from locant.positions import ALiBi, Learned, PositionEncoding, Positions, Rotary, Sinusoidal, T5Bias, XPos
-from locant.report.drawing import draw_to_file
+from locant.figures.plot import default_length, draw, encoding_to_draw, plot
+from locant.positions import ALiBi, Cope, Learned, PositionEncoding, Positions, Rotary, Sinusoidal, T5Bias, XPos
+from locant.positions.registry import encodings
+from locant.positions.scaling import SCALINGS, Linear
 from tests.refusal import refuses
 from tests.tolerances import ANGLE, DOUBLE, LENGTH, RADIANS
 
@@ -40,6 +42,12 @@ def curves(figure) -> dict[str, np.ndarray]:
     return {line.get_label(): np.asarray(line.get_ydata()) for axes in figure.axes for line in axes.lines}
 
 
+def written(figure) -> list[list[float]]:
+    """The numbers that are written into each table."""
+    tables = [[float(text.get_text()) for text in axes.texts] for axes in figure.axes if axes.images]
+    return [table for table in tables if table]
+
+
 def sinusoids(length: int, width: int, base: float) -> np.ndarray:
     """Vaswani et al. 2017, section 3.5, dimension by position, in float64."""
     table = np.empty((width, length))
@@ -51,8 +59,9 @@ def sinusoids(length: int, width: int, base: float) -> np.ndarray:
 
 def test_sinusoidal_shows_every_dimension_of_every_position() -> None:
     figure = draw(Sinusoidal(10, base=100.0), length=17)
-    (image,) = maps(figure)
+    image, products = maps(figure)
     expected = sinusoids(17, 10, 100.0)
+    np.testing.assert_allclose(products.get_array(), expected.T @ expected, rtol=0, atol=2 * 10 * ANGLE)
     np.testing.assert_allclose(image.get_array(), expected, rtol=0, atol=ANGLE)
     assert (image.get_cmap().name, image.norm.vmin, image.norm.vmax) == ("RdBu_r", -1, 1)
     for label, values in curves(figure).items():
@@ -66,7 +75,9 @@ def test_rotary_shows_angles_on_a_cyclic_map_and_their_cosines() -> None:
     np.testing.assert_allclose(angles.get_array(), np.angle(np.exp(1j * angle)), rtol=0, atol=RADIANS)
     np.testing.assert_allclose(cosines.get_array(), np.cos(angle), rtol=0, atol=ANGLE)
     assert (angles.get_cmap().name, angles.norm.vmin, angles.norm.vmax) == ("twilight", -np.pi, np.pi)
-    for label, values in curves(figure).items():
+    drawn = curves(figure)
+    np.testing.assert_allclose(drawn.pop("all: mean"), np.cos(angle).mean(0), rtol=0, atol=ANGLE)
+    for label, values in drawn.items():
         np.testing.assert_allclose(values, np.cos(angle[int(label.split(":")[0])]), rtol=0, atol=ANGLE)
 
 
@@ -82,6 +93,16 @@ def test_alibi_falls_by_its_slope_and_hides_later_keys() -> None:
         assert not shown.mask[np.tril_indices(9)].any()
         assert shown[8, 2] == -6 * slopes[head]
         assert image.get_cmap().name == "cividis"
+
+
+@pytest.mark.parametrize("encoding", [ALiBi(8), ALiBi(2), locant.encoding("kerple", num_heads=8), T5Bias(5)])
+def test_all_heads_have_one_scale(encoding: PositionEncoding) -> None:
+    norms = {(type(image.norm), image.norm.vmin, image.norm.vmax) for image in maps(draw(encoding, length=100))}
+    assert len(norms) == 1
+    ((_, low, high),) = norms
+    for image in maps(draw(encoding, length=100)):
+        assert low <= image.get_array().min()
+        assert image.get_array().max() <= high
 
 
 def test_t5_shows_the_table_entry_of_every_distance() -> None:
@@ -116,7 +137,7 @@ def test_any_other_bias_is_drawn_as_its_door_gives_it(name: str) -> None:
     for label, values in drawn.items():
         np.testing.assert_array_equal(values, bias[int(label.split()[1]), -1, ::-1])
     by_content = name in ("shaw", "transformer_xl", "deberta")
-    assert ("of random queries and keys" in figure.axes[0].get_title(loc="left")) == by_content
+    assert ("for random queries and keys" in figure.get_suptitle()) == by_content
 
 
 def test_xpos_shows_what_its_door_leaves_of_a_product() -> None:
@@ -129,9 +150,15 @@ def test_xpos_shows_what_its_door_leaves_of_a_product() -> None:
         np.testing.assert_allclose(image.get_array()[pair], (q[0, 0] @ k[0, 0, 0]).numpy(), rtol=0, atol=DOUBLE)
 
 
-def test_a_bias_that_is_still_zero_is_not_drawn() -> None:
-    with pytest.raises(InputError, match="adds nothing before it is trained"):
-        draw(encoding_to_draw("cope"))
+def test_a_table_that_begins_as_zeros_is_drawn_with_random_numbers_and_says_so() -> None:
+    encoding = Cope(8)
+    figure = draw(encoding, length=9)
+    assert "random numbers in tables that begin as zeros" in figure.get_suptitle()
+    assert np.ptp(maps(figure)[0].get_array()) > 0
+    assert not encoding.weight.any()
+    with torch.no_grad():
+        encoding.weight.fill_(1.0)
+    assert "begin as zeros" not in draw(encoding, length=9).get_suptitle()
 
 
 def test_t5_reaches_past_the_distance_from_which_all_are_one() -> None:
@@ -151,6 +178,7 @@ def test_learned_shows_its_table_without_the_offset_and_how_alike_rows_are() -> 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_every_axis_of_numbers_says_what_it_counts(name: str) -> None:
     figure = draw(ENCODINGS[name](), length=12)
+    figure.canvas.draw()
     drawn = [axes for axes in figure.axes if axes.images or axes.lines]
     assert all(axes.get_title(loc="left") for axes in drawn)
     lowest = min(axes.get_position().y0 for axes in drawn)
@@ -183,20 +211,114 @@ def test_the_theme_changes_paper_and_ink() -> None:
 
 @pytest.mark.parametrize("length", [1, 0, -4, 4097])
 def test_a_length_that_cannot_be_drawn_is_an_error(length: int) -> None:
-    with pytest.raises(RangeError, match="expected 2 to 4096"):
+    with refuses(RangeError, "length"):
         draw(Sinusoidal(8), length=length)
 
 
-def test_nope_has_nothing_to_draw() -> None:
-    with pytest.raises(InputError, match="got nope, which has nothing to draw"):
-        draw(PositionEncoding())
+def test_an_encoding_that_does_nothing_shows_the_causal_mask() -> None:
+    figure = draw(PositionEncoding(), length=6)
+    assert figure.get_suptitle() == "NoPE embeds, rotates and biases nothing"
+    np.testing.assert_array_equal(maps(figure)[0].get_array(), np.tri(6, dtype=bool))
+
+
+@pytest.mark.parametrize("name", encodings())
+def test_every_encoding_is_drawn_by_its_name(name: str) -> None:
+    figure = plot(name, length=6)
+    assert figure.get_suptitle()
+    assert maps(figure)
+    figure.canvas.draw()
+
+
+LLAMA = {"model_type": "llama", "hidden_size": 512, "num_attention_heads": 8, "rope_theta": 10_000.0}
+
+
+@pytest.mark.parametrize("given", ["rope", Rotary(64), LLAMA])
+def test_a_name_an_encoding_and_a_configuration_are_the_same_picture(given: object) -> None:
+    angles, cosines = maps(plot(given, length=20))
+    expected = maps(draw(Rotary(64), length=20))
+    np.testing.assert_array_equal(angles.get_array(), expected[0].get_array())
+    np.testing.assert_array_equal(cosines.get_array(), expected[1].get_array())
 
 
 def test_sizes_that_are_not_given_are_those_of_a_small_model_and_wrong_ones_are_refused() -> None:
-    assert isinstance(encoding_to_draw("alibi", num_heads=5), ALiBi)
+    assert encoding_to_draw("alibi", num_heads=5).num_heads == 5
     assert encoding_to_draw("learned", length=33).weight.shape == (33, 128)
-    with pytest.raises(LocantError, match="which takes num_heads"):
-        encoding_to_draw("alibi", d_model=4)
+    with refuses(RangeError, "d_model", "num_heads"):
+        plot("alibi", d_model=4)
+    with refuses(RangeError, "num_heads", "Rotary"):
+        plot(Rotary(8), num_heads=4)
+    with refuses(RangeError, "theme", "light"):
+        plot("alibi", theme="blue")
+    with refuses(RangeError, "scaling", "alibi"):
+        plot("alibi", scaling="yarn")
+    with refuses(RangeError, "scaling", "yran"):
+        plot("rope", scaling="yran:2")
+    with refuses(RangeError, "scaling", "yarn:x"):
+        plot("rope", scaling="yarn:x")
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_every_scaling_shows_wavelengths_before_and_after(name: str) -> None:
+    figure = plot("rotary", head_dim=16, scaling=f"{name}:2", trained=100)
+    left, right = (axes for axes in figure.axes if axes.get_title(loc="left"))
+    before, after = (np.asarray(line.get_ydata()) for line in left.lines[:2])
+    np.testing.assert_allclose(before, 2 * np.pi * 10_000 ** (np.arange(8) / 8))
+    stretched = np.asarray(right.lines[0].get_ydata())
+    np.testing.assert_allclose(after / before, stretched)
+    assert np.nanmax(stretched) >= 1.999
+    assert [text.get_text() for text in left.texts] == ["trained 100", "scaled to 200"]
+
+
+def test_linear_divides_every_frequency() -> None:
+    (left, _) = plot(Rotary(12, scaling=Linear(factor=3.0))).axes
+    before, after = (np.asarray(line.get_ydata()) for line in left.lines)
+    np.testing.assert_allclose(after, 3 * before)
+
+
+def test_small_tables_have_their_numbers_written_in() -> None:
+    (table, likeness) = written(plot("learned", d_model=4, length=4))
+    np.testing.assert_allclose(
+        table, encoding_to_draw("learned", d_model=4, length=4).weight.detach().T.flatten(), atol=0.006
+    )
+    assert likeness[::5] == [1.0] * 4
+    (first, _) = written(plot("alibi", num_heads=2, length=4))
+    np.testing.assert_allclose(first, [0, -0.06, 0, -0.12, -0.06, 0, -0.19, -0.12, -0.06, 0], atol=0.006)
+    assert written(plot("learned", d_model=9, length=9)) == []
+
+
+class EveryDoor(PositionEncoding):
+    """Somebody else's, which uses all three methods."""
+
+    def embed(self, x, positions):
+        return x + (positions.index % 2)[..., None]
+
+    def rotate(self, q, k, positions, k_positions=None, *, inplace=False):
+        return q * positions.index[:, None, :, None], k
+
+    def bias(self, q, k, positions, k_positions=None):
+        return -(positions.index[:, None, :, None] - positions.index[:, None, None, :]).float().abs()
+
+
+def test_somebody_elses_encoding_is_drawn_method_by_method() -> None:
+    figure = plot(EveryDoor(), length=10)
+    table, likeness, rotated, *heads = maps(figure)
+    np.testing.assert_array_equal(table.get_array(), np.broadcast_to(np.arange(10) % 2, (128, 10)))
+    np.testing.assert_allclose(
+        likeness.get_array(), np.outer(np.arange(10) % 2, np.arange(10) % 2), rtol=0, atol=LENGTH
+    )
+    np.testing.assert_array_equal(rotated.get_array(), np.broadcast_to(np.arange(10), (64, 10)))
+    assert len(heads) == 4
+    np.testing.assert_array_equal(heads[0].get_array()[9, :], np.arange(10) - 9.0)
+    for line in curves(figure).values():
+        assert len(line) == 10
+
+
+def test_a_subclass_that_rotates_otherwise_is_not_drawn_as_its_parent() -> None:
+    class Backwards(Rotary):
+        def rotate(self, q, k, positions, k_positions=None, *, inplace=False):
+            return k, q
+
+    assert "A query of ones" in {axes.get_title(loc="left").split(",")[0] for axes in plot(Backwards(8), length=5).axes}
 
 
 @pytest.mark.parametrize(
@@ -249,22 +371,17 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
         draw(ALiBi(2))
 
 
-def test_drawing_leaves_pyplot_out_and_the_random_numbers_alone(tmp_path: Path) -> None:
+def test_drawing_leaves_pyplot_out_and_the_random_numbers_alone() -> None:
     code = (
-        "import sys, torch; from pathlib import Path; from locant.report.drawing import draw_to_file\n"
-        "before = torch.random.get_rng_state(); draw_to_file('learned', Path(sys.argv[1]), length=8)\n"
+        "import sys, torch, locant; before = torch.random.get_rng_state(); locant.plot('learned', length=8)\n"
         "brought = [name in sys.modules for name in ('matplotlib', 'matplotlib.pyplot')]\n"
         "print(torch.equal(before, torch.random.get_rng_state()), *brought)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "x.png")], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "True", "False"]
 
 
-def test_the_seed_decides_a_random_table(tmp_path: Path) -> None:
-    pictures = []
-    for seed in (1, 1, 2):
-        draw_to_file("learned", tmp_path / "x.png", length=8, seed=seed)
-        pictures.append((tmp_path / "x.png").read_bytes())
-    assert pictures[0] == pictures[1] != pictures[2]
+def test_the_seed_decides_a_random_table() -> None:
+    one, same, other = (maps(plot("learned", length=8, seed=seed))[0].get_array() for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one, same)
+    assert (one != other).any()

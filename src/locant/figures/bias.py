@@ -1,0 +1,143 @@
+"""Pictures of what is added to the attention scores, by distance and as maps of query and key."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from locant.figures.canvas import (
+    ONE_SIGN,
+    SIGNED,
+    Theme,
+    add_legend,
+    color_bar,
+    curve,
+    dress,
+    entitle,
+    heat_map,
+    spread,
+)
+from locant.positions import ALiBi, PositionEncoding, Positions, T5Bias
+from locant.positions.heads import Heads
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
+__all__ = ["draw_bias", "draw_nothing"]
+
+NUM_MAPS = 4
+NUM_CURVES = 8
+FREE_HEADS = 4
+WIDTHS = (1, 1.18)
+STEEP = 10.0
+"""Below minus this, the scale of the maps is logarithmic, or gentle heads would look like none at all."""
+
+
+def draw_bias(part: Figure | SubFigure, encoding: PositionEncoding, length: int, theme: Theme) -> None:
+    """What the last query's keys get from every head, by distance; and maps of query and key, all on one scale.
+
+    A bias that depends on what the tokens are is drawn for random queries and keys; tables that begin as zeros are
+    drawn with random numbers in them. The title says so.
+    """
+    title = f"{type(encoding).__name__}: what is added to the scores"
+    if not _matrix(encoding, length).any():
+        encoding, title = _with_random_tables(encoding), f"{title}, with random numbers in tables that begin as zeros"
+    bias = _matrix(encoding, length)
+    if (bias != _matrix(encoding, length, seed=1)).any():
+        title = f"{title}, for random queries and keys"
+    entitle(part, title, theme)
+    left, right = part.subfigures(1, 2, squeeze=False, width_ratios=WIDTHS)[0]
+    axes, style = left.subplots(), "steps-mid" if isinstance(encoding, T5Bias) else "default"
+    for number, head in enumerate(spread(len(bias), NUM_CURVES if isinstance(encoding, ALiBi) else NUM_MAPS)):
+        curve(axes, bias[head, -1, ::-1], number, theme, label=_head(encoding, bias, head), drawstyle=style)
+    axes.margins(x=0.01)
+    what = "By distance, from the last query back"
+    dress(axes, theme, title=what, x="distance (tokens)", y="added to the score", grid=True)
+    columns = 2 if isinstance(encoding, ALiBi) else 4
+    add_legend(axes, theme, loc="upper left", bbox_to_anchor=(0, -0.14), ncols=columns, columnspacing=1.2)
+    if isinstance(encoding, T5Bias):
+        _scale_as_buckets(axes, encoding, length, theme)
+    _maps(right, bias, theme, hide_later=not getattr(encoding, "bidirectional", False))
+
+
+def draw_nothing(part: Figure | SubFigure, encoding: PositionEncoding, length: int, theme: Theme) -> None:
+    """The causal mask, all that is left to tell the order where an encoding does nothing."""
+    name = "NoPE" if type(encoding) is PositionEncoding else type(encoding).__name__
+    entitle(part, f"{name} embeds, rotates and biases nothing", theme)
+    axes = part.subplots()
+    axes.imshow(Positions.arange(length).mask()[0, 0].numpy(), cmap=ONE_SIGN, interpolation="nearest")
+    title = "The causal mask alone tells the order:\na query attends to itself and earlier keys (bright)"
+    dress(axes, theme, title=title, x="key position", y="query position")
+
+
+def _matrix(encoding: PositionEncoding, length: int, seed: int = 0) -> np.ndarray:
+    """The bias, heads x query x key, for random queries and keys: most encodings ask them for their shapes only."""
+    heads = getattr(encoding, "heads", None)
+    count = len(heads) if isinstance(heads, Heads) else getattr(encoding, "num_heads", FREE_HEADS)
+    shape = (1, count, length, getattr(encoding, "head_dim", 1))
+    q, k = torch.randn(2, *shape, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        bias = encoding.bias(q, k, Positions.arange(length))
+    return cast("Tensor", bias).expand(1, count, length, length)[0].float().numpy()
+
+
+def _with_random_tables(encoding: PositionEncoding) -> PositionEncoding:
+    encoding, generator = copy.deepcopy(encoding), torch.Generator().manual_seed(0)
+    for parameter in encoding.parameters():
+        if not parameter.any():
+            parameter.data.normal_(generator=generator)
+    return encoding
+
+
+def _head(encoding: PositionEncoding, bias: np.ndarray, head: int) -> str:
+    return f"head {head}" + (f": slope {-bias[head, 1, 0]:.4g}" if isinstance(encoding, ALiBi) else "")
+
+
+def _scale_as_buckets(axes: Axes, encoding: T5Bias, length: int, theme: Theme) -> None:
+    """A distance axis on which all buckets are about equally wide: linear, and logarithmic where the buckets are."""
+    one_sided = encoding.num_buckets // 2 if encoding.bidirectional else encoding.num_buckets
+    exact = one_sided // 2
+    if length > exact > 1:
+        from matplotlib import ticker
+
+        axes.set_xscale("symlog", linthresh=exact, linscale=math.log10(encoding.max_distance / exact))
+        ticks = [0, exact // 2, *(exact * 2**step for step in range(16))]
+        axes.set_xticks([tick for tick in ticks if tick < length], minor=False)
+        axes.xaxis.set_minor_locator(ticker.NullLocator())
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.set_xlim(-0.5, length - 1)
+    if encoding.max_distance < length:
+        axes.axvline(encoding.max_distance, color=theme.muted, linewidth=1, linestyle=(0, (2, 3)))
+        words, place = "one bucket\nfor all farther ", (encoding.max_distance, 1.0)
+        ends = ("data", "axes fraction")
+        axes.annotate(words, place, xycoords=ends, va="top", ha="right", fontsize=8.5, color=theme.muted)
+
+
+def _maps(part: SubFigure, bias: np.ndarray, theme: Theme, *, hide_later: bool) -> None:
+    """Some heads as maps on one scale; what a causal mask hides is left blank."""
+    heads = spread(len(bias), NUM_MAPS)
+    hidden = np.triu(np.ones(bias.shape[1:], dtype=bool), 1) & hide_later
+    shown = np.ma.masked_array(bias, np.broadcast_to(hidden, bias.shape))
+    low, high = min(float(shown.min()), 0.0), max(float(shown.max()), 0.0)
+    if signed := low < 0 < high:
+        low, high = -max(-low, high), max(-low, high)
+    logarithmic = low < -STEEP and not signed
+    rows, columns = (1, len(heads)) if len(heads) <= 2 else (2, 2)
+    grid = part.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for place, axes in enumerate(grid.flat):
+        if place >= len(heads):
+            axes.set_visible(False)
+            continue
+        head = heads[place]
+        image = heat_map(axes, shown[head], SIGNED if signed else ONE_SIGN, low, high, logarithmic=logarithmic)
+        axes.set_box_aspect(1)
+        bottom, left = place + columns >= len(heads), place % columns == 0
+        dress(axes, theme, title=f"head {head}", x="key position" if bottom else "", y="query position" if left else "")
+        if not place:
+            color_bar(image, theme, "added to the score", ax=grid, fraction=0.05, pad=0.03)

@@ -1,0 +1,155 @@
+"""`locant.plot`: the picture of an encoding, given as an object, a name or a configuration."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from locant.arguments import one_of, whole
+from locant.errors import RangeError
+from locant.figures import SIZES
+from locant.figures.bias import draw_bias, draw_nothing
+from locant.figures.canvas import LIGHT, THEMES, Theme, blank
+from locant.figures.embed import draw_sinusoidal, draw_table
+from locant.figures.rotate import draw_rotary, draw_rotated, draw_xpos
+from locant.figures.wavelengths import draw_scaled
+from locant.models import encoding_from_config
+from locant.positions import PositionEncoding, Rotary, Sinusoidal, T5Bias, XPos
+from locant.positions.base import ModelShape
+from locant.positions.registry import find
+from locant.positions.scaling import Unscaled, scaling_by_name
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["TRAINED", "default_length", "draw", "encoding_to_draw", "plot"]
+
+MAX_LENGTH = 4_096
+"""A map of query x key at this length has as many values as a screen has pixels, and then some."""
+
+TRAINED = 4_096
+"""The trained length, for scalings by name."""
+
+Drawing = Callable[..., None]
+
+DRAWINGS: tuple[tuple[str, type[PositionEncoding], Drawing, float], ...] = (
+    ("embed", Sinusoidal, draw_sinusoidal, 7.6),
+    ("embed", PositionEncoding, draw_table, 5.0),
+    ("rotate", Rotary, draw_rotary, 8.8),
+    ("rotate", XPos, draw_xpos, 6.6),
+    ("rotate", PositionEncoding, draw_rotated, 4.6),
+    ("bias", PositionEncoding, draw_bias, 5.6),
+)
+"""For each method of an encoding: the class that it is of, what draws it, and how high that is in inches."""
+
+
+def plot(
+    what: PositionEncoding | str | object,
+    *,
+    length: int | None = None,
+    theme: Literal["light", "dark"] = "light",
+    layer_type: str | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Figure:
+    """The picture of an encoding, as a `matplotlib.figure.Figure`.
+
+    Args:
+        what: an encoding, of this package or any other; a name from `locant list`; or a `transformers` configuration
+            or the dictionary of a ``config.json``. Trained tables are drawn as they are.
+        length: positions to draw, 2 to 4 096; default: enough to see the pattern.
+        theme: for light or dark paper.
+        layer_type: which layers of a configuration, where they differ.
+        seed: of the random tables of an encoding that is given by its name.
+        options: of that encoding. Sizes that are not given are those of a small model. ``scaling`` may also be a
+            name and a factor, such as ``"yarn:8"``, with ``trained``, the trained length, beside it: the wavelengths
+            before and after are drawn.
+
+    Raises:
+        RangeError: an unknown name, or an option that the encoding does not take.
+        InputError: a configuration that cannot be read; or matplotlib is not installed.
+
+    >>> figure = plot("alibi", num_heads=2, length=16)
+    >>> figure.axes[0].get_xlabel()
+    'distance (tokens)'
+    >>> figure.savefig("alibi.png")  # doctest: +SKIP
+    """
+    colors = THEMES[one_of("theme", theme, THEMES)]
+    if isinstance(what, str):
+        encoding = encoding_to_draw(what, length=length, seed=seed, **options)
+        return draw(encoding, length=length, theme=colors, trained=options.get("trained", TRAINED))
+    if options:
+        raise RangeError(f"got {', '.join(options)} for {type(what).__name__}, which is made", "a name, with options")
+    encoding = what if isinstance(what, PositionEncoding) else encoding_from_config(what, layer_type=layer_type)
+    return draw(encoding, length=length, theme=colors)
+
+
+def draw(
+    encoding: PositionEncoding, *, length: int | None = None, theme: Theme = LIGHT, trained: int | None = None
+) -> Figure:
+    """The picture of what each method of this encoding does, below one another.
+
+    `trained` is the trained length, for scalings that do not say it.
+    """
+    usual = default_length(encoding)
+    length = usual if length is None else whole("length", length, 2, MAX_LENGTH, remedy=f"length={usual}")
+    parts = _drawings(encoding, trained)
+    heights = [height for _, height in parts]
+    figure = blank(11.5, sum(heights), theme)
+    places = figure.subfigures(len(parts), 1, height_ratios=heights, squeeze=False)[:, 0] if parts[1:] else [figure]
+    for place, (drawing, _) in zip(places, parts, strict=True):
+        drawing(place, encoding, length, theme)
+    return figure
+
+
+def default_length(encoding: PositionEncoding) -> int:
+    """Enough positions to see the pattern: for T5, past the distance from which all are one."""
+    past = encoding.max_distance * 3 // 2 if isinstance(encoding, T5Bias) else SIZES["max_seq_len"]
+    return max(2, min(past, MAX_LENGTH))
+
+
+def encoding_to_draw(
+    name: str,
+    *,
+    length: int | None = None,
+    seed: int = 0,
+    scaling: Any = None,
+    trained: int = TRAINED,
+    **options: Any,
+) -> PositionEncoding:
+    """A fresh encoding of this name; sizes that are not given are `SIZES`."""
+    kind = find(name)
+    sizes = {**SIZES, **({} if length is None else {"max_seq_len": length})}
+    if kind.for_model.__func__ is PositionEncoding.for_model.__func__:
+        options = {**{size: sizes[size] for size in kind.sizes() if size in sizes}, **options}
+    if isinstance(scaling, str):
+        takes = inspect.signature(kind).parameters
+        if "scaling" not in takes:
+            raise RangeError(f"got a scaling for {name}, which has no frequencies to scale", "plot('rotary', ...)")
+        base = options.get("base", takes["base"].default)
+        scaling = scaling_by_name(scaling, trained, options.get("rotary_dim", options["head_dim"]), base)
+    if scaling is not None:
+        options["scaling"] = scaling
+    shape = ModelShape(d_model=sizes["d_model"], num_heads=sizes["num_heads"], max_seq_len=sizes["max_seq_len"])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return kind.for_model(shape, **options)
+
+
+def _drawings(encoding: PositionEncoding, trained: int | None) -> list[tuple[Drawing, float]]:
+    kind = type(encoding)
+    if isinstance(encoding, Rotary) and not isinstance(encoding.scaling, Unscaled):
+        return [(partial(draw_scaled, trained=trained), 4.4)]
+    found: dict[str, tuple[Drawing, float]] = {}
+    for door, owner, drawing, height in DRAWINGS:
+        overridden = getattr(kind, door) is not getattr(PositionEncoding, door)
+        as_owner = owner is PositionEncoding or (
+            issubclass(kind, owner) and getattr(kind, door) is getattr(owner, door)
+        )
+        if door not in found and overridden and as_owner:
+            found[door] = drawing, height
+    return list(found.values()) or [(draw_nothing, 5.6)]
