@@ -71,8 +71,8 @@ def test_the_list_says_everything_of_every_encoding(
 ) -> None:
     words = printed(monkeypatch, capsys, PRINTED["list"], width).split()
     for fact in facts_of_all()[0]:
-        for value in fact.values():
-            assert {*", ".join([value] if isinstance(value, str) else value).split()} <= {*words} | {*fact["sizes"]}
+        for value in (value for name, value in fact.items() if name != "sizes"):
+            assert {*", ".join([value] if isinstance(value, str) else value).split()} <= {*words}
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -17,7 +17,7 @@ VERBS = {
     "extend": "Write the configuration of a model for a longer context.",
     "convert": "Change which dimensions rotary positions pair, in the weights of a checkpoint.",
     "prepare": "Make a token store from files of text.",
-    "export": "Write a token store in the format of another program, or one of theirs in ours.",
+    "export": "Write a token store in the format of another program, or one of theirs as a locant store.",
     "plot": "Draw a picture of an encoding.",
     "bench": "Show what was measured against other people's code, on which device.",
     "list": "List every encoding, what it does and costs; or one in full, with its numbers.",
