@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from locant.positions import ALiBi, PositionEncoding
 from locant.positions.angles import Angles
-from locant.positions.encodings.alibi import alibi_slopes
 from locant.positions.registry import ENCODINGS, broken_encodings, encodings, find
 from locant.report.console import QUIET, out, show, table
 
@@ -53,7 +52,7 @@ def numbers(encoding: PositionEncoding) -> dict[str, list[float | None]]:
     {'slopes': [0.0625, 0.00390625]}
     """
     if isinstance(encoding, ALiBi):
-        return {"slopes": [*alibi_slopes(encoding.num_heads)]}
+        return {"slopes": encoding.slopes.tolist()}
     if not isinstance(angles := getattr(encoding, "angles", None), Angles):
         return {}
     frequencies = [float(each) for each in angles.frequencies]
