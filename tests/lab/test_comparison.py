@@ -190,7 +190,7 @@ def test_a_trained_encoding_keeps_its_parameters_when_scaled() -> None:
         ("alibi+yarn", ("alibi", "no frequencies")),
         ("rotary+yarm", ("yarm", "yarn")),
         ("rotary+", ("scaling",)),
-        ("yarn", ("yarn",)),
+        ("yarn", ("rotary+yarn",)),
     ],
 )
 def test_a_scaling_that_makes_no_sense_is_refused(name: str, words: tuple[str, ...]) -> None:

@@ -51,6 +51,8 @@ class Contestant:
             RangeError: an unknown encoding or scaling, or an encoding without frequencies to scale.
         """
         encoding, plus, scaling = name.partition("+") if isinstance(name, str) else (name, "", "")
+        if encoding in SCALINGS:
+            raise RangeError(f"got {shown(name)}, which is a scaling of rotary", f"rotary+{encoding}")
         kind = find(encoding)
         encoding = next(known for known, each in encodings().items() if each is kind)
         if plus:

@@ -17,7 +17,7 @@ import torch
 from locant._version import __version__
 from locant.lab.settings import Settings
 
-__all__ = ["OPTIONS", "Record", "Results", "command", "environment"]
+__all__ = ["Record", "Results", "command", "environment"]
 
 
 def environment() -> dict[str, str | int]:
@@ -75,19 +75,8 @@ class Results:
         return {"settings": {**settings, "text": self.text}, "environment": self.environment, "records": records}
 
 
-OPTIONS: Mapping[str, str] = {
-    "encodings": "--encodings",
-    "train_length": "--train-length",
-    "multiples": "--multiples",
-    "seeds": "--seeds",
-    "num_steps": "--steps",
-    "batch_size": "--batch",
-    "learning_rate": "--learning-rate",
-    "d_model": "--d-model",
-    "num_layers": "--num-layers",
-    "num_heads": "--num-heads",
-}
-"""The option of ``locant compare`` for every setting but `minutes`, which only chose the number of steps."""
+SHORTER = {"num_steps": "steps", "batch_size": "batch"}
+"""Settings whose option of ``locant compare`` has another name; `minutes` only chose the number of steps."""
 
 
 def command(settings: Mapping[str, Any]) -> str:
@@ -103,8 +92,8 @@ def command(settings: Mapping[str, Any]) -> str:
         words += ["--tokenizer", text["tokenizer"]]
     elif text.get("asked_vocab_size"):
         words += ["--vocab-size", str(text["asked_vocab_size"])]
-    for name, option in OPTIONS.items():
-        if name in settings:
-            value = settings[name]
-            words += [option, ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)]
+    for name, value in settings.items():
+        if name not in ("text", "minutes"):
+            words += [f"--{SHORTER.get(name, name).replace('_', '-')}"]
+            words += [",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)]
     return shlex.join(words)

@@ -89,3 +89,16 @@ def contrast(one: str, other: str) -> float:
         linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
         values.append(float(linear @ [0.2126, 0.7152, 0.0722]))
     return (max(values) + 0.05) / (min(values) + 0.05)
+
+
+def test_training_losses_are_hollow_marks_at_the_training_length() -> None:
+    (axes,) = draw_loss_by_length(summarise(results(train_loss=1.5))).axes
+    hollow = [line for line in axes.lines if line.get_markerfacecolor() == "none"]
+    assert [(list(line.get_xdata()), list(line.get_ydata())) for line in hollow] == [([64], [1.5])] * len(THE_FIELD)
+
+
+def test_the_picture_says_where_there_is_not_enough_text() -> None:
+    few = {name: [0.0] * 9 for name in THE_FIELD}
+    for windows, words in (({}, []), (few, ["from 64 tokens on, not enough text to tell: fewer than 10 windows"])):
+        (axes,) = draw_loss_by_length(summarise(results(windows=windows))).axes
+        assert [text.get_text() for text in axes.texts] == words
