@@ -1,0 +1,167 @@
+"""What the README and docs/ show is run, and prints what stands below it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import Tensor
+
+import locant
+from locant.cli import main
+from locant.models.registry import ARCHITECTURES
+from locant.positions.registry import ENCODINGS
+from locant.text.store.formats import FORMATS
+from tests.refusal import refuses
+from tests.tolerances import assert_close
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXTENDING = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+
+
+def blocks(page: str) -> list[tuple[str, str | None]]:
+    """Each block of Python, and the text that stands below it as its output."""
+    found = re.findall(r"```python\n(.*?)```\n(?:```text\n(.*?)```)?", page, flags=re.DOTALL)
+    return [(code, output or None) for code, output in found]
+
+
+def run(code: str) -> None:
+    module = ModuleType("locant_example")
+    sys.modules[module.__name__] = module  # compilers look classes up where they were defined
+    exec(compile(code, "an example", "exec"), vars(module))  # noqa: S102  # running our pages is the test
+
+
+def shown() -> list[tuple[str, str]]:
+    return [
+        pytest.param(code, output, id=f"{page.name}-{number}")
+        for page in PAGES
+        for number, (code, output) in enumerate(blocks(page.read_text(encoding="utf-8")))
+        if output is not None
+    ]
+
+
+@pytest.fixture(autouse=True)
+def _registries_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    for registry in (ENCODINGS, ARCHITECTURES, FORMATS):
+        list(registry.items())
+        for name in ("_values", "_aliases", "_offers", "broken"):
+            monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+
+
+@pytest.mark.parametrize(("code", "output"), shown())
+def test_an_example_prints_what_stands_below_it(code: str, output: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(code)
+    assert capsys.readouterr().out == output
+
+
+def test_a_changed_example_would_be_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = blocks(PAGES[0].read_text(encoding="utf-8"))[0]
+    run(code.replace("length=4", "length=5"))
+    assert capsys.readouterr().out != output
+
+
+def test_every_picture_and_page_that_is_pointed_to_is_there() -> None:
+    targets = [(page, target) for page in PAGES for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text())]
+    assert targets
+    assert [(page, target) for page, target in targets if not (page.parent / target).exists()] == []
+
+
+def test_the_first_example_of_the_readme_has_twelve_lines_at_most() -> None:
+    code, _ = blocks(PAGES[0].read_text(encoding="utf-8"))[0]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 12
+
+
+def test_a_recipe_has_under_thirty_lines() -> None:
+    recipes = [code for code, _ in blocks(EXTENDING)]
+    assert len(recipes) == 3
+    assert all(len([line for line in code.splitlines() if line.strip()]) < 30 for code in recipes)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "tiled", "flex"])
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_the_formula_of_the_encoding_is_that_of_every_backend(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    monkeypatch.setattr("locant.attention.backends.flex._compiled", lambda device: flex_attention)
+    run(blocks(EXTENDING)[0][0])
+    encoding = locant.encoding("logarithmic", num_heads=4)
+    with torch.no_grad():
+        encoding.strength.copy_(torch.tensor([0.5, 1.0, 2.0, 3.0]))
+    q, k, v = torch.randn(2, 4, 37, 8), torch.randn(2, 2, 37, 8), torch.randn(2, 2, 37, 8)
+    positions = locant.Positions.packed([[20, 17], [30, 7]])
+    with torch.no_grad():
+        found = locant.attend(q, k, v, encoding=encoding, positions=positions, backend=backend)  # type: ignore[arg-type]
+        assert_close(found, _written_out(q, k, v, encoding.strength, positions))
+
+
+def _written_out(q: Tensor, k: Tensor, v: Tensor, strength: Tensor, positions: locant.Positions) -> Tensor:
+    k, v = k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
+    distance = (positions.index[:, None, :, None] - positions.index[:, None, None, :]).double()
+    scores = q.double() @ k.double().mT / 8**0.5 - strength.double()[:, None, None] * (distance.abs() + 1).log()
+    same = positions.document[:, None, :, None] == positions.document[:, None, None, :]
+    return (scores.masked_fill(~(same & (distance >= 0)), -torch.inf).softmax(-1) @ v.double()).to(q.dtype)
+
+
+def test_the_format_reads_and_writes(tmp_path: Path) -> None:
+    run(blocks(EXTENDING)[2][0])
+    (tmp_path / "a.txt").write_text("some text")
+    locant.prepare(tmp_path / "a.txt", tmp_path / "store", tokenizer="bytes", workers=1)
+    made = CliRunner().invoke(main, ["export", f"{tmp_path}/store", "--to", "npy", "-o", f"{tmp_path}/other"])
+    assert made.exit_code == 0, made.output
+    ours, theirs = locant.TokenStore(tmp_path / "store"), locant.TokenStore(tmp_path / "other", format="npy")
+    assert np.array_equal(ours[:], theirs[:])
+    assert np.array_equal(ours.documents, theirs.documents)
+
+
+@pytest.fixture
+def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with the recipe's encoding in one file, as pip leaves it; and one that is broken."""
+    code = blocks(EXTENDING)[0][0].split("locant.register_encoding")[0]
+    (tmp_path / "gentle_bias.py").write_text(code)
+    (tmp_path / "broken_bias.py").write_text("import a_module_that_is_not_there")
+    for name, reference in (("gentle", "gentle_bias:Gentle"), ("broken", "broken_bias:Broken")):
+        info = tmp_path / f"{name}_bias-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-bias\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[locant.encodings]\n{name} = {reference}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(ENCODINGS, "_offers", None)
+    assert {"gentle", "broken"} <= {entry.name for entry in metadata.entry_points(group="locant.encodings")}
+
+
+@pytest.mark.usefixtures("_installed")
+def test_an_installed_encoding_is_found_by_name_listed_and_drawn(tmp_path: Path) -> None:
+    assert type(locant.encoding("gentle", num_heads=2)).__name__ == "Gentle"
+    listed = CliRunner().invoke(main, ["list", "--json"])
+    assert listed.exit_code == 0
+    assert '"gentle"' in listed.stdout
+    assert '"rotary"' in listed.stdout
+    assert "broken-bias" in listed.stderr
+    drawn = CliRunner().invoke(main, ["plot", "gentle", "-o", f"{tmp_path}/gentle.png"])
+    assert drawn.exit_code == 0, drawn.output
+    assert (tmp_path / "gentle.png").stat().st_size > 1_000
+
+
+@pytest.mark.usefixtures("_installed")
+def test_what_is_broken_about_an_installed_encoding_is_said_by_its_name() -> None:
+    with refuses(locant.InputError, "broken-bias", "a_module_that_is_not_there"):
+        locant.encoding("broken", num_heads=2)
+
+
+@pytest.mark.usefixtures("_installed")
+def test_an_installed_encoding_takes_part_in_a_comparison(tmp_path: Path) -> None:
+    options = "--encodings gentle,nope --steps 2 --seeds 0 --train-length 8 --multiples 1,2 --d-model 16 --num-layers 1"
+    (tmp_path / "text.txt").write_text("to be, or not to be: that is the question. " * 100)
+    done = CliRunner().invoke(
+        main, ["compare", f"{tmp_path}/text.txt", "--tokenizer", "bytes", *options.split(), "-o", f"{tmp_path}/report"]
+    )
+    assert done.exit_code == 0, done.output
+    assert "gentle" in (tmp_path / "report" / "results.json").read_text()
