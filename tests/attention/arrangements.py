@@ -1,4 +1,4 @@
-"""Every encoding with a bias, every way in which tokens are arranged, and attention in NumPy for both."""
+"""Every encoding with a bias, every arrangement of tokens, and attention in NumPy for both."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ ENCODINGS: dict[str, Callable[[], PositionEncoding | None]] = {
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Who attends to whom."""
+    """The positions of queries and keys, and the mask."""
 
     positions: Positions
     k_positions: Positions | None = None
@@ -97,6 +97,14 @@ ARRANGEMENTS: dict[str, Arrangement] = {
     "keys all before": Arrangement(Positions.after(12, 5), Positions.arange(9), causal=False),
     "cross attention": Arrangement(Positions.arange(9), Positions.arange(14), causal=False),
     "backwards": Arrangement(Positions.of(list(range(12, -1, -1)))),
+    "one token": Arrangement(Positions.arange(1)),
+    "packed both ways": Arrangement(Positions.packed([[3, 0, 1, 4], [6, 1]], length=9), causal=False),
+    "left padding both ways": Arrangement(Positions.from_mask(LEFT), causal=False),
+    "nothing but padding": Arrangement(Positions.from_mask(torch.tensor([[0, 0, 0, 0], [1, 1, 0, 1]]))),
+    "fewer keys than queries": Arrangement(Positions.arange(5), Positions.arange(3)),
+    "more keys than queries": Arrangement(Positions.arange(3), Positions.arange(5)),
+    "keys that come later": Arrangement(Positions.arange(3), Positions.after(2, 5)),
+    "cross attention to padded keys": Arrangement(Positions.after(3, 2), Positions.from_mask(LEFT), causal=False),
 }
 
 
@@ -127,7 +135,11 @@ class Inputs:
         )  # fmt: skip
 
     def expected(
-        self, arrangement: Arrangement, encoding: PositionEncoding | None, cotangent: Tensor
+        self,
+        arrangement: Arrangement,
+        encoding: PositionEncoding | None,
+        cotangent: Tensor,
+        scale: float = HEAD_DIM**-0.5,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The output in float64, and the gradients of q, k, v and every parameter.
 
@@ -136,7 +148,7 @@ class Inputs:
         """
         q, k = (x.detach().double().requires_grad_() for x in (self.q, self.k))
         bias = None if encoding is None else encoding.bias(q, k, arrangement.positions, arrangement.k_positions)
-        seen, scale = arrangement.seen(), HEAD_DIM**-0.5
+        seen = arrangement.seen()
         full = np.zeros((BATCH, HEADS, *seen.shape[1:]))
         matrix = full if bias is None else full + bias.detach().double().numpy()
         arrays = [x.detach().double().numpy() for x in (self.q, self.k, self.v)]

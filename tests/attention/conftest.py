@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from locant.attention.backends import flex
+from locant.attention.backends import flex, tiled
+from locant.kernels import distance_attention as kernel
 
 
 @pytest.fixture
@@ -23,3 +24,12 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     monkeypatch.setattr(flex, "_compiled", lambda device: listening)
     return calls
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles so small that a short sequence has several, and the last is cut short."""
+    monkeypatch.setattr(kernel, "TILE", 5)
+    monkeypatch.setattr(kernel, "NARROW_TILE", 3)
+    monkeypatch.setattr(tiled, "TILE_BYTES", 0)
+    monkeypatch.setattr(tiled, "FEWEST_ROWS", 4)

@@ -1,9 +1,10 @@
 """Attention whose bias follows from the distance: one number per head and distance is all that is held of it.
 
-Query i meets key j at entry ``i - j + keys - 1`` of a table. Among the keys in reverse order, c = keys - 1 - j, that
-is ``i + c``: the matrix of all pairs is a view of the table whose strides are 1 and 1. torch's fused kernel for CPUs
-reads it as an additive mask, row by row out of the cache, and nothing of the size query x key exists. What a query may
-not see are the ends of the table: minus infinity, and tiles of queries skip the keys that none of them sees.
+The pair of query i and key j has entry ``i - j + keys - 1`` of a table. Among the keys in reverse order, c = keys - 1 -
+j, that is ``i + c``: the matrix of all pairs is a view of the table whose strides are 1 and 1. torch's fused kernel for
+CPUs reads it as an additive mask, row by row out of the cache, and nothing of the size query x key exists. What the
+attention mask hides are the ends of the table: minus infinity, and tiles of queries skip the keys that none of them
+attends to.
 
 The bias of a pair has the bits that a matrix of them would have, and enters as it would there: added to the scaled
 score, once.
@@ -35,7 +36,7 @@ __all__ = ["distance_attention"]
 TILE = 768
 """Queries at a time; from here on torch's kernel takes them in its largest steps."""
 NARROW_TILE = 256
-"""The same where few keys are seen, or where scores of a head are held."""
+"""The same where queries attend to few keys, or where scores of a head are held."""
 
 EAGER = "backend='eager', which is made of plain operations"
 
@@ -60,7 +61,7 @@ def distance_attention(
     Args:
         q, k, v: on a CPU; there is at least one query and one key.
         table: one entry for each of the ``query + key - 1`` differences of slots, float32 at least.
-        first, last: the entries that are seen; the others are hidden. A query that sees nothing gets zeros.
+        first, last: the entries that the mask allows; the others are hidden. A query without any key gets zeros.
         scale: of the scores.
 
     Derivatives by ``backward`` alone, and of the first order.
@@ -79,7 +80,7 @@ def distance_attention(
 
 @dataclass(frozen=True)
 class _Tile:
-    """Some queries, and the keys (in reverse order) that one of them or more may see."""
+    """Some queries, and the keys (in reverse order) that one of them or more attends to."""
 
     rows: slice
     keys: slice
@@ -108,7 +109,7 @@ def _size(queries: int, keys: int, first: int, last: int) -> int:
 
 
 def _hidden(table: Tensor, first: int, last: int) -> Tensor:
-    """The table with minus infinity where nothing is seen."""
+    """The table with minus infinity at the entries that are not allowed."""
     hidden = table.new_full(table.shape, float("-inf"))
     hidden[:, first : last + 1] = table[:, first : last + 1]
     return hidden
@@ -169,9 +170,9 @@ def _attend_backward(
     size = NARROW_TILE if of_table else _size(q.shape[2], k.shape[2], first, last)
     with torch.autocast("cpu", enabled=False):  # gradients are often asked for where it is on
         for tile in _tiles(q.shape[2], k.shape[2], first, last, size):
-            rows, seen = tile.rows, tile.keys
-            part = (grad[:, :, rows], q[:, :, rows], keys[:, :, seen], values[:, :, seen])
-            into = (grad_q[:, :, rows], grad_k[:, :, seen], grad_v[:, :, seen])
+            rows, cols = tile.rows, tile.keys
+            part = (grad[:, :, rows], q[:, :, rows], keys[:, :, cols], values[:, :, cols])
+            into = (grad_q[:, :, rows], grad_k[:, :, cols], grad_v[:, :, cols])
             if of_table:
                 _by_hand(*part, sums[:, :, rows], tile, bias, scale, *into, grad_table)
                 continue
@@ -196,17 +197,18 @@ def _by_hand(
 ) -> None:  # fmt: skip
     """Add the gradients of one tile, head by head, so that the scores of one head are all that is held.
 
-    The gradient of a score is the gradient of its bias: its weight times how far what the weight is worth lies above
-    the mean of its row. The mean is taken of the weights that are here, not of the output, which was rounded to the
-    dtype of the queries: over a row the gradients of scores add up to zero, or distances would be drawn to the mean of
-    the values. Written into rows that are one longer than they are read, what stood on a diagonal stands in a column.
+    The gradient of a score is the gradient of its bias: its weight times the difference between the gradient of that
+    weight and the weighted mean of its row. The mean is taken of the weights that are here, not of the output, which
+    was rounded to the dtype of the queries: over a row the gradients of scores have to add up to zero, or distances
+    would be drawn to the mean of the values. Rows are written at a stride that is one longer than the one they are
+    read at, so that what was a diagonal becomes a column.
     """
-    (rows, seen), group = (q.shape[2], keys.shape[2]), q.shape[1] // keys.shape[1]
+    (rows, cols), group = (q.shape[2], keys.shape[2]), q.shape[1] // keys.shape[1]
     mask = tile.bias(bias)[0]
-    diagonals = rows + seen - 1
+    diagonals = rows + cols - 1
     skewed = grad_k.new_zeros(rows * (diagonals + 1))
-    scores_gradient = skewed.as_strided((rows, seen), (diagonals + 1, 1))
-    weights, of_weights = grad_k.new_empty((2, rows, seen))  # once: memory touched for the first time is slow
+    scores_gradient = skewed.as_strided((rows, cols), (diagonals + 1, 1))
+    weights, of_weights = grad_k.new_empty((2, rows, cols))  # once: memory touched for the first time is slow
     entries = slice(tile.entry, tile.entry + diagonals)
     for b in range(q.shape[0]):
         for h in range(q.shape[1]):
