@@ -56,7 +56,7 @@ def export_store(
             vocabulary.
     """
     target = FORMATS.find(to)
-    tokenizer = None if store.vocab_size is None else store.tokenizer
+    tokenizer = store.tokenizer if store.has_tokenizer else None
     vocab_size = store.vocab_size or _entries_seen(store)
     with new_folder(output) as folder:
         source = ExportSource(store.contents, store.format, vocab_size, tokenizer, progress or (lambda done: None))

@@ -29,7 +29,7 @@ class _Maps:
 
     Python's own `mmap`, and with it `numpy.memmap`, keeps a file descriptor for each map (up to version 3.12 without a
     choice), and a process often may have only 1 024 of them: too few for a store of many shards. Nor does it place one
-    map beside another. Here a stretch of addresses is reserved for all of them, and each file begins on a page of its
+    map beside another. Here a range of addresses is reserved for all of them, and each file begins on a page of its
     own; what is left of its last page reads as zeros.
     """
 
@@ -42,10 +42,10 @@ class _Maps:
         self._size = sum(pages)
         self._address = _mmap(None, self._size, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
         place = self._address
-        for path, size, stretch in zip(paths, sizes, pages, strict=True):
+        for path, size, room in zip(paths, sizes, pages, strict=True):
             if size:
                 _map_file(path, size, place)
-            place += stretch
+            place += room
         self.__array_interface__: dict[str, Any] = {
             "version": 3,
             "data": (self._address, True),  # it cannot be written to

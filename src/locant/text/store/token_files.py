@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 
@@ -11,16 +10,7 @@ from jaxtyping import Integer
 
 from locant.errors import InputError, RangeError
 
-__all__ = [
-    "BLOCK",
-    "MAX_SIZE",
-    "check_tokens",
-    "read_file",
-    "read_tokens",
-    "require_file",
-    "require_known",
-    "token_dtype",
-]
+__all__ = ["BLOCK", "MAX_SIZE", "first_unknown", "read_file", "require_file", "require_known", "token_dtype"]
 
 SMALL_VOCABULARY = 65_500
 """From this size on, Megatron-LM takes four bytes for a token; the last ids below 2**16 stay free for its padding."""
@@ -48,14 +38,14 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 def require_known(ids: Integer[np.ndarray, " tokens"], vocab_size: int, place: int) -> None:
     """Raise a `RangeError` if an id is not in the vocabulary; `place` is where the ids begin, for the message."""
-    if (at := _first_unknown(ids, vocab_size)) is not None:
+    if (at := first_unknown(ids, vocab_size)) is not None:
         raise RangeError(
             f"got id {ids[at]} at place {place + at}, expected ids within 0..{vocab_size - 1}",
             "the tokenizer that made the ids",
         )
 
 
-def _first_unknown(ids: np.ndarray, vocab_size: int | None) -> int | None:
+def first_unknown(ids: np.ndarray, vocab_size: int | None) -> int | None:
     """Where the first id stands that is negative or not in the vocabulary."""
     # Read as unsigned, a negative id is a large one, so that one pass finds both.
     unsigned = ids.view(ids.dtype.str.replace("i", "u"))
@@ -101,64 +91,3 @@ def read_file(path: str | Path, size: int, remedy: str) -> bytes:
         if found == size:
             return content
     raise InputError(f"{path} has {found} bytes, expected {size}", remedy)
-
-
-def read_tokens(
-    path: str, dtype: np.dtype, start: int, stop: int, *, header: int = 0
-) -> Integer[np.ndarray, " tokens"]:
-    """Some tokens of a file, in an array of their own; `header` bytes stand before the first token.
-
-    Raises:
-        InputError: the file does not have them, or the system refuses.
-    """
-    ids = np.empty(stop - start, dtype=dtype)
-    view, at = ids.data.cast("B"), header + start * dtype.itemsize
-    try:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            # The system may read less than it was asked for.
-            while view:
-                count = os.preadv(handle, [view], at)
-                if not count:
-                    raise InputError(f"{path} ends at byte {at}, expected {at + len(view)} bytes", "a fresh copy of it")
-                view, at = view[count:], at + count
-        finally:
-            os.close(handle)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}", "opening the store again") from None
-    return ids
-
-
-def check_tokens(
-    path: str, *, dtype: np.dtype, tokens: int, vocab_size: int | None, remedy: str, header: int = 0
-) -> str:
-    """Read a whole file of tokens, in constant memory; its SHA-256.
-
-    Raises:
-        InputError: it has another size, or an id that is not in the vocabulary.
-    """
-    size = header + tokens * dtype.itemsize
-    found = require_file(path, remedy)
-    digest, done = hashlib.sha256(), 0
-    try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-            while found == size and done < size:
-                block = file.read(header if done < header else min(2 * BLOCK, size - done))
-                if not block:
-                    found = done  # it shrank
-                    break
-                digest.update(block)
-                if done >= header:
-                    ids = np.frombuffer(block, dtype, len(block) // dtype.itemsize)
-                    if (at := _first_unknown(ids, vocab_size)) is not None:
-                        raise InputError(
-                            f"{path} has id {ids[at]} at place {(done - header) // dtype.itemsize + at}, expected "
-                            f"ids within 0..{(vocab_size or int(np.iinfo(dtype).max) + 1) - 1}",
-                            remedy,
-                        )
-                done += len(block)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}", remedy) from None
-    if found != size:
-        raise InputError(f"{path} has {found} bytes, expected {size}", remedy)
-    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""A `tokenizer.json` as data: what it says about special tokens and bytes, and which of its fields decide the ids.
+"""A `tokenizer.json` as data: its special tokens and bytes, and which of its fields decide the ids.
 
 The format is that of the `tokenizers` library, which also runs it. Four things are done here that it does not do:
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -28,8 +28,8 @@ __all__ = [
     "END_OF_TEXT",
     "Definition",
     "LibraryErrors",
-    "added_token",
     "byte_definition",
+    "byte_level",
     "byte_table",
     "fingerprint",
     "is_bytes",
@@ -232,7 +232,7 @@ def fingerprint(definition: Definition) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def added_token(number: int, spelling: str) -> Definition:
+def _added_token(number: int, spelling: str) -> Definition:
     """The entry of a special token."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {"id": number, "content": spelling, **flags}
@@ -242,14 +242,21 @@ def byte_definition() -> Definition:
     """Ids 0 to 255 are the bytes of UTF-8, 256 is the end of a text."""
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     vocab = {letter: byte for byte, letter in enumerate(BYTE_SPELLING)}
+    return byte_level(level, {END_OF_TEXT: 256}, {"type": "BPE", "vocab": vocab, "merges": []})
+
+
+def byte_level(
+    level: Definition, special_tokens: Mapping[str, int], model: Definition, split: Definition | None = None
+) -> Definition:
+    """A byte-level tokenizer: its pre-tokenizer `level`, before which `split` may split the text."""
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [added_token(256, END_OF_TEXT)],
+        "added_tokens": [_added_token(number, spelling) for spelling, number in special_tokens.items()],
         "normalizer": None,
-        "pre_tokenizer": level,
+        "pre_tokenizer": level if split is None else {"type": "Sequence", "pretokenizers": [split, level]},
         "post_processor": None,
         "decoder": level,
-        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+        "model": model,
     }

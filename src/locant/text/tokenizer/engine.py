@@ -187,7 +187,7 @@ def choose_engine(
 
 
 def _disagreement(tokenizer: Tokenizer, sample: Sequence[bytes], parallel: bool | None) -> str | None:
-    """Why gigatoken is not trusted with these texts, or ``None`` if it is."""
+    """Why gigatoken cannot encode these texts, or ``None`` if its ids are the same."""
     texts = [*sample, *PROBE_TEXTS, *_spellings(tokenizer)]
     ids, lengths = Engine(tokenizer).encode(texts)
     try:

@@ -61,7 +61,7 @@ _CHANGED_BY_NFC = re.compile(
 # below U+0800, the blocks from U+2000 to U+9FFF, Korean, and from U+1F000 on emoji: only symbols are added there.
 _MAY_BE_NEW = re.compile(rb"[\xe0\xe1\xea\xf1-\xf4]|\xf0[^\x9f]")
 
-# The words of cl100k_base, as the library needs them spelled and as gigatoken knows them.
+# The pattern of cl100k_base, as `tokenizers` needs it and as gigatoken does.
 _SPELLED = {
     ENCODINGS["cl100k_base"].pattern: (
         r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
@@ -76,7 +76,7 @@ _STATM = Path("/proc/self/statm")
 
 @functools.cache
 def _long_known() -> Bool[np.ndarray, " code_points"]:
-    """Of every code point, whether all versions of Unicode from 3.2 on agree on what it is."""
+    """For every code point, whether all versions of Unicode from 3.2 on agree on what it is."""
     known = np.zeros(sys.maxunicode + 1, dtype=bool)
     category = unicodedata.ucd_3_2_0.category
     known[:0x30000] = [category(chr(code)) != "Cn" for code in range(0x30000)]
@@ -159,11 +159,11 @@ class GigatokenEngine:
         return _has_new_characters(text) or (self._changes and _CHANGED_BY_NFC.search(text) is not None)
 
     def _rows(self, texts: list[str]) -> list[Int32[np.ndarray, " _"]]:
-        trusted = [self._is_strange(text) for text in texts]
-        ids, lengths = self._run([text.encode() for text, other in zip(texts, trusted, strict=True) if not other])
+        strange = [self._is_strange(text) for text in texts]
+        ids, lengths = self._run([text.encode() for text, other in zip(texts, strange, strict=True) if not other])
         rows = iter(np.split(ids, np.cumsum(lengths)[:-1]))
-        others = iter(self._tokenizer.encode_batch([text for text, other in zip(texts, trusted, strict=True) if other]))
-        return [next(others) if other else next(rows) for other in trusted]
+        others = iter(self._tokenizer.encode_batch([text for text, other in zip(texts, strange, strict=True) if other]))
+        return [next(others) if other else next(rows) for other in strange]
 
     def _run(self, texts: list[bytes]) -> tuple[Int32[np.ndarray, " tokens"], Int[np.ndarray, " documents"]]:
         library = self._library or self._build()

@@ -1,7 +1,7 @@
 """Pairs of texts as one sequence with segment ids: ``[CLS] A [SEP] B [SEP]``, as BERT (arXiv:1810.04805) reads them.
 
-Which special tokens go where is what the tokenizer's own file says (its post-processor), so that a loaded tokenizer
-gives the sequences that its model was trained on. A file that says nothing gets BERT's order, with its own names.
+Which special tokens go where is taken from the tokenizer's own file (its post-processor), so that a loaded tokenizer
+gives the sequences that its model was trained on. A file without one gets BERT's order, with its own names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def encode_pairs(
     start: str | None,
     separator: str | None,
 ) -> dict[str, Any]:
-    """What `Tokenizer.encode_pairs` gives; it tells the arguments and errors.
+    """What `Tokenizer.encode_pairs` gives, which describes the arguments and errors.
 
     Args:
         encode_batch: the ids of texts, without special tokens.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from locant.errors import InputError
-from locant.text.tokenizer.definition import BYTE_SPELLING, END_OF_TEXT, added_token
+from locant.text.tokenizer.definition import BYTE_SPELLING, END_OF_TEXT, byte_level
 
 __all__ = ["ENCODINGS", "cached_encoding", "tiktoken_cache"]
 
@@ -61,7 +61,7 @@ class Encoding:
 
     files: tuple[CachedFile, ...]
     pattern: str | None = None
-    """``None`` says: GPT-2's, which the library has built in."""
+    """``None`` for GPT-2's, which the library has built in."""
     special_tokens: dict[str, int] = field(default_factory=dict)
 
 
@@ -163,29 +163,16 @@ def _read_published(path: Path, file: CachedFile) -> bytes:
 def _definition(ranks: Ranks, encoding: Encoding) -> dict[str, Any]:
     """As a `tokenizer.json`: the tokens that merge, and the special ones at their own ids, gaps included."""
     spelled = {token: "".join(BYTE_SPELLING[byte] for byte in token) for token in ranks}
-    level = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": False,
-        "use_regex": encoding.pattern is None,
+    regex = encoding.pattern
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": regex is None}
+    split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+    model = {
+        "type": "BPE",
+        "ignore_merges": True,  # a word that is a token is that token, whatever its merges would make of it
+        "vocab": {spelled[token]: rank for token, rank in ranks.items()} | encoding.special_tokens,
+        "merges": [[spelled[left], spelled[right]] for left, right in _pairs(ranks)],
     }
-    split = {"type": "Split", "pattern": {"Regex": encoding.pattern}, "behavior": "Isolated", "invert": False}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [added_token(number, spelling) for spelling, number in encoding.special_tokens.items()],
-        "normalizer": None,
-        "pre_tokenizer": level if encoding.pattern is None else {"type": "Sequence", "pretokenizers": [split, level]},
-        "post_processor": None,
-        "decoder": level,
-        "model": {
-            "type": "BPE",
-            "ignore_merges": True,  # a word that is a token is that token, whatever its merges would make of it
-            "vocab": {spelled[token]: rank for token, rank in ranks.items()} | encoding.special_tokens,
-            "merges": [[spelled[left], spelled[right]] for left, right in _pairs(ranks)],
-        },
-    }
+    return byte_level(level, encoding.special_tokens, model, None if regex is None else split)
 
 
 def _pairs(ranks: Ranks) -> list[tuple[bytes, bytes]]:

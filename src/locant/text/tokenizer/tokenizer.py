@@ -106,7 +106,7 @@ class Tokenizer:
         vocab_size: int = 4096,
         special_tokens: Sequence[str] = (END_OF_TEXT,),
     ) -> Tokenizer:
-        """Learn a byte-level BPE, which has all 256 bytes and so knows every text. The same texts give the same one.
+        """Train a byte-level BPE, which can encode every text: it has all 256 bytes. The same texts give the same one.
 
         Args:
             texts_or_paths: a text or several; a `pathlib.Path` stands for the text in its file.
@@ -325,7 +325,7 @@ class Tokenizer:
         return f"Tokenizer({kind}, vocab_size={self.vocab_size}, fingerprint={self.fingerprint[:12]})"
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
-        # So that worker processes can be handed one; the library's object would lose what it does not know.
+        # For worker processes; the library's own object would lose the fields that it does not know.
         return type(self).from_json, (self.to_json(),)
 
     def _require(self, number: int) -> str:

@@ -20,7 +20,7 @@ OURS = ("self", "dataset", "batch_size", "batch_sampler", "sampler", "collate_fn
 """What the loader makes itself, or takes by a name of its own."""
 
 LONGEST = 2_147_483
-"""Seconds that a system can be told to wait: it counts the milliseconds in 32 bits."""
+"""Seconds that a system can wait at most: it counts the milliseconds in 32 bits."""
 
 OF_WORKERS: dict[str, object] = {
     "prefetch_factor": None,

@@ -6,7 +6,7 @@ little more; in every round of a Feistel network, one digit is shifted by a numb
 maps the places onto themselves, and what is mapped to one of the few from n on is mapped again until it is below n.
 Under 2**16 windows there is a list after all, sorted by random keys: so small a network reaches few of all orders.
 
-All of it is integer arithmetic of our own: an order never changes with the version of NumPy, nor with the machine. It
+All of it is integer arithmetic in this file: an order never changes with the version of NumPy, nor with the machine. It
 is good enough for training and nothing else: it is not cryptographic.
 """
 

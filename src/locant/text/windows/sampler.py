@@ -1,7 +1,7 @@
 """`BatchSampler`: which windows each batch of each rank holds, by seed and epoch.
 
 An epoch is one order of all windows. All ranks go through it side by side: a step takes the next ``batch_size *
-world_size`` windows, and each rank its own stretch of them. So the windows that were seen after some steps are those
+world_size`` windows, and each rank its own part of them. So the windows that were seen after some steps are those
 before one place of the order, whatever the number of ranks and the size of their batches, and an epoch can be
 resumed from there with others.
 

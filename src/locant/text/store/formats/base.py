@@ -1,4 +1,4 @@
-"""`StoreFormat`: what a format of token stores has to know, and `ExportSource`: what it is given to write."""
+"""`StoreFormat`, the base class of formats of token stores, and `ExportSource`, from which they are written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxtyping import Int, Integer
 from locant.arguments import whole
 from locant.errors import InputError
 from locant.files import NewFile
-from locant.text.store.token_files import check_tokens, read_file, read_tokens, require_file, require_known
+from locant.text.store.token_files import first_unknown, read_file, require_file, require_known
 from locant.text.tokenizer import Tokenizer
 
 __all__ = ["ExportSource", "StoreFormat", "StoreOptions", "head_of", "only_file"]
@@ -22,12 +22,12 @@ __all__ = ["ExportSource", "StoreFormat", "StoreOptions", "head_of", "only_file"
 DTYPES = ("uint8", "uint16", "uint32", "int16", "int32", "int64")
 HEAD = 4096
 BLOCK = 1 << 20
-"""Tokens that are held at a time."""
+"""Tokens, or bytes, that are held at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreOptions:
-    """What the caller of `TokenStore` says about files that do not say it themselves."""
+    """What the caller of `TokenStore` gives for files that do not contain it."""
 
     dtype: str | np.dtype | None = None
     tokenizer: Tokenizer | str | Path | None = None
@@ -56,9 +56,9 @@ class StoreFormat:
     Args:
         files: the files of tokens, one for each shard.
         dtype: of the tokens in them.
-        options: what the caller said.
+        options: what the caller gave.
         header: bytes before the tokens in each file, a multiple of the bytes of a token.
-        tokens: how many tokens each file holds; default: what its size says.
+        tokens: how many tokens each file holds; default: by its size.
 
     >>> class Raw(StoreFormat):
     ...     "One file of four bytes per token."
@@ -143,19 +143,61 @@ class StoreFormat:
             self.check(shard, _again(self.files[shard]))
 
     def check(self, shard: int, remedy: str) -> str:
-        """Read the tokens of a shard and hold them against the vocabulary; the SHA-256 of the file."""
-        return check_tokens(
-            self.files[shard],
-            dtype=self.dtype,
-            tokens=int(self.tokens[shard]),
-            vocab_size=self.vocab_size,
-            remedy=remedy,
-            header=self.header,
-        )
+        """Read the file of a shard, in constant memory, and check its ids; its SHA-256.
+
+        Raises:
+            InputError: it has another size, or an id that is not in the vocabulary.
+        """
+        path, tokens = self.files[shard], int(self.tokens[shard])
+        size = self.header + tokens * self.dtype.itemsize
+        found = require_file(path, remedy)
+        digest, done = hashlib.sha256(), 0
+        try:
+            with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+                while found == size and done < size:
+                    block = file.read(self.header if done < self.header else min(BLOCK, size - done))
+                    if not block:
+                        found = done  # it shrank
+                        break
+                    digest.update(block)
+                    if done >= self.header:
+                        self._require_known(block, path, (done - self.header) // self.dtype.itemsize, remedy)
+                    done += len(block)
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}", remedy) from None
+        if found != size:
+            raise InputError(f"{path} has {found} bytes, expected {size}", remedy)
+        return digest.hexdigest()
+
+    def _require_known(self, block: bytes, path: str, place: int, remedy: str) -> None:
+        ids = np.frombuffer(block, self.dtype, len(block) // self.dtype.itemsize)
+        if (at := first_unknown(ids, self.vocab_size)) is not None:
+            last = (self.vocab_size or int(np.iinfo(self.dtype).max) + 1) - 1
+            raise InputError(f"{path} has id {ids[at]} at place {place + at}, expected ids within 0..{last}", remedy)
 
     def read(self, shard: int, start: int, stop: int) -> Integer[np.ndarray, " tokens"]:
-        """Some tokens of a shard."""
-        return read_tokens(self.files[shard], self.dtype, start, stop, header=self.header)
+        """Some tokens of a shard, in an array of their own.
+
+        Raises:
+            InputError: the file does not have them, or the system refuses.
+        """
+        path, ids = self.files[shard], np.empty(stop - start, dtype=self.dtype)
+        view, at = ids.data.cast("B"), self.header + start * self.dtype.itemsize
+        try:
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                # The system may read less than it was asked for.
+                while view:
+                    count = os.preadv(handle, [view], at)
+                    if not count:
+                        expected = f"expected {at + len(view)} bytes"
+                        raise InputError(f"{path} ends at byte {at}, {expected}", f"a fresh copy of {path}")
+                    view, at = view[count:], at + count
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}", "opening the store again") from None
+        return ids
 
 
 @dataclass(frozen=True)
@@ -168,7 +210,7 @@ class ExportSource:
     vocab_size: int
     tokenizer: Tokenizer | None
     progress: Callable[[int], object]
-    """Is told how many tokens are done."""
+    """Called with how many tokens are done."""
 
     @property
     def dtype(self) -> np.dtype:

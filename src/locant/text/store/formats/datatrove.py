@@ -61,7 +61,7 @@ class DatatroveFormat(StoreFormat):
 
 
 def _bytes_per_token(path: Path) -> int | None:
-    """What the metadata says, where there is one."""
+    """From the metadata, where there is some."""
     metadata = f"{path}.metadata"
     if not os.path.isfile(metadata):  # noqa: PTH113
         return None

@@ -17,7 +17,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ def shard_name(number: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Manifest:
-    """What `store.json` says, checked."""
+    """What `store.json` holds, checked."""
 
     sha256: str
     """Of the manifest itself, so two stores with the same are the same."""
@@ -297,7 +297,7 @@ def write_manifest(
 
     Args:
         folder: holds the files of shards 0, 1, ..., as `ShardWriter` made them.
-        shards: what `ShardWriter.close` said of each.
+        shards: what `ShardWriter.close` returned for each.
         tokenizer: the one that made the ids.
         end_of_text: the id that was appended to each document, if one was.
         sources: what the texts came from, as JSON.
@@ -307,29 +307,6 @@ def write_manifest(
         InputError: a finished store is there that is another one, a shard is missing, or the system refuses to write.
     """
     text = tokenizer.to_json().encode()
-    content = _render(
-        shards, tokenizer, FileRecord(size=len(text), sha256=_sha256(text)), end_of_text, sources, options
-    )
-    path = folder / MANIFEST
-    parse_manifest(content, path)  # what could not be read again is not written
-    parse_sources(content, path)
-    if path.exists():
-        if path.read_bytes() == content:
-            return
-        raise InputError(f"got {folder}, which holds another finished store", "another folder")
-    _require_shards(folder, shards)
-    write_whole(folder / TOKENIZER, text)
-    write_whole(path, content)
-
-
-def _render(
-    shards: Sequence[ShardRecord],
-    tokenizer: Tokenizer,
-    tokenizer_file: FileRecord,
-    end_of_text: int | None,
-    sources: list[dict[str, Any]],
-    options: dict[str, Any],
-) -> bytes:
     if end_of_text is not None and not 0 <= end_of_text < tokenizer.vocab_size:
         raise RangeError(
             f"got {end_of_text} as the end of a text, which is not in the vocabulary",
@@ -345,11 +322,25 @@ def _render(
         "end_of_text_appended": end_of_text is not None,
         "tokens": sum(shard.tokens for shard in shards),
         "documents": sum(shard.documents for shard in shards),
-        "tokenizer": {**asdict(tokenizer_file), "fingerprint": tokenizer.fingerprint},
+        "tokenizer": {"size": len(text), "sha256": _sha256(text), "fingerprint": tokenizer.fingerprint},
         "options": options,
         "sources": sources,
         "shards": _columns(shards),
     }
+    content = _spelled(fields)
+    path = folder / MANIFEST
+    parse_manifest(content, path)  # what could not be read again is not written
+    parse_sources(content, path)
+    if path.exists():
+        if path.read_bytes() == content:
+            return
+        raise InputError(f"got {folder}, which holds another finished store", "another folder")
+    _require_shards(folder, shards)
+    write_whole(folder / TOKENIZER, text)
+    write_whole(path, content)
+
+
+def _spelled(fields: dict[str, Any]) -> bytes:
     try:
         body = ("{\n" + ",\n".join(f" {json.dumps(name)}: {_json(value)}" for name, value in fields.items())).encode()
     except (TypeError, ValueError, RecursionError) as error:

@@ -45,7 +45,7 @@ def index_size(documents: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """What an index says."""
+    """What an index holds."""
 
     dtype: np.dtype
     sequences: Int[np.ndarray, " sequences"]

@@ -1,4 +1,4 @@
-"""What a manifest says of a shard and of a file, and the checks of what was read from one."""
+"""What a manifest holds of a shard and of a file, and the checks of what was read from one."""
 
 from __future__ import annotations
 
