@@ -50,17 +50,18 @@ class Contestant:
         Raises:
             RangeError: an unknown encoding or scaling, or an encoding without frequencies to scale.
         """
-        encoding, plus, scaling = name.partition("+") if isinstance(name, str) else (name, "", "")
+        encoding, plus, scaling = str(name).partition("+")
         if encoding in SCALINGS:
             raise RangeError(f"got {shown(name)}, which is a scaling of rotary", f"rotary+{encoding}")
         kind = find(encoding)
         encoding = next(known for known, each in encodings().items() if each is kind)
+        if plus and "scaling" not in inspect.signature(kind).parameters:
+            raise RangeError(
+                f"got {shown(name)}, but {encoding} has no frequencies to scale", f"{encoding}, or rotary+yarn"
+            )
         if plus:
-            scaling = one_of("a scaling", scaling.strip().lower(), SCALINGS)
-            if "scaling" not in inspect.signature(kind).parameters:
-                raise RangeError(
-                    f"got {shown(name)}, but {encoding} has no frequencies to scale", f"{encoding}, or rotary+{scaling}"
-                )
+            remedy = " or ".join(f"{encoding}+{known}" for known in SCALINGS)
+            scaling = one_of("a scaling", scaling.strip().lower(), SCALINGS, remedy)
         return cls(encoding, scaling)
 
     @property
