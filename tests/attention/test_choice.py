@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from locant import ALiBi, Cope, Fire, LocantError, PositionEncoding, Positions, RangeError, Rotary, attend
+from locant import ALiBi, Fire, LocantError, PositionEncoding, Positions, RangeError, Rotary, attend
 from locant.attention.backends import flex
 from locant.attention.choice import SMALL, Choice, choose_backend
 from locant.attention.inputs import AttentionInputs
@@ -52,19 +52,17 @@ def test_auto_on_every_device(device: str) -> None:
     assert chosen(device=device, encoding=None, window=9) == without_matrix
 
 
-@pytest.mark.parametrize(
-    "fact", [{"dropout_p": 0.5}, {"encoding": Cope(16)}, {"dtype": torch.float64}, {"head_dim": 15}], ids=str
-)
-def test_auto_on_cuda_goes_round_what_flex_cannot_do(fact: dict[str, object]) -> None:
-    if "encoding" in fact:
-        fact = {"encoding": NoScoreMod()}
-    assert chosen(device="cuda") == "flex"
-    assert chosen(device="cuda", **fact) == "tiled"
-
-
 class NoScoreMod(PositionEncoding):
     def bias(self, q: Tensor, *rest: object) -> Tensor:
         return torch.zeros(1, q.shape[1], q.shape[2], q.shape[2])
+
+
+@pytest.mark.parametrize(
+    "fact", [{"dropout_p": 0.5}, {"encoding": NoScoreMod()}, {"dtype": torch.float64}, {"head_dim": 15}], ids=str
+)
+def test_auto_on_cuda_goes_round_what_flex_cannot_do(fact: dict[str, object]) -> None:
+    assert chosen(device="cuda") == "flex"
+    assert chosen(device="cuda", **fact) == "tiled"
 
 
 def test_a_compiled_graph_is_not_filled_with_tiles_unless_one_operation_does_them_all(

@@ -232,7 +232,7 @@ def test_but_they_do_where_something_is_differentiated(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     "encoding_name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in ENCODINGS]
 )
-@pytest.mark.parametrize("backend", [*BACKENDS, "auto", "flex"])
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto", pytest.param("flex", marks=pytest.mark.unchecked)])
 def test_there_finite_numbers_at_padding_change_nothing(
     backend: str, encoding_name: str, request: pytest.FixtureRequest
 ) -> None:
