@@ -139,20 +139,20 @@ def test_what_happens_to_the_machine_is_one_line(
 
 
 def test_our_own_mistake_is_one_line_and_with_the_variable_a_traceback() -> None:
-    breaks = "import locant.report.listing as listing\ndef bug(facts): {}['lost']\nlisting.print_all = bug"
-    short = process("list", before=breaks)
+    breaks = "from locant.report import benchmarks\ndef bug(*_, **__): {}['lost']\nbenchmarks.print_recorded = bug"
+    short = process("bench", before=breaks)
     assert short.returncode == 1
     (line,) = short.stderr.splitlines()
     assert line.startswith("locant: this is a mistake in locant: KeyError: 'lost'")
     assert "; try: LOCANT_TRACEBACK=1" in line
-    long = process("list", before=breaks, env={**os.environ, "LOCANT_TRACEBACK": "1"})
+    long = process("bench", before=breaks, env={**os.environ, "LOCANT_TRACEBACK": "1"})
     assert long.returncode == 1
     assert "Traceback (most recent call last)" in long.stderr
 
 
 def test_a_reader_that_goes_away_hears_no_complaint() -> None:
     writer = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "list", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", PROGRAM, "bench", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert writer.stdout is not None
     assert writer.stderr is not None
@@ -221,7 +221,7 @@ def test_the_version_is_that_of_the_package(run: Run) -> None:
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_a_stream_that_is_closed_from_the_start_is_no_fault(closed: str) -> None:
     done = subprocess.run(
-        ["sh", "-c", f'"$0" -m locant list --json {closed}', sys.executable],
+        ["sh", "-c", f'"$0" -m locant bench --json {closed}', sys.executable],
         capture_output=True,
         text=True,
         check=False,
