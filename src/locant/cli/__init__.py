@@ -12,7 +12,7 @@ __all__ = ["main"]
 
 VERBS = {
     "embed": "Turn text into ids, windows and embeddings, and show each step.",
-    "compare": "Train every encoding at a short length, and read at longer ones.",
+    "compare": "Train every encoding at a short length, and measure it at longer ones.",
     "explain": "Say what a model does about position, in words and numbers.",
     "extend": "Write the configuration of a model for a longer context.",
     "convert": "Change which dimensions rotary positions pair, in the weights of a checkpoint.",

@@ -72,6 +72,8 @@ def compare_files(
         compare(corpus.ids, corpus.tokenizer.vocab_size, settings, on_progress=watcher.advance, on_record=keep)
         complete = True
     finally:
-        watcher.end(so_far, place, complete=complete)
-        place.remove_if_empty()
+        try:
+            watcher.end(so_far, place, complete=complete)
+        finally:
+            place.remove_if_empty()
     return so_far
