@@ -57,7 +57,7 @@ def _changes_past_trained_length(case: Case) -> str | None:
         return None
     return (
         f"past {scaling.original_max_seq_len:,} tokens the frequencies change: keys cached before that are rotated "
-        "wrongly, unless the final length is said first (for_length) or they are moved (rerotate)"
+        "wrongly, unless the final length is given first (for_length) or they are moved (rerotate)"
     )
 
 

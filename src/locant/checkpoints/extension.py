@@ -7,14 +7,18 @@ seen; how much is lost, and how much a little training gives back, is for a meas
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from locant.arguments import one_of, whole
+from locant.checkpoints.config_source import read_source
 from locant.checkpoints.explanation import trained_length
 from locant.checkpoints.rotary_settings import RotarySettings, rotary_settings
 from locant.errors import InputError, RangeError
+from locant.files import replacing
 from locant.models.architecture import Architecture, RotaryKeys
 from locant.models.config_values import LENGTHS, TRAINED, Config, integer
 from locant.models.encodings import layer_types, rotary_layer_types
@@ -26,7 +30,7 @@ from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import MAX_INDEX
 from locant.positions.scaling import DynamicNTK, Linear, Llama3, LongRoPE, Scaling, Unscaled, YaRN, ntk_exponent
 
-__all__ = ["METHODS", "Extension", "extend"]
+__all__ = ["METHODS", "Extension", "extend", "write_extension"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +116,34 @@ def extend(config: Mapping[str, Any] | object, *, to: int, method: str = "yarn")
         after=rotary_settings(after, to, trained),
         notes=_notes(METHODS[method], stretch, layer_type, _window(values)),
     )
+
+
+def write_extension(
+    source: str,
+    *,
+    to: int,
+    method: str = "yarn",
+    output: Path | None = None,
+    beside: Callable[[Extension], None] = lambda extension: None,
+) -> tuple[Extension, Path]:
+    """Write the configuration at `source`, extended, to a file.
+
+    Args:
+        source: see `read_source`.
+        to, method: see `extend`.
+        output: the file; default: ``NAME-METHOD-TOKENS.json`` in the current folder.
+        beside: writes what belongs to it, such as a picture; if it fails, the file is not written either.
+    """
+    name = Path(source).name.removesuffix(".json") or "config"
+    path = Path(f"{name}-{method}-{to}.json") if output is None else output
+    here = Path(source) / "config.json" if Path(source).is_dir() else Path(source)
+    if path.exists() and here.exists() and path.samefile(here):
+        raise InputError(f"got {path} as the place to write, which is the configuration itself", "-o another-name.json")
+    extension = extend(read_source(source), to=to, method=method)
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(extension.config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        beside(extension)
+    return extension, path
 
 
 def _require_method(config: Config, architecture: Architecture, method: str) -> None:
@@ -241,7 +273,7 @@ def _changed(
         lengths[TRAINED] = stretch.trained  # the classes of Phi have a default for it, which would win
     rope: Any = config.get("rope_parameters")
     if rope is None and _reaches_other_layers(keys, layer_type, written, base != stretch.rotary.base):
-        rope = ropes_by_layer(config, keys)  # the older form cannot say it
+        rope = ropes_by_layer(config, keys)  # the older form cannot express it
         lengths |= {"rope_scaling": None} if "rope_scaling" in config else {}
     if rope is None:
         return {**_older_form(config, keys, written, base, layer_type), **lengths}

@@ -1,4 +1,4 @@
-"""The header of a safetensors file, read with suspicion: it says where every byte of the file belongs, or is refused.
+"""The header of a safetensors file, checked before it is used: every byte of the file belongs to one tensor, or the file is refused.
 
 A file is eight bytes with the length of the header, the header as JSON, and the tensors one after the other in the
 order of their offsets, without a gap. https://huggingface.co/docs/safetensors
@@ -78,9 +78,9 @@ def _read(file: IO[bytes]) -> Header:
         raise _FaultError(f"it has {size} bytes, and no header")
     (length,) = LENGTH.unpack(start)
     if length > LARGEST:
-        raise _FaultError(f"its header is said to have {length} bytes, more than {LARGEST}")
+        raise _FaultError(f"its header has a stated length of {length} bytes, more than {LARGEST}")
     if length > size - LENGTH.size:
-        raise _FaultError(f"its header is said to have {length} bytes, and the file has {size}")
+        raise _FaultError(f"its header has a stated length of {length} bytes, and the file has {size}")
     text = file.read(length)
     fields = _parse(text)
     metadata = _metadata(fields.pop("__metadata__", {}))

@@ -1,4 +1,4 @@
-"""Whether vLLM rotates as a configuration says, by its sources and its open issues in 2025.
+"""Whether vLLM rotates as a configuration prescribes, by its sources and its open issues in 2025.
 
 vLLM's ``get_rope`` picks keys out of the dictionary of rope parameters; those it does not pick are dropped in silence.
 """
@@ -19,7 +19,7 @@ __all__ = ["Serving", "serving"]
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """Whether vLLM gives what the configuration says, and why not."""
+    """Whether vLLM honours the configuration, and why not."""
 
     answer: Literal["yes", "differently", "no"]
     reasons: tuple[str, ...] = ()

@@ -17,9 +17,7 @@ LAYOUT = click.Choice(["half", "interleaved"])
 @click.command("convert")
 @click.argument("folder", type=Place())
 @click.option("--to", type=LAYOUT, required=True, help="The layout that the weights shall have.")
-@click.option(
-    "--from", "source", type=LAYOUT, help="The layout that they have. Default: what the configuration says of it."
-)
+@click.option("--from", "source", type=LAYOUT, help="The layout that they have. Default: by the configuration.")
 @click.option("-o", "--output", type=Place(), required=True, help="A folder that is not there yet, or empty.")
 @click.option("--config", type=Place(), help="A config.json elsewhere, for adapters, which have none.")
 @as_json
@@ -33,6 +31,16 @@ def verb(folder: Path, to: Layout, source: Layout | None, output: Path, config: 
     FOLDER holds config.json and model.safetensors, or its shards with their index. Rows of queries and keys are moved,
     everything else is copied byte for byte, and FOLDER stays as it is.
     """  # noqa: D301
-    from locant.report.converting import convert_checkpoint
+    from tqdm import tqdm
 
-    convert_checkpoint(folder, output, to=to, source=source, config=config, as_json=as_json)
+    from locant.checkpoints.layout_folder import convert_folder
+    from locant.report.converting import print_conversion
+
+    with tqdm(disable=None, unit="B", unit_scale=True, leave=False, dynamic_ncols=True) as bar:
+
+        def advance(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        conversion = convert_folder(folder, output, to=to, source=source, config=config, progress=advance)
+    print_conversion(conversion, as_json=as_json)

@@ -21,6 +21,15 @@ def verb(config: str, output: Path | None, as_json: bool) -> None:
     CONFIG is a config.json, the folder of a model, or the name of a preset such as llama-3.1-8b; a wrong name lists
     them all.
     """
-    from locant.report.explain import explain_source
+    from locant.checkpoints.config_source import read_source
+    from locant.checkpoints.explanation import explain
+    from locant.figures.canvas import require_figure, save
+    from locant.figures.wavelengths import draw_explanation
+    from locant.report.explain import print_explanation
 
-    explain_source(config, output, as_json=as_json)
+    require_figure(output)
+    read = read_source(config)
+    explanation = explain(read)
+    if output is not None:
+        save(draw_explanation(explanation, read, config), output)
+    print_explanation(explanation, config, output, as_json=as_json)

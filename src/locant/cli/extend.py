@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from locant.cli.options import Place, as_json, output
+
+if TYPE_CHECKING:
+    from locant.checkpoints.extension import Extension
 
 __all__ = ["verb"]
 
@@ -16,7 +20,7 @@ METHODS = ("yarn", "linear", "ntk", "dynamic", "longrope", "llama3")
 @click.command("extend")
 @click.argument("config")
 @click.option("--to", type=click.IntRange(min=1), required=True, metavar="TOKENS", help="The new length.")
-@click.option("--method", type=click.Choice(METHODS), default="yarn", show_default=True, help="How to stretch.")
+@click.option("--method", type=click.Choice(METHODS), default=METHODS[0], show_default=True, help="How to stretch.")
 @output("The new configuration. Default: NAME-METHOD-TOKENS.json.")
 @click.option("--figure", type=Place(), help="Also draw a picture (.png, .svg, .pdf).")
 @as_json
@@ -26,6 +30,15 @@ def verb(config: str, to: int, method: str, output: Path | None, figure: Path | 
     CONFIG is a config.json, the folder of a model, or the name of a preset. Only what has to change changes. Whether
     the model then reads that far is for a measurement, and often for some training.
     """
-    from locant.report.extend import extend_source
+    from locant.checkpoints.extension import write_extension
+    from locant.figures.canvas import require_figure, save
+    from locant.figures.wavelengths import draw_extension
+    from locant.report.extend import print_extension
 
-    extend_source(config, to=to, method=method, output=output, figure=figure, as_json=as_json)
+    def draw(extension: Extension) -> None:
+        if figure is not None:
+            save(draw_extension(extension, config), figure)
+
+    require_figure(figure)
+    extension, written = write_extension(config, to=to, method=method, output=output, beside=draw)
+    print_extension(extension, config, written, figure, as_json=as_json)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ANGLES", "DARK", "LIGHT", "ONE_SIGN", "SIGNED", "SUFFIXES", "THEMES", "Stroke", "Theme", "add_legend", "blank",
-    "color_bar", "curve", "dress", "entitle", "heat_map", "require_matplotlib", "require_suffix", "save", "spread",
-    "stroke", "svg",
+    "color_bar", "curve", "dress", "entitle", "heat_map", "require_figure", "require_matplotlib", "require_suffix",
+    "save", "spread", "stroke", "svg",
 ]  # fmt: skip
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -107,6 +107,13 @@ def require_suffix(path: Path | str) -> None:
         raise InputError(
             f"got {str(path)!r}, expected a picture's name ending in {known}", str(Path(path).with_suffix(".png"))
         )
+
+
+def require_figure(path: Path | None) -> None:
+    """Raise unless a picture can be written to `path`, where one is asked for."""
+    if path is not None:
+        require_matplotlib()
+        require_suffix(path)
 
 
 def blank(width: float, height: float, theme: Theme) -> Figure:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from locant.checkpoints.explanation import Explanation
+from locant.checkpoints.extension import Extension
 from locant.figures.canvas import LIGHT, Theme, add_legend, blank, curve, dress, entitle
 from locant.models import encoding_from_config, with_defaults
 from locant.positions import Rotary
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = ["Wavelengths", "draw_explanation", "draw_scaled", "draw_wavelengths"]
+__all__ = ["draw_explanation", "draw_extension", "draw_scaled"]
 
 Lengths = list[float | None]
 
@@ -49,6 +50,14 @@ def draw_explanation(explanation: Explanation, config: Mapping[str, Any], name: 
         for kind, one in rotary
     ]
     return draw_wavelengths(rows, ("without a scaling", "as it is"), theme)
+
+
+def draw_extension(extension: Extension, name: str) -> Figure:
+    """The wavelengths before and after a context was extended."""
+    before, after = ([pair.wavelength for pair in each.pairs] for each in (extension.before, extension.after))
+    title = f"{name}: {extension.trained:,} to {extension.to:,} positions by {extension.method}"
+    marks = {"trained": extension.after.trained, "longest": extension.after.length}
+    return draw_wavelengths([Wavelengths(title=title, before=before, after=after, marks=marks)], ("before", "after"))
 
 
 def draw_wavelengths(rows: Sequence[Wavelengths], names: tuple[str, str], theme: Theme = LIGHT) -> Figure:

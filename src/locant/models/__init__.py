@@ -1,4 +1,4 @@
-"""Published models: what their configurations say about position, one row per architecture.
+"""Published models: how their configurations describe positions, one row per architecture.
 
 To read another architecture, add a row to its family (`llama`, `qwen`, `gemma`, `phi`, `deepseek`, `gpt`, `bert`, `t5`,
 `alibi`): an `Architecture` under its ``model_type``, with the keys that differ from Llama's. From outside of this

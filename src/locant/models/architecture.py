@@ -1,4 +1,4 @@
-"""What a row says of an architecture: the one form in which every family of this package describes its models.
+"""The row of an architecture: the one form in which every family of this package describes its models.
 
 The layout of a model is in its code and not in its configuration, and so is what holds where a key is missing. Rows
 were read off the code of `transformers`, which ``tests/models/`` runs to compare.
@@ -26,7 +26,7 @@ class LayerKind:
     Args:
         base_key: the key of their base.
         scaled: whether ``rope_scaling`` acts on them.
-        only_base: the base that `transformers` gives them whatever the key says.
+        only_base: the base that `transformers` gives them whatever the key holds.
     """
 
     base_key: str
@@ -43,7 +43,7 @@ class RotaryKeys:
         base_key: the base, where it stands outside the dictionary of rope parameters.
         fixed_base: a base that is written into the modeling code; such a model has no key for it.
         share_keys: keys outside the dictionary of rope parameters for how much of a head is rotated; none: the
-            modeling code rotates the whole head, whatever the configuration says.
+            modeling code rotates the whole head, whatever the configuration holds.
         share_required: whether one of them has to be there: the default of the class is not the whole head.
         head_dim_key: the width of a head; ``"qk_rope_head_dim"`` in multi-head latent attention: of its rotated part.
         head_dim_required: whether it has to be there: the default of the class is no share of the width.
@@ -52,7 +52,7 @@ class RotaryKeys:
         rope_types: older names of rope types.
         weighted_longrope: whether its LongRoPE reads ``short_mscale`` and ``long_mscale`` for the attention factor.
         per_layer: whether the modeling code takes a dictionary of rope parameters per layer type.
-        layer_kinds: the layer types, and what configurations without such dictionaries say of each.
+        layer_kinds: the layer types, and the keys of configurations without such dictionaries.
         sections_required: whether the model has several position axes.
         refused_sections: why ``mrope_section`` cannot be honoured.
         interleave_key: whether ``rope_interleave`` decides the layout.

@@ -33,7 +33,7 @@ FIELDS = {
 """Keys of configurations that our dataclasses call otherwise."""
 
 OUTSIDE = ("type", "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
-"""Keys in any dictionary of rope parameters that say something other than the scaling."""
+"""Keys in any dictionary of rope parameters that concern something other than the scaling."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -183,7 +183,7 @@ def _sections(config: Config, rope: Config, keys: RotaryKeys) -> tuple[int, ...]
 
 
 def _layout(config: Config, keys: RotaryKeys, layout: Layout | None) -> Layout:
-    """Which dimensions form a pair: what was asked for, what the configuration says, or what the architecture does."""
+    """Which dimensions form a pair: as asked for, else by ``rope_interleave``, else by the architecture."""
     named = named_layout(config)
     if layout is not None:
         return layout
@@ -203,7 +203,7 @@ def _layout(config: Config, keys: RotaryKeys, layout: Layout | None) -> Layout:
 
 
 def named_layout(config: Config) -> Layout | None:
-    """What ``rope_interleave`` says."""
+    """The layout that ``rope_interleave`` names."""
     if config.get("rope_interleave") is None:
         return None
     return "interleaved" if flag("rope_interleave", config["rope_interleave"]) else "half"

@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from locant.checkpoints.config_source import read_source
-from locant.checkpoints.explanation import Explanation, Layers, explain
+from locant.checkpoints.explanation import Explanation, Layers
 from locant.checkpoints.rotary_settings import PairSettings, RotarySettings
 from locant.embedding.table import TableSize
-from locant.figures.canvas import require_matplotlib, require_suffix, save
-from locant.figures.wavelengths import draw_explanation
 from locant.report.console import QUIET, out, print_json, show, table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["explain_source", "explanation_facts", "pair_spans", "some_pairs", "tokens"]
+__all__ = ["explanation_facts", "named_rows", "pair_spans", "print_explanation", "some_pairs", "tokens"]
 
 DTYPES = (torch.float32, torch.bfloat16)
 DOOR_WORDS = {
@@ -34,33 +31,27 @@ NUM_PAIRS = 9
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
-def explain_source(source: str, figure: Path | None = None, *, as_json: bool = False) -> None:
-    """Explain a configuration on stdout, and draw it if a figure is asked for."""
-    if figure is not None:
-        require_matplotlib()
-        require_suffix(figure)
-    config = read_source(source)
-    explanation = explain(config)
-    if figure is not None:
-        save(draw_explanation(explanation, config, source), figure)
+def print_explanation(
+    explanation: Explanation, source: str, figure: Path | None = None, *, as_json: bool = False
+) -> None:
+    """What is known of the configuration of `source`, and where its picture is."""
+    drawn = None if figure is None else str(figure)
     if as_json:
-        print_json(
-            {"config": source, **explanation_facts(explanation), "figure": None if figure is None else str(figure)}
-        )
+        print_json({"config": source, **explanation_facts(explanation), "figure": drawn})
         return
     _print(explanation, source)
-    if figure is not None:
-        out().print(str(figure))
+    if drawn is not None:
+        out().print(drawn)
 
 
 def explanation_facts(explanation: Explanation) -> dict[str, Any]:
     """Everything as plain values, for JSON."""
-    facts = dataclasses.asdict(explanation)
-    facts["tables"] = [_table_facts(size) for size in explanation.tables]
-    for layers, plain in zip(explanation.layers, facts["layers"], strict=True):
+    values = dataclasses.asdict(explanation)
+    values["tables"] = [_table_facts(size) for size in explanation.tables]
+    for layers, plain in zip(explanation.layers, values["layers"], strict=True):
         if layers.rotary is not None:
             plain["rotary"] |= _spans_of(layers.rotary)
-    return facts
+    return values
 
 
 def pair_spans(pairs: Sequence[int]) -> str:
@@ -112,7 +103,8 @@ def _print(explanation: Explanation, source: str) -> None:
         show(console, _tables(explanation))
 
 
-def _rows() -> Table:
+def named_rows() -> Table:
+    """An empty table of names and what they hold."""
     rows = table()
     rows.show_header = False
     rows.box = None
@@ -122,7 +114,7 @@ def _rows() -> Table:
 
 
 def _summary(explanation: Explanation, source: str) -> Table:
-    rows = _rows()
+    rows = named_rows()
     rows.add_row("model", f"{source} ({explanation.model_type})" if source != explanation.model_type else source)
     if explanation.longest is not None:
         rows.add_row("longest", f"{explanation.longest:,} positions")
@@ -136,7 +128,7 @@ def _summary(explanation: Explanation, source: str) -> Table:
 
 
 def _layers(layers: Layers) -> Table:
-    rows = _rows()
+    rows = named_rows()
     if layers.name is not None:
         rows.add_row("layers", layers.name)
     rows.add_row("door", "; ".join(f"{door}: {DOOR_WORDS[door]}" for door in layers.doors) or "none")
@@ -149,42 +141,42 @@ def _layers(layers: Layers) -> Table:
     return rows
 
 
-def _rotary(rows: Table, facts: RotarySettings) -> None:
-    rows.add_row("encoding", f"Rotary: {facts.rotary_dim} of {facts.head_dim} dimensions, {len(facts.pairs)} pairs")
-    rows.add_row("layout", f"{facts.layout}: {LAYOUT_WORDS[facts.layout].format(half=facts.rotary_dim // 2)}")
-    if facts.sections is not None:
-        rows.add_row("sections", f"{', '.join(map(str, facts.sections))} pairs, one position axis each")
-    rows.add_row("base", f"{facts.base:,.10g}")
-    rows.add_row("scaling", _scaling(facts))
-    rows.add_row("attention factor", f"{facts.attention_factor:.10g}, on queries and on keys")
-    if facts.kept and len(facts.kept) == len(facts.pairs):
+def _rotary(rows: Table, rotary: RotarySettings) -> None:
+    rows.add_row("encoding", f"Rotary: {rotary.rotary_dim} of {rotary.head_dim} dimensions, {len(rotary.pairs)} pairs")
+    rows.add_row("layout", f"{rotary.layout}: {LAYOUT_WORDS[rotary.layout].format(half=rotary.rotary_dim // 2)}")
+    if rotary.sections is not None:
+        rows.add_row("sections", f"{', '.join(map(str, rotary.sections))} pairs, one position axis each")
+    rows.add_row("base", f"{rotary.base:,.10g}")
+    rows.add_row("scaling", _scaling(rotary))
+    rows.add_row("attention factor", f"{rotary.attention_factor:.10g}, on queries and on keys")
+    if rotary.kept and len(rotary.kept) == len(rotary.pairs):
         rows.add_row("pairs", "all rotated at the frequencies of the base")
     else:
-        rows.add_row("pairs kept", _count(facts.kept))
-        rows.add_row("pairs between", _count(facts.between))
-        rows.add_row("pairs stretched", _count(facts.stretched))
-    if facts.still:
-        rows.add_row("pairs not rotated", _count(facts.still))
-    if facts.never_round:
+        rows.add_row("pairs kept", _count(rotary.kept))
+        rows.add_row("pairs between", _count(rotary.between))
+        rows.add_row("pairs stretched", _count(rotary.stretched))
+    if rotary.still:
+        rows.add_row("pairs not rotated", _count(rotary.still))
+    if rotary.never_round:
         rows.add_row(
             "never round",
-            f"{_count(facts.never_round)}: less than one rotation in {facts.trained:,} positions, unscaled",
+            f"{_count(rotary.never_round)}: less than one rotation in {rotary.trained:,} positions, unscaled",
         )
-    first = facts.precision.first_visible
+    first = rotary.precision.first_visible
     seen = "not below 1,048,576" if first is None else f"from position {first:,} on"
     rows.add_row(
-        "float32 angles", f"a cosine misses by more than 0.001 {seen}; by {facts.precision.at_longest:.1g} at the end"
+        "float32 angles", f"a cosine misses by more than 0.001 {seen}; by {rotary.precision.at_longest:.1g} at the end"
     )
 
 
-def _scaling(facts: RotarySettings) -> str:
-    if not facts.scaling_options:
-        return "none" if facts.scaling == "Unscaled" else facts.scaling
+def _scaling(rotary: RotarySettings) -> str:
+    if not rotary.scaling_options:
+        return "none" if rotary.scaling == "Unscaled" else rotary.scaling
     options = {
         name: f"{len(value)} values" if isinstance(value, list) else value
-        for name, value in facts.scaling_options.items()
+        for name, value in rotary.scaling_options.items()
     }
-    return f"{facts.scaling}: {', '.join(f'{name} {_plain(value)}' for name, value in options.items())}"
+    return f"{rotary.scaling}: {', '.join(f'{name} {_plain(value)}' for name, value in options.items())}"
 
 
 def _plain(value: Any) -> str:
@@ -195,13 +187,13 @@ def _count(pairs: Sequence[int]) -> str:
     return f"{len(pairs)} ({pair_spans(pairs)})" if pairs else "none"
 
 
-def _pairs(facts: RotarySettings) -> Table:
+def _pairs(rotary: RotarySettings) -> Table:
     rows = table()
-    for heading in ("pair", "wavelength", f"rotations in {facts.trained:,}, unscaled", "stretched by"):
+    for heading in ("pair", "wavelength", f"rotations in {rotary.trained:,}, unscaled", "stretched by"):
         rows.add_column(heading, justify="right", no_wrap=True)
-    for number in some_pairs(len(facts.pairs)):
-        pair = facts.pairs[number]
-        rows.add_row(str(number), tokens(pair.wavelength), _rotations(pair, facts.trained), _by(pair.stretch))
+    for number in some_pairs(len(rotary.pairs)):
+        pair = rotary.pairs[number]
+        rows.add_row(str(number), tokens(pair.wavelength), _rotations(pair, rotary.trained), _by(pair.stretch))
     return rows
 
 
@@ -241,5 +233,5 @@ def _table_facts(size: TableSize) -> dict[str, Any]:
     return {"name": size.name, "shape": list(size.shape), "parameters": size.num_parameters, "bytes": weights}
 
 
-def _spans_of(facts: RotarySettings) -> dict[str, list[int]]:
-    return {name: getattr(facts, name) for name in ("kept", "between", "stretched", "still", "never_round")}
+def _spans_of(rotary: RotarySettings) -> dict[str, list[int]]:
+    return {name: getattr(rotary, name) for name in ("kept", "between", "stretched", "still", "never_round")}
