@@ -23,11 +23,10 @@ from locant.positions.encodings.learned import Learned
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.scaling import Linear, Proportional
 
-__all__ = ["DOORS", "Explanation", "Layers", "explain", "trained_length"]
+__all__ = ["Explanation", "Layers", "explain", "trained_length"]
 
 LENGTH_KEYS = (*LENGTHS, "seq_length")
 TOKEN_WIDTHS = ("embedding_size", "word_embed_proj_dim", "dim", *WIDTHS)
-DOORS = ("embed", "rotate", "bias")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +113,7 @@ def _layers(case: Case, name: str | None) -> Layers:
         name=name,
         kind="none" if type(encoding) is PositionEncoding else type(encoding).__name__,
         encoding="no position encoding (NoPE)" if type(encoding) is PositionEncoding else repr(encoding),
-        doors=_doors(encoding),
+        doors=encoding.doors(),
         num_parameters=sum(size.num_parameters for size in table_sizes(encoding)),
         rotary=case.rotary,
         warnings=tuple(config_warnings(case)),
@@ -138,10 +137,6 @@ class _Unfilled(TorchFunctionMode):
         if func in (nn.init.normal_, torch.Tensor.normal_):
             return {"tensor": args[0] if args else None, **(kwargs or {})}["tensor"]
         return func(*args, **(kwargs or {}))
-
-
-def _doors(encoding: PositionEncoding) -> tuple[str, ...]:
-    return tuple(door for door in DOORS if getattr(type(encoding), door) is not getattr(PositionEncoding, door))
 
 
 def _tables(config: Config, named: Mapping[str | None, PositionEncoding]) -> tuple[TableSize, ...]:

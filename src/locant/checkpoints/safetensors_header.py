@@ -1,4 +1,4 @@
-"""The header of a safetensors file, checked before it is used: every byte of the file belongs to one tensor, or the file is refused.
+"""The header of a safetensors file, read and checked: a file of which some byte belongs to no tensor is refused.
 
 A file is eight bytes with the length of the header, the header as JSON, and the tensors one after the other in the
 order of their offsets, without a gap. https://huggingface.co/docs/safetensors
