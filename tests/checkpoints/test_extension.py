@@ -63,7 +63,9 @@ def test_longrope_takes_the_ramp_of_yarn_for_its_long_factors_and_says_so() -> N
     assert isinstance(scaling, LongRoPE)
     assert set(scaling.short_factor) == {1.0}
     assert list(scaling.long_factor) == pytest.approx(yarn.stretches, abs=PRINTED[6])
-    assert scaling.magnitude == pytest.approx(math.sqrt(1 + math.log(4) / math.log(TRAINED)), rel=FEW_ROUNDINGS, abs=0)
+    assert scaling.effective_attention_factor == pytest.approx(
+        math.sqrt(1 + math.log(4) / math.log(TRAINED)), rel=FEW_ROUNDINGS, abs=0
+    )
     assert "not searched" in longrope.notes[0]
 
 
@@ -136,7 +138,7 @@ def test_the_temperature_of_latent_attention_acts_on_all_scores() -> None:
     extension = extend(plain, to=163840, method="yarn")
     scaling = Rotary.from_config(extension.config).scaling
     assert scaling == YaRN(factor=40.0, original_max_seq_len=4096, mscale=1.0, mscale_all_dim=1.0)
-    assert scaling.magnitude == 1.0
+    assert scaling.effective_attention_factor == 1.0
 
 
 @pytest.mark.parametrize("form", ["old", "new"])
@@ -214,8 +216,8 @@ def test_what_is_written_says_to_transformers_what_it_says_here(config: dict[str
 def test_the_weights_of_phi_3_5_moe_are_written() -> None:
     config = llama(model_type="phimoe")
     extended = extend(config, to=TO, method="longrope").config
-    magnitude = math.sqrt(1 + math.log(4) / math.log(TRAINED))
-    assert extended["rope_scaling"]["short_mscale"] == extended["rope_scaling"]["long_mscale"] == magnitude
+    attention_factor = math.sqrt(1 + math.log(4) / math.log(TRAINED))
+    assert extended["rope_scaling"]["short_mscale"] == extended["rope_scaling"]["long_mscale"] == attention_factor
     theirs = PhimoeRotaryEmbedding(AutoConfig.for_model(**copy.deepcopy(extended)))
     cos, _ = theirs(torch.zeros(1, 1, 1), torch.arange(TRAINED)[None])
     ours, _ = Rotary.from_config(extended, angles="float32").cos_sin(Positions.arange(TRAINED))

@@ -183,8 +183,8 @@ def test_17_no_angle_is_too_large() -> None:
     def check(subject: Turning) -> None:
         for table in subject.cos_sin(Positions.of(index)):
             assert torch.isfinite(table).all(), "a cosine that is no number"
-            largest = float(table.abs().max() / subject.magnitude)
-            assert largest <= 1 + (subject.magnitude != 1) * 2.0**-23, f"a cosine of {largest:.9g}"
+            largest = float(table.abs().max() / subject.attention_factor)
+            assert largest <= 1 + (subject.attention_factor != 1) * 2.0**-23, f"a cosine of {largest:.9g}"
         error = worst_error(subject, index)
         assert error <= bound(subject), f"a cosine is off by {error:.2g}"
 

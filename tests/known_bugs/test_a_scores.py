@@ -77,7 +77,7 @@ def test_06_whole_numbers_pass_through_exactly() -> None:
         assert not wrong, f"{wrong} of {len(NUMBERS)} whole numbers came out as others"
 
     encodings = [build() for build in EVERY.values()]
-    without_factor = [e for e in encodings if not isinstance(e, Rotary) or e.scaling.magnitude == 1]
+    without_factor = [e for e in encodings if not isinstance(e, Rotary) or e.scaling.effective_attention_factor == 1]
     ours = [*map(through_doors, without_factor), through_tied_head, *map(through_attention, ("sdpa", "eager"))]
     with torch.no_grad():
         exhibit(

@@ -28,7 +28,7 @@ def ours(config: Config) -> tuple[Tensor, float]:
     rotary = Rotary.from_config(config)
     scaling = rotary.scaling
     turns = torch.tensor([float(f) for f in rotary.angles.frequencies], dtype=torch.float64)
-    return turns, scaling.magnitude
+    return turns, scaling.effective_attention_factor
 
 
 def with_rope(name: str, **changes: Any) -> dict[str, Any]:
@@ -69,14 +69,14 @@ def test_41_every_published_configuration_has_its_attention_factor() -> None:
     def related_to_each_other(config: Config) -> float:
         scaling = Rotary.from_config(config).scaling
         if not isinstance(scaling, YaRN):
-            return scaling.magnitude
+            return scaling.effective_attention_factor
         weights = (1.0 if weight is None else weight for weight in (scaling.mscale, scaling.mscale_all_dim))
         above, below = (temperature(scaling.factor, weight) for weight in weights)
         return above / below
 
     def without_weights(config: Config) -> float:
         scaling = Rotary.from_config(config).scaling
-        return temperature(scaling.factor) if isinstance(scaling, YaRN) else scaling.magnitude
+        return temperature(scaling.factor) if isinstance(scaling, YaRN) else scaling.effective_attention_factor
 
     because = re.escape("Qwen2.5-7B-Instruct, 128k: factor 1.000000, not 1.138629")
     exhibit(check, lambda config: ours(config)[1], twin=related_to_each_other, because=because)
@@ -122,7 +122,7 @@ def test_42_every_key_has_an_effect_or_is_refused() -> None:
     def effects(config: Config) -> tuple[Any, ...]:
         rotary = Rotary.from_config(config)
         tables = [rotary.for_length(length).angles.frequencies for length in (1, 10**6)]
-        return *tables, rotary.scaling.magnitude, rotary.rotary_dim, rotary.sections
+        return *tables, rotary.scaling.effective_attention_factor, rotary.rotary_dim, rotary.sections
 
     def with_a_list_of_keys(config: Config) -> tuple[Any, ...]:
         listed = {
@@ -164,7 +164,7 @@ def test_43_the_factor_is_applied_once_to_each_side() -> None:
         return (weights[..., 0] / weights[..., 1]).log()
 
     def twice(rotary: Rotary) -> Tensor:
-        return scores(rotary, rotary.scaling.magnitude**2 / 8)
+        return scores(rotary, rotary.scaling.effective_attention_factor**2 / 8)
 
     def check(score: Callable[[Rotary], Tensor]) -> None:
         for factor in (1.4852, 1.0, 0.5):

@@ -124,7 +124,7 @@ def test_58_there_is_one_factor_for_each_pair_that_turns() -> None:
         return LongRoPE(short_factor=factors, long_factor=factors, original_max_seq_len=64, factor=4.0)
 
     def check(build: Callable[[Scaling], Rotary]) -> None:
-        table = build(scaling(4)).cos_sin(Positions.arange(9), torch.float64)[0] / scaling(4).magnitude
+        table = build(scaling(4)).cos_sin(Positions.arange(9), torch.float64)[0] / scaling(4).effective_attention_factor
         turns = plain(8, 10_000.0) / torch.arange(2.0, 6.0, dtype=torch.float64)
         truth = (torch.arange(9, dtype=torch.float64)[:, None] * turns).cos()
         assert float((table[0] - truth).abs().max()) <= FORMULA, "frequencies are divided otherwise"

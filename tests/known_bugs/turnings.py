@@ -27,7 +27,7 @@ class Turning:
 
     cos_sin: CosSin
     turns: Sequence[mpmath.mpf] | Tensor
-    magnitude: float = 1.0
+    attention_factor: float = 1.0
 
 
 def turning(**options: Any) -> Turning:
@@ -45,7 +45,7 @@ def turning(**options: Any) -> Turning:
         exact = [turn for dim in dims for turn in scaling.frequencies(dim, encoding.base, encoding.seq_len)]
         with mpmath.workdps(50):
             turns = [mpmath.mpf(str(turn)) for turn in exact]
-    return Turning(encoding.cos_sin, turns, encoding.scaling.magnitude)
+    return Turning(encoding.cos_sin, turns, encoding.scaling.effective_attention_factor)
 
 
 def turnings() -> dict[str, Turning]:
@@ -58,10 +58,12 @@ def worst_error(subject: Turning, index: list[int]) -> float:
     ours = zip(*(subject.cos_sin(Positions.of([position])) for position in index), strict=True)
     true = true_cos_sin(index, subject.turns)
     pairs = zip(ours, true, strict=True)
-    return max(float((torch.cat(some, 1)[0].double() / subject.magnitude - truth).abs().max()) for some, truth in pairs)
+    return max(
+        float((torch.cat(some, 1)[0].double() / subject.attention_factor - truth).abs().max()) for some, truth in pairs
+    )
 
 
 def bound(subject: Turning) -> float:
     """Half a unit of float32 for the exact mode; one more for torch's cosine in the other; another for a factor."""
-    roundings = 1 + isinstance(subject.turns, Tensor) + (subject.magnitude != 1)
+    roundings = 1 + isinstance(subject.turns, Tensor) + (subject.attention_factor != 1)
     return 1.01 * 2.0**-25 * 2 ** (roundings - 1)

@@ -208,7 +208,9 @@ def test_longrope_reads_its_lengths_beside_the_dictionary() -> None:
     scaling = Rotary.from_config(PUBLISHED["Phi-3-mini-128k"]).scaling
     assert isinstance(scaling, LongRoPE)
     assert (scaling.original_max_seq_len, scaling.factor) == (4096, 32.0)
-    assert scaling.magnitude == pytest.approx(math.sqrt(1 + math.log(32) / math.log(4096)), rel=FEW_ROUNDINGS, abs=0)
+    assert scaling.effective_attention_factor == pytest.approx(
+        math.sqrt(1 + math.log(32) / math.log(4096)), rel=FEW_ROUNDINGS, abs=0
+    )
 
 
 def test_dynamic_takes_the_longest_length_for_the_trained_one() -> None:
@@ -240,7 +242,7 @@ def test_the_weights_of_phi_3_5_moe_are_the_attention_factor() -> None:
     rope = {**PHI_3_5_MOE["rope_scaling"]}
     rotary = Rotary.from_config(PHI_3_5_MOE)
     assert isinstance(rotary.scaling, LongRoPE)
-    assert (rotary.scaling.magnitude, rotary.scaling.factor) == (1.243163121016122, 32.0)
+    assert (rotary.scaling.effective_attention_factor, rotary.scaling.factor) == (1.243163121016122, 32.0)
     theirs = PhimoeRotaryEmbedding(AutoConfig.for_model(**copy.deepcopy(PHI_3_5_MOE)))
     ours = Rotary.from_config(PHI_3_5_MOE, angles="float32").for_length(4096)
     cos, sin = theirs(torch.zeros(1, 1, 1), torch.arange(4096)[None])

@@ -80,7 +80,7 @@ def test_ntk_is_written_as_the_base_that_it_is() -> None:
 def test_weights_without_effect_are_not_written() -> None:
     lone = Rotary(64, scaling=YaRN(factor=4.0, original_max_seq_len=2048, mscale=0.7))
     again = Rotary.from_config(lone.to_config())
-    assert again.scaling.magnitude == lone.scaling.magnitude
+    assert again.scaling.effective_attention_factor == lone.scaling.effective_attention_factor
 
 
 @pytest.mark.parametrize("form", ["rope_parameters", "rope_scaling"])
@@ -96,7 +96,7 @@ def test_a_factor_that_decides_nothing_does_not_stand_in_the_way(form: str) -> N
         for length in (4096, 4097):
             ours, theirs = again.for_length(length), Rotary(64, scaling=scaling).for_length(length)
             assert ours.angles.frequencies == theirs.angles.frequencies
-            assert ours.angles.magnitude == theirs.angles.magnitude == 1.2
+            assert ours.angles.attention_factor == theirs.angles.attention_factor == 1.2
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_factor_that_decides_nothing_does_not_stand_in_the_way(form: str) -> N
 def test_what_comes_back_without_idle_fields_turns_alike(scaling: YaRN) -> None:
     again = Rotary.from_config(Rotary(64, scaling=scaling).to_config())
     assert again.angles.frequencies == Rotary(64, scaling=scaling).angles.frequencies
-    assert again.scaling.magnitude == scaling.magnitude
+    assert again.scaling.effective_attention_factor == scaling.effective_attention_factor
 
 
 @pytest.mark.parametrize("form", ["rope_parameters", "rope_scaling"])

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from locant import PositionEncoding, Positions
+from locant import Learned, LocantError, PositionEncoding, Positions, Rotary, ShapeError, Sinusoidal, XPos
+from locant.positions import ModelShape
+from locant.positions.registry import encodings
+from tests.refusal import refuses
+
+SHAPE = ModelShape(d_model=12, num_heads=3, max_seq_len=8)
 
 
 def test_the_base_class_is_nope() -> None:
@@ -17,3 +23,53 @@ def test_the_base_class_is_nope() -> None:
     assert encoding.bias(q, k, positions) is None
     assert encoding.score_mod(q, k, positions) is None
     assert not list(encoding.parameters())
+
+
+# ---------------------------------------------------------------------- called like a function
+
+
+@pytest.mark.parametrize("encoding", [Learned(8, 12), Sinusoidal(12), PositionEncoding()])
+def test_what_only_embeds_can_be_called(encoding: PositionEncoding) -> None:
+    x = torch.randn(2, 5, 12)
+    assert torch.equal(encoding(x), encoding.embed(x, Positions.arange(5)))
+    where = Positions.after(2, 5)
+    assert torch.equal(encoding(x, where), encoding.embed(x, where))
+
+
+@pytest.mark.parametrize("name", encodings())
+def test_what_does_more_than_embed_names_the_method_to_call(name: str) -> None:
+    encoding = encodings()[name].for_model(SHAPE)
+    elsewhere = [door for door in encoding.doors() if door != "embed"]
+    if elsewhere:
+        with refuses(LocantError, type(encoding).__name__, f"encoding.{elsewhere[0]}("):
+            encoding(torch.randn(1, 3, 5, 4))
+    else:
+        assert encoding(torch.randn(1, 5, 12)).shape == (1, 5, 12)
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_one_tensor_is_rotated_as_it_is_among_two(layout: str) -> None:
+    rotary = Rotary(8, layout=layout, rotary_dim=6)
+    q, k, where = torch.randn(2, 3, 5, 8), torch.randn(2, 1, 5, 8), Positions.after(7, 5)
+    rotated_q, rotated_k = rotary.rotate(q, k, where)
+    assert torch.equal(rotary.rotate_one(q, where), rotated_q)
+    assert torch.equal(rotary.rotate_one(k, where), rotated_k)
+
+
+def test_nothing_in_the_place_of_a_tensor_is_answered_with_rotate_one() -> None:
+    q, where = torch.randn(1, 2, 5, 8), Positions.arange(5)
+    for q_or_none, k_or_none in ((q, None), (None, q)):
+        with refuses(ShapeError, "got None for", "rotate_one"):
+            Rotary(8).rotate(q_or_none, k_or_none, where)
+    with refuses(LocantError, "opposite ways", "rotate(q, k"):
+        XPos(8).rotate_one(q, where)
+
+
+def test_inverse_frequencies_are_numbers() -> None:
+    from locant.scaling import Linear
+
+    assert Rotary(8).inv_freq.tolist() == [1.0, 0.1, 0.01, 0.001]
+    halved = Rotary(8, scaling=Linear(factor=2.0)).inv_freq
+    assert halved.dtype == torch.float64
+    assert torch.equal(halved, Rotary(8).inv_freq / 2)
+    assert not Rotary(8).state_dict()

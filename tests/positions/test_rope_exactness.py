@@ -192,11 +192,11 @@ def test_cosines_are_exact_to_the_last_position_for_every_scaling(name: str) -> 
                 true = plain(dim, mpf(base) * mpmath.power(stretch, mpf(dim) / (dim - 2)))
             else:
                 true = formula(dim, base)
-            magnitude = mpf(rotary.scaling.magnitude)
-            cos = np.array([[float(magnitude * mpmath.cos(p * f)) for f in true] for p in positions])
-            sin = np.array([[float(magnitude * mpmath.sin(p * f)) for f in true] for p in positions])
+            attention_factor = mpf(rotary.scaling.effective_attention_factor)
+            cos = np.array([[float(attention_factor * mpmath.cos(p * f)) for f in true] for p in positions])
+            sin = np.array([[float(attention_factor * mpmath.sin(p * f)) for f in true] for p in positions])
         got_cos, got_sin = rotary.cos_sin(Positions.of(torch.tensor(positions)))
-        bound = ANGLE * float(magnitude)
+        bound = ANGLE * float(attention_factor)
         assert np.abs(got_cos[0].double().numpy() - cos).max() <= bound
         assert np.abs(got_sin[0].double().numpy() - sin).max() <= bound
 
@@ -218,14 +218,14 @@ GOLDEN_FACTORS = {
 
 @pytest.mark.parametrize("name", GOLDEN_FACTORS)
 def test_attention_factors_are_exact(name: str) -> None:
-    got = Rotary.from_config(PUBLISHED[name]).scaling.magnitude
+    got = Rotary.from_config(PUBLISHED[name]).scaling.effective_attention_factor
     assert abs(mpf(got) - GOLDEN_FACTORS[name]) <= FORMULA
 
 
 def test_an_attention_factor_is_read_as_it_is() -> None:
     config = {**PUBLISHED["Yarn-Llama-2-7b-128k"]}
     config["rope_scaling"] = {**config["rope_scaling"], "attention_factor": 1.4159}
-    assert Rotary.from_config(config).scaling.magnitude == 1.4159
+    assert Rotary.from_config(config).scaling.effective_attention_factor == 1.4159
 
 
 def test_the_factor_is_applied_once_to_q_and_once_to_k() -> None:

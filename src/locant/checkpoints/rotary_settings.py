@@ -122,7 +122,7 @@ def rotary_settings(rotary: Rotary, length: int, trained: int) -> RotarySettings
         sections=rotary.sections,
         scaling=type(rotary.scaling).__name__,
         scaling_options=_options(rotary.scaling),
-        attention_factor=rotary.scaling.magnitude,
+        attention_factor=rotary.scaling.effective_attention_factor,
         length=length,
         trained=trained,
         pairs=tuple(pairs),
@@ -148,7 +148,7 @@ class _Errors:
     """The difference between float32 and exact cosines of one encoding, apart from its attention factor."""
 
     def __init__(self, rotary: Rotary) -> None:
-        self.attention_factor = rotary.scaling.magnitude
+        self.attention_factor = rotary.scaling.effective_attention_factor
         exact, rounded = (
             Rotary(
                 rotary.head_dim, rotary.base, scaling=rotary.scaling, rotary_dim=rotary.rotary_dim, angles=mode

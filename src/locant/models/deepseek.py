@@ -38,8 +38,9 @@ def _scale_of_scores(config: Config, encoding: PositionEncoding) -> str | None:
         return None
     width = required(config, "qk_nope_head_dim") + encoding.head_dim
     weight = 0.1 * scaling.mscale_all_dim * math.log(scaling.factor) + 1
+    factor = scaling.effective_attention_factor
     return (
-        f"the attention factor is {scaling.magnitude:g}, because mscale_all_dim acts on all scores instead: attend "
+        f"the attention factor is {factor:g}, because mscale_all_dim acts on all scores instead: attend "
         f"with scale={weight**2 / math.sqrt(width):.6g}, which is {weight**2:.4g} / sqrt({width})"
     )
 

@@ -163,7 +163,7 @@ def write_scaling(scaling: Scaling) -> dict[str, Any]:
 
 def write_weights(scaling: LongRoPE) -> dict[str, float]:
     """The attention factor as Phi-3.5-MoE's configuration has it."""
-    return dict.fromkeys(WEIGHTS, scaling.magnitude)
+    return dict.fromkeys(WEIGHTS, scaling.effective_attention_factor)
 
 
 def _factors(key: str, value: object) -> tuple[float, ...]:

@@ -46,7 +46,7 @@ class Angles:
             rounded to float32 and multiplied, as `transformers` does, bit for bit; where a model of theirs makes its
             cosines with `torch.polar` (DeepSeek-V2, Llama 4), the last bit may differ.
         rounded: the frequencies as a reference implementation rounds them, for the float32 mode.
-        magnitude: a factor on every cosine and sine.
+        attention_factor: a factor on every cosine and sine.
 
     >>> cos, sin = Angles([Decimal(1)]).cos_sin(torch.tensor([0, 1_000_000]), 2**20)
     >>> cos.flatten()
@@ -59,11 +59,11 @@ class Angles:
         mode: AngleMode = "exact",
         *,
         rounded: Float[Tensor, " pairs"] | None = None,
-        magnitude: float = 1.0,
+        attention_factor: float = 1.0,
     ) -> None:
         one_of("angles", mode, get_args(AngleMode), "angles='exact'")
         self.mode: AngleMode = mode
-        self.magnitude = magnitude
+        self.attention_factor = attention_factor
         self.frequencies = tuple(frequencies)
         if mode == "exact":
             self._table = Constant(_byte_tables(self.frequencies))
@@ -96,7 +96,7 @@ class Angles:
     ) -> Tables:
         """What kernels make the angles from, for positions within these bounds."""
         levels = _num_bytes(min_index, max_index)
-        return Tables(self._table.on(device), levels, self.magnitude, axis_of_pair)
+        return Tables(self._table.on(device), levels, self.attention_factor, axis_of_pair)
 
 
 def _num_bytes(min_index: int | None, max_index: int | None) -> int:

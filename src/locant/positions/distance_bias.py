@@ -99,9 +99,9 @@ class DistanceBias(PositionEncoding):
         tensor([-0.0625, -0.0000, -0.0625, -0.1250])
         """
         self.heads.require(self, q)
-        distance = torch.arange(first, last + 1, device=q.device)
+        distance = torch.arange(last, first - 1, -1, device=q.device)  # as along the keys of one query: the same bits
         largest = max(-first, last)
-        return self._added(q, distance[None, None], largest if largest < len(distance) else None)[:, 0]
+        return self._added(q, distance[None, None], largest if largest < len(distance) else None)[:, 0].flip(-1)
 
     def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:
         return bias_matrix(self, len(self.heads), query_len, key_len)

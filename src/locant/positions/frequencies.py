@@ -1,8 +1,8 @@
-"""Inverse frequencies, as exact as anyone will ask for: decimals of 50 digits.
+"""Inverse frequencies, made in decimals of 50 digits.
 
-Turning a frequency into float32 (or even float64) first and multiplying by a position later is what loses angles at
+Rounding a frequency to float32 (or even float64) first and multiplying by a position later is what loses angles at
 long contexts. Everything that decides a frequency is therefore computed in decimals, once, when an encoding is
-built; `locant.positions.angles` turns the result into tables. Costs about 20 microseconds a frequency.
+built; `locant.positions.angles` makes tables of the result. Costs about 20 microseconds a frequency.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def base_of(base: Any) -> Real:
 
 
 def width_of(name: str, dim: Any, low: int = 2, *, even: bool = True, remedy: str) -> int:
-    """A number of dimensions that angles turn, as a constructor was given it."""
+    """A number of dimensions that are rotated, as a constructor was given it."""
     return whole(name, dim, low, MAX_DIM, even=even, remedy=remedy)
 
 
 def inverse_frequencies(dim: int, base: float | Decimal) -> tuple[Decimal, ...]:
-    """``base ** (-2 i / dim)`` for every pair i: the angle, in radians, by which a pair turns per position.
+    """``base ** (-2 i / dim)`` for every pair i: the angle, in radians, by which a pair is rotated per position.
 
     Args:
         dim: how many dimensions the pairs fill; an odd one leaves the last pair half empty.

@@ -31,7 +31,7 @@ __all__ = [
 Frequencies = tuple[Decimal, ...]
 Rounded = Float[Tensor, " pairs"]
 
-FEWEST_TURNS = 1e-9
+FEWEST_ROTATIONS = 1e-9
 """YaRN takes the logarithm of the trained length over these."""
 
 
@@ -47,7 +47,7 @@ class Scaling(ABC):
         """The same in float32, rounded after every step in the order of `transformers`."""
 
     @property
-    def magnitude(self) -> float:
+    def effective_attention_factor(self) -> float:
         """What cos and sin are multiplied with; it acts on q and on k, so scores grow by its square."""
         return 1.0
 
@@ -163,14 +163,14 @@ class DynamicNTK(Scaling):
 class YaRN(Scaling):
     """NTK by parts, with a temperature: Peng et al. 2023, arXiv 2309.00071.
 
-    Pairs that turn more than `beta_fast` times within the trained length keep their frequency, pairs that turn less
-    than `beta_slow` times are interpolated by `factor`, and a linear ramp over the pairs between leads from one to the
-    other. The attention factor is ``0.1 ln(factor) + 1`` unless given, or DeepSeek's ratio of two of these.
+    Pairs that rotate more than `beta_fast` times within the trained length keep their frequency, pairs that rotate
+    less than `beta_slow` times are interpolated by `factor`, and over the pairs between a linear ramp leads from one to
+    the other. The attention factor is ``0.1 ln(factor) + 1`` unless given, or DeepSeek's ratio of two of these.
 
     Args:
         factor: the new length over the trained one.
         original_max_seq_len: the trained length.
-        beta_fast, beta_slow: turns within the trained length.
+        beta_fast, beta_slow: rotations within the trained length.
         truncate: whether the ends of the ramp are rounded outwards to whole pairs (gpt-oss does not).
         attention_factor: overrides everything about the temperature.
         mscale, mscale_all_dim: DeepSeek's weights; both must be given, and not be zero, to have an effect.
@@ -188,7 +188,7 @@ class YaRN(Scaling):
     def __post_init__(self) -> None:
         self._settle_reals("factor", low=1)
         self._settle_length()
-        self._settle_reals("beta_fast", "beta_slow", low=FEWEST_TURNS)
+        self._settle_reals("beta_fast", "beta_slow", low=FEWEST_ROTATIONS)
         self._settle_reals("mscale", "mscale_all_dim", low=0)
         self._settle_reals("attention_factor", above=0)
         self._settle(truncate=flag("YaRN's truncate", self.truncate))
@@ -198,7 +198,7 @@ class YaRN(Scaling):
             )
 
     @property
-    def magnitude(self) -> float:
+    def effective_attention_factor(self) -> float:
         if self.attention_factor is not None:
             return self.attention_factor
         if self.mscale and self.mscale_all_dim:
@@ -224,12 +224,14 @@ class YaRN(Scaling):
     def _ramp_ends(self, dim: int, base: float) -> tuple[float, float]:
         """First and last pair of the ramp. The reference computes them in float64, so that is their definition."""
         if base == 1:
-            raise RangeError("got 1 for base, at which all pairs turn alike and YaRN has no ramp", "Linear(factor=...)")
+            raise RangeError(
+                "got 1 for base, at which all pairs rotate alike and YaRN has no ramp", "Linear(factor=...)"
+            )
 
-        def pair_that_turns(times: float) -> float:
+        def pair_that_rotates(times: float) -> float:
             return dim * math.log(self.original_max_seq_len / (times * 2 * math.pi)) / (2 * math.log(base))
 
-        low, high = pair_that_turns(self.beta_fast), pair_that_turns(self.beta_slow)
+        low, high = pair_that_rotates(self.beta_fast), pair_that_rotates(self.beta_slow)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, dim - 1)
@@ -271,7 +273,7 @@ class LongRoPE(Scaling):
         return self.original_max_seq_len
 
     @property
-    def magnitude(self) -> float:
+    def effective_attention_factor(self) -> float:
         if self.attention_factor is not None:
             return self.attention_factor
         if self.factor <= 1:
@@ -325,8 +327,8 @@ class Llama3(Scaling):
         factor, low, high = Decimal(self.factor), Decimal(self.low_freq_factor), Decimal(self.high_freq_factor)
         scaled: list[Decimal] = []
         for frequency in inverse_frequencies(dim, base):
-            turns = PRECISION.divide(PRECISION.multiply(frequency, self.original_max_seq_len), TWO_PI)
-            above, width = PRECISION.subtract(turns, low), PRECISION.subtract(high, low)
+            rotations = PRECISION.divide(PRECISION.multiply(frequency, self.original_max_seq_len), TWO_PI)
+            above, width = PRECISION.subtract(rotations, low), PRECISION.subtract(high, low)
             kept = min(max(PRECISION.divide(above, width), Decimal(0)), Decimal(1)) if width else Decimal(above >= 0)
             scaled.append(_blend(PRECISION.divide(frequency, factor), frequency, kept))
         return tuple(scaled)
@@ -351,7 +353,7 @@ class Llama3(Scaling):
 
 @dataclass(frozen=True, kw_only=True)
 class Proportional(Scaling):
-    """Gemma 4's: only the first share of the pairs turns, at frequencies spaced over the whole head.
+    """Gemma 4's: only the first share of the pairs is rotated, at frequencies spaced over the whole head.
 
     The other pairs have frequency 0: they carry no position, but keep their place in the layout.
     """
@@ -364,15 +366,15 @@ class Proportional(Scaling):
         self._settle_reals("rotated_share", low=0, high=1)
 
     def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
-        turning = int(self.rotated_share * dim // 2)
+        rotated = int(self.rotated_share * dim // 2)
         factor = Decimal(self.factor)
-        scaled = [PRECISION.divide(frequency, factor) for frequency in inverse_frequencies(dim, base)[:turning]]
-        return (*scaled, *[Decimal(0)] * (dim // 2 - turning))
+        scaled = [PRECISION.divide(frequency, factor) for frequency in inverse_frequencies(dim, base)[:rotated]]
+        return (*scaled, *[Decimal(0)] * (dim // 2 - rotated))
 
     def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
-        turning = int(self.rotated_share * dim // 2)
-        plain = 1.0 / _powers(dim, base, turning)
-        return torch.cat([plain, plain.new_zeros(dim // 2 - turning)]) / self.factor
+        rotated = int(self.rotated_share * dim // 2)
+        plain = 1.0 / _powers(dim, base, rotated)
+        return torch.cat([plain, plain.new_zeros(dim // 2 - rotated)]) / self.factor
 
 
 def scaling_by_name(text: str, trained: int, dim: int, base: float) -> Scaling:

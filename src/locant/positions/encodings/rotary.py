@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locant.arguments import entries, flag, one_of, shown, whole
+from locant.arguments import entries, flag, one_of, shape_error, shown, whole
 from locant.errors import RangeError, ShapeError
 from locant.kernels.rotary import Layout, Tables, is_transformed, require_writable, rotate, rotate_pairs
 from locant.kernels.rotary.reference import cos_sin
@@ -29,7 +29,7 @@ LEGACY_KEYS = ("inv_freq", "original_inv_freq", "freqs", "cos_cached", "sin_cach
 
 
 class Rotary(PositionEncoding):
-    """Turns each pair of dimensions of q and k by position x frequency, so that q . k depends on distance only.
+    """Rotates each pair of dimensions of q and k by position x frequency, so that q . k depends on distance only.
 
     No parameters, no buffers, no maximal length. ``.half()``, autocast, ``to_empty`` and FSDP change nothing here.
 
@@ -39,7 +39,7 @@ class Rotary(PositionEncoding):
         scaling: how frequencies are stretched for contexts longer than the trained one, see `locant.scaling`.
         layout: which dimensions form a pair: ``"half"`` (Llama, NeoX: i with i + d/2) or ``"interleaved"``
             (the paper, GPT-J: 2i with 2i + 1). Weights trained with one are wrong with the other.
-        rotary_dim: turn only the first dimensions of a head, and leave the rest as it is (GPT-J, NeoX, Phi).
+        rotary_dim: rotate only the first dimensions of a head, and leave the rest as it is (GPT-J, NeoX, Phi).
         angles: ``"exact"``, or ``"float32"`` for the rounding that a model was trained with (eager code; what
             `torch.compile` makes of a cosine may differ from that in the last bit).
         sections: pairs per position axis for images and video, as in Qwen2-VL: ``(16, 24, 24)`` gives the first 16
@@ -50,8 +50,8 @@ class Rotary(PositionEncoding):
 
     >>> rotary = Rotary(64)
     >>> q, k = torch.randn(2, 8, 5, 64), torch.randn(2, 2, 5, 64)
-    >>> q_turned, k_turned = rotary.rotate(q, k, Positions.arange(5))
-    >>> q_turned.shape, k_turned.shape
+    >>> q_rotated, k_rotated = rotary.rotate(q, k, Positions.arange(5))
+    >>> q_rotated.shape, k_rotated.shape
     (torch.Size([2, 8, 5, 64]), torch.Size([2, 2, 5, 64]))
     """
 
@@ -125,7 +125,7 @@ class Rotary(PositionEncoding):
         return cls(**rotary_arguments(config_or_dict, layer_type=layer_type, angles=angles, layout=layout))
 
     def to_config(self, *, max_seq_len: int | None = None, form: str = "rope_parameters") -> dict[str, Any]:
-        """What a configuration has to say for `transformers` and vLLM to turn as this encoding does.
+        """What a configuration has to say for `transformers` and vLLM to rotate as this encoding does.
 
         Args:
             max_seq_len: the longest sequence, where the scaling does not imply it.
@@ -161,7 +161,7 @@ class Rotary(PositionEncoding):
     def rerotate(
         self, k: Float[Tensor, "batch kv_heads key head_dim"], positions: Positions, from_len: int, to_len: int
     ) -> Float[Tensor, "batch kv_heads key head_dim"]:
-        """Keys turned under ``for_length(from_len)`` as ``for_length(to_len)`` would have turned them.
+        """Keys that were rotated under ``for_length(from_len)``, as ``for_length(to_len)`` would have rotated them.
 
         One more rotation, by the difference of the two angles: a cache outgrows the length it was made for without
         the unrotated keys being kept. Values need nothing. Exact but for one more rounding to the dtype of `k`.
@@ -170,7 +170,9 @@ class Rotary(PositionEncoding):
         before._require_fits(k, positions, "k")
         cos_before, sin_before = before.cos_sin(positions, torch.float64)
         cos_after, sin_after = after.cos_sin(positions, torch.float64)
-        size = before.scaling.magnitude**2  # dividing by a rotation of size m is multiplying by its inverse over m^2
+        size = (
+            before.scaling.effective_attention_factor**2
+        )  # dividing by a rotation of size m is multiplying by its inverse over m^2
         cos = (cos_after * cos_before + sin_after * sin_before) / size
         sin = (sin_after * cos_before - cos_after * sin_before) / size
         dtype = torch.promote_types(k.dtype, torch.float32)
@@ -181,22 +183,44 @@ class Rotary(PositionEncoding):
         frequencies = [self.scaling.frequencies(dim, self.base, self.seq_len) for dim in ladders if dim]
         rounded = [self.scaling.rounded(dim, self.base, self.seq_len) for dim in ladders if dim]
         together = tuple(itertools.chain.from_iterable(frequencies))
-        return Angles(together, mode, rounded=torch.cat(rounded), magnitude=self.scaling.magnitude)
+        return Angles(
+            together, mode, rounded=torch.cat(rounded), attention_factor=self.scaling.effective_attention_factor
+        )
 
     def cos_sin(
         self, positions: Positions, dtype: torch.dtype = torch.float32
     ) -> tuple[Float[Tensor, "batch seq pairs"], Float[Tensor, "batch seq pairs"]]:
-        """The cosine and sine by which each pair of each token is turned, times the scaling's magnitude."""
+        """The cosine and sine by which each pair of each token is rotated, times the attention factor."""
         require_positions(positions)
         index, tables = self._index_and_tables(positions)
         return cos_sin(index, tables, dtype)
 
+    @property
+    def inv_freq(self) -> Float[Tensor, " pairs"]:
+        """The inverse frequencies after scaling, in radians per position; float64, on the CPU.
+
+        >>> Rotary(8).inv_freq.tolist()
+        [1.0, 0.1, 0.01, 0.001]
+        """
+        return torch.tensor(
+            [float(frequency) for frequency in self.angles.frequencies], dtype=torch.float64, device="cpu"
+        )
+
+    def rotate_one(self, x: Queries, positions: Positions) -> Queries:
+        """One tensor rotated by itself, queries or keys: what `rotate` makes of it.
+
+        >>> Rotary(2).rotate_one(torch.tensor([[[[1.0, 0.0]]]]), Positions.after(1, 1))
+        tensor([[[[0.5403, 0.8415]]]])
+        """
+        self._require_fits(x, positions, "x")
+        return rotate(x, None, *self._index_and_tables(positions), self.layout)[0]
+
     def rotate(
         self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
     ) -> tuple[Queries, Keys]:
-        """Turned queries and keys, in the dtype they came in; the arithmetic is float32 at least.
+        """Rotated queries and keys, in the dtype they came in; the arithmetic is float32 at least.
 
-        With `inplace`, `q` and `k` may be the same elements, which are turned once; elements that only some of both
+        With `inplace`, `q` and `k` may be the same elements, which are rotated once; elements that only some of both
         share are refused before anything is written, as is what torch cannot overwrite.
         """
         keys = positions if k_positions is None else k_positions
@@ -214,16 +238,16 @@ class Rotary(PositionEncoding):
             raise ShapeError(f"got q for {q.shape[0]} rows and k for {k.shape[0]}", "q and k of the same batch")
         of_q, of_k = self._index_and_tables(positions), self._index_and_tables(keys)
         same = inplace and require_writable(q, k)
-        if inplace and (is_transformed() or not has_values(q)):  # nobody says what overlaps
-            turned_q, turned_k = self._rotate_each(q, k, positions, keys, False)
-            return q.copy_(turned_q), k.copy_(turned_k)
+        if inplace and (is_transformed() or not has_values(q)):  # what overlaps is not known then
+            rotated_q, rotated_k = self._rotate_each(q, k, positions, keys, False)
+            return q.copy_(rotated_q), k.copy_(rotated_k)
         if same:
             if positions != keys:
-                raise ShapeError("got one tensor as q and k to turn in place, at two sets of positions", "k.clone()")
+                raise ShapeError("got one tensor as q and k to rotate in place, at two sets of positions", "k.clone()")
             return rotate(q, k, *of_q, self.layout, inplace=True)
-        turned_q, _ = rotate(q, None, *of_q, self.layout, inplace=inplace)
-        turned_k, _ = rotate(k, None, *of_k, self.layout, inplace=inplace)
-        return turned_q, turned_k
+        rotated_q, _ = rotate(q, None, *of_q, self.layout, inplace=inplace)
+        rotated_k, _ = rotate(k, None, *of_k, self.layout, inplace=inplace)
+        return rotated_q, rotated_k
 
     def _index_and_tables(self, positions: Positions) -> tuple[Int[Tensor, "batch seq *axes"], Tables]:
         """What the kernels need to know of these positions."""
@@ -250,13 +274,16 @@ class Rotary(PositionEncoding):
             -MAX_INDEX, limit - 1, name, "rotary.for_length(seq_len) with the length of the whole sequence"
         )
 
-    def _require_fits(self, x: Tensor, positions: Positions, name: str) -> None:
+    def _call_of(self, door: str) -> str:
+        return super()._call_of(door) + ", or encoding.rotate_one(x, positions) for one tensor"
+
+    def _require_fits(self, x: Tensor | None, positions: Positions, name: str) -> None:
+        if x is None:
+            raise ShapeError(f"got None for {name}, expected a tensor", "rotate_one(x, positions), for one tensor")
         require_arithmetic(name, x)
         if x.ndim != 4 or x.shape[-1] != self.head_dim:
-            raise ShapeError(
-                f"got {name} of shape {tuple(x.shape)}, expected (batch, heads, seq, head_dim={self.head_dim})",
-                "q.view(batch, seq, heads, head_dim).transpose(1, 2)",
-            )
+            expected = f"(batch, heads, seq, head_dim={self.head_dim})"
+            raise shape_error(name, x, expected, "q.view(batch, seq, heads, head_dim).transpose(1, 2)")
         require_positions(positions)
         positions.require_fits(x.shape[0], x.shape[2], x.device, name)
 
@@ -290,5 +317,5 @@ def _sections(sections: Any, pairs: int) -> tuple[int, ...]:
 
 
 def _axis_of_pair(sections: Sequence[int]) -> Int[Tensor, " pairs"]:
-    """Which position axis turns each pair."""
+    """Which position axis rotates each pair."""
     return torch.repeat_interleave(torch.tensor(sections, dtype=torch.int64, device="cpu"))

@@ -1,4 +1,4 @@
-"""Queries that grow with their position, and nothing that turns: the other layers of Llama 4."""
+"""Queries that grow with their position, without any rotation: the other layers of Llama 4."""
 
 from __future__ import annotations
 

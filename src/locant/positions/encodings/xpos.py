@@ -9,14 +9,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from locant.arguments import one_of, real, whole
-from locant.errors import ShapeError
+from locant.arguments import one_of, real, shape_error, whole
+from locant.errors import LocantError, ShapeError
 from locant.kernels.rotary import Layout, require_writable, rotate_pairs
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries
 from locant.positions.constant import Constant
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.positions import MAX_INDEX, Positions
+from locant.tensors import require_tensor
 
 __all__ = ["XPos"]
 
@@ -25,7 +26,7 @@ ROOM = {torch.float64: 900, torch.float32: 100, torch.bfloat16: 100, torch.float
 
 
 class XPos(PositionEncoding):
-    """Turns pairs of q and k as `Rotary` does, and shrinks their product by ``zeta^(n - m)``: far tokens fade.
+    """Rotates pairs of q and k as `Rotary` does, and shrinks their product by ``zeta^(n - m)``: far tokens fade.
 
     Pair i of a query at n is scaled by ``zeta_i ** ((n - center) / scale_base)``, that of a key at m by the inverse,
     with ``zeta_i = (2 i / d + gamma) / (1 + gamma)``: fast pairs fade most. Where q and k meet, `center` cancels and
@@ -50,8 +51,8 @@ class XPos(PositionEncoding):
 
     >>> xpos = XPos(64)
     >>> q, k = torch.randn(2, 8, 5, 64), torch.randn(2, 2, 5, 64)
-    >>> q_turned, k_turned = xpos.rotate(q, k, Positions.arange(5))
-    >>> q_turned.shape, k_turned.shape, xpos.reach(torch.bfloat16)
+    >>> q_rotated, k_rotated = xpos.rotate(q, k, Positions.arange(5))
+    >>> q_rotated.shape, k_rotated.shape, xpos.reach(torch.bfloat16)
     (torch.Size([2, 8, 5, 64]), torch.Size([2, 2, 5, 64]), 28328)
     """
 
@@ -96,28 +97,33 @@ class XPos(PositionEncoding):
         fastest = math.log1p(1 / self.gamma) / self.scale_base
         return int(ROOM.get(dtype, ROOM[torch.float16]) * math.log(2) / fastest)
 
+    def rotate_one(self, x: Queries, positions: Positions) -> Queries:
+        """Always an error: queries and keys are scaled in opposite ways."""
+        raise LocantError(
+            "got one tensor for XPos, which scales queries and keys in opposite ways", "rotate(q, k, positions)"
+        )
+
     def rotate(
         self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
     ) -> tuple[Queries, Keys]:
-        """Turned and scaled queries and keys, in the dtype they came in; the arithmetic is float32 at least."""
+        """Rotated and scaled queries and keys, in the dtype they came in; the arithmetic is float32 at least."""
         keys = positions if k_positions is None else k_positions
-        turned_q = rotate_pairs(q, *self._turn(q, positions, "q", 1), self.layout)
-        turned_k = rotate_pairs(k, *self._turn(k, keys, "k", -1), self.layout)
+        rotated_q = rotate_pairs(q, *self._angles_of(q, positions, "q", 1), self.layout)
+        rotated_k = rotate_pairs(k, *self._angles_of(k, keys, "k", -1), self.layout)
         if not inplace:
-            return turned_q, turned_k
+            return rotated_q, rotated_k
         if require_writable(q, k):
             raise ShapeError("got one tensor as q and k, which xPos scales in opposite ways, in place", "k.clone()")
-        return q.copy_(turned_q), k.copy_(turned_k)
+        return q.copy_(rotated_q), k.copy_(rotated_k)
 
-    def _turn(
+    def _angles_of(
         self, x: Tensor, positions: Positions, name: str, direction: int
     ) -> tuple[Float[Tensor, "batch seq pairs"], Float[Tensor, "batch seq pairs"]]:
         """The cosine and sine for every token and pair, times its scale."""
+        require_tensor(name, x)
         if x.ndim != 4 or x.shape[-1] != self.head_dim:
-            raise ShapeError(
-                f"got {name} of shape {tuple(x.shape)}, expected (batch, heads, seq, head_dim={self.head_dim})",
-                "q.view(batch, seq, heads, head_dim).transpose(1, 2)",
-            )
+            expected = f"(batch, heads, seq, head_dim={self.head_dim})"
+            raise shape_error(name, x, expected, "q.view(batch, seq, heads, head_dim).transpose(1, 2)")
         positions.require_single_axis("XPos")
         positions.require_fits(x.shape[0], x.shape[2], x.device, name)
         self._require_reach(positions, x.dtype)
