@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ from locant import (
     TransformerXL,
     attend,
 )
+from locant.positions import ModelShape
+from locant.positions.registry import encodings
 from tests import oracles
 
 __all__ = [
@@ -54,6 +57,12 @@ ENCODINGS: dict[str, Callable[[], PositionEncoding | None]] = {
     "shaw": lambda: Shaw(HEAD_DIM, 3, key_term=True),
     "transformer_xl": lambda: TransformerXL(HEADS, 10, head_dim=HEAD_DIM),
     "deberta": lambda: Deberta(HEADS, HEAD_DIM, num_buckets=6, max_distance=9),
+}
+SHAPE = ModelShape(d_model=HEADS * HEAD_DIM, num_heads=HEADS, max_seq_len=64)
+ENCODINGS |= {
+    name: partial(kind.for_model, SHAPE)
+    for name, kind in encodings().items()
+    if "bias" in kind.doors() and name not in ENCODINGS
 }
 
 

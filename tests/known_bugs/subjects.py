@@ -28,6 +28,8 @@ from locant import (
     TransformerXL,
     XPos,
 )
+from locant.positions import ModelShape
+from locant.positions.registry import encodings
 from locant.positions.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Scaling, YaRN
 
 __all__ = ["CONSTANT", "EVERY", "HEADS", "ROTARY_OPTIONS", "WIDTH", "Build", "differences", "queries", "rotary", "use"]
@@ -106,6 +108,8 @@ EVERY: dict[str, Build] = {
     "transformer_xl": _building(TransformerXL, HEADS, HEADS * WIDTH),
     "deberta": _building(Deberta, HEADS, WIDTH),
 }
+SHAPE = ModelShape(d_model=HEADS * WIDTH, num_heads=HEADS, max_seq_len=4096)
+EVERY |= {name: _building(kind.for_model, SHAPE) for name, kind in encodings().items() if name not in EVERY}
 
 
 DISTINCT = (

@@ -16,13 +16,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from locant.arguments import whole
-from locant.errors import LocantError, RangeError
-from locant.positions.positions import Positions
+from locant.arguments import shape_error, whole
+from locant.errors import LocantError, RangeError, ShapeError
+from locant.positions.positions import Positions, require_positions
+from locant.tensors import require_arithmetic
 
 __all__ = [
     "Bias", "EncodingInfo", "Keys", "ModelShape", "PositionEncoding", "Queries", "ScoreMod", "bias_dtype",
     "bias_matrix", "build", "has_bias", "has_score_mod", "owner_of",
+    "require_embeddings",
 ]  # fmt: skip
 
 DOORS = ("embed", "rotate", "bias")
@@ -228,6 +230,19 @@ def owner_of(encoding: PositionEncoding, *methods: str) -> type | PositionEncodi
     """Where the first of these methods is defined: on the object itself, or on which of its classes."""
     places = (encoding, *type(encoding).__mro__)
     return next(place for place in places if any(method in vars(place) for method in methods))
+
+
+def require_embeddings(owner: PositionEncoding, x: Tensor, positions: Positions, d_model: int) -> None:
+    """Raise unless token embeddings and positions fit each other and the width of an encoding that is added to them."""
+    require_positions(positions)
+    require_arithmetic("x", x)
+    name = type(owner).__name__
+    if x.ndim != 3:
+        raise shape_error("x", x, f"(batch, seq, d_model={d_model})", "x.view(1, *x.shape)")
+    if x.shape[-1] != d_model:
+        raise ShapeError(f"got x of width {x.shape[-1]}, expected d_model={d_model}", f"{name}(d_model={x.shape[-1]})")
+    positions.require_single_axis(name)
+    positions.require_fits(x.shape[0], x.shape[1], x.device, "x")
 
 
 def bias_matrix(

@@ -9,11 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, one_of, real, whole
-from locant.errors import ShapeError
 from locant.kernels.input_embedding import look_up
-from locant.positions.base import EncodingInfo, PositionEncoding
-from locant.positions.positions import Positions, require_positions
-from locant.tensors import require_arithmetic
+from locant.positions.base import EncodingInfo, PositionEncoding, require_embeddings
+from locant.positions.positions import Positions
 
 __all__ = ["Learned", "ResizeMethod"]
 
@@ -69,19 +67,7 @@ class Learned(PositionEncoding):
 
     def embed(self, x: Float[Tensor, "batch seq d_model"], positions: Positions) -> Float[Tensor, "batch seq d_model"]:
         """`x` with each token's row added; a `RangeError` names the first position that has no row."""
-        require_positions(positions)
-        require_arithmetic("x", x)
-        if x.ndim != 3:
-            raise ShapeError(
-                f"got x of shape {tuple(x.shape)}, expected (batch, seq, d_model={self.d_model})", "x.view(1, *x.shape)"
-            )
-        if x.shape[-1] != self.d_model:
-            raise ShapeError(
-                f"got x of width {x.shape[-1]}, expected d_model={self.d_model}",
-                f"Learned({self.max_seq_len}, {x.shape[-1]})",
-            )
-        positions.require_single_axis("Learned")
-        positions.require_fits(x.shape[0], x.shape[1], x.device, "x")
+        require_embeddings(self, x, positions, self.d_model)
         positions.require_within(
             0,
             self.max_seq_len - 1,

@@ -6,12 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from locant.errors import ShapeError
 from locant.positions.angles import Angles
-from locant.positions.base import EncodingInfo, PositionEncoding
+from locant.positions.base import EncodingInfo, PositionEncoding, require_embeddings
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.positions import Positions, require_positions
-from locant.tensors import require_arithmetic
 
 __all__ = ["Sinusoidal"]
 
@@ -57,17 +55,7 @@ class Sinusoidal(PositionEncoding):
 
     def embed(self, x: Float[Tensor, "batch seq d_model"], positions: Positions) -> Float[Tensor, "batch seq d_model"]:
         """Adds in float32 and rounds once to the dtype of `x`."""
-        require_positions(positions)
-        require_arithmetic("x", x)
-        if x.ndim != 3:
-            raise ShapeError(
-                f"got x of shape {tuple(x.shape)}, expected (batch, seq, d_model={self.d_model})", "x.view(1, *x.shape)"
-            )
-        if x.shape[-1] != self.d_model:
-            raise ShapeError(
-                f"got x of width {x.shape[-1]}, expected d_model={self.d_model}", f"Sinusoidal({x.shape[-1]})"
-            )
-        positions.require_fits(x.shape[0], x.shape[1], x.device, "x")
+        require_embeddings(self, x, positions, self.d_model)
         dtype = torch.promote_types(x.dtype, torch.float32)
         return (x.to(dtype) + self.vectors(positions, dtype)).to(x.dtype)
 
