@@ -27,7 +27,7 @@ ODD: Mapping[str, Any] = {
 POSITIVE = frozenset({"1.5", "tiny", "2**70"})
 """What of these is a number above zero; the others below are of the same kind."""
 REAL = POSITIVE | {"-1", "0"}
-FLAG = frozenset({"True", "0"})
+FLAG = frozenset({"True"})
 
 
 def parameters(build: Callable[..., Any], sample: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
