@@ -81,7 +81,7 @@ ACCEPTED: dict[str, Collection[str]] = {
     **dict.fromkeys(("mscale", "mscale_all_dim"), NONE | ZERO | POSITIVE),
     **dict.fromkeys(("document", "order"), NONE | {"0", "-1", "list"}),
     "attention_factor": NONE | POSITIVE,
-    "slopes": NONE,
+    "slopes": NONE | {"array", "tensor"},
     "Rotary.axial": (),
     "attention_mask": {"True", "0", "tiny", "array", "tensor"},
     "cache_len": {"0", "list"},
