@@ -70,6 +70,13 @@ def test_text_may_come_from_standard_input(run: Run) -> None:
     assert (facts["source"], facts["characters"]) == ("standard input", 11)
 
 
+def test_one_window_is_one_window(run: Run) -> None:
+    words = ("embed", "-", "--tokenizer", "bytes", "--context", 12, "--d-model", 2, "-o", "x.safetensors")
+    result = run(*words, input="hello there")
+    assert result.stderr == "wrote x.safetensors: ids, targets, positions and embeddings of 1 window\n"
+    assert "1 of 12 tokens, stride 12; embedded here: 1, with 1 place of padding" in " ".join(result.stdout.split())
+
+
 def test_all_of_a_text_is_embedded_also_its_last_token(run: Run, folder: Path) -> None:
     words = "The cat sat on the mat"
     options = ("--tokenizer", "bytes", "--context", 6, "--all", "--d-model", 4, "-o", "x.safetensors", "--json")
@@ -141,7 +148,7 @@ def test_a_folder_is_no_text(complains: Complains, folder: Path) -> None:
         (("-o", "x.pt"), "name ending in .safetensors; try: x.safetensors"),
         (("-o", "no/such/x.safetensors"), "there is no folder no/such; try: mkdir -p no/such"),
         (("-o", "text.txt/x.safetensors"), "there is no folder text.txt"),
-        (("--contxt", 4), "there is no option --contxt; try: --context, did you mean that?"),
+        (("--contxt", 4), "there is no option --contxt; try: --context"),
     ],
 )
 def test_an_option_that_cannot_be_used_is_one_line(complains: Complains, words: tuple[object, ...], said: str) -> None:

@@ -98,7 +98,7 @@ def test_text_is_printed_as_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 def test_the_other_doors_say_what_they_give(capsys: pytest.CaptureFixture[str]) -> None:
     for encoding, words in (
-        ("rotary", "turns queries and keys, by cos and sin of [4,32]"),
+        ("rotary", "rotates queries and keys, by cos and sin of [4,32]"),
         ("alibi", "adds a bias of [4,4,4] (heads, queries, keys)"),
         ("t5", "adds a bias of [4,4,4]"),
         ("nope", "through the causal mask alone"),

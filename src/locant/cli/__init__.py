@@ -1,4 +1,4 @@
-"""The command line: one verb per file, each reading its options and calling the rooms below.
+"""The command line: one verb per file, each reading its options, calling what computes and printing the result.
 
 Results go to stdout, talk and progress to stderr. Exit codes: 0; 2 for what you can change (one line says how); 1 for a
 mistake of this package; 130 after Ctrl-C; 141 where the reader of stdout went away. ``LOCANT_TRACEBACK=1`` shows the

@@ -54,7 +54,7 @@ def verb(
     In the file, the target of a text's last token is -100; in padding, targets are -100, positions -1 and ids 0.
     """
     from locant.embedding.flow import Plan, embed, require_vectors_name, save_vectors
-    from locant.report.console import print_json, talk
+    from locant.report.console import counted, print_json, talk
     from locant.report.embedding import print_flow
     from locant.text.corpus import read_corpus
 
@@ -67,7 +67,8 @@ def verb(
     embedded = embed(corpus, plan)
     if output is not None:
         save_vectors(embedded, output)
-        talk(f"wrote {output}: ids, targets, positions and embeddings of {embedded.flow.embedded_windows:,} windows")
+        windows = counted(embedded.flow.embedded_windows, "window")
+        talk(f"wrote {output}: ids, targets, positions and embeddings of {windows}")
     if as_json:
         print_json({**embedded.flow.to_dict(), "file": None if output is None else str(output)})
     else:

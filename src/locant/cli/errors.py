@@ -49,10 +49,10 @@ class VerbGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """An unknown verb gets a "did you mean"."""
+        """An unknown verb gets the nearest known one."""
         if args and args[0] not in self.verbs and not args[0].startswith("-"):
             close = difflib.get_close_matches(args[0].lower(), self.verbs, n=1, cutoff=0.5)
-            remedy = f"locant {close[0]}, did you mean that?" if close else "locant --help"
+            remedy = f"locant {close[0]}" if close else "locant --help"
             raise InputError(f"got verb {args[0]!r}, expected one of {', '.join(self.verbs)}", remedy)
         return super().resolve_command(ctx, args)
 
@@ -142,7 +142,7 @@ def _usage(error: click.ClickException) -> tuple[str, str]:
     if isinstance(error, click.NoSuchOption):
         message = f"there is no option {error.option_name}"
         if error.possibilities:
-            remedy = f"{min(error.possibilities)}, did you mean that?"
+            remedy = min(error.possibilities)
     return message[0].lower() + message[1:], remedy
 
 

@@ -216,14 +216,14 @@ def _flow(
 
 
 def _cos_sin_shape(encoding: PositionEncoding, context: int) -> tuple[int, ...] | None:
-    """What the rotate door turns a window by: positions, pairs."""
+    """Of the cosines and sines that rotate the queries and keys of a window: positions, pairs."""
     angles = getattr(encoding, "angles", None)
-    turns = type(encoding).rotate is not PositionEncoding.rotate
-    return (context, len(angles.frequencies)) if turns and isinstance(angles, Angles) else None
+    rotates = type(encoding).rotate is not PositionEncoding.rotate
+    return (context, len(angles.frequencies)) if rotates and isinstance(angles, Angles) else None
 
 
 def _bias_shape(encoding: PositionEncoding, shape: ModelShape) -> tuple[int, ...] | None:
-    """What the bias door gives a window: heads, queries, keys; one query is asked for, and as many are told."""
+    """Of what is added to the scores of a window: heads, queries, keys. Computed for one query, which is as telling."""
     k = torch.zeros(1, shape.num_heads, shape.max_seq_len, shape.head_dim)
     bias = encoding.bias(k[:, :, :1], k, Positions.arange(1), Positions.arange(shape.max_seq_len))
     return None if bias is None else (shape.num_heads, shape.max_seq_len, bias.shape[3])

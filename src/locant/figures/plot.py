@@ -146,10 +146,8 @@ def _drawings(encoding: PositionEncoding, trained: int | None) -> list[tuple[Dra
         return [(partial(draw_scaled, trained=trained), 4.4)]
     found: dict[str, tuple[Drawing, float]] = {}
     for door, owner, drawing, height in DRAWINGS:
-        overridden = getattr(kind, door) is not getattr(PositionEncoding, door)
-        as_owner = owner is PositionEncoding or (
-            issubclass(kind, owner) and getattr(kind, door) is getattr(owner, door)
-        )
-        if door not in found and overridden and as_owner:
+        if door in found or getattr(kind, door) is getattr(PositionEncoding, door):
+            continue
+        if owner is PositionEncoding or (issubclass(kind, owner) and getattr(kind, door) is getattr(owner, door)):
             found[door] = drawing, height
     return list(found.values()) or [(draw_nothing, 5.6)]

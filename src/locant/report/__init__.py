@@ -1,5 +1,4 @@
-"""What people look at: pictures of encodings, tables in the terminal, and the report of a comparison.
+"""What people read: tables in the terminal, and the report of a comparison.
 
-Nothing here trains or computes anything new; it draws and words what the rooms below return. matplotlib and rich are
-imported by the functions that need them.
+Nothing here trains or computes. rich is imported by the functions that need it.
 """

@@ -1,4 +1,4 @@
-"""`locant embed` in a terminal: what flowed from the text to its embeddings, and the first tokens."""
+"""`locant embed` in a terminal: the shapes from the text to its embeddings, the tables, and the first tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from locant.embedding.flow import Flow
-from locant.report.console import QUIET, out, show, table
+from locant.report.console import QUIET, counted, out, show, table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,9 +42,9 @@ def _text(flow: Flow) -> Table:
     rows.add_row("characters", f"{flow.characters:,}")
     each = f"{flow.characters / flow.tokens:.2f} characters per token"
     rows.add_row("tokens", f"{flow.tokens:,}: {each}, of a vocabulary of {flow.vocab_size:,}")
-    filled = f", {flow.padding} places filled up" if flow.padding else ""
-    cut = f"{flow.windows:,} of {flow.context} tokens, stride {flow.stride}"
-    rows.add_row("windows", f"{cut}; embedded here: {flow.embedded_windows:,}{filled}")
+    padding = f", with {counted(flow.padding, 'place')} of padding" if flow.padding else ""
+    cut = f"{flow.windows:,} of {counted(flow.context, 'token')}, stride {flow.stride}"
+    rows.add_row("windows", f"{cut}; embedded here: {flow.embedded_windows:,}{padding}")
     rows.add_row("shapes", shapes(flow))
     rows.add_row("", _legend(flow))
     if (door := _other_door(flow)) is not None:
@@ -59,10 +59,10 @@ def _legend(flow: Flow) -> str:
 
 
 def _other_door(flow: Flow) -> str | None:
-    """Where the position enters, if not here."""
+    """Where positions enter the model, if not in the embeddings."""
     apart = f"{flow.encoding} leaves embeddings as they are: in every layer it"
     if flow.cos_sin is not None:
-        return f"{apart} turns queries and keys, by cos and sin of {_shape(flow.cos_sin)} (positions, pairs)."
+        return f"{apart} rotates queries and keys, by cos and sin of {_shape(flow.cos_sin)} (positions, pairs)."
     if flow.bias is not None:
         return f"{apart} adds a bias of {_shape(flow.bias)} (heads, queries, keys) to the scores."
     if flow.position_vectors is None:

@@ -21,7 +21,7 @@ WIDE = 120
 Facts = dict[str, Any]
 
 HEADINGS = {
-    "aliases": "also called", "kind": "kind", "doors": "method", "parameters": "parameters",
+    "aliases": "also called", "kind": "kind", "doors": "door", "parameters": "parameters",
     "cost_of_tokens": "per token", "cost_of_pairs": "per pair", "extrapolation": "beyond", "used_by": "used by",
     "paper": "paper", "options": "options",
 }  # fmt: skip
