@@ -175,7 +175,7 @@ def heat_map(
     norm = SymLogNorm(1.0, vmin=low, vmax=high) if logarithmic else Normalize(low, high)
     image = axes.imshow(values, cmap=colors, norm=norm, aspect="auto", interpolation="nearest")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+        axis.set_major_locator(MaxNLocator(7, integer=True, steps=[1, 2, 5, 10]))
     if max(values.shape) <= WRITTEN:
         _write_numbers(axes, image, values)
     return image
