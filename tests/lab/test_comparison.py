@@ -12,8 +12,9 @@ import torch
 from locant import InputError, LocantError, RangeError
 from locant.lab import Decoder, Settings, compare, comparison
 from locant.lab.comparison import split
-from locant.lab.contestants import SCALINGS, Contestant
+from locant.lab.contestants import Contestant
 from locant.lab.training import Losses, evaluate, shape
+from locant.scaling import NTK, Linear, Llama3, YaRN
 from tests.refusal import refuses
 
 VOCAB = 17
@@ -172,8 +173,14 @@ def test_a_scaling_is_measured_with_the_model_that_was_trained_without(monkeypat
     assert len({record.loss_by_length[8] for record in records.values()}) == 1
     assert len({record.loss_by_length[32] for record in records.values()}) == 5
     plain, held_out = model.embedding.encoding, split(ids(), settings)[1]
-    for name, scaling in SCALINGS.items():
-        model.embedding.encoding = type(plain)(plain.head_dim, scaling=scaling(4.0, 8))
+    scalings = {
+        "linear": Linear(factor=4.0),
+        "ntk": NTK(factor=4.0),
+        "yarn": YaRN(factor=4.0, original_max_seq_len=8),
+        "llama3": Llama3(factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=8),
+    }
+    for name, scaling in scalings.items():
+        model.embedding.encoding = type(plain)(plain.head_dim, scaling=scaling)
         assert records[f"rotary+{name}"].loss_by_length[32] == evaluate(model, held_out, 32).mean
 
 

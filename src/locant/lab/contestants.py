@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from locant.arguments import one_of, shown
@@ -11,18 +10,12 @@ from locant.errors import RangeError
 from locant.positions import PositionEncoding
 from locant.positions.base import ModelShape
 from locant.positions.registry import encodings, find
-from locant.positions.scaling import NTK, Linear, Llama3, Scaling, YaRN
+from locant.positions.scaling import SCALINGS, scaling_by_name
 
-__all__ = ["SCALINGS", "Contestant"]
+__all__ = ["EXTENSIONS", "Contestant"]
 
-SCALINGS: dict[str, Callable[[float, int], Scaling]] = {
-    "linear": lambda factor, trained: Linear(factor=factor),
-    "ntk": lambda factor, trained: NTK(factor=factor),
-    "yarn": lambda factor, trained: YaRN(factor=factor, original_max_seq_len=trained),
-    "llama3": lambda factor, trained: Llama3(
-        factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=trained
-    ),
-}
+EXTENSIONS = ("linear", "ntk", "yarn", "longrope", "llama3")
+"""The scalings that extend a context by a factor."""
 
 OPTIONS: dict[str, dict[str, float]] = {
     "learned": {"init_std": 1.0},  # as large as the decoder's scaled token rows, or it would have little effect
@@ -60,8 +53,8 @@ class Contestant:
                 f"got {shown(name)}, but {encoding} has no frequencies to scale", f"{encoding}, or rotary+yarn"
             )
         if plus:
-            remedy = " or ".join(f"{encoding}+{known}" for known in SCALINGS)
-            scaling = one_of("a scaling", scaling.strip().lower(), SCALINGS, remedy)
+            remedy = " or ".join(f"{encoding}+{known}" for known in EXTENSIONS)
+            scaling = one_of("a scaling", scaling.strip().lower(), EXTENSIONS, remedy)
         return cls(encoding, scaling)
 
     @property
@@ -78,7 +71,9 @@ class Contestant:
         """The trained encoding as it is used in windows of `length` tokens."""
         if not self.scaling or length <= train_length:
             return trained
-        scaling = SCALINGS[self.scaling](length / train_length, train_length)
+        plain = find(self.encoding).for_model(shape)
+        dim, base = getattr(plain, "rotary_dim", shape.head_dim), getattr(plain, "base", 10_000.0)
+        scaling = scaling_by_name(f"{self.scaling}:{length / train_length}", train_length, dim, base)
         scaled = find(self.encoding).for_model(shape, scaling=scaling)
         scaled.load_state_dict(trained.state_dict())
         return scaled

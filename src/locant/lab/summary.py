@@ -83,7 +83,8 @@ class Row:
         both = min(len(here), len(there))  # the last segment may have no window of the other length that begins in it
         differences = here[:both] - there[:both]
         beyond_seeds = abs(mine.mean - theirs.mean) > mine.deviation + theirs.deviation
-        return both >= ENOUGH_WINDOWS and beyond_seeds and abs(differences.mean()) > _margin(differences)
+        beyond_chance = abs(float(differences.mean())) > _margin(differences)
+        return both >= ENOUGH_WINDOWS and beyond_seeds and beyond_chance
 
     def _segments(self, length: int, longer: int) -> np.ndarray | None:
         """Mean losses in segments of `longer` tokens, from windows of `length`; ``None`` where any is missing."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterable
+from dataclasses import MISSING, fields
 from typing import Any
 
 from locant.arguments import shown
 from locant.errors import RangeError
 from locant.positions import encodings as own
 from locant.positions.base import PositionEncoding, build
+from locant.positions.scaling import SCALINGS, scaling_by_name
 from locant.registry import Registry
 
 __all__ = ["broken_encodings", "encoding", "encodings", "find", "register_encoding"]
@@ -27,18 +29,7 @@ FIRST = (
 )  # fmt: skip
 """The order of `locant list`; what is not named here comes after, by name."""
 
-SCALINGS = {
-    "linear": "Linear(factor=4.0)",
-    "interpolation": "Linear(factor=4.0)",
-    "ntk": "NTK(factor=4.0)",
-    "dynamic": "DynamicNTK(factor=4.0, original_max_seq_len=4096)",
-    "dynamic_ntk": "DynamicNTK(factor=4.0, original_max_seq_len=4096)",
-    "yarn": "YaRN(factor=4.0, original_max_seq_len=4096)",
-    "longrope": "LongRoPE(short_factor=..., long_factor=..., original_max_seq_len=4096, factor=32.0)",
-    "llama3": "Llama3(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=8192)",
-    "proportional": "Proportional(rotated_share=0.25)",
-}
-"""Ways to scale the frequencies of `Rotary`, which are often taken for encodings; each with an example."""
+SCALING_ALIASES = {"interpolation": "linear", "dynamic_ntk": "dynamic", "llama_3": "llama3", "long_rope": "longrope"}
 
 
 def encodings() -> dict[str, Kind]:
@@ -70,13 +61,23 @@ def find(name: str) -> Kind:
     try:
         return ENCODINGS.find(name)
     except RangeError:
-        scaling = SCALINGS.get(name.strip().lower()) if isinstance(name, str) else None
-        if scaling is None:
+        scaling = name.strip().lower() if isinstance(name, str) else ""
+        scaling = SCALING_ALIASES.get(scaling, scaling)
+        if scaling not in SCALINGS:
             raise
     raise RangeError(
         f"got encoding {name!r}, which is a scaling of rotary",
-        f"locant.encoding('rotary', head_dim=64, scaling=locant.scaling.{scaling})",
+        f"locant.encoding('rotary', head_dim=64, scaling=locant.scaling.{_example(scaling)})",
     )
+
+
+def _example(name: str) -> str:
+    """How the scaling of this name is written, with the fields that it requires."""
+    scaling = scaling_by_name(name, trained=4096, dim=64, base=10_000.0)
+    required = [field.name for field in fields(scaling) if field.default is MISSING]  # type: ignore[arg-type]  # all are dataclasses
+    values = [(name, getattr(scaling, name)) for name in required]
+    given = ", ".join(f"{name}={'...' if isinstance(value, tuple) else value}" for name, value in values)
+    return f"{type(scaling).__name__}({given})"
 
 
 def encoding(name: str, **options: Any) -> PositionEncoding:
