@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
-import pickle
 import subprocess
 import sys
 
@@ -92,15 +90,6 @@ class TestEncode:
         with pytest.raises(RuntimeError, match="Unknown pre_tokenizer Split"):
             gigatoken.Tokenizer.from_json(made.to_json())
         assert choose_engine("gigatoken", made, []).name == "gigatoken"
-
-    @pytest.mark.slow  # the other process imports torch
-    def test_can_be_sent_to_a_process_that_starts_from_nothing(self) -> None:
-        engine = choose_engine("gigatoken", tokenizer("byte level"), [])
-        again = pickle.loads(pickle.dumps(engine))  # noqa: S301  # our own, just made
-        assert (again.name, again.reason) == (engine.name, engine.reason)
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            (ids, lengths) = pool.apply(engine.encode, (TEXTS,))
-        assert rows(ids, lengths) == rows(*engine.encode(TEXTS))
 
     def test_leaves_the_network_alone(self) -> None:
         """Its own constructor takes a string for a name on a hub; ours hands it the definition."""

@@ -24,7 +24,7 @@ from tokenizers import pre_tokenizers
 from locant.errors import InputError
 from locant.text import Tokenizer, sample_text
 from locant.text.tokenizer import tiktoken_files
-from locant.text.tokenizer.tiktoken_files import ENCODINGS, cached_encoding
+from locant.text.tokenizer.tiktoken_files import ENCODINGS, cached_encoding, cached_name
 
 REMEDIES = (r"the path of a tokenizer\.json", "download=True", r"Tokenizer\.train")
 VARIABLES = (
@@ -253,15 +253,15 @@ def as_tiktoken_file(table: dict[bytes, int]) -> bytes:
 
 def published(monkeypatch: pytest.MonkeyPatch, cache: Path, name: str, data: bytes, file: int = 0) -> Path:
     """Lay a file into the cache as `tiktoken` would, and take it for the published one."""
-    wanted = ENCODINGS[name].files[file]
-    files = list(ENCODINGS[name].files)
-    files[file] = dataclasses.replace(wanted, sha256=hashlib.sha256(data).hexdigest())
+    wanted = [*ENCODINGS[name].files][file]
+    files = {**ENCODINGS[name].files, wanted: hashlib.sha256(data).hexdigest()}
     special = {spelling: number - 40_000 for spelling, number in ENCODINGS[name].special_tokens.items()}
-    small = dataclasses.replace(ENCODINGS[name], files=tuple(files), special_tokens=special)
+    small = dataclasses.replace(ENCODINGS[name], files=files, special_tokens=special)
     monkeypatch.setitem(tiktoken_files.ENCODINGS, name, small)
     cache.mkdir(parents=True, exist_ok=True)
-    (cache / wanted.name).write_bytes(data)
-    return cache / wanted.name
+    path = cache / cached_name(wanted)
+    path.write_bytes(data)
+    return path
 
 
 def theirs_of(name: str, monkeypatch: pytest.MonkeyPatch) -> tiktoken.Encoding:
@@ -323,7 +323,7 @@ class TestTheTiktokenCache:
             lambda **options: ask(options["vocab_bpe_file"], options["vocab_bpe_hash"]),
         )
         tiktoken_ext.openai_public.ENCODING_CONSTRUCTORS[name]()
-        assert asked.items() <= {file.name: file.sha256 for file in ENCODINGS[name].files}.items()
+        assert asked.items() <= {cached_name(path): sha256 for path, sha256 in ENCODINGS[name].files.items()}.items()
 
     def test_may_hold_gpt_2_as_it_was_first_published(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Merges in the letters of byte-level vocabularies, from which the ranks follow."""

@@ -16,7 +16,6 @@ import hashlib
 import json
 import secrets
 from collections.abc import Collection, Mapping
-from types import TracebackType
 from typing import Any
 
 import tokenizers
@@ -24,20 +23,9 @@ import tokenizers
 from locant.errors import InputError
 
 __all__ = [
-    "BYTE_SPELLING",
-    "END_OF_TEXT",
-    "Definition",
-    "LibraryErrors",
-    "byte_definition",
-    "byte_level",
-    "byte_table",
-    "fingerprint",
-    "is_bytes",
-    "is_lossless",
-    "parse",
-    "pre_tokenizers",
-    "without",
-]
+    "BYTE_SPELLING", "END_OF_TEXT", "Definition", "LibraryErrors", "byte_definition", "byte_level", "byte_table",
+    "fingerprint", "is_bytes", "is_lossless", "parse", "pre_tokenizers", "without",
+]  # fmt: skip
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -68,9 +56,7 @@ class LibraryErrors:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if kind is Exception:
             raise InputError(f"{self.cause}: {error}", self.remedy) from None
 
@@ -191,19 +177,16 @@ def is_lossless(definition: Definition) -> bool:
     if definition["normalizer"] is not None or any(token["lstrip"] or token["rstrip"] for token in ordinary):
         return False
     *before, last = pre_tokenizers(definition)
-    keeps = all(
-        step["type"] in ("Split", "Punctuation", "Digits") and step.get("behavior") != "Removed" for step in before
-    )
-    return keeps and not last["add_prefix_space"]
+    kept = [step["type"] in ("Split", "Punctuation", "Digits") and step.get("behavior") != "Removed" for step in before]
+    return all(kept) and not last["add_prefix_space"]
 
 
 def is_bytes(definition: Definition) -> bool:
     """Whether every id is the byte of that value or a special token's, for a lossless definition."""
     model, added = definition["model"], definition["added_tokens"]
-    learned = model["vocab"].keys() - {token["content"] for token in added}
-    return {spelling: model["vocab"][spelling] for spelling in learned} == _BYTE and all(
-        token["special"] for token in added
-    )
+    names = {token["content"] for token in added}
+    learned = {spelling: number for spelling, number in model["vocab"].items() if spelling not in names}
+    return learned == _BYTE and all(token["special"] for token in added)
 
 
 def pre_tokenizers(definition: Definition) -> list[Definition]:
@@ -226,16 +209,10 @@ def fingerprint(definition: Definition) -> str:
     model = {name: value for name, value in definition["model"].items() if value is not None and name != "dropout"}
     if "merges" in model:
         model["merges"] = _merges(model)
-    decisive = {name: definition.get(name) for name in ("normalizer", "pre_tokenizer")}
+    steps = {name: definition.get(name) for name in ("normalizer", "pre_tokenizer")}
     added = sorted(definition.get("added_tokens") or [], key=lambda token: token["id"])
-    text = json.dumps({**decisive, "model": model, "added_tokens": added}, sort_keys=True)
+    text = json.dumps({**steps, "model": model, "added_tokens": added}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _added_token(number: int, spelling: str) -> Definition:
-    """The entry of a special token."""
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    return {"id": number, "content": spelling, **flags}
 
 
 def byte_definition() -> Definition:
@@ -249,11 +226,12 @@ def byte_level(
     level: Definition, special_tokens: Mapping[str, int], model: Definition, split: Definition | None = None
 ) -> Definition:
     """A byte-level tokenizer: its pre-tokenizer `level`, before which `split` may split the text."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_added_token(number, spelling) for spelling, number in special_tokens.items()],
+        "added_tokens": [{"id": number, "content": name, **flags} for name, number in special_tokens.items()],
         "normalizer": None,
         "pre_tokenizer": level if split is None else {"type": "Sequence", "pretokenizers": [split, level]},
         "post_processor": None,

@@ -36,6 +36,10 @@ WHOLE = 16 * 2**20
 """The most bytes that are encoded without a cut."""
 
 
+Rows = tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " documents"]]
+"""The ids of documents, one after the other, and how many each has."""
+
+
 class Encoded(NamedTuple):
     """The ids of documents, one after the other, and how many each has.
 
@@ -50,7 +54,7 @@ class Encoded(NamedTuple):
 class Engine:
     """Encodes documents as `Tokenizer.encode` does, special tokens never among them.
 
-    It can be sent to another process, which makes the engine itself anew, and is for one thread at a time.
+    It is for one thread at a time.
 
     Args:
         tokenizer: the tokenizer that decides the ids.
@@ -69,14 +73,11 @@ class Engine:
         self.tokenizer = tokenizer
         self.name: EngineName = name
         self.reason = reason
-        self.parallel = parallel
         self.why_not_cut = None if tokenizer.only_bytes else why_not_cut(tokenizer.plain_definition())
         """Why documents are never cut, or ``None`` if they are."""
         self._fast = GigatokenEngine(tokenizer, parallel) if name == "gigatoken" else None
 
-    def encode(
-        self, documents: Sequence[bytes]
-    ) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " documents"]]:
+    def encode(self, documents: Sequence[bytes]) -> Rows:
         """The ids of all documents, one after the other, and how many each has.
 
         Raises:
@@ -105,8 +106,7 @@ class Engine:
         for texts, unfinished in batches:
             if not texts:
                 continue
-            first, *others = texts
-            joined = [kept + first, *others]
+            joined = [kept + texts[0], *texts[1:]]
             known = len(kept) if len(joined) == 1 else 0
             kept = b""
             if unfinished:
@@ -115,13 +115,7 @@ class Engine:
                 self._require_short(len(kept))
             yield Encoded(*self.encode(joined), unfinished)
 
-    def __reduce__(self) -> tuple[type[Engine], tuple[Tokenizer, EngineName, str, bool | None]]:
-        return type(self), (self.tokenizer, self.name, self.reason, self.parallel)
-
-    def __repr__(self) -> str:
-        return f"Engine({self.tokenizer!r}, {self.name!r})"
-
-    def _run(self, texts: list[bytes]) -> tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " documents"]]:
+    def _run(self, texts: list[bytes]) -> Rows:
         if self.tokenizer.only_bytes:
             ids = np.frombuffer(b"".join(texts), dtype=np.uint8).astype(np.int32)
             return ids, np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
@@ -154,11 +148,8 @@ class Engine:
     def _require_short(self, size: int) -> None:
         if size > WHOLE:
             why = self.why_not_cut or "there is no letter before white space in it"
-            raise InputError(
-                f"a document has {size} bytes or more that can only be encoded as a whole, because {why}; "
-                f"at most {WHOLE} are",
-                "a separator, which makes several documents of it",
-            )
+            cause = f"a document has {size} bytes or more that can only be encoded as a whole, because {why}"
+            raise InputError(f"{cause}; at most {WHOLE} are", "a separator, which makes several documents of it")
 
 
 def choose_engine(
@@ -188,19 +179,16 @@ def choose_engine(
 
 def _disagreement(tokenizer: Tokenizer, sample: Sequence[bytes], parallel: bool | None) -> str | None:
     """Why gigatoken cannot encode these texts, or ``None`` if its ids are the same."""
-    texts = [*sample, *PROBE_TEXTS, *_spellings(tokenizer)]
-    ids, lengths = Engine(tokenizer).encode(texts)
+    # Every special token's name, as a text and within one.
+    spelled = [text.encode() for name in tokenizer.special_tokens for text in (name, f"a {name}b\n{name}{name}")]
+    texts = [*sample, *PROBE_TEXTS, *spelled]
+    found = Engine(tokenizer).encode(texts)
     try:
-        fast_ids, fast_lengths = Engine(tokenizer, "gigatoken", parallel=parallel).encode(texts)
+        fast = Engine(tokenizer, "gigatoken", parallel=parallel).encode(texts)
     except InputError as error:
         return error.cause
-    if np.array_equal(ids, fast_ids) and np.array_equal(lengths, fast_lengths):
+    if all(map(np.array_equal, found, fast)):
         return None
-    rows, fast_rows = (np.split(a, np.cumsum(b)[:-1]) for a, b in ((ids, lengths), (fast_ids, fast_lengths)))
+    rows, fast_rows = (np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in (found, fast))
     place = next(i for i, pair in enumerate(zip(rows, fast_rows, strict=True)) if not np.array_equal(*pair))
     return f"gigatoken gives other ids for {texts[place][:60]!r}"
-
-
-def _spellings(tokenizer: Tokenizer) -> list[bytes]:
-    """Every special token's name, as a text and within one."""
-    return [text.encode() for name in tokenizer.special_tokens for text in (name, f"a {name}b\n{name}{name}")]

@@ -25,8 +25,8 @@ import re
 import sys
 import unicodedata
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -69,10 +69,6 @@ _SPELLED = {
     )
 }
 
-_NFC = {"type": "NFC"}
-
-_STATM = Path("/proc/self/statm")
-
 
 @functools.cache
 def _long_known() -> Bool[np.ndarray, " code_points"]:
@@ -86,8 +82,7 @@ def _long_known() -> Bool[np.ndarray, " code_points"]:
 
 def _has_new_characters(text: str) -> bool:
     """Whether two versions of Unicode may disagree about it."""
-    data = text.encode()
-    if _MAY_BE_NEW.search(data) is None:
+    if _MAY_BE_NEW.search(text.encode()) is None:
         return False
     return not _long_known()[np.frombuffer(text.encode("utf-32-le"), dtype="<u4")].all()
 
@@ -98,9 +93,7 @@ class _Panics:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if kind is not None and (kind in (RuntimeError, ValueError) or kind.__name__ == "PanicException"):
             said = str(error).strip().splitlines()[:1]
             raise InputError(f"gigatoken refuses: {''.join(said) or kind.__name__}", "engine='tokenizers'") from None
@@ -112,7 +105,7 @@ def why_not_gigatoken(tokenizer: Tokenizer) -> str | None:
         return "every byte is an id, so there is nothing to look up"
     if not tokenizer.byte_level:
         return "the tokenizer is no byte-level BPE"
-    if (normalizer := tokenizer.plain_definition()["normalizer"]) not in (None, _NFC):
+    if (normalizer := tokenizer.plain_definition()["normalizer"]) not in (None, {"type": "NFC"}):
         return f"the tokenizer changes texts first ({normalizer['type']})"
     if importlib.util.find_spec("gigatoken") is None:
         return "gigatoken is not installed: pip install 'locant[fast]'"
@@ -142,17 +135,11 @@ class GigatokenEngine:
 
     def encode(self, texts: list[bytes]) -> tuple[Int32[np.ndarray, " tokens"], Int[np.ndarray, " documents"]]:
         """The ids of all texts, one after the other, and how many each has."""
-        if self._may_have(texts):
-            return self._run(texts)
+        with suppress(UnicodeDecodeError):
+            if not self._is_strange(b"\n".join(texts).decode()):
+                return self._run(texts)
         rows = self._tokenizer.assemble(texts, self._rows)
         return np.concatenate(rows), np.array([len(row) for row in rows], dtype=np.int64)
-
-    def _may_have(self, texts: list[bytes]) -> bool:
-        """Whether all of this can be given to it as it is."""
-        try:
-            return not self._is_strange(b"\n".join(texts).decode())
-        except UnicodeDecodeError:
-            return False
 
     def _is_strange(self, text: str) -> bool:
         """Whether `tokenizers` has to encode it, because versions of Unicode differ about it."""
@@ -163,7 +150,7 @@ class GigatokenEngine:
         ids, lengths = self._run([text.encode() for text, other in zip(texts, strange, strict=True) if not other])
         rows = iter(np.split(ids, np.cumsum(lengths)[:-1]))
         others = iter(self._tokenizer.encode_batch([text for text, other in zip(texts, strange, strict=True) if other]))
-        return [next(others) if other else next(rows) for other in strange]
+        return [next(others if other else rows) for other in strange]
 
     def _run(self, texts: list[bytes]) -> tuple[Int32[np.ndarray, " tokens"], Int[np.ndarray, " documents"]]:
         library = self._library or self._build()
@@ -215,9 +202,8 @@ def _respelled(step: Definition) -> Definition:
 
 def _give_back() -> None:
     """Return freed memory to the system: the allocator of glibc would keep half of it, build after build."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
-    if trim is not None:
-        trim(0)
+    if sys.platform.startswith("linux") and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def resident_bytes() -> int | None:
@@ -226,4 +212,4 @@ def resident_bytes() -> int | None:
         return None
     import resource
 
-    return int(_STATM.read_bytes().split()[1]) * resource.getpagesize()
+    return int(Path("/proc/self/statm").read_bytes().split()[1]) * resource.getpagesize()

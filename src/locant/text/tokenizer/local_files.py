@@ -34,7 +34,11 @@ def find(path_or_name: str | Path, *, download: bool) -> tuple[str, str]:
         raise InputError(f"got {shown(path_or_name)} as a tokenizer, expected a path or a name", REMEDY)
     path = Path(path_or_name)
     if str(path_or_name) and _exists(path):  # an empty name would be the current folder
-        return _read(_file_in(path) if path.is_dir() else path)
+        if path.is_dir() and not (path / FILE).is_file():
+            raise InputError(
+                f"got the folder {path}, which holds no {FILE}", f"the path of a {FILE}, or a folder with one"
+            )
+        return _read(path / FILE if path.is_dir() else path)
     name = str(path_or_name)
     if isinstance(path_or_name, str) and name:
         if (cached := _in_hub_cache(name)) is not None:
@@ -44,10 +48,7 @@ def find(path_or_name: str | Path, *, download: bool) -> tuple[str, str]:
         if download:
             return _read(_download(name))
     places = f"{_hub_cache()} or {tiktoken_cache()}"
-    raise InputError(
-        f"found no tokenizer {name!r}: neither a file or folder of this name, nor in {places}",
-        REMEDY,
-    )
+    raise InputError(f"found no tokenizer {name!r}: neither a file or folder of this name, nor in {places}", REMEDY)
 
 
 def _exists(path: Path) -> bool:
@@ -61,24 +62,13 @@ def _read(path: Path) -> tuple[str, str]:
     return read_texts(path)[0], str(path)
 
 
-def _file_in(folder: Path) -> Path:
-    if not (folder / FILE).is_file():
-        raise InputError(
-            f"got the folder {folder}, which holds no {FILE}", f"the path of a {FILE}, or a folder with one"
-        )
-    return folder / FILE
-
-
 def _hub_cache() -> Path:
     """Where the Hugging Face libraries keep downloads, by their own rules."""
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if os.environ.get(name):
-            return Path(os.path.expandvars(os.environ[name])).expanduser()
-    if os.environ.get("HF_HOME"):
-        home = Path(os.path.expandvars(os.environ["HF_HOME"]))
-    else:
-        home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    return home.expanduser() / "hub"
+    given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if given:
+        return Path(os.path.expandvars(given)).expanduser()
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    return Path(os.path.expandvars(os.environ.get("HF_HOME") or usual)).expanduser() / "hub"
 
 
 def _in_hub_cache(name: str) -> Path | None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import re
 
 from locant.text.tokenizer.definition import Definition, pre_tokenizers
+from locant.text.tokenizer.tiktoken_files import CONTRACTION, LOWER, UPPER
 
 __all__ = ["LONGEST_LETTER", "last_cut", "why_not_cut"]
 
@@ -47,8 +48,6 @@ _CUT = re.compile(rb"(?:" + _LETTER + rb")(?=[ \t\n\r])")
 LONGEST_LETTER = 4
 """How far before a place to look for the letter that ends there."""
 
-_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _LEAD = r"[^\r\n\p{L}\p{N}]?"
 
 # The alternatives of the patterns of GPT-2, GPT-4, GPT-4o, Llama 3, Qwen 2 and 3, DeepSeek and others like them. All of
@@ -58,20 +57,15 @@ _LETTERS = {
 }
 _SPACES = {r"\s+", r"\s"}
 _OTHERS = {
-    *(f"{_LEAD}{_UPPER}*{_LOWER}+{end}" for end in ("", _CONTRACTION + "?")),
-    *(f"{_LEAD}{_UPPER}+{_LOWER}*{end}" for end in ("", _CONTRACTION + "?")),
+    *(f"{_LEAD}{UPPER}*{LOWER}+{end}" for end in ("", CONTRACTION + "?")),
+    *(f"{_LEAD}{UPPER}+{LOWER}*{end}" for end in ("", CONTRACTION + "?")),
     *(r"\s+(?!\S)", r"\s+\z", r"\s*[\r\n]+", r"\s*[\r\n]"),
     *(r"\p{N}", r"\p{N}+", r" ?\p{N}+", r"\p{N}{1,2}", r"\p{N}{1,3}", r"[0-9]", r"\d"),
-    *(
-        r" ?[^\s\p{L}\p{N}]+",
-        r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
-        r" ?[\p{P}\p{S}]+[\r\n]*",
-    ),
+    *(r" ?[^\s\p{L}\p{N}]+", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}]+[\r\n]*"),
+    *(r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r" ?[\p{P}\p{S}]+[\r\n]*"),
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
     "[一-龥぀-ゟ゠-ヿ]+",
-    *("'s", "'t", "'re", "'ve", "'m", "'ll", "'d", _CONTRACTION, r"'(?i:[sdmt]|ll|ve|re)"),
+    *("'s", "'t", "'re", "'ve", "'m", "'ll", "'d", CONTRACTION, r"'(?i:[sdmt]|ll|ve|re)"),
 }
 
 # These change what comes before white space independently of what comes after it.
@@ -108,11 +102,10 @@ def _normalizer_fault(normalizer: Definition | None) -> str | None:
 
 
 def _splits_fault(definition: Definition) -> str | None:
-    divides = [_divides(step) for step in pre_tokenizers(definition)]
+    steps = pre_tokenizers(definition)
+    divides = [_divides(step) for step in steps]
     if None in divides:
-        return (
-            f"how it splits words is not known to end at white space: {pre_tokenizers(definition)[divides.index(None)]}"
-        )
+        return f"how it splits words is not known to end at white space: {steps[divides.index(None)]}"
     return None if any(divides) else "its words do not end at white space"
 
 

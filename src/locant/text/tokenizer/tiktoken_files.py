@@ -12,7 +12,6 @@ import base64
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 from locant.errors import InputError
 from locant.text.tokenizer.definition import BYTE_SPELLING, END_OF_TEXT, byte_level
 
-__all__ = ["ENCODINGS", "cached_encoding", "tiktoken_cache"]
+__all__ = ["CONTRACTION", "ENCODINGS", "LOWER", "UPPER", "cached_encoding", "cached_name", "tiktoken_cache"]
 
 HOST = "https://openaipublic.blob.core.windows.net/"  # part of the name of a cached file; nothing is fetched
 
@@ -43,61 +42,35 @@ def _from_merges(data: bytes) -> Ranks:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CachedFile:
-    """A file that `tiktoken` may have downloaded."""
-
-    path: str
-    sha256: str
-    ranks: Callable[[bytes], Ranks]
-
-    @property
-    def name(self) -> str:
-        return hashlib.sha1((HOST + self.path).encode(), usedforsecurity=False).hexdigest()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Encoding:
     """Where the ranks are, how text is split into words, and the special tokens."""
 
-    files: tuple[CachedFile, ...]
+    files: dict[str, str]
+    """Where each was published, below `HOST`, and its SHA-256."""
     pattern: str | None = None
     """``None`` for GPT-2's, which the library has built in."""
     special_tokens: dict[str, int] = field(default_factory=dict)
 
 
 _GPT2 = Encoding(
-    files=(
-        CachedFile(
-            path="encodings/r50k_base.tiktoken",
-            sha256="306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
-            ranks=_from_tiktoken,
-        ),
-        CachedFile(
-            path="gpt-2/encodings/main/vocab.bpe",
-            sha256="1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
-            ranks=_from_merges,
-        ),
-    ),
+    files={
+        "encodings/r50k_base.tiktoken": "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
+        "gpt-2/encodings/main/vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+    },
     special_tokens={END_OF_TEXT: 50256},
 )
 
 # The words of cl100k_base and o200k_base, as OpenAI published them, for the library's regular expressions
 # (Oniguruma): possessive quantifiers mean something else there, and the end of the text is \z, not $.
-_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
 ENCODINGS: dict[str, Encoding] = {
     "gpt2": _GPT2,
     "r50k_base": _GPT2,
     "cl100k_base": Encoding(
-        files=(
-            CachedFile(
-                path="encodings/cl100k_base.tiktoken",
-                sha256="223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
-                ranks=_from_tiktoken,
-            ),
-        ),
-        pattern=_CONTRACTION
+        files={"encodings/cl100k_base.tiktoken": "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"},
+        pattern=CONTRACTION
         + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
         + r"|\s+\z|\s*[\r\n]|\s+(?!\S)|\s",
         special_tokens={
@@ -109,16 +82,10 @@ ENCODINGS: dict[str, Encoding] = {
         },
     ),
     "o200k_base": Encoding(
-        files=(
-            CachedFile(
-                path="encodings/o200k_base.tiktoken",
-                sha256="446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
-                ranks=_from_tiktoken,
-            ),
-        ),
+        files={"encodings/o200k_base.tiktoken": "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"},
         pattern=(
-            rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTION}?"
-            rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}?"
+            rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTION}?"
+            rf"|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTION}?"
             r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
         ),
         special_tokens={END_OF_TEXT: 199999, "<|endofprompt|>": 200018},
@@ -144,20 +111,22 @@ def cached_encoding(name: str) -> dict[str, Any] | None:
     if name not in ENCODINGS or folder is None:
         return None
     encoding = ENCODINGS[name]
-    for file in encoding.files:
-        path = folder / file.name
+    for published, sha256 in encoding.files.items():
+        path = folder / cached_name(published)
         if path.is_file():
-            return _definition(file.ranks(_read_published(path, file)), encoding)
+            data = path.read_bytes()
+            if hashlib.sha256(data).hexdigest() != sha256:
+                raise InputError(
+                    f"{path} is not {published} as it was published",
+                    "deleting it, and tiktoken.get_encoding to fetch it anew",
+                )
+            return _definition(_from_merges(data) if published.endswith(".bpe") else _from_tiktoken(data), encoding)
     return None
 
 
-def _read_published(path: Path, file: CachedFile) -> bytes:
-    data = path.read_bytes()
-    if hashlib.sha256(data).hexdigest() != file.sha256:
-        raise InputError(
-            f"{path} is not {file.path} as it was published", "deleting it, and tiktoken.get_encoding to fetch it anew"
-        )
-    return data
+def cached_name(published: str) -> str:
+    """The name under which `tiktoken` keeps a file."""
+    return hashlib.sha1((HOST + published).encode(), usedforsecurity=False).hexdigest()
 
 
 def _definition(ranks: Ranks, encoding: Encoding) -> dict[str, Any]:
@@ -177,7 +146,6 @@ def _definition(ranks: Ranks, encoding: Encoding) -> dict[str, Any]:
 
 def _pairs(ranks: Ranks) -> list[tuple[bytes, bytes]]:
     """Every pair of tokens that makes a token, by the rank of what it makes."""
-    splits = (
-        (token[:cut], token[cut:]) for token in sorted(ranks, key=ranks.__getitem__) for cut in range(1, len(token))
-    )
+    whole = sorted(ranks, key=ranks.__getitem__)
+    splits = ((token[:cut], token[cut:]) for token in whole for cut in range(1, len(token)))
     return [(left, right) for left, right in splits if left in ranks and right in ranks]
