@@ -11,8 +11,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import pytest
+import torch
 
-__all__ = ["compiles", "exhibit"]
+from locant import PositionEncoding
+from tests.positions.test_same_alone import require_same_alone, three_rows
+
+__all__ = ["compiles", "exhibit", "same_alone"]
 
 Subject = TypeVar("Subject")
 
@@ -24,6 +28,11 @@ def exhibit(check: Callable[[Subject], None], *ours: Subject, twin: Subject, bec
         check(subject)
     with pytest.raises(AssertionError, match=because):
         check(twin)
+
+
+def same_alone(arrangement: str) -> Callable[[PositionEncoding], None]:
+    """The check of `tests/positions/test_same_alone.py`, which asks it of every encoding in every arrangement."""
+    return lambda encoding: require_same_alone(encoding, arrangement, three_rows(torch.float32))
 
 
 compiles = pytest.mark.unchecked

@@ -16,8 +16,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, Mix
 from torch.nn.parallel import DistributedDataParallel
 
 from locant import PositionEncoding, Positions
-from tests.known_bugs.subjects import DISTINCT, EVERY, WIDTH, Build, differences, queries, use
-from tests.known_bugs.twins import BufferRotary
+from tests.known_bugs.subjects import EVERY, WIDTH, Build, differences, queries, use
+from tests.known_bugs.twins import BufferRotary, GrowingRotary
 
 __all__ = ["KINDS", "WORLD", "find_out"]
 
@@ -34,21 +34,8 @@ class ComplexRotary(BufferRotary):
         self.register_buffer("turns", torch.polar(torch.ones_like(angle), angle), persistent=False)
 
 
-class GrowingRotary(BufferRotary):
-    """A table of cosines and sines as long as the longest sequence that this rank has seen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("table", torch.zeros(2, 1, 0, WIDTH // 2), persistent=False)
-
-    def cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
-        if positions.seq_len > self.table.shape[2]:
-            self.table = torch.stack(super().cos_sin(positions))
-        return self.table[0, :, : positions.seq_len], self.table[1, :, : positions.seq_len]
-
-
 KINDS: dict[str, Build] = {
-    **{name: EVERY[name] for name in DISTINCT},
+    **{name: EVERY[name] for name in ("rotary", "t5 bidirectional", "learned")},
     "twin: buffer": BufferRotary,
     "twin: complex": ComplexRotary,
     "twin: growing": GrowingRotary,

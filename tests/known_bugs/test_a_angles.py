@@ -20,7 +20,7 @@ from tests.known_bugs.exhibit import exhibit
 from tests.known_bugs.oracle import EDGES, frequencies, rounded_frequencies
 from tests.known_bugs.subjects import CONSTANT, ROTARY_OPTIONS, WIDTH, Build, differences, queries, use
 from tests.known_bugs.turnings import CosSin, Turning, bound, turning, turnings, worst_error
-from tests.known_bugs.twins import BufferRotary
+from tests.known_bugs.twins import BufferRotary, MultipliedRotary
 from tests.tolerances import LENGTH
 
 
@@ -54,11 +54,6 @@ def test_05_angles_are_no_matrix_product(precision: str) -> None:
     products = {"mm", "bmm", "addmm", "baddbmm", "dot", "mv", "ger", "einsum", "linear", "matmul"}
     positions = Positions.arange(4096)
 
-    class Multiplied(BufferRotary):
-        def cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
-            angle = (self.inv_freq[:, None] @ positions.index[:, None, :].float()).transpose(1, 2)
-            return angle.cos(), angle.sin()
-
     def check(build: Build) -> None:
         encoding = build()
         x = queries(encoding, 64)
@@ -71,7 +66,7 @@ def test_05_angles_are_no_matrix_product(precision: str) -> None:
         assert not ran.names & products, f"{encoding}: a matrix product, {ran.names & products}"
         assert not moved, f"{encoding}: {precision!r} moved {moved}"
 
-    exhibit(check, *CONSTANT.values(), twin=Multiplied, because="a matrix product")
+    exhibit(check, *CONSTANT.values(), twin=MultipliedRotary, because="a matrix product")
 
 
 def test_07_no_two_neighbours_share_a_position() -> None:

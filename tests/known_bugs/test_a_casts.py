@@ -13,7 +13,7 @@ from locant.kernels.rotary import rotate_pairs
 from tests.known_bugs.exhibit import exhibit
 from tests.known_bugs.oracle import frequencies, rounded_frequencies, true_cos_sin
 from tests.known_bugs.subjects import CONSTANT, WIDTH, Build, differences, queries, use
-from tests.known_bugs.twins import BufferRotary
+from tests.known_bugs.twins import BufferRotary, MultipliedRotary
 from tests.tolerances import TURNED_TOKEN
 
 FAR = Positions.of([0, 1, 2, 3, 100, 127, 128, 129, 1857, 4095, 65_535, 65_536, 1_000_001])
@@ -66,11 +66,6 @@ def test_02_autocast_does_not_reach_the_angles() -> None:
     The angles came from a matrix product of frequencies and positions, and autocast casts matrix products.
     """
 
-    class Multiplied(BufferRotary):
-        def cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
-            angle = (self.inv_freq[:, None] @ positions.index[:, None, :].float()).transpose(1, 2)
-            return angle.cos(), angle.sin()
-
     def check(build: Build) -> None:
         encoding = build()
         expected = far(encoding)
@@ -78,7 +73,7 @@ def test_02_autocast_does_not_reach_the_angles() -> None:
             moved = differences(expected, far(encoding))
         assert not moved, f"{encoding}: autocast moved {moved}"
 
-    exhibit(check, *CONSTANT.values(), twin=Multiplied, because="autocast moved")
+    exhibit(check, *CONSTANT.values(), twin=MultipliedRotary, because="autocast moved")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

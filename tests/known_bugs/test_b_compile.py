@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from locant import PositionEncoding, Positions
 from locant.positions import constant
 from tests.known_bugs.exhibit import compiles, exhibit
-from tests.known_bugs.subjects import DISTINCT, EVERY, Build, differences, queries, use
+from tests.known_bugs.subjects import EVERY, Build, differences, queries, use
 from tests.known_bugs.twins import BufferRotary
 
 
@@ -26,9 +26,11 @@ def _forget_compiled_code() -> Iterator[None]:
     torch.compiler.reset()
 
 
-ALL_OR_DISTINCT = pytest.mark.parametrize(
-    "kinds", [pytest.param(DISTINCT, id="distinct"), pytest.param(tuple(EVERY), id="all", marks=pytest.mark.slow)]
+SOME = ("rotary dynamic ntk", "t5")
+SOME_OR_ALL = pytest.mark.parametrize(
+    "kinds", [pytest.param(SOME, id="some"), pytest.param(tuple(EVERY), id="all", marks=pytest.mark.slow)]
 )
+"""Compilers take long. `tests/positions` compiles every encoding as well, once."""
 
 
 class Switching(BufferRotary):
@@ -41,32 +43,25 @@ class Switching(BufferRotary):
         return cos, sin
 
 
-def whole(run: Callable[..., object], *inputs: object) -> None:
-    """Raise unless the compiler makes one graph of it."""
-    breaks = torch._dynamo.explain(run)(*inputs).graph_break_count
-    assert not breaks, f"{breaks} graph breaks"
+def one_graph(build: Build) -> None:
+    """Raise unless the compiler makes one graph of it, with the same bits."""
+    encoding, counter = build(), CompileCounter()
+    x, positions = queries(encoding, 6), Positions.packed([2, 4])
+    torch.compiler.reset()
+    found = torch.compile(use, backend=counter)(encoding, x, positions)
+    assert counter.frame_count == 1, f"{encoding}: {counter.frame_count} graphs"
+    assert not differences(use(encoding, x, positions), found), f"{encoding}: other bits"
 
 
 @compiles
-@ALL_OR_DISTINCT
+@SOME_OR_ALL
 def test_33_every_encoding_is_one_graph(kinds: tuple[str, ...]) -> None:
     """huggingface/transformers#35716: four graphs in place of one, and a slower model.
 
     Which frequencies to use was decided by a comparison with the largest position: data, which ends a graph.
     """
 
-    def check(build: Build) -> None:
-        encoding = build()
-        x, positions = queries(encoding, 6), Positions.packed([2, 4])
-        whole(use, encoding, x, positions)
-        torch.compiler.reset()
-        counter = CompileCounter()
-        compiled = torch.compile(use, backend=counter, fullgraph=True)
-        moved = differences(use(encoding, x, positions), compiled(encoding, x, positions))
-        assert counter.frame_count == 1, f"{encoding}: {counter.frame_count} graphs"
-        assert not moved, f"{encoding}: compiled, it moved {moved}"
-
-    exhibit(check, *[EVERY[name] for name in kinds], twin=Switching, because="[1-9] graph breaks")
+    exhibit(one_graph, *[EVERY[name] for name in kinds], twin=Switching, because="[2-9] graphs")
 
 
 class NoReading(TorchDispatchMode):
@@ -94,8 +89,7 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_34_the_host_neither_reads_nor_sends(name: str) -> None:
+def test_34_the_host_neither_reads_nor_sends() -> None:
     """vllm-project/vllm#58064: an engine could not start, since its graphs could not be captured.
 
     ``torch.max(position_ids)`` in a branch makes the host wait for a number, which a captured stream does not have.
@@ -110,7 +104,7 @@ def test_34_the_host_neither_reads_nor_sends(name: str) -> None:
                 use(encoding, x, positions)
             assert not mode.found, f"{encoding}: {place}, the host does {mode.found}"
 
-    exhibit(check, EVERY[name], twin=Switching, because=r"the host does \['_local_scalar_dense'\]")
+    exhibit(check, *EVERY.values(), twin=Switching, because=r"the host does \['_local_scalar_dense'\]")
 
 
 @pytest.mark.gpu
@@ -150,19 +144,7 @@ def test_36_lengths_are_no_tensors() -> None:
                 self.length.fill_(positions.seq_len)
             return super().cos_sin(positions)
 
-    def from_zero(encoding: PositionEncoding, x: Tensor) -> dict[str, Tensor]:
-        return use(encoding, x, Positions.arange(x.shape[2]))
-
-    def after_cached(encoding: PositionEncoding, x: Tensor) -> dict[str, Tensor]:
-        return use(encoding, x, Positions.after(100, x.shape[2]))
-
-    def check(build: Build) -> None:
-        encoding = build()
-        for run in (from_zero, after_cached):
-            torch.compiler.reset()
-            whole(run, encoding, queries(encoding, 5))
-
-    exhibit(check, *[EVERY[name] for name in DISTINCT], twin=LengthInABuffer, because="[1-9] graph breaks")
+    exhibit(one_graph, *[EVERY[name] for name in SOME], twin=LengthInABuffer, because="[2-9] graphs")
 
 
 @dataclass(frozen=True)
@@ -212,7 +194,7 @@ def test_37_tables_are_built_once(constants_made: list[object]) -> None:
     def check(subject: Traffic) -> None:
         encoding = subject.build()
         constants_made.clear()
-        calls(encoding, use, (1024, 1, 1024, 7))
+        calls(encoding, use, (128, 1, 128, 7))
         builds = subject.builds(encoding)
         assert builds <= 1, f"{builds} tables for four calls"
 
@@ -224,16 +206,15 @@ def test_37_tables_are_built_once(constants_made: list[object]) -> None:
 
 
 @compiles
-@ALL_OR_DISTINCT
+@SOME_OR_ALL
 def test_37_two_compilations_serve_every_length(kinds: tuple[str, ...]) -> None:
     """foundation-model-stack/foundation-model-stack#64, facebookresearch/xformers#728: a graph for every length.
 
-    Lengths 4096, 1, 4096 first, which is one graph each for the prompt and the token; then up to fifty others.
+    A prompt, a token and the prompt again, which is one graph for each of the two; and up to fifty other lengths.
     """
 
     def check(build: Build) -> None:
-        longest = 512 if hasattr(build(), "num_heads") else 4096  # biases grow with its square
-        for lengths in ((longest, 1, longest), range(2, 52, 6 if kinds is DISTINCT else 1)):
+        for lengths in ((512, 1, 512), range(2, 52) if len(kinds) > len(SOME) else (2, 8, 14)):
             torch.compiler.reset()
             counter = CompileCounter()
             encoding = build()
@@ -241,23 +222,3 @@ def test_37_two_compilations_serve_every_length(kinds: tuple[str, ...]) -> None:
             assert counter.frame_count <= 2, f"{encoding}: {counter.frame_count} compilations for lengths {lengths}"
 
     exhibit(check, *[EVERY[name] for name in kinds], twin=RebuiltWhenShorter, because="[0-9]+ compilations for lengths")
-
-
-@compiles
-def test_37_decoding_does_not_compile_anew() -> None:
-    """foundation-model-stack/foundation-model-stack#64: one token at a time, from where a cache ends."""
-
-    def check(build: Build) -> None:
-        encoding, counter = build(), CompileCounter()
-        torch.compiler.reset()
-        run = torch.compile(use, backend=counter)
-        for step in range(3000, 3006):
-            run(encoding, queries(encoding, 1), Positions.after(step, 1))
-        assert counter.frame_count <= 2, f"{counter.frame_count} compilations for 6 tokens"
-
-    class ByPosition(BufferRotary):
-        def cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
-            angle = self.inv_freq * float(str(positions.max_index))
-            return angle.cos().expand(1, 1, -1), angle.sin().expand(1, 1, -1)
-
-    exhibit(check, *[EVERY[name] for name in DISTINCT], twin=ByPosition, because="compilations for 6 tokens")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 from typing import NamedTuple
 
@@ -11,145 +10,82 @@ import pytest
 import torch
 from torch import Tensor
 
-from locant import KVCache, PositionEncoding, Positions, Rotary, attend
-from locant.lab.decoder import Decoder
-from tests.known_bugs.biased import BIASES, built
-from tests.known_bugs.exhibit import exhibit
-from tests.known_bugs.subjects import DISTINCT, EVERY, HEADS, WIDTH, Build, differences, queries, use
-from tests.tolerances import DECODED, LOGITS
+from locant import ALiBi, KVCache, PositionEncoding, Positions, Rotary, attend
+from tests.known_bugs.exhibit import exhibit, same_alone
+from tests.known_bugs.subjects import HEADS, WIDTH, queries
+from tests.positions import test_same_alone as rows
+from tests.positions.test_same_alone import CountsSlots
+from tests.tolerances import DECODED
 
-REAL = 5
-"""Tokens of every row that are there."""
-
-ALL: dict[str, Build] = {
-    **EVERY,
-    **{name: partial(built, name) for name in BIASES},
-}
-ENCODINGS = {name: ALL[name] for name in (*DISTINCT, *(name for name in ALL if name not in EVERY))}
+OURS = (
+    Rotary(rows.HEAD_DIM),
+    Rotary(rows.HEAD_DIM, sections=(2, 2, 3)),
+    Rotary(rows.HEAD_DIM, sections=(2, 2, 3), axial=True),
+    ALiBi(rows.HEADS),
+)
 
 
-def padded(pads: int, side: str) -> Tensor:
-    """A mask of two rows: the first as full as can be, the second with so many pads fewer tokens."""
-    mask = torch.ones(2, REAL + pads, dtype=torch.long)
-    mask[1, slice(0, pads) if side == "left" else slice(REAL, None)] = 0
-    return mask
-
-
-def among(found: dict[str, Tensor], row: int, slots: Tensor) -> dict[str, Tensor]:
-    """What came out for these tokens of one row; of a bias, what they have for one another."""
-    picked = {}
-    for door, value in found.items():
-        one = value[min(row, len(value) - 1)][None]
-        picked[door] = one[..., slots, :] if door != "bias" else one[..., slots, :][..., slots]
-    return picked
-
-
-Where = Callable[[Tensor], Positions]
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", ALL)
-def test_72_a_padded_row_is_the_row_alone(name: str, side: str) -> None:
+def test_72_a_padded_row_is_the_row_alone() -> None:
     """unslothai/unsloth#3699, huggingface/transformers#22161, #26137 and #48161, ndif-team/nnsight#673: short rows.
 
     In a left-padded batch all rows shared the positions of the longest, so that the first token of a short row did not
-    stand at 0.
+    stand at 0. On the right that happens to be right.
     """
-
-    def check(where: Where) -> None:
-        encoding = ALL[name]()
-        alone = queries(encoding, REAL)
-        expected = use(encoding, alone, Positions.arange(REAL))
-        for pads in range(5):
-            mask = padded(pads, side)
-            x = torch.full((2, *alone.shape[1:2], REAL + pads, WIDTH), 1e4)
-            x[1, :, mask[1].bool()] = alone[0]
-            found = among(use(encoding, x, where(mask)), 1, mask[1].nonzero().flatten())
-            moved = differences(expected, found)
-            assert not moved, f"{pads} pads on the {side}: a short row moved by {moved}"
-
-    def shared(mask: Tensor) -> Positions:
-        """The same for all rows; counted from the end of the pads on the right, where it would happen to be right."""
-        count = torch.arange(mask.shape[1])
-        first = 0 if side == "left" else REAL - mask.shape[1]
-        return Positions.of((count + first).clamp(min=0).expand(mask.shape), torch.where(mask.bool(), 0, -1))
-
-    absolute = {"embed", "q"} & set(_moves_with_position(name))
-    if absolute:
-        exhibit(check, Positions.from_mask, twin=shared, because="[1-4] pads on the (left|right): a short row moved by")
-    else:
-        check(Positions.from_mask)
-
-
-def _moves_with_position(name: str) -> list[str]:
-    """The doors at which a token alone shows where it stands: a bias shows distances, which shared positions keep."""
-    encoding = ALL[name]()
-    x = queries(encoding, 2)
-    return list(differences(use(encoding, x, Positions.arange(2)), use(encoding, x, Positions.after(1, 2))))
+    twin = CountsSlots(rows.HEAD_DIM)
+    exhibit(same_alone("padded left"), *OURS, twin=twin, because="q is not what the row alone gets")
+    for encoding in (*OURS, twin):
+        same_alone("padded right")(encoding)
 
 
 class Way(NamedTuple):
-    """One cell of the matrix of entry 73."""
+    """How the second of two rows is padded, and where the prompt is cut."""
 
-    padding: str
+    left: int
+    right: int
     cuts: Sequence[int]
 
 
 PROMPT, NEW = 8, 3
-PADDINGS = {"none": (0, 0), "left": (3, 0), "right": (0, 3), "both": (2, 1)}
-CUTS = {"at once": (0, 8), "chunks": (0, 3, 4, 8), "one by one": tuple(range(9))}
-WAYS = [Way(padding, cuts) for padding in PADDINGS for cuts in CUTS.values()]
-
-
-def mask_of(padding: str) -> Tensor:
-    left, right = PADDINGS[padding]
-    mask = torch.ones(2, PROMPT, dtype=torch.long)
-    mask[1, :left] = 0
-    mask[1, PROMPT - right :] = 0
-    return mask
-
-
+PADDINGS = ((0, 0), (3, 0), (0, 3), (2, 1))
+CUTS = ((0, 8), (0, 3, 4, 8), range(9))
+WAYS = [Way(*padding, cuts) for padding, cuts in product(PADDINGS, CUTS)]
 Chunk = Callable[[Tensor, int, int], Positions]
 
 
-def decoded(encoding: PositionEncoding, x: Tensor, way: Way, chunk: Chunk) -> tuple[Tensor, Tensor]:
+def decoded(encoding: PositionEncoding, x: Tensor, mask: Tensor, way: Way, chunk: Chunk) -> tuple[Tensor, Tensor]:
     """Keys and outputs of all slots: the prompt in chunks, then tokens one at a time, all through a cache."""
-    mask = mask_of(way.padding)
-    cache, outputs = KVCache(), []
-    steps = [(cut, lambda a=a, b=b: chunk(mask, a, b)) for cut in pairwise(way.cuts) for a, b in [cut]]
-    steps += [((slot, slot + 1), cache.next_positions) for slot in range(PROMPT, PROMPT + NEW)]
-    keys = x
-    for (begin, end), where in steps:
-        some, positions = x[:, :, begin:end], where()
+    cache, outputs, keys = KVCache(), [], x
+    for begin, end in (*pairwise(way.cuts), *((slot, slot + 1) for slot in range(PROMPT, PROMPT + NEW))):
+        positions = chunk(mask, begin, end) if end <= PROMPT else cache.next_positions()
+        some = x[:, :, begin:end]
         q, k = encoding.rotate(some, some, positions)
         keys, values, k_positions = cache.append(k, some, positions)
         outputs.append(attend(q, keys, values, encoding=encoding, positions=positions, k_positions=k_positions))
     return keys, torch.cat(outputs, dim=2)
 
 
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("encoding", [Rotary(WIDTH), ALiBi(HEADS)], ids=["rotary", "alibi"])
 @torch.no_grad()
-def test_73_padding_together_with_a_cache(name: str) -> None:
+def test_73_padding_together_with_a_cache(encoding: PositionEncoding) -> None:
     """mosaicml/examples#257: right with padding and right with a cache, and wrong only with both.
 
     The mask was cut to the new tokens before it was added up, and the tokens already cached were added without asking
     which of them were padding.
     """
-    encoding = ENCODINGS[name]()
-    total = PROMPT + NEW
-    x = queries(encoding, 2 * total).view(-1, 2, total, WIDTH).transpose(0, 1)
+    x = queries(encoding, 2 * (PROMPT + NEW)).view(HEADS, 2, PROMPT + NEW, WIDTH).transpose(0, 1)
 
     def check_one(chunk: Chunk, way: Way) -> None:
-        keys, outputs = decoded(encoding, x, way, chunk)
-        real = torch.cat([mask_of(way.padding), torch.ones(2, NEW, dtype=torch.long)], dim=1).bool()
+        mask = torch.ones(2, PROMPT, dtype=torch.long)
+        mask[1, : way.left] = mask[1, PROMPT - way.right :] = 0
+        keys, outputs = decoded(encoding, x, mask, way, chunk)
+        real = torch.cat([mask, torch.ones(2, NEW, dtype=torch.long)], dim=1).bool()
         for row in range(2):
             alone, where = x[row, :, real[row]][None], Positions.arange(int(real[row].sum()))
             q, k = encoding.rotate(alone, alone, where)
-            what = f"padding {way.padding}, cut at {way.cuts}, row {row}"
-            assert torch.equal(keys[row, :, real[row]], k[0]), f"{what}: keys are turned differently"
+            assert torch.equal(keys[row, :, real[row]], k[0]), f"{way}: keys are rotated differently"
             y = attend(q, k, alone, encoding=encoding, positions=where)
             off = float((outputs[row, :, real[row]] - y[0]).abs().max())
-            assert off <= DECODED, f"{what}: the output is off by {off:.2g}"
+            assert off <= DECODED, f"{way}: the output is off by {off:.2g}"
 
     def check(chunk: Chunk) -> None:
         for way in WAYS:
@@ -162,72 +98,20 @@ def test_73_padding_together_with_a_cache(name: str) -> None:
         some = Positions.from_mask(mask[:, begin:end])
         return Positions.of(some.index + begin, some.document)
 
+    exhibit(check, ours, twin=cut_first, because=r"Way\(left=[23], .*: ")
     for way in WAYS:
-        if way.padding == "none" or len(way.cuts) == 2:
-            check_one(cut_first, way)
-    says_nothing_of_places = ("nope", "learned", "sinusoidal", "cope")  # in attention; CoPE counts what it reads
-    if name not in says_nothing_of_places:
-        exhibit(check, ours, twin=cut_first, because="padding (left|both), cut at")
-    else:
-        check(ours)
+        if not way.left + way.right or len(way.cuts) == 2:
+            check_one(cut_first, way)  # with one of the two, the bug does not show
 
 
-def counting_on(lengths: Sequence[int]) -> Positions:
-    """The documents are known, and positions count on through all of them."""
-    packed = Positions.packed(lengths)
-    return Positions.of(torch.arange(packed.seq_len), packed.document[0])
-
-
-@pytest.mark.parametrize("name", ENCODINGS)
-def test_77_a_document_packed_twice_is_one_document(name: str) -> None:
+def test_77_a_document_packed_with_others_is_the_document_alone() -> None:
     """allenai/OLMo-core#591 and #654, pytorch/torchtitan#2559 and #2560, huggingface/nanoVLM#201: packed documents.
 
-    Positions went on counting across documents, or never arrived (`positions` was always None).
+    Positions went on counting across documents, or never arrived (`positions` was always None). That a whole model
+    cannot tell is in `tests/lab/test_decoder.py`.
     """
-    encoding = ALL[name]()
-    alone = queries(encoding, REAL)
-    twice = torch.cat([queries(encoding, 3), alone, alone], dim=2)
-    slots = {"first": torch.arange(3, 3 + REAL), "second": torch.arange(3 + REAL, 3 + 2 * REAL)}
-
-    def check(pack: Callable[[Sequence[int]], Positions]) -> None:
-        expected = use(encoding, alone, Positions.arange(REAL))
-        found = use(encoding, twice, pack([3, REAL, REAL]))
-        for which, its in slots.items():
-            moved = differences(expected, among(found, 0, its))
-            assert not moved, f"the {which} copy moved by {moved}"
-
-    if _moves_with_position(name):
-        exhibit(check, Positions.packed, twin=counting_on, because="the first copy moved by")
-    else:
-        check(Positions.packed)
-
-
-@pytest.mark.parametrize("name", ENCODINGS)
-@torch.no_grad()
-def test_77_a_model_cannot_tell_packed_documents_from_single_ones(name: str) -> None:
-    """allenai/OLMo-core#591: the same from ids to logits, where attention could look into the other document."""
-    torch.manual_seed(0)
-    encoding = ENCODINGS[name]()
-    d_model = getattr(encoding, "d_model", HEADS * WIDTH)
-    model = Decoder(64, encoding, d_model=d_model, num_layers=2, num_heads=HEADS).eval()
-    document, other = torch.randint(64, (1, REAL)), torch.randint(64, (1, 3))
-    expected = model(document)
-
-    def check(pack: Callable[[Sequence[int]], Positions]) -> None:
-        logits = model(torch.cat([document, other, document], dim=1), pack([REAL, 3, REAL]))
-        for which, its in {"first": logits[:, :REAL], "second": logits[:, -REAL:]}.items():
-            off = float((its - expected).abs().max())
-            assert off <= LOGITS, f"the {which} copy is off by {off:.2g}"
-
-    def never_arrived(lengths: Sequence[int]) -> Positions:
-        return Positions.arange(sum(lengths))
-
-    exhibit(check, Positions.packed, twin=never_arrived, because="the second copy is off by")
-
-
-LENGTHS = [
-    [int(n) for n in lengths] for count in range(1, 6) for lengths in product((0, 1, 3), repeat=count) if sum(lengths)
-]
+    twin = CountsSlots(rows.HEAD_DIM)
+    exhibit(same_alone("packed"), *OURS, twin=twin, because="q is not what the row alone gets")
 
 
 def test_78_documents_of_one_token_stay_apart() -> None:
@@ -237,7 +121,7 @@ def test_78_documents_of_one_token_stay_apart() -> None:
     """
 
     def check(boundaries: Callable[[Positions], Tensor]) -> None:
-        for lengths in LENGTHS:
+        for lengths in ([3, 1], [1, 1], [0, 1, 0, 1, 3], [1, 3, 1, 1, 1]):
             real = [n for n in lengths if n]
             expected = [sum(real[:i]) for i in range(len(real) + 1)]
             found = boundaries(Positions.packed(lengths)).tolist()
@@ -251,36 +135,14 @@ def test_78_documents_of_one_token_stay_apart() -> None:
     exhibit(check, Positions.cu_seqlens, twin=where_it_decreases, because=r"documents of \[1, 1\] begin at \[0, 2\]")
 
 
-def test_78_a_token_alone_sees_itself() -> None:
-    """modelscope/ms-swift#9904: the same as a mask, with padding behind."""
-
-    def check(mask: Callable[[Positions], Tensor]) -> None:
-        for lengths in LENGTHS:
-            expected = torch.block_diag(*[torch.ones(n, n).tril() for n in lengths if n], torch.zeros(2, 2)).bool()
-            found = mask(Positions.packed(lengths, length=sum(lengths) + 2))[0, 0]
-            assert torch.equal(found, expected), f"documents of {lengths} see what they must not, or not themselves"
-
-    def merged(positions: Positions) -> Tensor:
-        index = positions.index[0]
-        run = torch.cat([torch.tensor([0]), (index[1:] < index[:-1]).cumsum(0)])
-        return Positions.of(index, run.where(positions.document[0] >= 0, -1), order=torch.arange(len(index))).mask()
-
-    exhibit(check, Positions.mask, twin=merged, because=r"documents of \[1, 1\] see what they must not")
-
-
-Cut = Callable[[Positions, int, int], Tensor]
-
-
 def test_79_every_document_is_cut_for_itself() -> None:
     """NVIDIA/Megatron-LM#5243: under context parallelism a rank had positions of the first sequence only.
 
     The whole row was cut as if it were one sequence. Documents of 4 and 4 on two ranks: the first has 0, 3, 4 and 7.
     """
 
-    def check(cut: Cut) -> None:
-        positions = Positions.packed([4, 4])
-        assert positions.cu_seqlens().tolist() == [0, 4, 8]
-        slots = [cut(positions, rank, 2).tolist() for rank in range(2)]
+    def check(cut: Callable[[Positions, int, int], Tensor]) -> None:
+        slots = [cut(Positions.packed([4, 4]), rank, 2).tolist() for rank in range(2)]
         assert slots == [[0, 3, 4, 7], [1, 2, 5, 6]], f"rank 0 has {slots[0]}"
 
     def as_one_sequence(positions: Positions, rank: int, world: int) -> Tensor:
@@ -289,67 +151,16 @@ def test_79_every_document_is_cut_for_itself() -> None:
     exhibit(check, Positions.shard_slots, twin=as_one_sequence, because=r"rank 0 has \[0, 1, 6, 7\]")
 
 
-ON_A_GRID = "rotary sections on a grid"
-
-
-def _sharded(short: bool) -> Iterator[tuple[str, Positions, int]]:
-    yield "packed", Positions.packed([8, 16, 8]), 2
-    yield "packed over 4", Positions.packed([8, 16, 8]), 4
-    yield "one sequence", Positions.arange(32), 4
-    yield "behind a cache", Positions.after(900 if short else 70_000, 32), 2
-
-
-@pytest.mark.parametrize("zigzag", [True, False])
-@pytest.mark.parametrize("name", [*(name for name in ENCODINGS if name != "cope"), ON_A_GRID])
-def test_79_shards_put_together_are_the_whole(name: str, zigzag: bool) -> None:
+def test_79_shards_put_together_are_the_whole() -> None:
     """NVIDIA/Megatron-LM#5243, NVIDIA-NeMo/Automodel#1482 and #2377: three ways for a rank to stand elsewhere.
 
     Positions of the wrong sequence; coordinates of images cut along their axes; a fused path that counted from 0.
-    CoPE counts the keys in between, so it needs all keys, as in the next test.
     """
-    encoding = Rotary(WIDTH, sections=(2, 3, 3)) if name == ON_A_GRID else ENCODINGS[name]()
-    rows = [("grid", Positions.grid(2, 4, 4), 2)] if name == ON_A_GRID else list(_sharded(name in ("learned", "xpos")))
-
-    def check(part: Callable[[Positions, int, int, bool], Positions]) -> None:
-        for what, positions, world in rows:
-            x = queries(encoding, 32)
-            whole = use(encoding, x, positions)
-            for rank in range(world):
-                slots = positions.shard_slots(rank, world, zigzag)
-                found = use(encoding, x[:, :, slots], part(positions, rank, world, zigzag))
-                moved = differences(among(whole, 0, slots), found)
-                assert not moved, f"{what}: rank {rank} of {world} moved by {moved}"
-
-    def counts_from_0(positions: Positions, rank: int, world: int, zigzag: bool) -> Positions:
-        mine = Positions.arange(positions.seq_len // world)
-        return mine if positions.axes == 1 else Positions.of(mine.index[..., None].expand(1, -1, positions.axes))
-
-    if name == "nope":
-        check(Positions.shard)
-    else:
-        exhibit(check, Positions.shard, twin=counts_from_0, because="rank [01] of [24] moved by")
-
-
-@pytest.mark.parametrize("name", ENCODINGS)
-@torch.no_grad()
-def test_79_a_rank_that_has_all_keys_gets_the_outputs_of_the_whole(name: str) -> None:
-    """NVIDIA/Megatron-LM#5243: queries of one rank against the keys of all, as attention over ranks needs them."""
-    encoding = ENCODINGS[name]()
-    positions = Positions.packed([8, 16])
-    x = queries(encoding, 24)
-    q, k = encoding.rotate(x, x, positions)
-    whole = attend(q, k, x, encoding=encoding, positions=positions)
-
-    def check(part: Callable[[Positions, int, int], Positions]) -> None:
-        for rank in range(4):
-            slots = positions.shard_slots(rank, 4)
-            where = part(positions, rank, 4)
-            mine = encoding.rotate(x[:, :, slots], x[:, :, slots], where)[0]
-            y = attend(mine, k, x, encoding=encoding, positions=where, k_positions=positions)
-            off = float((y - whole[:, :, slots]).abs().max())
-            assert off <= DECODED, f"rank {rank}: the output is off by {off:.2g}"
-
-    def of_the_first_sequence(positions: Positions, rank: int, world: int) -> Positions:
-        return Positions.arange(positions.seq_len // world)
-
-    exhibit(check, Positions.shard, twin=of_the_first_sequence, because="the output is off by")
+    arrangement = "sharded zigzag over 4"
+    twin = CountsSlots(rows.HEAD_DIM)
+    exhibit(same_alone(arrangement), *OURS, twin=twin, because="q is not what the row alone gets")
+    rotary, grid, x = Rotary(WIDTH, sections=(2, 3, 3)), Positions.grid(2, 4, 4), torch.randn(1, HEADS, 32, WIDTH)
+    for rank in range(2):
+        slots = grid.shard_slots(rank, 2)
+        mine = rotary.rotate(x[:, :, slots], x[:, :, slots], grid.shard(rank, 2))[0]
+        assert torch.equal(mine, rotary.rotate(x, x, grid)[0][:, :, slots])

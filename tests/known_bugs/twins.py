@@ -1,4 +1,4 @@
-"""The ancestor of most twins: rotary as it is usually written, with its frequencies in a buffer."""
+"""Rotary as it is usually written, with its frequencies in a buffer: the ancestor of most twins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from locant import PositionEncoding, Positions
 from locant.kernels.rotary import rotate_pairs
 from tests.known_bugs.subjects import WIDTH
 
-__all__ = ["BufferRotary"]
+__all__ = ["BufferRotary", "GrowingRotary", "MultipliedRotary"]
 
 
 class BufferRotary(PositionEncoding):
@@ -31,3 +31,24 @@ class BufferRotary(PositionEncoding):
     ) -> tuple[Tensor, Tensor]:
         cos, sin = (table.to(torch.promote_types(q.dtype, torch.float32)) for table in self.cos_sin(positions))
         return rotate_pairs(q, cos, sin, "half"), rotate_pairs(k, cos, sin, "half")
+
+
+class MultipliedRotary(BufferRotary):
+    """The angles are a matrix product of frequencies and positions."""
+
+    def cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
+        angle = (self.inv_freq[:, None] @ positions.index[:, None, :].float()).transpose(1, 2)
+        return angle.cos(), angle.sin()
+
+
+class GrowingRotary(BufferRotary):
+    """A buffer of cosines and sines that is replaced by a larger one when a sequence outgrows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(2, 1, 0, WIDTH // 2), persistent=False)
+
+    def cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
+        if positions.seq_len > self.table.shape[2]:
+            self.table = torch.stack(super().cos_sin(positions))
+        return self.table[0, :, : positions.seq_len], self.table[1, :, : positions.seq_len]

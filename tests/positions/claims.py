@@ -212,8 +212,8 @@ def flex_attention_takes_it(encoding: PositionEncoding, heads: int, head_dim: in
 
 
 def compiles_at_most_twice(build: Build) -> None:
-    """One graph, and at most two compilations over fifty lengths, wherever the tokens stand; the same bits."""
-    for place in (test_compile.PLACES[name] for name in ("arange", "behind a cache", "packed")):
+    """One graph, and at most two compilations over all lengths, wherever the tokens stand; the same bits."""
+    for place in (test_compile.PLACES[name] for name in ("behind a cache", "packed")):
         torch._dynamo.reset()
         counter = CompileCounter()
         doors = test_compile.Doors(shaken(build(test_compile.HEADS, test_compile.HEAD_DIM)))
@@ -301,7 +301,7 @@ def ranks_make_the_whole(
         expected = build(heads, head_dim, None).bias(q, k, *places)
         assert expected is not None
         compare = torch.equal if same_bits else torch.allclose
-        assert compare(torch.cat(biases, 1), expected.expand(2, heads, 5, 9))
+        assert compare(torch.cat(biases, 1), expected.expand(2, heads, 5, 9)), f"{world} ranks have the heads of others"
         assert compare(torch.cat(mods, 1), expected.expand(2, heads, 5, 9))
         if world > 1:
             assert not torch.equal(biases[0], biases[1]), "every rank has the first heads"

@@ -13,7 +13,8 @@ from locant import ALiBi, InputEmbedding, Learned, PositionEncoding, Positions, 
 from tests.tolerances import ANGLE
 
 HEADS, HEAD_DIM, D_MODEL = 4, 6, 7
-LENGTHS = range(2, 52)
+LENGTHS = (2, 3, 8, 9, 30, 51)
+"""In `tests/known_bugs`, a slow test of entry 37 takes fifty, for every encoding."""
 
 ENCODINGS: dict[str, Callable[[], PositionEncoding]] = {
     "nope": PositionEncoding,
@@ -73,11 +74,11 @@ PLACES: dict[str, Callable[[int], Positions | None]] = {
 
 
 USED = [(name, "arange") for name in ENCODINGS]
-USED += [(name, place) for name in ("learned", "rotary", "t5") for place in PLACES if place != "arange"]
+USED += [("rotary", place) for place in PLACES if place != "arange"] + [("t5", "padded")]
 
 
 @pytest.mark.parametrize(("name", "place"), USED)
-def test_fifty_lengths_take_two_compilations_and_no_graph_break(name: str, place: str) -> None:
+def test_all_lengths_take_two_compilations_and_no_graph_break(name: str, place: str) -> None:
     """One for the first length, one for all lengths."""
     counter, doors = CompileCounter(), Doors(ENCODINGS[name]())
     compiled = torch.compile(doors, fullgraph=True, backend=counter)
@@ -90,7 +91,9 @@ def test_fifty_lengths_take_two_compilations_and_no_graph_break(name: str, place
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's compiler, about itself
-@pytest.mark.parametrize("name", ["rotary", "rotary interleaved", "sinusoidal"])
+@pytest.mark.parametrize(
+    "name", ["rotary", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rotary interleaved", "sinusoidal"))]
+)
 def test_the_compiled_code_gives_the_same_bits(name: str) -> None:
     """Through the real compiler, which fuses: cosines, sines, turned tokens in float32 and bfloat16."""
     encoding = ENCODINGS[name]()
@@ -169,7 +172,7 @@ class Model(nn.Module):
 
 @pytest.mark.parametrize(
     ("name", "place"),
-    [("nope", "arange"), ("rotary", "arange"), ("rotary", "packed"), ("alibi", "padded"), ("t5", "packed")],
+    [("rotary", "packed"), ("alibi", "padded"), pytest.param("t5", "packed", marks=pytest.mark.slow)],
 )
 def test_a_model_from_ids_to_attention_is_one_graph(name: str, place: str) -> None:
     counter, model = CompileCounter(), Model(ENCODINGS[name]())

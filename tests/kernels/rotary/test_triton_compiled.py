@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import re
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -79,13 +80,18 @@ def test_few_tokens_share_out_their_heads() -> None:
     assert shares(1, 16_384) == 1
 
 
-def machine_code(arguments: dict[str, Any], capability: int, cache: Path) -> str:
-    """PTX, after the assembler has accepted it.
+MachineCode = Callable[[dict[str, Any], int], str]
 
-    In a process of its own: once Triton 3.5 has interpreted a kernel, it compiles none.
+
+@pytest.fixture(scope="module")
+def machine_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MachineCode]:
+    """PTX for a compute capability, after the assembler has accepted it.
+
+    Made in a process of its own: once Triton 3.5 has interpreted a kernel, it compiles none.
     """
+    cache = tmp_path_factory.mktemp("triton")
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
-        return fresh.submit(_machine_code, arguments, capability, cache).result()
+        yield lambda arguments, capability: fresh.submit(_machine_code, arguments, capability, cache).result()
 
 
 def _machine_code(arguments: dict[str, Any], capability: int, cache: Path) -> str:
@@ -128,17 +134,17 @@ def tokens(head_dim: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_tokens_move_16_bytes_at_a_time_and_products_are_rounded(layout: str, tmp_path: Path) -> None:
-    ptx = machine_code(launch(*tokens(128), layout=layout, levels=2), 90, tmp_path)
+def test_tokens_move_16_bytes_at_a_time_and_products_are_rounded(layout: str, machine_code: MachineCode) -> None:
+    ptx = machine_code(launch(*tokens(128), layout=layout, levels=2), 90)
     assert contracted(ptx) == []
     assert ".local" not in ptx, "registers do not suffice"
     assert widths(ptx, "st") == {".v4.b32"}
     assert widths(ptx, "ld") == {".v4.b32"}
 
 
-def test_contracted_products_would_be_seen(tmp_path: Path) -> None:
+def test_contracted_products_would_be_seen(machine_code: MachineCode) -> None:
     fused = {**launch(*tokens(64), levels=2), "enable_fp_fusion": True}
-    assert contracted(machine_code(fused, 90, tmp_path))
+    assert contracted(machine_code(fused, 90))
 
 
 @pytest.mark.slow
@@ -147,16 +153,14 @@ def test_contracted_products_would_be_seen(tmp_path: Path) -> None:
     ("head_dim", "capability"),
     [(2, 90), (40, 90), (72, 80), (80, 90), (96, 100), (128, 80), (192, 90), (256, 90), (512, 90)],
 )
-def test_it_compiles_for_every_head(head_dim: int, layout: str, capability: int, tmp_path: Path) -> None:
+def test_it_compiles_for_every_head(head_dim: int, layout: str, capability: int, machine_code: MachineCode) -> None:
     """Whole and partial, with one axis and with several, in every dtype."""
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
-        ptx = machine_code(launch(*tokens(head_dim, dtype), layout=layout), capability, tmp_path)
+        ptx = machine_code(launch(*tokens(head_dim, dtype), layout=layout), capability)
         assert contracted(ptx) == []
         assert ".local" not in ptx
     rotary_dim = max(2, head_dim // 4 * 2)
-    machine_code(
-        launch(*tokens(head_dim), layout=layout, rotary_dim=rotary_dim, attention_factor=1.25), capability, tmp_path
-    )
+    machine_code(launch(*tokens(head_dim), layout=layout, rotary_dim=rotary_dim, attention_factor=1.25), capability)
 
 
 @pytest.mark.gpu
