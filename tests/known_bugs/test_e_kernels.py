@@ -121,6 +121,19 @@ def test_62_an_embedding_of_2_31_elements() -> None:
         del out
 
 
+@pytest.mark.gpu
+def test_62_every_entry_of_one_pass_is_written() -> None:
+    """pytorch/pytorch#130806: 131 072 ids of width 16 384, and one id less and more."""
+    from locant.kernels.input_embedding import Operands, triton
+
+    table = torch.randn(5, 16_384, dtype=torch.bfloat16, device="cuda")
+    for tokens in (131_071, 131_072, 131_073):
+        ids = torch.arange(tokens, device="cuda")[None] % 5
+        y = triton.forward(Operands(ids=ids, token=table))[0][0]
+        for first in range(0, tokens, 4_096):
+            assert torch.equal(y[first : first + 4_096], table[ids[0, first : first + 4_096]])
+
+
 # ---------------------------------------------------------------------- 63: memory that nobody wrote
 
 

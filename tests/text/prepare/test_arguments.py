@@ -79,8 +79,8 @@ def test_standard_input_that_is_closed_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_text_that_cannot_be_encoded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "WHOLE", 2**14)
-    (tmp_path / "long.txt").write_text("x" * 2**15)
+    monkeypatch.setattr(engine, "WHOLE", 2**20)
+    (tmp_path / "long.txt").write_text("x" * 2**21)
     tokenizer = Tokenizer.train("some words", 260)
     with pytest.raises(LocantError, match=r"long\.txt, after byte 0: a document has \d+ bytes"):
         prepare(tmp_path / "long.txt", tmp_path / "store", tokenizer=tokenizer, engine="tokenizers", workers=1)
