@@ -449,7 +449,12 @@ def test_pickles_are_refused_and_never_opened(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"{", "is not JSON"), (b"\xff", "is not JSON"), (b"[1]", "holds no JSON object"), (b"[" * 10**5, "is not JSON")],
+    [
+        (b"{", "is not JSON"),
+        (b"\xff", "is not JSON"),
+        (b"[1]", "a list, expected a JSON object"),
+        (b"[" * 10**5, "is not JSON"),
+    ],
 )
 def test_a_configuration_that_is_none_is_refused(whole: Path, tmp_path: Path, content: bytes, words: str) -> None:
     (whole / "config.json").write_bytes(content)

@@ -5,24 +5,22 @@ Pickles (``.bin``, ``.pt``) are not opened: opening one runs what is in it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
+from locant.checkpoints.config_source import CONFIG, read_json
 from locant.checkpoints.safetensors_header import Header, read_header
 from locant.errors import InputError
 
-__all__ = ["CONFIG", "companions", "headers_of", "opened", "read_json"]
+__all__ = ["companions", "headers_of", "opened"]
 
-CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 WHOLE = ("model.safetensors", "adapter_model.safetensors")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 COMPANIONS = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".md")
 """Kinds of files that belong to a checkpoint and do not depend on its layout, such as its tokenizer."""
-LARGEST_JSON = 2**28
 
 
 def headers_of(folder: Path) -> dict[str, Header]:
@@ -49,43 +47,27 @@ def opened(path: Path) -> Generator[IO[bytes]]:
 def companions(folder: Path, weights: Mapping[str, object]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of other files, but for the configuration: those that belong to the checkpoint, and the rest."""
     others = sorted(path for path in folder.iterdir() if path.name not in (CONFIG, *weights))
-    belong = [path.name for path in others if path.is_file() and _is_companion(path)]
+    belong = [
+        path.name
+        for path in others
+        if path.is_file() and (path.suffix in COMPANIONS or path.stem.upper() in ("LICENSE", "NOTICE"))
+    ]
     return tuple(belong), tuple(path.name for path in others if path.name not in belong)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
-    if not path.is_file():
-        raise InputError(f"got no file {path}", "the folder of a checkpoint, with its configuration")
-    if path.stat().st_size > LARGEST_JSON:
-        raise InputError(f"got {path} of {path.stat().st_size} bytes", f"one of at most {LARGEST_JSON}")
-    text = path.read_bytes()
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        raise InputError(f"got {path}, which is not JSON", "a fresh copy of it") from None
-    if not isinstance(value, dict):
-        raise InputError(f"got {path}, which holds no JSON object", "a fresh copy of it")
-    return value
 
 
 def _weight_files(folder: Path) -> list[str]:
     there = [name for name in (*WHOLE, INDEX) if (folder / name).exists()]
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
     if len(there) > 1:
         raise InputError(f"got {folder} with {' and '.join(there)}, expected one of them", "a folder of one checkpoint")
-    if not there:
-        raise _nothing_in(folder)
-    return sorted(set(_weight_map(folder).values())) if there == [INDEX] else there
-
-
-def _nothing_in(folder: Path) -> InputError:
-    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
-    if pickles:
-        return InputError(
+    if not there and pickles:
+        raise InputError(
             f"got {folder} with {pickles[0]}, a pickle, which can run anything when it is opened",
             "the same weights as safetensors: model.save_pretrained(folder)",
         )
-    return InputError(f"got {folder} without {WHOLE[0]} or {INDEX}", "the folder of a checkpoint in safetensors")
+    if not there:
+        raise InputError(f"got {folder} without {WHOLE[0]} or {INDEX}", "the folder of a checkpoint in safetensors")
+    return sorted(set(_weight_map(folder).values())) if there == [INDEX] else there
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
@@ -117,7 +99,3 @@ def _require_index(folder: Path, headers: Mapping[str, Header]) -> None:
         name, file = min(listed ^ there)
         what = f"in {file} and not in its index" if (name, file) in there else f"in its index and not in {file}"
         raise InputError(f"got {folder} with {name} {what}", "the index and the files of one checkpoint")
-
-
-def _is_companion(path: Path) -> bool:
-    return path.suffix in COMPANIONS or path.stem.upper() in ("LICENSE", "NOTICE")

@@ -1,4 +1,4 @@
-"""Configurations from where people have them: a ``config.json``, a model's folder, or the name of a preset."""
+"""Configurations from where people have them: a ``config.json``, the folder of a model, or the name of a preset."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Any
 from locant.errors import InputError
 from locant.models.registry import presets
 
-__all__ = ["Source", "read_source"]
+__all__ = ["CONFIG", "read_json", "read_source"]
 
-NAME = "config.json"
+CONFIG = "config.json"
+LARGEST = 2**28
 
-Source = str | Path
 
-
-def read_source(source: Source) -> dict[str, Any]:
+def read_source(source: str | Path) -> dict[str, Any]:
     """The configuration at a path, or of a preset; a path that exists wins.
 
     >>> read_source("gpt2")["n_positions"]
@@ -25,24 +24,27 @@ def read_source(source: Source) -> dict[str, Any]:
     """
     path = Path(source)
     if str(source) and path.is_dir():
-        path = path / NAME
-        if not path.is_file():
-            raise InputError(f"got the folder {source}, which holds no {NAME}", "the folder of a model, or a file")
+        return read_json(path / CONFIG)
+    return read_json(path) if path.is_file() else _preset(str(source))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
     if not path.is_file():
-        return _preset(str(source))
-    return _parsed(path)
-
-
-def _parsed(path: Path) -> dict[str, Any]:
+        raise InputError(f"got no file {path}", "the folder of a model, or another configuration")
+    if path.stat().st_size > LARGEST:
+        raise InputError(f"got {path} of {path.stat().st_size} bytes", f"one of at most {LARGEST}")
     try:
-        config = json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes())
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", "a file that you may read") from None
     except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
-        raise InputError(f"got {path}, which is not JSON that can be read: {error}", f"the {NAME} of a model") from None
-    if not isinstance(config, dict):
-        raise InputError(f"got {path}, which holds a {type(config).__name__}", f"the {NAME} of a model, an object")
-    return config
+        raise InputError(f"got {path}, which is not JSON: {error}", "a fresh copy of it") from None
+    if not isinstance(value, dict):
+        raise InputError(
+            f"got {path}, which holds a {type(value).__name__}, expected a JSON object", "a fresh copy of it"
+        )
+    return value
 
 
 def _preset(name: str) -> dict[str, Any]:
@@ -52,5 +54,5 @@ def _preset(name: str) -> dict[str, Any]:
     close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     raise InputError(
         f"got {name!r}, which is no file, no folder, and none of the presets {', '.join(known)}",
-        f"{close[0]!r}, did you mean that?" if close else f"the path of a {NAME}",
+        f"{close[0]!r}, did you mean that?" if close else f"the path of a {CONFIG}",
     )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from locant.checkpoints.config_warnings import Case, config_warnings
+from locant.checkpoints.config_warnings import config_warnings
 from locant.checkpoints.rotary_settings import RotarySettings, rotary_settings
-from locant.checkpoints.serving import Serving, serving
 from locant.embedding.table import TableSize, table_sizes
+from locant.models.architecture import Architecture
 from locant.models.config_values import LENGTHS, TRAINED, WIDTHS, Config, flag, integer_at
 from locant.models.encodings import encoding_from_config, layer_types
 from locant.models.registry import read_known, with_defaults
@@ -21,12 +21,20 @@ from locant.models.rotary_config import named_layout
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.learned import Learned
 from locant.positions.encodings.rotary import Rotary
-from locant.positions.scaling import Linear, Proportional
+from locant.positions.scaling import DynamicNTK, Linear, LongRoPE, Proportional, YaRN
 
 __all__ = ["Explanation", "Layers", "explain", "trained_length"]
 
 LENGTH_KEYS = (*LENGTHS, "seq_length")
 TOKEN_WIDTHS = ("embedding_size", "word_embed_proj_dim", "dim", *WIDTHS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """Whether vLLM honours the configuration, and why not."""
+
+    answer: Literal["yes", "differently", "no"]
+    reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +95,10 @@ def explain(config: Mapping[str, Any] | object) -> Explanation:
         model_type=full["model_type"],
         longest=longest,
         trained=trained_length(full, rotaries[0]) if rotaries else longest,
-        layers=tuple(
-            _layers(Case(config=full, architecture=architecture, longest=longest, encoding=encoding), name)
-            for name, encoding in named.items()
-        ),
+        layers=tuple(_layers(full, architecture, name, encoding, longest) for name, encoding in named.items()),
         tables=_tables(full, named),
         tied=flag("tie_word_embeddings", full["tie_word_embeddings"]) if "tie_word_embeddings" in full else None,
-        vllm=serving(full, architecture, rotaries),
+        vllm=_serving(full, architecture, rotaries),
         defaults={key: value for key, value in full.items() if key not in stated},
     )
 
@@ -104,19 +109,21 @@ def trained_length(config: Config, rotary: Rotary) -> int | None:
     return stated or (None if isinstance(rotary.scaling, (Linear, Proportional)) else integer_at(config, *LENGTH_KEYS))
 
 
-def _layers(case: Case, name: str | None) -> Layers:
-    encoding = case.encoding
+def _layers(
+    config: Config, architecture: Architecture, name: str | None, encoding: PositionEncoding, longest: int | None
+) -> Layers:
+    rotary = None
     if isinstance(encoding, Rotary):
-        trained = trained_length(case.config, encoding) or case.longest or MADE_FOR
-        case = replace(case, rotary=rotary_settings(encoding, case.longest or trained, trained))
+        trained = trained_length(config, encoding) or longest or MADE_FOR
+        rotary = rotary_settings(encoding, longest or trained, trained)
     return Layers(
         name=name,
         kind="none" if type(encoding) is PositionEncoding else type(encoding).__name__,
         encoding="no position encoding (NoPE)" if type(encoding) is PositionEncoding else repr(encoding),
         doors=encoding.doors(),
         num_parameters=sum(size.num_parameters for size in table_sizes(encoding)),
-        rotary=case.rotary,
-        warnings=tuple(config_warnings(case)),
+        rotary=rotary,
+        warnings=tuple(config_warnings(config, architecture, encoding, rotary, longest)),
     )
 
 
@@ -137,6 +144,33 @@ class _Unfilled(TorchFunctionMode):
         if func in (nn.init.normal_, torch.Tensor.normal_):
             return {"tensor": args[0] if args else None, **(kwargs or {})}["tensor"]
         return func(*args, **(kwargs or {}))
+
+
+def _serving(config: Config, architecture: Architecture, rotaries: Sequence[Rotary]) -> Serving:
+    """Whether vLLM rotates as a configuration prescribes, by its sources and its open issues in 2025.
+
+    vLLM's ``get_rope`` picks keys out of the dictionary of rope parameters; it drops the others in silence.
+    """
+    if not architecture.vllm:
+        return Serving(answer="no", reasons=(f"it has no model for {config['model_type']}",))
+    if config.get("position_embedding_type", "absolute") != "absolute":
+        return Serving(answer="no", reasons=("its BERT knows absolute positions only",))
+    reasons = tuple(dict.fromkeys(reason for rotary in rotaries for reason in _reasons(rotary, architecture)))
+    return Serving(answer="differently" if reasons else "yes", reasons=reasons)
+
+
+def _reasons(rotary: Rotary, architecture: Architecture) -> Iterator[str]:
+    scaling, keys = rotary.scaling, architecture.rotary_keys
+    if isinstance(scaling, YaRN) and scaling.attention_factor is not None:
+        yield "its YaRN drops attention_factor (vllm#46280)"
+    if isinstance(scaling, YaRN) and scaling.mscale is not None and not keys.latent:
+        yield "its YaRN reads mscale for DeepSeek's models only"
+    if isinstance(scaling, DynamicNTK):
+        yield "its dynamic scaling is fixed at the longest length, also for short sequences (vllm#3488)"
+    if isinstance(scaling, LongRoPE):
+        yield "it takes the long factors for every sequence if it is started with a longer context (vllm#27414)"
+    if keys.layout not in (None, rotary.layout):
+        yield f"it pairs dimensions as {keys.layout} for this architecture, whatever rope_interleave is"
 
 
 def _tables(config: Config, named: Mapping[str | None, PositionEncoding]) -> tuple[TableSize, ...]:

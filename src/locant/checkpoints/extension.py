@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from locant.arguments import one_of, whole
-from locant.checkpoints.config_source import read_source
+from locant.checkpoints.config_source import CONFIG, read_source
 from locant.checkpoints.explanation import trained_length
 from locant.checkpoints.rotary_settings import RotarySettings, rotary_settings
 from locant.errors import InputError, RangeError
@@ -136,7 +136,7 @@ def write_extension(
     """
     name = Path(source).name.removesuffix(".json") or "config"
     path = Path(f"{name}-{method}-{to}.json") if output is None else output
-    here = Path(source) / "config.json" if Path(source).is_dir() else Path(source)
+    here = Path(source) / CONFIG if Path(source).is_dir() else Path(source)
     if path.exists() and here.exists() and path.samefile(here):
         raise InputError(f"got {path} as the place to write, which is the configuration itself", "-o another-name.json")
     extension = extend(read_source(source), to=to, method=method)

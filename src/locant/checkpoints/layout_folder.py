@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from locant.checkpoints.checkpoint_folder import CONFIG, companions, headers_of, opened, read_json
+from locant.checkpoints.checkpoint_folder import companions, headers_of, opened
+from locant.checkpoints.config_source import CONFIG, read_json
 from locant.checkpoints.layout import LayoutChange, require_moves
 from locant.checkpoints.layout_stream import write_reordered
 from locant.checkpoints.safetensors_header import Header, read_header

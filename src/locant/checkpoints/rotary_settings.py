@@ -139,32 +139,20 @@ def _options(scaling: Scaling) -> dict[str, Any]:
 
 
 def _precision(rotary: Rotary, length: int) -> Precision:
-    errors = _Errors(rotary)
-    first = next((place for start in range(0, SEARCHED, CHUNK) if (place := errors.first(start)) is not None), None)
-    return Precision(first_visible=first, at_longest=float(errors.of(max(0, length - CHUNK), length).max()))
+    """The difference between float32 and exact cosines, apart from the attention factor."""
+    exact, rounded = (
+        Rotary(rotary.head_dim, rotary.base, scaling=rotary.scaling, rotary_dim=rotary.rotary_dim, angles=mode)
+        .for_length(rotary.seq_len or 1)
+        .angles
+        for mode in ("exact", "float32")
+    )
 
-
-class _Errors:
-    """The difference between float32 and exact cosines of one encoding, apart from its attention factor."""
-
-    def __init__(self, rotary: Rotary) -> None:
-        self.attention_factor = rotary.scaling.effective_attention_factor
-        exact, rounded = (
-            Rotary(
-                rotary.head_dim, rotary.base, scaling=rotary.scaling, rotary_dim=rotary.rotary_dim, angles=mode
-            ).for_length(rotary.seq_len or 1)
-            for mode in ("exact", "float32")
-        )
-        self.exact, self.rounded = exact.angles, rounded.angles
-
-    def of(self, start: int, stop: int) -> torch.Tensor:
-        """The largest error over all pairs, for each of these positions."""
+    def errors(start: int, stop: int) -> torch.Tensor:
+        """The largest over all pairs, for each of these positions."""
         index = torch.arange(start, max(stop, start + 1))
-        exact, _ = self.exact.cos_sin(index, stop, 0, torch.float64)
-        rounded, _ = self.rounded.cos_sin(index, stop, 0, torch.float64)
-        return ((exact - rounded) / self.attention_factor).abs().amax(dim=-1)
+        cosines = [angles.cos_sin(index, stop, 0, torch.float64)[0] for angles in (exact, rounded)]
+        return ((cosines[0] - cosines[1]) / rotary.scaling.effective_attention_factor).abs().amax(dim=-1)
 
-    def first(self, start: int) -> int | None:
-        """The first position of a chunk whose error is visible."""
-        seen = (self.of(start, start + CHUNK) > VISIBLE).nonzero()
-        return start + int(seen[0]) if len(seen) else None
+    visible = ((errors(start, start + CHUNK) > VISIBLE).nonzero() + start for start in range(0, SEARCHED, CHUNK))
+    first = next((int(places[0]) for places in visible if len(places)), None)
+    return Precision(first_visible=first, at_longest=float(errors(max(0, length - CHUNK), length).max()))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from locant.cli.options import Place, as_json
-from locant.kernels.rotary import Layout
+
+if TYPE_CHECKING:
+    from locant.kernels.rotary import Layout
 
 __all__ = ["verb"]
 
