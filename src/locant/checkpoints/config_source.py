@@ -24,14 +24,16 @@ def read_source(source: str | Path) -> dict[str, Any]:
     """
     path = Path(source)
     if str(source) and path.is_dir():
-        return read_json(path / CONFIG)
+        path /= CONFIG
+        if not path.is_file():
+            raise InputError(f"got the folder {source}, which holds no {CONFIG}", "the folder of a model, or a file")
     return read_json(path) if path.is_file() else _preset(str(source))
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file."""
     if not path.is_file():
-        raise InputError(f"got no file {path}", "the folder of a model, or another configuration")
+        raise InputError(f"got no file {path}", "the folder of a checkpoint, with its configuration")
     if path.stat().st_size > LARGEST:
         raise InputError(f"got {path} of {path.stat().st_size} bytes", f"one of at most {LARGEST}")
     try:
@@ -41,9 +43,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
         raise InputError(f"got {path}, which is not JSON: {error}", "a fresh copy of it") from None
     if not isinstance(value, dict):
-        raise InputError(
-            f"got {path}, which holds a {type(value).__name__}, expected a JSON object", "a fresh copy of it"
-        )
+        raise InputError(f"got {path}, which holds a {type(value).__name__}", "a fresh copy of it, a JSON object")
     return value
 
 
