@@ -255,7 +255,7 @@ def test_a_manifest_is_not_written_for_shards_that_are_not_there(tmp_path: Path)
     (tmp_path / "shard-00000.idx").write_bytes(b"")
     with refuses(InputError, "shard-00000.idx", "0 bytes"):
         write_manifest(tmp_path, shards=[record], tokenizer=BYTES, end_of_text=None, sources=[], options={})
-    with refuses(RangeError, "257", "end of a text"):
+    with refuses(RangeError, "257", "end_of_text"):
         write_manifest(tmp_path, shards=[], tokenizer=BYTES, end_of_text=257, sources=[], options={})
     assert not (tmp_path / "store.json").exists()
 

@@ -179,7 +179,7 @@ class TestRanks:
             ({"seed": -1}, RangeError, "got -1 for seed"),
             ({"rank": 0}, InputError, "got rank=0 and world_size=None"),
             ({"world_size": 2}, InputError, "got rank=None and world_size=2"),
-            ({"rank": 2, "world_size": 2}, RangeError, "got rank 2 of 2"),
+            ({"rank": 2, "world_size": 2}, RangeError, "got 2 for rank"),
             ({"rank": -1, "world_size": 2}, RangeError, "got -1 for rank"),
             ({"rank": 0, "world_size": 0}, RangeError, "got 0 for world_size"),
         ],

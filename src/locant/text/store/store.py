@@ -144,7 +144,7 @@ class TokenStore:
         Raises:
             InputError: on using one in ``mode="read"``, which maps nothing.
         """
-        return Shards(self._shard, len(self._starts) - 1)
+        return Shards(self._shard, len(self.contents.files))
 
     def side_by_side(self) -> tuple[Integer[np.ndarray, " elements"], Int[np.ndarray, " offsets"]]:
         """All shards in one array, mapped now, and where in it each begins: between two there may be zeros.
@@ -155,13 +155,13 @@ class TokenStore:
         Raises:
             InputError: in ``mode="read"``, which maps nothing, or with more shards than a process may map.
         """
-        tokens = self.contents.tokens.tolist()
+        files, tokens = self.contents.files, self.contents.tokens.tolist()
         if not self.can_lie_side_by_side:
-            raise InputError(f"got {len(tokens)} shards in mode {self.mode!r} to map side by side", "slices")
+            raise InputError(f"got {len(files)} shards in mode {self.mode!r} to map side by side", "slices")
         known, begins = self._side_by_side
         ids = known()
         if ids is None:
-            ids, begins = map_side_by_side(self.contents.files, self.dtype, tokens, header=self.contents.header)
+            ids, begins = map_side_by_side(files, self.dtype, tokens, header=self.contents.header)
             begins.setflags(write=False)
             self._side_by_side = weakref.ref(ids), begins
         return ids, begins
@@ -169,7 +169,7 @@ class TokenStore:
     @property
     def can_lie_side_by_side(self) -> bool:
         """Whether `side_by_side` can map the store."""
-        return self.mode == "map" and len(self._starts) - 1 <= MAPS
+        return self.mode == "map" and len(self.contents.files) <= MAPS
 
     @property
     def manifest(self) -> Manifest:
@@ -226,15 +226,13 @@ class TokenStore:
         self.contents.verify()
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TokenStore):
-            return NotImplemented
-        return self.identity == other.identity
+        return self.identity == other.identity if isinstance(other, TokenStore) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self.identity)
 
     def __repr__(self) -> str:
-        shards = len(self._starts) - 1
+        shards = len(self.contents.files)
         shape = f"{len(self)} tokens, {self.dtype.name}, {shards} shard{'s' * (shards != 1)}"
         return f"TokenStore({str(self.path)!r}, {shape})"
 
@@ -253,9 +251,6 @@ class TokenStore:
         if start >= stop:
             return np.zeros(0, dtype=self.dtype)
         number = bisect_right(self._starts, start) - 1
-        begin, end = self._starts[number], self._starts[number + 1]
-        if stop <= end:
-            return self._slice(number, start - begin, stop - begin)
         parts: list[np.ndarray] = []
         while start < stop:
             begin, end = self._starts[number], min(self._starts[number + 1], stop)
@@ -263,7 +258,7 @@ class TokenStore:
                 parts.append(self._slice(number, start - begin, end - begin))
                 start = end
             number += 1
-        return np.concatenate(parts)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _gathered(self, places: range) -> Integer[np.ndarray, " tokens"]:
         """The ids at increasing places, shard after shard: the ids between two places are not read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from jaxtyping import Integer
 
 from locant.errors import InputError, RangeError
 
-__all__ = ["BLOCK", "MAX_SIZE", "first_unknown", "read_file", "require_file", "require_known", "token_dtype"]
+__all__ = ["BLOCK", "MAX_SIZE", "read_file", "require_file", "require_known", "sha256_of", "token_dtype", "unknown_id"]
 
 SMALL_VOCABULARY = 65_500
 """From this size on, Megatron-LM takes four bytes for a token; the last ids below 2**16 stay free for its padding."""
@@ -38,23 +39,27 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 def require_known(ids: Integer[np.ndarray, " tokens"], vocab_size: int, place: int) -> None:
     """Raise a `RangeError` if an id is not in the vocabulary; `place` is where the ids begin, for the message."""
-    if (at := first_unknown(ids, vocab_size)) is not None:
-        raise RangeError(
-            f"got id {ids[at]} at place {place + at}, expected ids within 0..{vocab_size - 1}",
-            "the tokenizer that made the ids",
-        )
+    if fault := unknown_id(ids, vocab_size, place):
+        raise RangeError(f"got {fault}", "the tokenizer that made the ids")
 
 
-def first_unknown(ids: np.ndarray, vocab_size: int | None) -> int | None:
-    """Where the first id stands that is negative or not in the vocabulary."""
+def unknown_id(ids: np.ndarray, vocab_size: int | None, place: int) -> str:
+    """The first id that is negative or not in the vocabulary, where it is, and what was expected; else nothing."""
     # Read as unsigned, a negative id is a large one, so that one pass finds both.
     unsigned = ids.view(ids.dtype.str.replace("i", "u"))
-    limit = min(vocab_size or 2**64, int(np.iinfo(ids.dtype).max) + 1)
+    of_dtype = int(np.iinfo(ids.dtype).max) + 1
+    size = vocab_size or of_dtype
     for first in range(0, len(ids), BLOCK):
         block = unsigned[first : first + BLOCK]
-        if int(block.max()) >= limit:
-            return first + int(np.argmax(block >= limit))
-    return None
+        if int(block.max()) >= min(size, of_dtype):
+            at = first + int(np.argmax(block >= min(size, of_dtype)))
+            return f"id {ids[at]} at place {place + at}, expected ids within 0..{size - 1}"
+    return ""
+
+
+def sha256_of(content: bytes | memoryview) -> str:
+    """Its SHA-256, in hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def require_file(path: str | Path, remedy: str) -> int:
@@ -67,8 +72,6 @@ def require_file(path: str | Path, remedy: str) -> int:
         is_file, size = os.path.isfile(path), os.stat(path).st_size  # noqa: PTH113, PTH116  # strings, for their speed
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", remedy) from None
-    except ValueError as error:
-        raise InputError(f"cannot read {str(path)!r}: {error}", remedy) from None
     if not is_file:
         raise InputError(f"got {path}, which is not a file", remedy)
     return size

@@ -33,7 +33,8 @@ class DocumentWindows:
         targets = np.diff(offsets) - 1
         counts = _counts(targets, length, stride, drop_last)
         self._ends = np.cumsum(counts)
-        self.slots_used = _slots_used(targets, counts, length, stride)
+        last = np.minimum(length, targets - (counts - 1) * stride)  # only these may hold fewer than `length`
+        self.slots_used = int(np.where(counts > 0, (counts - 1) * length + last, 0).sum())
         self.full = max(int((targets[0] - length) // stride) + 1, 0) if len(offsets) == 2 else 0
         """The first so many windows are known to be full, without a look at where they are."""
 
@@ -74,9 +75,7 @@ class DocumentWindows:
         ids, targets = rows[:, :-1].astype(np.int64, order="C"), rows[:, 1:].astype(np.int64, order="C")
         return whole_batch(torch.from_numpy(ids), torch.from_numpy(targets), self._full_positions)
 
-    def _locate(
-        self, windows: Int[np.ndarray, " batch"]
-    ) -> tuple[Int[np.ndarray, " batch"], Int[np.ndarray, " batch"]]:
+    def _locate(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where each window begins, and how many targets it holds."""
         if len(self.offsets) == 2:  # one document: no search
             starts = windows * self.stride
@@ -99,15 +98,12 @@ def document_offsets(documents: Any, size: int) -> Int[np.ndarray, " offsets"]:
     # Before anything is subtracted or narrowed: differences of unsigned integers wrap around.
     if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != size or (offsets[1:] < offsets[:-1]).any():
         ends = f"{len(offsets)} offsets" + (f" from {offsets[0]} to {offsets[-1]}" if len(offsets) else "")
-        raise InputError(
-            f"got {ends}, expected them to rise from 0 to {size}", "where each document begins, and the end"
-        )
+        cause = f"got {ends}, expected them to rise from 0 to {size}"
+        raise InputError(cause, "where each document begins, and the end")
     return offsets.astype(np.int64, copy=False)
 
 
-def _counts(
-    targets: Int[np.ndarray, " documents"], length: int, stride: int, drop_last: bool
-) -> Int[np.ndarray, " documents"]:
+def _counts(targets: np.ndarray, length: int, stride: int, drop_last: bool) -> Int[np.ndarray, " documents"]:
     """How many windows each document has, given how many targets."""
     if drop_last:
         return np.where(targets >= length, 1 + (targets - length) // stride, 0)
@@ -116,26 +112,12 @@ def _counts(
     return np.where(targets > 0, np.minimum(until_covered, while_any_left), 0)
 
 
-def _slots_used(
-    targets: Int[np.ndarray, " documents"], counts: Int[np.ndarray, " documents"], length: int, stride: int
-) -> int:
-    """How many targets all windows hold together; only the last of a document may hold fewer than `length`."""
-    last = np.minimum(length, targets - (counts - 1) * stride)
-    return int(np.where(counts > 0, (counts - 1) * length + last, 0).sum())
-
-
 def _rows(tokens: Tokens, starts: Int[np.ndarray, " rows"], width: int) -> Integer[np.ndarray, "rows width"]:
     """The ids from each start on; beyond the end of the text there are zeros."""
-    last = len(tokens) - width
-    if starts.max(initial=0) <= last:
+    if starts.max(initial=0) <= len(tokens) - width:
         return tokens.rows(starts, width)
-    inside = starts <= last
-    sizes = len(tokens) - starts[~inside]  # which is less than the width
-    parts = tokens.slices(starts[~inside], sizes)
-    short = np.zeros((len(sizes), width), dtype=parts.dtype)
-    short[np.arange(width) < sizes[:, None]] = parts
-    rows = np.empty((len(starts), width), dtype=parts.dtype)
-    rows[~inside] = short
-    if inside.any():
-        rows[inside] = tokens.rows(starts[inside], width)
+    sizes = np.minimum(len(tokens) - starts, width)
+    ids = tokens.slices(starts, sizes)
+    rows = np.zeros((len(starts), width), dtype=ids.dtype)
+    rows[np.arange(width) < sizes[:, None]] = ids
     return rows

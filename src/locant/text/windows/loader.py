@@ -1,20 +1,16 @@
 """`Loader`: batches of windows through a `DataLoader`, with a state to resume from in the middle of an epoch.
 
 The state of a `Loader` holds its epoch, and how many windows of it all ranks together were given. It counts batches
-that the caller got, not those that workers have prefetched, so it is exact with any number of workers. After
-`load_state_dict` the next iteration goes on there, and every window of an epoch is given exactly once however often it
-is interrupted. Since the state is that of all ranks together (which have made the same number of steps, as in
-data-parallel training), a run may be resumed with another number of ranks and workers, and with another batch size;
-but not with other windows, or in another order.
+that the caller got, not those that workers have prefetched. After `load_state_dict` the next iteration goes on there,
+so that every window of an epoch is given exactly once however often it is interrupted, also with another number of
+ranks and workers and another batch size; but not with other windows, or in another order.
 
 The last step of an epoch may have fewer windows than there are ranks. Ranks without a batch in it are a step behind
-the others until their iteration ends; then all states are the same again. So save a state for all ranks after the
-loop, or leave the last step out with `drop_last`.
+the others until their iteration ends. So save a state for all ranks after the loop, or leave the last step out with
+`drop_last`.
 
-Epochs. Every iteration is an epoch: the first one epoch 0, the next one epoch 1, each with an order of its own.
-Breaking out of one skips its rest, as with every data loader; only `load_state_dict` makes the next iteration begin in
-the middle of an epoch. There is one state, so there is one iteration at a time: the one before raises an error when it
-is asked for more.
+Every iteration is an epoch with an order of its own; breaking out of one skips its rest. There is one state, so there
+is one iteration at a time: the one before raises an error when it is asked for more.
 """
 
 from __future__ import annotations

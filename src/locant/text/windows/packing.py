@@ -16,9 +16,7 @@ of 2 048, and fewer than one slot in a thousand stays empty; one window per docu
 from __future__ import annotations
 
 import hashlib
-import itertools
 from bisect import bisect_left, insort
-from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
@@ -72,7 +70,9 @@ class Packing:
         sizes = self._sizes[pieces]
         used = np.add.reduceat(sizes, np.cumsum(counts) - counts) if len(windows) else counts
         real = self._slots < used[:, None]
-        ids, targets = self._read(tokens, self._starts[pieces], sizes)
+        read = tokens.slices(self._starts[pieces], sizes + 1)
+        ends = np.cumsum(sizes + 1)
+        ids, targets = np.delete(read, ends - 1), np.delete(read, ends - sizes - 1)
         positions = Positions(
             _filled(real, places(np.zeros_like(sizes), sizes), 0),
             _filled(real, np.repeat(number, sizes), PADDING),
@@ -81,18 +81,6 @@ class Packing:
             int(sizes.max(initial=1)) - 1,
         )
         return whole_batch(_filled(real, ids, self.pad_id), _filled(real, targets, IGNORED_TARGET), positions)
-
-    @staticmethod
-    def _read(
-        tokens: Tokens, starts: Int[np.ndarray, " pieces"], sizes: Int[np.ndarray, " pieces"]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and targets of all pieces, one after the other: all ids but the last of each, and but the first."""
-        read = tokens.slices(starts, sizes + 1)
-        ends = np.cumsum(sizes + 1)
-        is_input, is_target = np.ones(len(read), dtype=bool), np.ones(len(read), dtype=bool)
-        is_input[ends - 1] = False
-        is_target[ends - sizes - 1] = False
-        return read[is_input], read[is_target]
 
 
 def best_fit(sizes: Int[np.ndarray, " pieces"], capacity: int) -> Int[np.ndarray, " pieces"]:
@@ -107,9 +95,9 @@ def best_fit(sizes: Int[np.ndarray, " pieces"], capacity: int) -> Int[np.ndarray
     longest_first = _stable_order(capacity - sizes)
     row = np.empty(len(sizes), dtype=np.int64)
     room = _Room(capacity)
-    for its in _same_size(sizes, longest_first):
-        size = int(sizes[its[0]])
+    for its in np.split(longest_first, np.flatnonzero(np.diff(sizes[longest_first])) + 1):
         while len(its):
+            size = int(sizes[its[0]])
             left, rows = room.take(size, len(its))
             each = left // size
             placed = np.repeat(rows, each)[: len(its)]
@@ -157,16 +145,6 @@ class _Room:
         self._rows[left].append(rows)
 
 
-def _same_size(
-    sizes: Int[np.ndarray, " pieces"], ordered: Int[np.ndarray, " pieces"]
-) -> Iterator[Int[np.ndarray, " its"]]:
-    """The pieces of each size."""
-    in_order = sizes[ordered]
-    cuts = [0, *(np.flatnonzero(in_order[1:] != in_order[:-1]) + 1).tolist(), len(ordered)]
-    for first, end in itertools.pairwise(cuts):
-        yield ordered[first:end]
-
-
 def _by_first_piece(row: Int[np.ndarray, " pieces"], count: int) -> Int[np.ndarray, " pieces"]:
     """The rows, numbered in the order in which the pieces meet them."""
     first = np.empty(count, dtype=np.int64)
@@ -185,9 +163,7 @@ def _stable_order(values: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
     return order
 
 
-def _pieces(
-    offsets: Int[np.ndarray, " offsets"], length: int
-) -> tuple[Int[np.ndarray, " pieces"], Int[np.ndarray, " pieces"]]:
+def _pieces(offsets: np.ndarray, length: int) -> tuple[Int[np.ndarray, " pieces"], Int[np.ndarray, " pieces"]]:
     """Where each piece begins, and how many targets it has; in the order of the corpus."""
     targets = np.maximum(np.diff(offsets) - 1, 0)
     counts = -(-targets // length)

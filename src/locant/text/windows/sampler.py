@@ -6,9 +6,8 @@ before one place of the order, whatever the number of ranks and the size of thei
 resumed from there with others.
 
 **The remainder.** The last step holds what is left: its windows are shared out evenly, so that batches of different
-ranks differ by one window at most. If fewer are left than there are ranks, some ranks have one batch less. No window
-is left out and none is repeated. With `drop_last` a step that is not whole is left out on every rank, so that
-all of them make the same number of steps with the same number of windows.
+ranks differ by one window at most, and none is left out or repeated. If fewer are left than there are ranks, some ranks
+have one batch less. With `drop_last` a step that is not whole is left out on every rank.
 
 Nothing is kept per window: places of the order are looked up in blocks of a few thousand.
 """
@@ -22,7 +21,7 @@ import torch.distributed as dist
 from jaxtyping import Int
 
 from locant.arguments import flag, shown, whole
-from locant.errors import InputError, RangeError
+from locant.errors import InputError
 from locant.text.windows.permutation import Permutation
 
 __all__ = ["BatchSampler"]
@@ -37,12 +36,7 @@ class BatchSampler:
 
     Args:
         windows: the dataset, or anything else that has a length.
-        batch_size: windows per batch and rank.
-        shuffle: whether each epoch has an order of its own, else 0, 1, 2, ...
-        seed: another one gives other orders.
-        rank, world_size: which part of every step this process gets; default: those of `torch.distributed` where it is
-            initialised, else everything.
-        drop_last: leave out the last step if it is not whole.
+        batch_size, shuffle, seed, rank, world_size, drop_last: as `Windows.loader` describes them.
 
     Raises:
         RangeError: a number out of range, or a flag that is no bool. InputError: only one of rank and world size, or
@@ -76,10 +70,8 @@ class BatchSampler:
         self.rank, self.world_size = _place(rank, world_size)
         self.epoch, self.start = 0, 0
         if self.drop_last and self.num_windows < self.step_size:
-            raise InputError(
-                f"got {self.num_windows} windows for a step of {self.batch_size} x {self.world_size}, and drop_last",
-                "a smaller batch_size, or drop_last=False",
-            )
+            cause = f"got {self.num_windows} windows for a step of {self.batch_size} x {self.world_size}, and drop_last"
+            raise InputError(cause, "a smaller batch_size, or drop_last=False")
 
     @property
     def step_size(self) -> int:
@@ -89,8 +81,8 @@ class BatchSampler:
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Choose the epoch that is iterated next, and how many of its windows all ranks together have had already."""
         epoch = whole("epoch", epoch, 0, 2**63 - 1, remedy="the number of epochs done")
-        start = whole("start", start, 0, self.num_windows, remedy="the windows that all ranks have had")
-        self.epoch, self.start = epoch, start
+        self.start = whole("start", start, 0, self.num_windows, remedy="the windows that all ranks have had")
+        self.epoch = epoch
 
     def reached(self, steps: int) -> int:
         """How many windows of the epoch all ranks together have had after so many steps from `start`."""
@@ -103,10 +95,8 @@ class BatchSampler:
         return steps + (end > first)
 
     def __iter__(self) -> Iterator[Int[np.ndarray, " batch"]]:
-        return self._batches(self.start, self._order())
-
-    def _order(self) -> Permutation | None:
-        return Permutation(self.num_windows, seed=self.seed, epoch=self.epoch) if self.shuffle else None
+        order = Permutation(self.num_windows, seed=self.seed, epoch=self.epoch) if self.shuffle else None
+        return self._batches(self.start, order)
 
     def _batches(self, start: int, order: Permutation | None) -> Iterator[Int[np.ndarray, " batch"]]:
         full, rest = divmod(self.num_windows - start, self.step_size)
@@ -135,7 +125,4 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
         spread = dist.is_available() and dist.is_initialized()
         return (dist.get_rank(), dist.get_world_size()) if spread else (0, 1)
     world_size = whole("world_size", world_size, 1, remedy="the number of processes")
-    rank = whole("rank", rank, 0, remedy="0 .. world_size - 1")
-    if rank >= world_size:
-        raise RangeError(f"got rank {rank} of {world_size}, expected 0 <= rank < world_size", "0 .. world_size - 1")
-    return rank, world_size
+    return whole("rank", rank, 0, world_size - 1, remedy="0 .. world_size - 1"), world_size

@@ -29,6 +29,11 @@ INTEGERS = frozenset(
 )
 
 
+Ids = Integer[np.ndarray, " ids"]
+Rows = Integer[np.ndarray, "rows width"]
+Places = Int[np.ndarray, " places"]
+
+
 class Tokens(ABC):
     """Token ids of any origin, on one axis."""
 
@@ -41,20 +46,16 @@ class Tokens(ABC):
         """Tells one text from another, as far as that costs nothing."""
 
     @abstractmethod
-    def read_rows(self, starts: Int[np.ndarray, " rows"], width: int) -> Integer[np.ndarray, "rows width"]: ...
+    def read_rows(self, starts: Places, width: int) -> Rows: ...
 
     @abstractmethod
-    def read_slices(
-        self, starts: Int[np.ndarray, " slices"], sizes: Int[np.ndarray, " slices"]
-    ) -> Integer[np.ndarray, " total"]: ...
+    def read_slices(self, starts: Places, sizes: Places) -> Ids: ...
 
-    def rows(self, starts: Int[np.ndarray, " rows"], width: int) -> Integer[np.ndarray, "rows width"]:
+    def rows(self, starts: Places, width: int) -> Rows:
         """The `width` ids from each start on, all of which have to exist."""
         return _checked(self.read_rows(starts, width))
 
-    def slices(
-        self, starts: Int[np.ndarray, " slices"], sizes: Int[np.ndarray, " slices"]
-    ) -> Integer[np.ndarray, " total"]:
+    def slices(self, starts: Places, sizes: Places) -> Ids:
         """The ids of all slices, one after the other."""
         return _checked(self.read_slices(starts, sizes))
 
@@ -74,14 +75,12 @@ class ArrayTokens(Tokens):
         places = np.linspace(0, len(self.ids) - 1, min(SAMPLED, len(self.ids))).astype(np.int64)
         return hashlib.blake2b(self.ids[places].astype("<i8").tobytes(), digest_size=16).hexdigest()
 
-    def read_rows(self, starts: Int[np.ndarray, " rows"], width: int) -> Integer[np.ndarray, "rows width"]:
+    def read_rows(self, starts: Places, width: int) -> Rows:
         if self._slices_by_start is None or self._slices_by_start.width != width:
             self._slices_by_start = _AllSlices(self.ids, width)
         return self._slices_by_start[starts]
 
-    def read_slices(
-        self, starts: Int[np.ndarray, " slices"], sizes: Int[np.ndarray, " slices"]
-    ) -> Integer[np.ndarray, " total"]:
+    def read_slices(self, starts: Places, sizes: Places) -> Ids:
         return self.ids[places(starts, sizes)]
 
     def __getstate__(self) -> dict[str, object]:
@@ -92,11 +91,23 @@ class ArrayTokens(Tokens):
         self.__init__(ids.open() if isinstance(ids, _MappedFile) else ids)
 
 
-class ShardedTokens(Tokens):
+class _StoreTokens(Tokens):
+    def __init__(self, store: TokenStore) -> None:
+        self._store = store
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    @property
+    def fingerprint(self) -> str:
+        return self._store.fingerprint
+
+
+class ShardedTokens(_StoreTokens):
     """The ids of a store's shards, one after the other."""
 
     def __init__(self, store: TokenStore) -> None:
-        self._store = store
+        super().__init__(store)
         self._starts = np.asarray(store.shard_starts, dtype=np.int64)
         self._shard_ends: _ShardEnds | None = None
 
@@ -107,14 +118,7 @@ class ShardedTokens(Tokens):
         shift = (begins - begins[0] - self._starts)[:-1]
         return ArrayTokens(ids[begins[0] :]), np.concatenate([shift[:1], shift])
 
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    @property
-    def fingerprint(self) -> str:
-        return self._store.fingerprint
-
-    def read_rows(self, starts: Int[np.ndarray, " rows"], width: int) -> Integer[np.ndarray, "rows width"]:
+    def read_rows(self, starts: Places, width: int) -> Rows:
         array, shift = self._mapped
         if len(self._starts) == 2:
             return array.read_rows(starts, width)
@@ -123,33 +127,19 @@ class ShardedTokens(Tokens):
         place = self._shard_ends.bounds.searchsorted(starts, "right")
         rows = array.read_rows(starts + self._shard_ends.shift[place], width)
         across = self._shard_ends.across[place]
-        if np.count_nonzero(across):  # they have the gap between two shards in them
-            rows[across] = self._joined(starts[across], width)
+        if np.count_nonzero(across):  # they have the gap between two shards in them, or several
+            tokens = starts[across, None] + np.arange(width)
+            rows[across] = array.ids[tokens + shift[self._after(tokens)]]
         return rows
 
-    def _joined(self, starts: Int[np.ndarray, " rows"], width: int) -> Integer[np.ndarray, "rows width"]:
-        """Rows of which any may go on in any of the following shards."""
+    def read_slices(self, starts: Places, sizes: Places) -> Ids:
         array, shift = self._mapped
-        tokens = starts[:, None] + np.arange(width)
-        return array.ids[tokens + shift[self._after(tokens)]]
-
-    def read_slices(
-        self, starts: Int[np.ndarray, " slices"], sizes: Int[np.ndarray, " slices"]
-    ) -> Integer[np.ndarray, " total"]:
-        array, shift = self._mapped
-        shard, starts, sizes = self._cut(starts, sizes)
-        return array.read_slices(starts + shift[shard + 1], sizes)
-
-    def _cut(
-        self, starts: Int[np.ndarray, " slices"], sizes: Int[np.ndarray, " slices"]
-    ) -> tuple[Int[np.ndarray, " parts"], Int[np.ndarray, " parts"], Int[np.ndarray, " parts"]]:
-        """The slices, cut where a shard ends: the shard, start and size of each part."""
         first, last = self._after(starts) - 1, self._after(starts + np.maximum(sizes - 1, 0)) - 1
-        parts = last - first + 1
-        shard = np.repeat(first, parts) + np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)
+        parts = last - first + 1  # of each slice, which is cut where a shard ends
+        shard = places(first, parts)
         begins = np.maximum(np.repeat(starts, parts), self._starts[shard])
         ends = np.minimum(np.repeat(starts + sizes, parts), self._starts[shard + 1])
-        return shard, begins, ends - begins
+        return array.read_slices(begins + shift[shard + 1], ends - begins)
 
     def _after(self, tokens: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
         """The shard after the one that each token is in."""
@@ -184,25 +174,13 @@ class _ShardEnds:
         return cls(width, bounds, np.concatenate([shift[:1], np.repeat(shift, 2)]), across)
 
 
-class SlicedTokens(Tokens):
+class SlicedTokens(_StoreTokens):
     """The ids of a store that maps nothing: each slice is read by a call of its own."""
 
-    def __init__(self, store: TokenStore) -> None:
-        self._store = store
-
-    def __len__(self) -> int:
-        return len(self._store)
-
-    @property
-    def fingerprint(self) -> str:
-        return self._store.fingerprint
-
-    def read_rows(self, starts: Int[np.ndarray, " rows"], width: int) -> Integer[np.ndarray, "rows width"]:
+    def read_rows(self, starts: Places, width: int) -> Rows:
         return self.read_slices(starts, np.full(len(starts), width)).reshape(len(starts), width)
 
-    def read_slices(
-        self, starts: Int[np.ndarray, " slices"], sizes: Int[np.ndarray, " slices"]
-    ) -> Integer[np.ndarray, " total"]:
+    def read_slices(self, starts: Places, sizes: Places) -> Ids:
         places = zip(starts.tolist(), sizes.tolist(), strict=True)
         read = [self._store[start : start + size] for start, size in places]
         return np.concatenate(read) if read else np.zeros(0, dtype=self._store.dtype)
@@ -226,9 +204,8 @@ def one_axis(name: str, values: Any) -> Integer[np.ndarray, " n"]:
     remedy = "the array that Tokenizer.encode returns" if name == "ids" else "a list of offsets"
     array = _array(name, values, remedy)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise ShapeError(
-            f"got {name} of shape {array.shape} and dtype {array.dtype}, expected one axis of integers", remedy
-        )
+        cause = f"got {name} of shape {array.shape} and dtype {array.dtype}, expected one axis of integers"
+        raise ShapeError(cause, remedy)
     return array if array.size else array.astype(np.int64)
 
 
@@ -259,13 +236,13 @@ class _AllSlices:
         else:
             self._rows = np.lib.stride_tricks.as_strided(ids, (count, width), (step, step), writeable=False)
 
-    def __getitem__(self, starts: Int[np.ndarray, " rows"]) -> Integer[np.ndarray, "rows width"]:
+    def __getitem__(self, starts: Places) -> Rows:
         if self._items is None:
             return self._rows[starts]
         return self._items[starts].view(self._dtype).reshape(len(starts), self.width)
 
 
-def places(starts: Int[np.ndarray, " slices"], sizes: Int[np.ndarray, " slices"]) -> Int[np.ndarray, " total"]:
+def places(starts: Places, sizes: Places) -> Int[np.ndarray, " total"]:
     """``start, start + 1, ...`` for each start, as many as its size says, one after the other."""
     return np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
 

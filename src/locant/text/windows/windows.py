@@ -128,10 +128,8 @@ class Windows(Dataset[Any]):
         if not self._count:
             longest = int(np.diff(offsets).max(initial=0))
             needed = self.length + 1 if drop_last else 2
-            raise InputError(
-                f"got a longest document of {longest} tokens, expected {needed} or more for a window",
-                "a longer text, or a shorter length" if drop_last else "longer documents",
-            )
+            cause = f"got a longest document of {longest} tokens, expected {needed} or more for a window"
+            raise InputError(cause, "a longer text, or a shorter length" if drop_last else "longer documents")
 
     def __len__(self) -> int:
         return self._count
@@ -201,13 +199,7 @@ class Windows(Dataset[Any]):
         (3, 3)
         """
         sampler = BatchSampler(
-            self,
-            batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            drop_last=drop_last,
+            self, batch_size, shuffle=shuffle, seed=seed, rank=rank, world_size=world_size, drop_last=drop_last
         )
         return Loader(self, sampler, **options)
 
@@ -274,12 +266,10 @@ def _offsets(mode: Mode, documents: Any, source: Any, size: int) -> Int[np.ndarr
 
 def _require_plain_rows(stride: int, length: int, drop_last: bool, as_tuple: bool) -> None:
     if stride != length:
-        raise InputError(
-            f"got stride={stride} for packed rows, in which every target stands once", "mode='document' for overlaps"
-        )
+        cause = f"got stride={stride} for packed rows, in which every target stands once"
+        raise InputError(cause, "mode='document' for overlaps")
     if drop_last:
         raise InputError("got drop_last for packed rows, of which hardly any is full", "drop_last=False")
     if as_tuple:
-        raise RangeError(
-            "got as_tuple=True for packed rows, which need their positions to keep documents apart", "as_tuple=False"
-        )
+        cause = "got as_tuple=True for packed rows, which need their positions to keep documents apart"
+        raise RangeError(cause, "as_tuple=False")

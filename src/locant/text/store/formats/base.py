@@ -14,7 +14,7 @@ from jaxtyping import Int, Integer
 from locant.arguments import whole
 from locant.errors import InputError
 from locant.files import NewFile
-from locant.text.store.token_files import first_unknown, read_file, require_file, require_known
+from locant.text.store.token_files import read_file, require_file, require_known, sha256_of, unknown_id
 from locant.text.tokenizer import Tokenizer
 
 __all__ = ["ExportSource", "StoreFormat", "StoreOptions", "head_of", "only_file"]
@@ -104,14 +104,14 @@ class StoreFormat:
     def identity(self) -> str:
         """A SHA-256; where it is the same, so is the store."""
         names = [f"{path} {os.stat(path).st_mtime_ns}" for path in self.files]  # noqa: PTH116
-        return _sha256([self.fingerprint, *names])
+        return _hash_of([self.fingerprint, *names])
 
     @property
     def fingerprint(self) -> str:
         """A SHA-256 of the tokens and where documents begin, as far as it costs little: sizes, and how files begin."""
         tokenizer = self._tokenizer.fingerprint if self._tokenizer else ""
         heads = [head_of(path).hex() for path in self.files]
-        return _sha256([self.dtype.str, tokenizer, str(self.end_of_text), str(self.tokens.tolist()), *heads])
+        return _hash_of([self.dtype.str, tokenizer, str(self.end_of_text), str(self.tokens.tolist()), *heads])
 
     def offsets(self, shard: int) -> Int[np.ndarray, " offsets"]:
         """Where each document of a shard begins, and the end."""
@@ -161,19 +161,16 @@ class StoreFormat:
                         break
                     digest.update(block)
                     if done >= self.header:
-                        self._require_known(block, path, (done - self.header) // self.dtype.itemsize, remedy)
+                        ids = np.frombuffer(block, self.dtype, len(block) // self.dtype.itemsize)
+                        place = (done - self.header) // self.dtype.itemsize
+                        if fault := unknown_id(ids, self.vocab_size, place):
+                            raise InputError(f"{path} has {fault}", remedy)
                     done += len(block)
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror}", remedy) from None
         if found != size:
             raise InputError(f"{path} has {found} bytes, expected {size}", remedy)
         return digest.hexdigest()
-
-    def _require_known(self, block: bytes, path: str, place: int, remedy: str) -> None:
-        ids = np.frombuffer(block, self.dtype, len(block) // self.dtype.itemsize)
-        if (at := first_unknown(ids, self.vocab_size)) is not None:
-            last = (self.vocab_size or int(np.iinfo(self.dtype).max) + 1) - 1
-            raise InputError(f"{path} has id {ids[at]} at place {place + at}, expected ids within 0..{last}", remedy)
 
     def read(self, shard: int, start: int, stop: int) -> Integer[np.ndarray, " tokens"]:
         """Some tokens of a shard, in an array of their own.
@@ -229,10 +226,8 @@ class ExportSource:
         for shard in self.shards:
             yield from self.shard_blocks(shard)
 
-    def shard_blocks(
-        self, shard: int, start: int = 0, stop: int | None = None
-    ) -> Iterator[Integer[np.ndarray, " tokens"]]:
-        """The tokens of one shard, or some of them, some at a time."""
+    def shard_blocks(self, shard: int, start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
+        """The tokens of one shard, or those from `start` to `stop`, some at a time."""
         before = int(self.store.tokens[:shard].sum())
         stop = int(self.store.tokens[shard]) if stop is None else stop
         for first in range(start, stop, BLOCK):
@@ -241,9 +236,7 @@ class ExportSource:
             yield ids
             self.progress(before + first + len(ids))
 
-    def documents(
-        self, shard: int
-    ) -> Iterator[tuple[Integer[np.ndarray, " tokens"], Int[np.ndarray, " documents"], bool]]:
+    def documents(self, shard: int) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
         """The documents of a shard, some at a time, as `ShardWriter.append` takes them.
 
         The ids, how many each document has, and whether the first goes on where the last one ended: a document that is
@@ -252,13 +245,11 @@ class ExportSource:
         offsets = self.store.offsets(shard)
         first = 0
         while first < len(offsets) - 1:
-            after = int(np.searchsorted(offsets, offsets[first] + BLOCK, side="right")) - 1
-            last = max(first + 1, after)
+            last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + BLOCK, side="right")) - 1)
             start, stop = int(offsets[first]), int(offsets[last])
-            lengths = np.diff(offsets[first : last + 1])
             if stop - start <= BLOCK:
-                blocks = [*self.shard_blocks(shard, start, stop)]
-                yield blocks[0] if blocks else np.zeros(0, self.store.dtype), lengths, False
+                ids = next(self.shard_blocks(shard, start, stop), np.zeros(0, self.store.dtype))
+                yield ids, np.diff(offsets[first : last + 1]), False
             else:
                 for part, ids in enumerate(self.shard_blocks(shard, start, stop)):
                     yield ids, np.array([len(ids)]), part > 0
@@ -292,17 +283,15 @@ def head_of(path: str | Path) -> bytes:
 
 
 def _count(path: str, dtype: np.dtype, header: int) -> int:
-    size = require_file(path, _again(path)) - header
-    if size < 0 or size % dtype.itemsize:
-        raise InputError(
-            f"{path} has {size + header} bytes, which is no number of {dtype.name} tokens", "another dtype"
-        )
-    return size // dtype.itemsize
+    size = require_file(path, _again(path))
+    if size < header or (size - header) % dtype.itemsize:
+        raise InputError(f"{path} has {size} bytes, which is no number of {dtype.name} tokens", "another dtype")
+    return (size - header) // dtype.itemsize
 
 
 def _again(path: str | Path) -> str:
     return f"a fresh copy of {path}"
 
 
-def _sha256(parts: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()
+def _hash_of(parts: Sequence[str]) -> str:
+    return sha256_of("\n".join(parts).encode(errors="surrogateescape"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from pathlib import Path
@@ -24,7 +23,7 @@ from locant.text.store.formats.manifest import (
 )
 from locant.text.store.formats.megatron_index import index_size, read_index
 from locant.text.store.formats.shard_writer import ShardWriter
-from locant.text.store.token_files import read_file, token_dtype
+from locant.text.store.token_files import read_file, sha256_of, token_dtype
 from locant.text.tokenizer import Tokenizer
 
 __all__ = ["LocantFormat"]
@@ -51,12 +50,11 @@ class LocantFormat(StoreFormat):
     @property
     def fingerprint(self) -> str:
         parts = [self.dtype.str, self.manifest.tokenizer_fingerprint, str(self.end_of_text)]
-        return _sha256("\n".join([*parts, *self.manifest.bin_sha256, *self.manifest.idx_sha256]).encode())
+        return sha256_of("\n".join([*parts, *self.manifest.bin_sha256, *self.manifest.idx_sha256]).encode())
 
     def offsets(self, shard: int) -> Int[np.ndarray, " offsets"]:
         path = f"{self._folder}{os.sep}{shard_name(shard)}.idx"
-        index = read_index(path)
-        documents = int(self.manifest.documents[shard])
+        index, documents = read_index(path), int(self.manifest.documents[shard])
         offsets = index.offsets
         fits = len(index.sequences) == documents == len(index.documents) - 1 and index.dtype == self.dtype
         if not fits or int(offsets[-1]) != int(self.tokens[shard]) or (np.diff(index.documents) != 1).any():
@@ -66,7 +64,7 @@ class LocantFormat(StoreFormat):
     def load_tokenizer(self) -> Tokenizer:
         record, path = self.manifest.tokenizer, f"{self._folder}{os.sep}{TOKENIZER}"
         content = read_file(path, record.size, AGAIN)
-        _require_hash(path, _sha256(content), record.sha256)
+        _require_hash(path, sha256_of(content), record.sha256)
         try:
             text = content.decode()
         except UnicodeDecodeError as error:
@@ -86,7 +84,7 @@ class LocantFormat(StoreFormat):
             _require_hash(path, self.check(shard, AGAIN), self.manifest.bin_sha256[shard])
             path = f"{path.removesuffix('.bin')}.idx"
             size = index_size(int(self.manifest.documents[shard]))
-            _require_hash(path, _sha256(read_file(path, size, AGAIN)), self.manifest.idx_sha256[shard])
+            _require_hash(path, sha256_of(read_file(path, size, AGAIN)), self.manifest.idx_sha256[shard])
             self.offsets(shard)
 
     @classmethod
@@ -118,38 +116,25 @@ def _origin(store: StoreFormat, shard: int) -> dict[str, Any]:
 
 def _require_sizes(folder: str, manifest: Manifest) -> None:
     """Every file is there and has its size: one system call each, relative to the folder."""
-    bins = (manifest.dtype.itemsize * manifest.tokens).tolist()
-    documents = manifest.documents.tolist()
+    sizes = {TOKENIZER: manifest.tokenizer.size}
+    for number, (tokens, documents) in enumerate(
+        zip(manifest.tokens.tolist(), manifest.documents.tolist(), strict=True)
+    ):
+        name = shard_name(number)
+        sizes[f"{name}.bin"], sizes[f"{name}.idx"] = manifest.dtype.itemsize * tokens, index_size(documents)
     try:
         handle = os.open(folder, os.O_RDONLY)
         try:
-            for number, size in enumerate(bins):
-                name = shard_name(number)
-                _require_size(handle, f"{name}.bin", size)
-                _require_size(handle, f"{name}.idx", index_size(documents[number]))
-            _require_size(handle, TOKENIZER, manifest.tokenizer.size)
+            for name, size in sizes.items():
+                found = os.stat(name, dir_fd=handle)  # a `Path` for each of 20 000 files would take longer
+                if found.st_size != size or not stat.S_ISREG(found.st_mode):
+                    raise InputError(f"{folder}{os.sep}{name} has {found.st_size} bytes, expected {size}", AGAIN)
         finally:
             os.close(handle)
     except OSError as error:
         raise InputError(f"cannot read {error.filename} in {folder}: {error.strerror}", AGAIN) from None
-    except _SizeError as error:
-        raise InputError(f"{folder}{os.sep}{error}", AGAIN) from None
-
-
-class _SizeError(Exception):
-    """A file's name, and what is wrong with its size."""
-
-
-def _require_size(folder: int, name: str, size: int) -> None:
-    found = os.stat(name, dir_fd=folder)  # a `Path` for each of 20 000 files would take longer
-    if found.st_size != size or not stat.S_ISREG(found.st_mode):
-        raise _SizeError(f"{name} has {found.st_size} bytes, expected {size}")
 
 
 def _require_hash(path: str, found: str, expected: str) -> None:
     if found != expected:
         raise InputError(f"{path} was changed after it was written: its SHA-256 is another one", AGAIN)
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

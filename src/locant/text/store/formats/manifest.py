@@ -13,10 +13,10 @@ files: they are hashed with the rest, and parsed when they are first asked for.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ import numpy as np
 from jaxtyping import Int
 
 from locant._version import __version__
+from locant.arguments import whole
 from locant.errors import InputError, RangeError
 from locant.files import write_whole
 from locant.text.store.formats.megatron_index import index_size
@@ -39,7 +40,7 @@ from locant.text.store.formats.records import (
     hash_of,
     is_hex,
 )
-from locant.text.store.token_files import MAX_SIZE, read_file, require_file, token_dtype
+from locant.text.store.token_files import MAX_SIZE, read_file, require_file, sha256_of, token_dtype
 from locant.text.tokenizer import Tokenizer
 
 __all__ = ["AGAIN", "MANIFEST", "TOKENIZER", "Manifest", "read_manifest", "shard_name", "write_manifest"]
@@ -96,7 +97,7 @@ class Manifest:
         Raises:
             InputError: the manifest is gone, is another one by now, or its sources are not as they were written.
         """
-        content = read_file(self.path, _require_manifest(self.path.parent), AGAIN)
+        content = _content(self.path.parent)
         if parse_manifest(content, self.path).sha256 != self.sha256:
             raise InputError(f"{self.path} was written anew since it was opened", "opening it again")
         return parse_sources(content, self.path)
@@ -108,39 +109,30 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         InputError: there is none, it is of a later version, or it is not as it was written.
     """
-    size = _require_manifest(folder)
-    return parse_manifest(read_file(folder / MANIFEST, size, AGAIN), folder / MANIFEST)
+    return parse_manifest(_content(folder), folder / MANIFEST)
 
 
 def parse_manifest(content: bytes, path: Path) -> Manifest:
-    """Check the content of a manifest; `path` is its name in errors.
-
-    Raises:
-        InputError: it is too large, of a later version, or not as it was written.
-    """
+    """Check the content of a manifest; `path` is its name in errors."""
     _require_readable(len(content), path)
-    try:
+    with _naming(path):
         _require_version(content)
         digest = _require_intact(content)
         return _manifest(_parse(_without_sources(content)), digest, path)
-    except FaultError as fault:
-        raise _damaged(path, fault) from None
 
 
 def parse_sources(content: bytes, path: Path) -> list[dict[str, Any]]:
-    """The sources in the content of a manifest that `parse_manifest` has checked.
-
-    Raises:
-        InputError: they are no list of objects.
-    """
-    try:
+    """The sources in the content of a manifest that `parse_manifest` has checked."""
+    with _naming(path):
         return _sources(_parse(content).get("sources"))
+
+
+@contextmanager
+def _naming(path: Path) -> Generator[None]:
+    try:
+        yield
     except FaultError as fault:
-        raise _damaged(path, fault) from None
-
-
-def _damaged(path: Path, fault: FaultError) -> InputError:
-    return InputError(f"{path} is no intact manifest of a store: {fault}", AGAIN)
+        raise InputError(f"{path} is no intact manifest of a store: {fault}", AGAIN) from None
 
 
 def _without_sources(content: bytes) -> bytes:
@@ -151,7 +143,7 @@ def _without_sources(content: bytes) -> bytes:
     return content[: begin + len(SOURCES)] + b"[]" + content[end:]
 
 
-def _require_manifest(folder: Path) -> int:
+def _content(folder: Path) -> bytes:
     path = folder / MANIFEST
     if not folder.is_dir():
         raise InputError(f"got {folder}, which is not a folder", "a folder that locant prepare made, or a format=")
@@ -162,7 +154,7 @@ def _require_manifest(folder: Path) -> int:
         )
     size = require_file(path, AGAIN)
     _require_readable(size, path)
-    return size
+    return read_file(path, size, AGAIN)
 
 
 def _require_readable(size: int, path: Path) -> None:
@@ -184,9 +176,10 @@ def _require_intact(content: bytes) -> str:
     tail = TAIL.fullmatch(content, max(0, len(content) - TAIL_SIZE))
     if not tail:
         raise FaultError("its end is missing")
-    if hashlib.sha256(memoryview(content)[:-TAIL_SIZE]).hexdigest() != tail[1].decode():
+    digest = tail[1].decode()
+    if sha256_of(memoryview(content)[:-TAIL_SIZE]) != digest:
         raise FaultError("it was changed after it was written")
-    return tail[1].decode()
+    return digest
 
 
 def _parse(content: bytes) -> dict[str, Any]:
@@ -244,7 +237,7 @@ def _shards(value: Any, dtype: np.dtype) -> dict[str, list[Any]]:
     shards = fields_of(value, "shards", SHARD_COLUMNS)
     if not all(isinstance(shards[name], list) for name in SHARD_COLUMNS):
         raise FaultError("a column of its shards is no list")
-    if len({len(shards[name]) for name in SHARD_COLUMNS}) != 1:
+    if len({len(shards[name]) for name in SHARD_COLUMNS}) > 1:
         raise FaultError("the columns of its shards differ in length")
     for name in ("tokens", "documents", "bin_size", "idx_size"):
         _require_counts(shards[name], name)
@@ -307,11 +300,8 @@ def write_manifest(
         InputError: a finished store is there that is another one, a shard is missing, or the system refuses to write.
     """
     text = tokenizer.to_json().encode()
-    if end_of_text is not None and not 0 <= end_of_text < tokenizer.vocab_size:
-        raise RangeError(
-            f"got {end_of_text} as the end of a text, which is not in the vocabulary",
-            f"an id within 0..{tokenizer.vocab_size - 1}, or None",
-        )
+    if end_of_text is not None:
+        whole("end_of_text", end_of_text, 0, tokenizer.vocab_size - 1, remedy="an id of the vocabulary, or None")
     fields: dict[str, Any] = {
         "schema": "locant token store",
         "version": VERSION,
@@ -322,7 +312,7 @@ def write_manifest(
         "end_of_text_appended": end_of_text is not None,
         "tokens": sum(shard.tokens for shard in shards),
         "documents": sum(shard.documents for shard in shards),
-        "tokenizer": {"size": len(text), "sha256": _sha256(text), "fingerprint": tokenizer.fingerprint},
+        "tokenizer": {"size": len(text), "sha256": sha256_of(text), "fingerprint": tokenizer.fingerprint},
         "options": options,
         "sources": sources,
         "shards": _columns(shards),
@@ -344,10 +334,9 @@ def _spelled(fields: dict[str, Any]) -> bytes:
     try:
         body = ("{\n" + ",\n".join(f" {json.dumps(name)}: {_json(value)}" for name, value in fields.items())).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"got sources or options that are no JSON: {error}", "texts, numbers, lists and dicts"
-        ) from None
-    return body + f',\n "sha256": "{_sha256(body)}",\n "complete": true\n}}\n'.encode()
+        cause = f"got sources or options that are no JSON: {error}"
+        raise InputError(cause, "texts, numbers, lists and dicts") from None
+    return body + f',\n "sha256": "{sha256_of(body)}",\n "complete": true\n}}\n'.encode()
 
 
 def _columns(shards: Sequence[ShardRecord]) -> dict[str, list[Any]]:
@@ -373,7 +362,3 @@ def _require_shards(folder: Path, shards: Sequence[ShardRecord]) -> None:
             size = require_file(path, "writing the shard again")
             if size != record.size:
                 raise InputError(f"{path} has {size} bytes, expected {record.size}", "writing the shard again")
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

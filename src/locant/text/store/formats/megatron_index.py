@@ -24,6 +24,7 @@ from jaxtyping import Int, Integer
 
 from locant.errors import InputError, RangeError
 from locant.files import NewFile
+from locant.text.store.formats.records import FaultError
 from locant.text.store.token_files import read_file, require_file
 
 __all__ = ["Index", "IndexWriter", "index_size", "read_index"]
@@ -69,54 +70,39 @@ def read_index(path: str | Path) -> Index:
     size = require_file(path, remedy)
     if size < index_size(0):
         raise InputError(f"{path} is no intact index: it has {size} bytes, fewer than an empty one", remedy)
-    content = read_file(path, size, remedy)
-    if fault := _fault_of_header(content):
-        raise InputError(f"{path} is no intact index: {fault}", remedy)
-    index, pointers = _parts(content)
-    if fault := _fault(index, pointers):
-        raise InputError(f"{path} is no intact index: {fault}", remedy)
-    return index
+    try:
+        return _index(read_file(path, size, remedy))
+    except FaultError as fault:
+        raise InputError(f"{path} is no intact index: {fault}", remedy) from None
 
 
-def _fault_of_header(content: bytes) -> str:
-    magic, version, code, sequences, offsets = HEADER.unpack_from(content)
+def _index(content: bytes) -> Index:
+    magic, version, code, n, offsets = HEADER.unpack_from(content)
     if magic != MAGIC:
-        return f"it begins with {magic!r}, expected {MAGIC!r}"
+        raise FaultError(f"it begins with {magic!r}, expected {MAGIC!r}")
     if version != VERSION:
-        return f"it has version {version}, expected {VERSION}"
+        raise FaultError(f"it has version {version}, expected {VERSION}")
     if code not in CODES:
-        return f"its tokens have the dtype of code {code}, expected one of {', '.join(map(str, CODES))}"
-    size = HEADER.size + 12 * sequences + 8 * offsets
-    if len(content) == size + sequences > size:
-        return "it has a mode for each sequence, as for pictures among text"
+        raise FaultError(f"its tokens have the dtype of code {code}, expected one of {', '.join(map(str, CODES))}")
+    size = HEADER.size + 12 * n + 8 * offsets
+    if len(content) == size + n > size:
+        raise FaultError("it has a mode for each sequence, as for pictures among text")
     if not offsets or len(content) != size:
-        return f"it has {len(content)} bytes, and {size} are needed for {sequences} sequences and {offsets} offsets"
-    return ""
-
-
-def _parts(content: bytes) -> tuple[Index, np.ndarray]:
-    _, _, code, sequences, offsets = HEADER.unpack_from(content)
-    end = HEADER.size + 4 * sequences
-    index = Index(
-        dtype=np.dtype(CODES[code]),
-        sequences=np.frombuffer(content, "<i4", sequences, HEADER.size),
-        documents=np.frombuffer(content, "<i8", offsets, end + 8 * sequences),
-    )
-    return index, np.frombuffer(content, "<i8", sequences, end)
-
-
-def _fault(index: Index, pointers: np.ndarray) -> str:
-    if (index.sequences < 0).any():
-        return "a sequence has a negative length"
-    starts = _starts(index.sequences)
-    starts *= index.dtype.itemsize
+        raise FaultError(f"it has {len(content)} bytes, and {size} are needed for {n} sequences and {offsets} offsets")
+    dtype, sequences = np.dtype(CODES[code]), np.frombuffer(content, "<i4", n, HEADER.size)
+    pointers = np.frombuffer(content, "<i8", n, HEADER.size + 4 * n)
+    documents = np.frombuffer(content, "<i8", offsets, HEADER.size + 12 * n)
+    if (sequences < 0).any():
+        raise FaultError("a sequence has a negative length")
+    starts = _starts(sequences)
+    starts *= dtype.itemsize
     if not np.array_equal(starts[:-1], pointers):
-        return "its sequences overlap, or leave a gap"
-    if index.documents[0] != 0 or index.documents[-1] != len(index.sequences):
-        return "its documents do not cover its sequences"
-    if (index.documents[1:] < index.documents[:-1]).any():
-        return "its documents are not in order"
-    return ""
+        raise FaultError("its sequences overlap, or leave a gap")
+    if documents[0] != 0 or documents[-1] != n:
+        raise FaultError("its documents do not cover its sequences")
+    if (documents[1:] < documents[:-1]).any():
+        raise FaultError("its documents are not in order")
+    return Index(dtype=dtype, sequences=sequences, documents=documents)
 
 
 def _starts(lengths: np.ndarray) -> Int[np.ndarray, " offsets"]:
@@ -136,7 +122,7 @@ class IndexWriter:
         self.documents = 0
         self._file = file
         self._dtype = dtype
-        self._last: int | None = None  # kept back: it may still grow
+        self._last = np.zeros(0, dtype=np.int64)  # kept back: it may still grow
         file.write(bytes(HEADER.size))
 
     def append(self, lengths: Integer[np.ndarray, " documents"], *, continues: bool) -> None:
@@ -148,25 +134,20 @@ class IndexWriter:
         if not len(lengths):
             return
         numbers = lengths.astype(np.int64)  # a copy
-        before = self._last
-        if continues and before is not None:
-            numbers[0] += before
-        if int(numbers.max()) > LONGEST:
-            raise RangeError(
-                f"got a document of {int(numbers.max())} tokens, more than an index can say ({LONGEST})",
-                "a separator that cuts it into shorter documents",
-            )
-        if before is not None and not continues:
-            self._write(np.array([before], dtype=np.int64))
+        if continues:
+            numbers[0] += self._last[0]
+        else:
+            numbers = np.concatenate([self._last, numbers])
+        if (longest := int(numbers.max())) > LONGEST:
+            cause = f"got a document of {longest} tokens, more than an index can say ({LONGEST})"
+            raise RangeError(cause, "a separator that cuts it into shorter documents")
         self._write(numbers[:-1])
-        self._last = int(numbers[-1])
-        self.documents += len(numbers) - bool(continues and before is not None)
+        self._last = numbers[-1:]
+        self.documents += len(lengths) - continues
 
     def finish(self) -> str:
         """Write what is missing; the SHA-256 of the whole file."""
-        if self._last is not None:
-            self._write(np.array([self._last], dtype=np.int64))
-            self._last = None
+        self._write(self._last)
         header = HEADER.pack(MAGIC, VERSION, CODE_OF[self._dtype], self.documents, self.documents + 1)
         self._file.overwrite(header, at=0)
         digest = hashlib.sha256(header)

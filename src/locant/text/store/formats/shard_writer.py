@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from jaxtyping import Integer
 
+from locant.arguments import shown
 from locant.errors import InputError, ShapeError
 from locant.files import NewFile
 from locant.text.store.formats.manifest import MANIFEST, shard_name
@@ -47,7 +47,7 @@ class ShardWriter:
         self._dtype = token_dtype(vocab_size)
         if (folder / MANIFEST).exists():
             raise InputError(f"got {folder}, which holds a finished store", "another folder")
-        name = shard_name(number) if name is None else name
+        name = name or shard_name(number)
         self._digest = hashlib.sha256()
         self._bin = NewFile(folder / f"{name}.bin")
         try:
@@ -80,8 +80,9 @@ class ShardWriter:
             RangeError: an id that is not in the vocabulary. ShapeError: lengths that do not add up to the ids.
                 Nothing is added then.
         """
-        _require_integers("ids", ids)
-        _require_integers("lengths", lengths)
+        for name, array in (("ids", ids), ("lengths", lengths)):
+            if not isinstance(array, np.ndarray) or array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+                raise ShapeError(f"got {shown(array)} for {name}, expected one axis of integers", "a NumPy array")
         _require_sum(lengths, len(ids))
         if continues and not self.documents:
             raise ShapeError("got continues=True, but there is no document before", "continues=False")
@@ -110,25 +111,14 @@ class ShardWriter:
     def __enter__(self) -> ShardWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bin.discard()
         self._idx.discard()
-
-
-def _require_integers(name: str, array: np.ndarray) -> None:
-    if not isinstance(array, np.ndarray) or array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        what = f"shape {array.shape} and dtype {array.dtype}" if isinstance(array, np.ndarray) else f"{type(array)}"
-        raise ShapeError(f"got {name} of {what}, expected one axis of integers", "a NumPy array")
 
 
 def _require_sum(lengths: np.ndarray, tokens: int) -> None:
     # One that is too long is found first, so that the sum cannot wrap.
     fits = not len(lengths) or (int(lengths.min()) >= 0 and int(lengths.max()) <= tokens)
-    total = int(lengths.sum(dtype=np.int64)) if fits else None
-    if total != tokens:
-        raise ShapeError(
-            f"got {tokens} ids, and lengths that add up to {'something else' if total is None else total}",
-            "a length for each document, all tokens counted",
-        )
+    if not fits or int(lengths.sum(dtype=np.int64)) != tokens:
+        remedy = "a length for each document, all tokens counted"
+        raise ShapeError(f"got {tokens} ids, and lengths that do not add up to as many", remedy)
