@@ -79,17 +79,12 @@ def _connect(ray: Any, address: str, num_local: int) -> None:
         if address == LOCAL:
             ray.init(address=LOCAL, num_cpus=num_local, include_dashboard=False, log_to_driver=False)
         else:
-            _require_answer(address)
+            place = urlsplit(address if "://" in address else f"//{address}")
+            if place.hostname and place.port:  # Ray itself checks other forms of an address
+                socket.create_connection((place.hostname, place.port), timeout=TIMEOUT).close()
             ray.init(address=address, log_to_driver=False)
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(f"cannot reach a Ray cluster at {address!r}: {error}", f"{LOCAL!r}, or ray start") from None
-
-
-def _require_answer(address: str) -> None:
-    """Try to connect to ``host:port`` and ``ray://host:port``; Ray itself checks other forms of an address."""
-    place = urlsplit(address if "://" in address else f"//{address}")
-    if place.hostname and place.port:
-        socket.create_connection((place.hostname, place.port), timeout=TIMEOUT).close()
 
 
 def _run(ray: Any, actors: list[Any], waiting: Iterator[int], advance: Advance) -> None:

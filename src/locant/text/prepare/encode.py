@@ -122,7 +122,9 @@ class Shards:
         ends = np.concatenate([[0], np.cumsum(lengths)])
         first = 0
         while first < len(lengths):
-            writer = self._writer()
+            if self._open is None:
+                self._open = ShardWriter(self._folder, len(self.records), self._vocab_size)
+            writer = self._open
             full = int(np.searchsorted(ends[1:], ends[first] + self._shard_size - writer.tokens))
             last = min(max(full, first), len(lengths) - 1)
             writer.append(
@@ -131,11 +133,6 @@ class Shards:
             first = last + 1
             if writer.tokens >= self._shard_size and not (unfinished and first == len(lengths)):
                 self.finish()
-
-    def _writer(self) -> ShardWriter:
-        if self._open is None:
-            self._open = ShardWriter(self._folder, len(self.records), self._vocab_size)
-        return self._open
 
     def finish(self) -> None:
         """Complete the shard that is open, if one is."""

@@ -90,18 +90,14 @@ def _numbering(plan: Plan) -> list[FinishedPart]:
     """The parts in order, as they were when the first shard was about to move."""
     path = plan.folder / NUMBERING
     if not path.exists():
-        parts = [_required(plan, number) for number in range(plan.num_parts)]
+        parts = [part for number in range(plan.num_parts) if (part := finished_part(plan, number)) is not None]
+        if len(parts) < plan.num_parts:
+            missing = _named(plan, missing_parts(plan))
+            raise InputError(f"{plan.store} is not finished: {missing}", "the same command again")
         if not any(shard.documents for part in parts for shard in part.shards):
             raise InputError("got no text: no input has a document in it", "other paths, a --separator or a --field")
         write_whole(path, json.dumps([part.to_json() for part in parts]))
     return [FinishedPart.from_json(part) for part in json.loads(path.read_text(encoding="utf-8"))]
-
-
-def _required(plan: Plan, number: int) -> FinishedPart:
-    part = finished_part(plan, number)
-    if part is None:
-        raise InputError(f"{plan.store} is not finished: {_named(plan, [number])}", "the same command again")
-    return part
 
 
 def _shards(plan: Plan, parts: Sequence[FinishedPart]) -> Iterator[tuple[Path, ShardRecord]]:
@@ -128,9 +124,6 @@ def tidy(store: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-# ------------------------------------------------------------------ what was asked for
-
-
 def _recorded_sources(sources: Sequence[Source], parts: Sequence[FinishedPart]) -> list[dict[str, Any]]:
     """The sources with the hashes of their byte ranges, as the manifest keeps them."""
     read: dict[str, list[dict[str, Any]]] = {source.path: [] for source in sources}
@@ -151,9 +144,6 @@ def recorded_request(store: Path) -> tuple[dict[str, Any], list[Source]]:
         raise InputError(f"{store} holds a finished store that prepare did not make", "another folder")
     sources = [Source(**{name: one for name, one in source.items() if name != "pieces"}) for source in manifest.sources]
     return dict(manifest.options), sources
-
-
-# ------------------------------------------------------------------ which tasks are missing
 
 
 def note_tasks(plan: Plan, num_tasks: int) -> None:

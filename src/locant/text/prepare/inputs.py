@@ -17,7 +17,9 @@ import stat
 from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
+from locant.arguments import shown
 from locant.errors import InputError
 from locant.files import NewFile
 from locant.text.prepare.byte_ranges import Compression, Kind, Source, Tally
@@ -31,6 +33,8 @@ COMPRESSIONS: dict[str, Compression] = {".gz": "gz", ".zst": "zst"}
 
 FIELD = "text"
 """The key or column that holds the text, where none is named."""
+
+SUFFIXES = f"{', '.join(KINDS)}, with or without {' or '.join(COMPRESSIONS)}"
 
 SNIFFED = 8192
 """How much of a file is looked at to tell text from other things."""
@@ -58,7 +62,9 @@ def find_sources(
     >>> [Path(source.path).name for source in sources]
     ['a.md', 'b.txt']
     """
-    given = [paths] if isinstance(paths, (str, Path)) else [*paths]
+    given: list[Any] = [*paths] if isinstance(paths, Iterable) and not isinstance(paths, (str, bytes)) else [paths]
+    if odd := [path for path in given if not isinstance(path, (str, Path))]:
+        raise InputError(f"got {shown(odd[0])} as a path, expected str or Path", "the path of a file or folder")
     named = [name for path in given for name in _named(str(path))]
     if not named:
         raise InputError("got no path", "a file, a folder, or - for standard input")
@@ -81,7 +87,7 @@ def _named(path: str) -> list[str]:
         files = [name for one in found for name in (_within(one) if os.path.isdir(one) else [one])]  # noqa: PTH112
         files = [*dict.fromkeys(name for name in files if _format(name))]  # `**` finds a folder and what is in it
         if not files:
-            raise InputError(f"no file to read matches {path}", f"one that ends in {_suffixes()}")
+            raise InputError(f"no file to read matches {path}", f"one that ends in {SUFFIXES}")
         return files
     return [path]
 
@@ -99,7 +105,7 @@ def _within(folder: str) -> list[str]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [os.path.join(place, name) for name in names if not name.startswith(".") and _format(name)]  # noqa: PTH118
     if not found:
-        raise InputError(f"there is no file to read in {folder}", f"files that end in {_suffixes()}")
+        raise InputError(f"there is no file to read in {folder}", f"files that end in {SUFFIXES}")
     return sorted(found)
 
 
@@ -125,33 +131,13 @@ def _format(name: str) -> tuple[Kind, Compression | None] | None:
     return None if kind is None else (kind, compression)
 
 
-def _suffixes() -> str:
-    return f"{', '.join(KINDS)}, with or without {' or '.join(COMPRESSIONS)}"
-
-
 def _source(name: str, separator: str | None, field: str | None) -> Source:
+    field_name = field or FIELD
     if name == STDIN:
-        size = mtime_ns = compression = None
         kind: Kind = "text" if field is None else "jsonl"
-    else:
-        size, mtime_ns = _state(name)
-        kind, compression = _known_format(name)
-    source = Source(
-        path=name,
-        size=size,
-        mtime_ns=mtime_ns,
-        kind=kind,
-        compression=compression,
-        separator=separator if kind == "text" or name == STDIN else None,
-        field=field or FIELD,
-    )
-    if name != STDIN:
-        _require_its_kind(source)
-    return source
-
-
-def _state(name: str) -> tuple[int, int]:
-    """The size of a file, and when it was last changed."""
+        return Source(
+            path=name, size=None, mtime_ns=None, kind=kind, compression=None, separator=separator, field=field_name
+        )
     try:
         status = os.stat(name)  # noqa: PTH116
     except OSError as error:
@@ -159,15 +145,21 @@ def _state(name: str) -> tuple[int, int]:
         raise InputError(cause, "the path of a file") from None
     if not stat.S_ISREG(status.st_mode):
         raise InputError(f"got {name}, which is no regular file", f"- < {name}")
-    return status.st_size, status.st_mtime_ns
-
-
-def _known_format(name: str) -> tuple[Kind, Compression | None]:
-    found = _format(name)
-    if found is None:
-        cause = f"got {name}, expected a file that ends in {_suffixes()}"
+    if (found := _format(name)) is None:
+        cause = f"got {name}, expected a file that ends in {SUFFIXES}"
         raise InputError(cause, f"- < {name}, which reads it as text")
-    return found
+    kind, compression = found
+    source = Source(
+        path=name,
+        size=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+        kind=kind,
+        compression=compression,
+        separator=separator if kind == "text" else None,
+        field=field_name,
+    )
+    _require_its_kind(source)
+    return source
 
 
 def _require_its_kind(source: Source) -> None:

@@ -23,6 +23,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +38,9 @@ from locant.text.store import MANIFEST
 from locant.text.tokenizer import Tokenizer
 
 __all__ = [
-    "FOLDER",
-    "SMALLEST_PART",
-    "Plan",
-    "discard_plan",
-    "holds_work",
-    "part_bytes",
-    "plan_for",
-    "read_plan",
-    "remove_shards",
-    "sweep_plans",
-]
+    "FOLDER", "SMALLEST_PART", "Plan", "discard_plan", "holds_work", "part_bytes", "plan_for", "read_plan",
+    "remove_shards", "sweep_plans",
+]  # fmt: skip
 
 FOLDER = ".prepare"
 STDIN_FILE = "stdin"
@@ -144,9 +137,7 @@ def _write_plan(folder: Path, request: Request, tokenizer: Tokenizer) -> None:
         json.dumps([(source.to_json(), start, stop) for source, start, stop in part]).encode() + b"\n"
         for part in _parts(request.sources, part_bytes(request.total_bytes, request.options["shard_size"]))
     ]
-    offsets = [0]
-    for line in lines:
-        offsets.append(offsets[-1] + len(line))
+    offsets = [0, *accumulate(map(len, lines))]
     facts = {
         "options": dict(request.options),
         "vocab_size": tokenizer.vocab_size,
@@ -222,9 +213,6 @@ def read_plan(store: Path) -> Plan | None:
             f"{folder} is unfinished work of another version of locant", f"rm -r {folder}, which discards that work"
         )
     return Plan(folder=folder, **facts)
-
-
-# ------------------------------------------------------------------ unfinished work
 
 
 def holds_work(store: Path) -> bool:

@@ -34,33 +34,20 @@ Progress = Callable[[int, int], None]
 """Is called with how many bytes of the input are done, and how many there are."""
 
 
-@overload
-def prepare(
-    paths: Paths,
-    out: str | Path,
-    *,
-    workers: int | None = ...,
-    resume: bool = ...,
-    engine: EngineChoice = ...,
-    task: None = ...,
-    num_tasks: None = ...,
-    ray: str | None = ...,
-    progress: Progress | None = ...,
-    **content: Unpack[ContentOptions],
-) -> TokenStore: ...
+class _Options(ContentOptions, total=False):
+    workers: int | None
+    resume: bool
+    engine: EngineChoice
+    ray: str | None
+    progress: Progress | None
 
 
 @overload
-def prepare(
-    paths: Paths,
-    out: str | Path,
-    *,
-    engine: EngineChoice = ...,
-    task: int,
-    num_tasks: int,
-    progress: Progress | None = ...,
-    **content: Unpack[ContentOptions],
-) -> None: ...
+def prepare(paths: Paths, out: str | Path, **options: Unpack[_Options]) -> TokenStore: ...
+
+
+@overload
+def prepare(paths: Paths, out: str | Path, *, task: int, num_tasks: int, **options: Unpack[_Options]) -> None: ...
 
 
 def prepare(
@@ -121,7 +108,9 @@ def prepare(
         RangeError: an argument that makes no sense.
     """
     out = store_folder(out)
-    _require_sense(workers, task, num_tasks, ray, progress, engine, resume=resume)
+    flag("resume", resume)
+    one_of("engine", engine, ("auto", *get_args(EngineName)))
+    _require_sense(workers, task, num_tasks, ray, progress, resume)
     request = Request.of(
         paths,
         tokenizer=tokenizer,
@@ -138,7 +127,11 @@ def prepare(
             return store if task is None else None
         with closing(Workers(num_workers)) if num_workers > 1 and ray is None else nullcontext() as processes:
             plan, tokenizer = plan_for(out, request, resume=resume)
-            if parts := _parts_to_make(plan, task, num_tasks):
+            parts = missing_parts(plan)
+            if task is not None and num_tasks is not None:
+                note_tasks(plan, num_tasks)
+                parts = [number for number in parts if number % num_tasks == task]
+            if parts:
                 sweep_parts(plan)
                 if processes is not None:
                     processes.load(out)
@@ -155,18 +148,9 @@ def prepare(
 
 
 def _require_sense(
-    workers: object,
-    task: int | None,
-    num_tasks: int | None,
-    ray: object,
-    progress: object,
-    engine: object,
-    *,
-    resume: object,
+    workers: object, task: int | None, num_tasks: int | None, ray: object, progress: object, resume: bool
 ) -> None:
     """The arguments that say how the work is done."""
-    flag("resume", resume)
-    one_of("engine", engine, ("auto", *get_args(EngineName)))
     if workers is not None:
         whole("workers", workers, 1, 4096, remedy="workers=1")
     if ray is not None and not (isinstance(ray, str) and ray):
@@ -225,15 +209,6 @@ def _finished_store(out: Path, request: Request, *, resume: bool) -> TokenStore:
         raise InputError(f"{out} holds a finished store {why}", f"another folder, or rm -r {out} first")
     tidy(out)
     return store
-
-
-def _parts_to_make(plan: Plan, task: int | None, num_tasks: int | None) -> list[int]:
-    """The numbers of the parts that are missing: all, or those of a task."""
-    missing = missing_parts(plan)
-    if task is None or num_tasks is None:
-        return missing
-    note_tasks(plan, num_tasks)
-    return [number for number in missing if number % num_tasks == task]
 
 
 def _meter(plan: Plan, parts: Sequence[int], progress: Progress | None) -> Advance:

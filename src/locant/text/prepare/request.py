@@ -77,16 +77,15 @@ class Request:
         ends = given is None or given.end_of_text is not None
         if append_end_of_text and not ends:
             raise RangeError("got a tokenizer without an end-of-text token to append", "append_end_of_text=False")
-        options: dict[str, Any] = {"tokenizer": given.fingerprint if given else TRAINED}
-        if given is None:
-            options["vocab_size"] = VOCAB_SIZE if vocab_size is None else vocab_size
-        options |= {
+        trained = {"tokenizer": TRAINED, "vocab_size": VOCAB_SIZE if vocab_size is None else vocab_size}
+        options = {
+            **(trained if given is None else {"tokenizer": given.fingerprint}),
             "separator": separator,
             "field": field,
             "append_end_of_text": ends if append_end_of_text is None else append_end_of_text,
             "shard_size": shard_size,
         }
-        sources = find_sources(_paths(paths), separator=separator, field=field)
+        sources = find_sources(paths, separator=separator, field=field)
         return cls(sources=sources, options=options, tokenizer=given)
 
     @property
@@ -121,12 +120,8 @@ class Request:
 
     def changes_from(self, options: Mapping[str, Any], sources: Sequence[Source]) -> list[str]:
         """What is different from an earlier request, in words; nothing if both give the same store."""
-        names = {**options, **self.options}
-        found = [
-            f"{name} was {options.get(name)!r} and is {self.options.get(name)!r}"
-            for name in names
-            if options.get(name) != self.options.get(name)
-        ]
+        pairs = {name: (options.get(name), self.options.get(name)) for name in {**options, **self.options}}
+        found = [f"{name} was {old!r} and is {new!r}" for name, (old, new) in pairs.items() if old != new]
         found += _changed_sources(sources, self.sources)
         return [*found[:NAMED], f"{len(found) - NAMED} more"] if len(found) > NAMED else found
 
@@ -144,16 +139,6 @@ def _require_texts(**options: object) -> None:
             raise RangeError(f"got {shown(value)} for {name}, expected a text", f"{name}=None for the default")
 
 
-def _paths(paths: Any) -> Paths:
-    """The paths, each of them a str or a Path; one alone is a list of one."""
-    if isinstance(paths, (str, Path)):
-        return paths
-    several: list[Any] = [*paths] if isinstance(paths, Iterable) and not isinstance(paths, bytes) else [paths]
-    if odd := [path for path in several if not isinstance(path, (str, Path))]:
-        raise InputError(f"got {shown(odd[0])} as a path, expected str or Path", "the path of a file or folder")
-    return several
-
-
 def _loaded(tokenizer: object) -> Tokenizer | None:
     if tokenizer is None or isinstance(tokenizer, Tokenizer):
         return tokenizer
@@ -168,9 +153,8 @@ def _changed_sources(old: Sequence[Source], new: Sequence[Source]) -> list[str]:
     before, after = ({source.path: source for source in sources} for sources in (old, new))
     found = [f"{path} is no longer an input" for path in before if path not in after]
     found += [f"{path} is a new input" for path in after if path not in before]
-    for path in before:
-        if path in after and before[path] != after[path]:
-            found.append(f"{path} changed from {_state(before[path])} to {_state(after[path])}")
+    changed = [path for path in before if path in after and before[path] != after[path]]
+    found += [f"{path} changed from {_state(before[path])} to {_state(after[path])}" for path in changed]
     if not found and [*before] != [*after]:
         found.append("the inputs come in another order")
     return found
@@ -182,5 +166,5 @@ def _state(source: Source) -> str:
     # The zone of the reader, who compares it with what `ls --full-time` says, to the last digit.
     seconds, rest = divmod(source.mtime_ns, 10**9)
     when = f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S}.{rest:09d}"
-    how = ", ".join(f"{name} {value!r}" for name, value in (("separator", source.separator), ("field", source.field)))
-    return f"{source.size} bytes of {when} ({source.kind}, {how})"
+    how = f"{source.kind}, separator {source.separator!r}, field {source.field!r}"
+    return f"{source.size} bytes of {when} ({how})"

@@ -67,14 +67,10 @@ def take_sample(sources: Sequence[Source], size: int) -> Sample:
     plain = all(source.compression is None and source.kind != "parquet" for source in sources)
     is_all = plain and (not ends or ends[-1] <= size)
     sample = Sample(is_all=is_all)
-    for byte_range in _whole(sources) if is_all else _spread(sources, ends, size):
+    whole = (byte_range for source in sources for byte_range in cut(source, max(source.size or 0, 1)))
+    for byte_range in whole if is_all else _spread(sources, ends, size):
         _add(sample, byte_range, None if is_all else STRETCH)
     return sample
-
-
-def _whole(sources: Sequence[Source]) -> Iterator[ByteRange]:
-    for source in sources:
-        yield from cut(source, max(source.size or 0, 1))
 
 
 def _spread(sources: Sequence[Source], ends: Sequence[int], size: int) -> Iterator[ByteRange]:
@@ -98,7 +94,9 @@ def _add(sample: Sample, byte_range: ByteRange, limit: int | None) -> None:
     for batch in documents(byte_range, tally):
         for i, text in enumerate(batch.texts):
             if room is None or room > 0:
-                _keep(sample, _beginning(text, room), joined=goes_on and i == 0)
+                if not (goes_on and i == 0):
+                    sample.texts.append(b"")
+                sample.texts[-1] += _beginning(text, room)
                 room = None if room is None else room - len(text)
         goes_on = batch.unfinished
         sample.unpacked += sum(map(len, batch.texts))
@@ -111,14 +109,6 @@ def _add(sample: Sample, byte_range: ByteRange, limit: int | None) -> None:
         sample.documents += tally.documents
     is_ahead = source.is_one_document and source.compression is None  # its reader has read a block more than it gave
     sample.read += sample.unpacked - unpacked if is_ahead else tally.bytes
-
-
-def _keep(sample: Sample, text: bytes, *, joined: bool) -> None:
-    """Add a document, or what goes on of the last one."""
-    if joined:
-        sample.texts[-1] += text
-    else:
-        sample.texts.append(text)
 
 
 def _beginning(text: bytes, size: int | None) -> bytes:

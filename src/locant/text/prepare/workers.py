@@ -84,8 +84,10 @@ class Workers:
                 advance(report["read"])
             elif "done" in report:
                 _next(worker, waiting, at_work)
+            elif "error" in report:
+                raise InputError(report["error"], report["remedy"])
             else:
-                _failed(report)
+                raise RuntimeError(f"a worker process failed:\n{report.get('crash', report)}")
 
     def close(self) -> None:
         """Kill them: those that are done have nothing to lose, and the others no more than the parts they are at."""
@@ -148,19 +150,10 @@ def _lost(worker: _Worker, number: int | None) -> NoReturn:
     )
 
 
-def _failed(report: dict[str, Any]) -> NoReturn:
-    if "error" in report:
-        raise InputError(report["error"], report["remedy"])
-    raise RuntimeError(f"a worker process failed:\n{report.get('crash', report)}")
-
-
-# ------------------------------------------------------------------ in a worker
-
-
 def main() -> None:
-    """Follow the orders on standard input, and report on standard output; what else is printed goes to standard error.
+    """In a worker: follow the orders on standard input, and report on standard output.
 
-    Errors that the user can change are reported in their words.
+    What else is printed goes to standard error. Errors that the user can change are reported in their words.
     """
     reports = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -98,11 +98,8 @@ def _column(schema: Any, source: Source) -> int:
 
 def _begin(group: Any) -> int:
     """Where the data of a row group begin, dictionaries included."""
-    places = []
-    for number in range(group.num_columns):
-        column = group.column(number)
-        places += [column.data_page_offset]
-        places += [column.dictionary_page_offset] if column.dictionary_page_offset else []
+    columns = [group.column(number) for number in range(group.num_columns)]
+    places = [place for one in columns for place in (one.data_page_offset, one.dictionary_page_offset) if place]
     return min(places, default=0)
 
 
