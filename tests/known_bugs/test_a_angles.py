@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 import pytest
@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from locant import PositionEncoding, Positions, Rotary
-from locant.kernels.rotary import Layout
 from locant.positions.angles import AngleMode
-from locant.positions.scaling import Scaling
+from locant.positions.scaling import Scaling, Unscaled
 from tests.known_bugs.exhibit import exhibit
 from tests.known_bugs.oracle import EDGES, frequencies, rounded_frequencies
 from tests.known_bugs.subjects import CONSTANT, ROTARY_OPTIONS, WIDTH, Build, differences, queries, use
@@ -98,8 +97,7 @@ def coarsely_reduced(positions: Positions) -> tuple[Tensor, Tensor]:
     return angle.cos(), angle.sin()
 
 
-@pytest.mark.parametrize("name", ROTARY_OPTIONS)
-def test_15_cosines_are_right_around_every_power_of_two(name: str) -> None:
+def test_15_cosines_are_right_around_every_power_of_two() -> None:
     """kekzl/imp#1316 and #1325, lablup/mlxcel#1055: off by 1.0e-2 at position 131071, though all in float32.
 
     Fast sines are accurate for small angles only, and a compiler flag can put them in place of the others.
@@ -110,7 +108,7 @@ def test_15_cosines_are_right_around_every_power_of_two(name: str) -> None:
         assert error <= bound(subject), f"a cosine is off by {error:.2g}"
 
     twin = Turning(coarsely_reduced, rounded_frequencies(WIDTH, 10_000.0))
-    exhibit(check, turning(**ROTARY_OPTIONS[name]), twin=twin, because="a cosine is off by")
+    exhibit(check, *turnings().values(), twin=twin, because="a cosine is off by")
 
 
 def test_16_every_kind_of_rotary_is_swept() -> None:
@@ -130,35 +128,24 @@ def test_16_every_kind_of_rotary_is_swept() -> None:
 
 def test_16_no_kind_of_rotary_is_left_out() -> None:
     """kekzl/imp#1630: the list itself, held against what `Rotary` accepts."""
-    kinds_of_scaling = {kind.__name__ for kind in Scaling.__subclasses__()}
-    choices: dict[str, set[object]] = {
-        "layout": set(get_args(Layout)),
-        "angles": set(get_args(AngleMode)),
-        "scaling": kinds_of_scaling - {"Unscaled"} | {"NoneType"},
-    }
+    scalings = set(Scaling.__subclasses__()) - {Unscaled}
     options = [p for p in inspect.signature(Rotary).parameters.values() if p.default is not inspect.Parameter.empty]
 
-    def chosen(kinds: Mapping[str, Mapping[str, object]], option: inspect.Parameter, angles: str) -> set[object]:
-        of_this_mode = [kind for kind in kinds.values() if angles in (kind.get("angles", "exact"), "any")]
-        values = [kind.get(option.name, option.default) for kind in of_this_mode]
-        return {type(value).__name__ if option.name == "scaling" else value for value in values}
-
-    def check(kinds: Mapping[str, Mapping[str, object]]) -> None:
+    def check(kinds: Iterable[Mapping[str, Any]]) -> None:
         for option in options:
-            assert len(chosen(kinds, option, "any")) > 1, f"no kind sets {option.name}"
-            for angles in get_args(AngleMode) if option.name != "angles" else ("any",):
-                missing = choices.get(option.name, set()) - chosen(kinds, option, angles)
-                assert not missing, f"no kind has {option.name} of {missing} with {angles} angles"
+            assert any(kind.get(option.name, option.default) != option.default for kind in kinds), (
+                f"no kind sets {option.name}"
+            )
+        for angles in get_args(AngleMode):
+            found = {type(kind.get("scaling")) for kind in kinds if kind.get("angles", "exact") == angles}
+            assert scalings <= found, f"no kind has {scalings - found} with {angles} angles"
 
-    def without(**excluded: object) -> dict[str, dict[str, Any]]:
-        return {name: kind for name, kind in ROTARY_OPTIONS.items() if not excluded.items() <= kind.items()}
+    def without(**excluded: object) -> list[dict[str, Any]]:
+        return [kind for kind in ROTARY_OPTIONS.values() if not excluded.items() <= kind.items()]
 
-    yarn = next(kind["scaling"] for kind in ROTARY_OPTIONS.values() if type(kind.get("scaling")).__name__ == "YaRN")
-    exhibit(check, ROTARY_OPTIONS, twin=without(layout="interleaved"), because="no kind sets layout")
-    exhibit(check, ROTARY_OPTIONS, twin=without(rotary_dim=WIDTH // 2), because="no kind sets rotary_dim")
-    exhibit(check, ROTARY_OPTIONS, twin=without(scaling=yarn), because="no kind has scaling of {'YaRN'}")
-    one_branch_less = without(scaling=yarn, angles="float32")
-    exhibit(check, ROTARY_OPTIONS, twin=one_branch_less, because="no kind has scaling of {'YaRN'} with float32 angles")
+    ours, yarn = list(ROTARY_OPTIONS.values()), ROTARY_OPTIONS["rotary yarn"]["scaling"]
+    exhibit(check, ours, twin=without(layout="interleaved"), because="no kind sets layout")
+    exhibit(check, ours, twin=without(scaling=yarn, angles="float32"), because="YaRN'>} with float32 angles")
 
 
 def test_17_no_angle_is_too_large() -> None:
