@@ -89,20 +89,21 @@ def test_without_a_verb_the_help_is_shown(run: Run) -> None:
     result = run()
     assert result.exit_code == 0
     assert result.stdout == run("--help").stdout
-    for name, line in main.verbs.items():
-        assert name in result.stdout
-        assert line.split(",")[0] in result.stdout
+    for name in main.verbs:
+        verb = main.get_command(click.Context(main), name)
+        assert f"  {name} " in result.stdout
+        assert verb.help.splitlines()[0].split(",")[0] in result.stdout  # type: ignore[union-attr]
 
 
-def test_every_verb_has_json_and_the_one_line_that_the_help_shows() -> None:
+def test_every_verb_has_json_and_a_line_for_the_help() -> None:
     context = click.Context(main)
     for name in main.list_commands(context):
         verb = main.get_command(context, name)
         assert verb is not None
         assert verb.name == name
         assert "--json" in {flag for option in verb.params for flag in option.opts}
-        assert verb.help is not None
-        assert verb.help.splitlines()[0] == main.verbs[name]
+        assert verb.help
+        assert len(verb.help.splitlines()[0]) < 100
 
 
 def test_no_option_of_a_verb_is_left_without_words() -> None:
@@ -200,12 +201,12 @@ def test_a_disk_without_room_leaves_nothing_half_written(folder: Path, words: tu
     assert listing(folder) == before
 
 
-def test_help_loads_neither_verbs_nor_pictures() -> None:
+def test_help_loads_no_torch_and_no_pictures() -> None:
     code = (
         "import sys; from locant.cli import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
-        "names = {'locant.cli.embed', 'locant.cli.compare', 'locant.lab', 'locant.report', 'matplotlib', 'rich'}\n"
+        "names = {'torch', 'locant.lab.decoder', 'locant.report', 'matplotlib', 'rich'}\n"
         "print(sorted(names & set(sys.modules)) if 'click' in sys.modules else 'blind')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

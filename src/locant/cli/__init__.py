@@ -10,18 +10,7 @@ from locant.cli.options import show_version
 
 __all__ = ["main"]
 
-VERBS = {
-    "embed": "Turn text into ids, windows and embeddings, and show each step.",
-    "compare": "Train every encoding at a short length, and measure it at longer ones.",
-    "explain": "Say what a model does about position, in words and numbers.",
-    "extend": "Write the configuration of a model for a longer context.",
-    "convert": "Change which dimensions rotary positions pair, in the weights of a checkpoint.",
-    "prepare": "Make a token store from files of text.",
-    "export": "Write a token store in the format of another program, or one of theirs as a locant store.",
-    "plot": "Draw a picture of an encoding.",
-    "bench": "Show what was measured against other people's code, on which device.",
-    "list": "List every encoding, what it does and costs; or one in full, with its numbers.",
-}
+VERBS = ("embed", "compare", "explain", "extend", "convert", "prepare", "export", "plot", "bench", "list")
 
 main = VerbGroup(
     name="locant",

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -29,9 +29,9 @@ NO_MEMORY = ("can't allocate memory", "not enough memory", "overflow", "out of m
 
 
 class VerbGroup(click.Group):
-    """``locant VERB``: `verbs` maps each to its one line; the module ``locant.cli.VERB`` holds a command ``verb``."""
+    """``locant VERB``: the module ``locant.cli.VERB`` holds the command, called ``verb``."""
 
-    def __init__(self, *, verbs: Mapping[str, str], **options: Any) -> None:
+    def __init__(self, *, verbs: Sequence[str], **options: Any) -> None:
         super().__init__(**options)
         self.verbs = verbs
 
@@ -42,9 +42,10 @@ class VerbGroup(click.Group):
         return import_module(f"locant.cli.{cmd_name}").verb if cmd_name in self.verbs else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """From the one-liners, so that help loads no verb."""
+        """Every verb with the first line of its help."""
+        commands = ((name, self.get_command(ctx, name)) for name in self.verbs)
         with formatter.section("Verbs"):
-            formatter.write_dl(list(self.verbs.items()))
+            formatter.write_dl([(name, (verb.help or "").partition("\n")[0]) for name, verb in commands if verb])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
