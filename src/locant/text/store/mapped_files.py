@@ -18,7 +18,6 @@ __all__ = ["map_side_by_side", "map_tokens"]
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
-_LIBC.munmap.restype = ctypes.c_int
 _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 FAILED = ctypes.c_void_p(-1).value
 MAP_FIXED = 0x10  # on Linux and the BSDs alike; Python's module does not name it

@@ -46,10 +46,6 @@ class DocumentWindows:
         return Positions.arange(self.length)
 
     @cached_property
-    def _slots(self) -> Int[np.ndarray, " length"]:
-        return np.arange(self.length)
-
-    @cached_property
     def digest(self) -> str:
         """Tells these documents from others."""
         return hashlib.blake2b(self.offsets.astype("<i8").tobytes(), digest_size=16).hexdigest()
@@ -61,14 +57,17 @@ class DocumentWindows:
     def batch(self, tokens: Tokens, windows: Int[np.ndarray, " batch"]) -> Batch:
         """The windows of these numbers, which have to exist."""
         starts, sizes = self._locate(windows)
-        rows = _rows(tokens, starts, self.length + 1)
-        batch = self._full_rows(rows)
+        batch = self._full_rows(_rows(tokens, starts, self.length + 1))
         if sizes.min(initial=self.length) == self.length:
             return batch
-        beyond = self._slots >= sizes[:, None]
+        slots = np.arange(self.length)
+        beyond = slots >= sizes[:, None]
         np.putmask(batch["ids"].numpy(), beyond, self.pad_id)
         np.putmask(batch["targets"].numpy(), beyond, IGNORED_TARGET)
-        return whole_batch(batch["ids"], batch["targets"], self._positions(sizes, beyond))
+        # What `Positions.from_mask` makes of these rows, computed from the sizes.
+        index, document = np.minimum(slots, sizes[:, None] - 1), -beyond.astype(np.int64)
+        positions = Positions(torch.from_numpy(index), torch.from_numpy(document), None, 0, int(sizes.max()) - 1)
+        return whole_batch(batch["ids"], batch["targets"], positions)
 
     def _full_rows(self, rows: Integer[np.ndarray, "batch length_plus_1"]) -> Batch:
         # Two arrays of their own: as two views of one, writing to the inputs would change the targets.
@@ -84,12 +83,6 @@ class DocumentWindows:
         within = windows - np.where(document > 0, self._ends[document - 1], 0)
         starts = self.offsets[document] + within * self.stride
         return starts, np.minimum(self.length, self.offsets[document + 1] - 1 - starts)
-
-    def _positions(self, sizes: Int[np.ndarray, " batch"], beyond: np.ndarray) -> Positions:
-        """What `Positions.from_mask` makes of these rows, computed from the sizes."""
-        index = np.minimum(self._slots, sizes[:, None] - 1)
-        document = -beyond.astype(np.int64)
-        return Positions(torch.from_numpy(index), torch.from_numpy(document), None, 0, int(sizes.max()) - 1)
 
 
 def document_offsets(documents: Any, size: int) -> Int[np.ndarray, " offsets"]:

@@ -51,10 +51,6 @@ class Packing:
         return len(self._rows) - 1
 
     @cached_property
-    def _slots(self) -> Int[np.ndarray, " length"]:
-        return np.arange(self.length)
-
-    @cached_property
     def digest(self) -> str:
         """Tells these rows from others."""
         content = hashlib.blake2b(digest_size=16)
@@ -69,17 +65,13 @@ class Packing:
         pieces = np.repeat(self._rows[windows], counts) + number
         sizes = self._sizes[pieces]
         used = np.add.reduceat(sizes, np.cumsum(counts) - counts) if len(windows) else counts
-        real = self._slots < used[:, None]
+        real = np.arange(self.length) < used[:, None]
         read = tokens.slices(self._starts[pieces], sizes + 1)
         ends = np.cumsum(sizes + 1)
         ids, targets = np.delete(read, ends - 1), np.delete(read, ends - sizes - 1)
-        positions = Positions(
-            _filled(real, places(np.zeros_like(sizes), sizes), 0),
-            _filled(real, np.repeat(number, sizes), PADDING),
-            None,
-            0,
-            int(sizes.max(initial=1)) - 1,
-        )
+        index = _filled(real, places(np.zeros_like(sizes), sizes), 0)
+        document = _filled(real, np.repeat(number, sizes), PADDING)
+        positions = Positions(index, document, None, 0, int(sizes.max(initial=1)) - 1)
         return whole_batch(_filled(real, ids, self.pad_id), _filled(real, targets, IGNORED_TARGET), positions)
 
 

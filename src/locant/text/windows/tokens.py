@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int, Integer
+from jaxtyping import Int, Integer
 from torch import Tensor
 
 from locant.errors import InputError, RangeError, ShapeError
@@ -65,7 +64,7 @@ class ArrayTokens(Tokens):
 
     def __init__(self, ids: Integer[np.ndarray, " n"]) -> None:
         self.ids = ids
-        self._slices_by_start: _AllSlices | None = None
+        self._slices, self._width = ids, 0
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -76,19 +75,20 @@ class ArrayTokens(Tokens):
         return hashlib.blake2b(self.ids[places].astype("<i8").tobytes(), digest_size=16).hexdigest()
 
     def read_rows(self, starts: Places, width: int) -> Rows:
-        if self._slices_by_start is None or self._slices_by_start.width != width:
-            self._slices_by_start = _AllSlices(self.ids, width)
-        return self._slices_by_start[starts]
+        if self._width != width:
+            self._slices, self._width = _all_slices(self.ids, width), width
+        rows = self._slices[starts]
+        return rows if rows.ndim == 2 else rows.view(self.ids.dtype).reshape(len(starts), width)
 
     def read_slices(self, starts: Places, sizes: Places) -> Ids:
         return self.ids[places(starts, sizes)]
 
     def __getstate__(self) -> dict[str, object]:
-        return {"ids": _MappedFile.behind(self.ids) or self.ids}
+        file = _file_behind(self.ids)
+        return {"file": file, "ids": None if file else self.ids}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        ids = state["ids"]
-        self.__init__(ids.open() if isinstance(ids, _MappedFile) else ids)
+        self.__init__(np.asarray(np.memmap(*state["file"])) if state["file"] else state["ids"])
 
 
 class _StoreTokens(Tokens):
@@ -109,7 +109,7 @@ class ShardedTokens(_StoreTokens):
     def __init__(self, store: TokenStore) -> None:
         super().__init__(store)
         self._starts = np.asarray(store.shard_starts, dtype=np.int64)
-        self._shard_ends: _ShardEnds | None = None
+        self._bounds, self._width = self._starts, 0
 
     @cached_property
     def _mapped(self) -> tuple[ArrayTokens, Int[np.ndarray, " shards_plus_1"]]:
@@ -122,11 +122,14 @@ class ShardedTokens(_StoreTokens):
         array, shift = self._mapped
         if len(self._starts) == 2:
             return array.read_rows(starts, width)
-        if self._shard_ends is None or self._shard_ends.width != width:
-            self._shard_ends = _ShardEnds.between(self._starts, shift[1:], width)
-        place = self._shard_ends.bounds.searchsorted(starts, "right")
-        rows = array.read_rows(starts + self._shard_ends.shift[place], width)
-        across = self._shard_ends.across[place]
+        if self._width != width:
+            # The first row in each shard, and the first that goes on in another: one search finds both.
+            begins = self._starts[:-1]
+            crossing = np.maximum(self._starts[1:] - width + 1, begins)
+            self._bounds, self._width = np.stack([begins, crossing], axis=1).ravel(), width
+        bounds_before = self._bounds.searchsorted(starts, "right")
+        rows = array.read_rows(starts + shift[(bounds_before + 1) // 2], width)
+        across = bounds_before % 2 == 0
         if np.count_nonzero(across):  # they have the gap between two shards in them, or several
             tokens = starts[across, None] + np.arange(width)
             rows[across] = array.ids[tokens + shift[self._after(tokens)]]
@@ -150,28 +153,6 @@ class ShardedTokens(_StoreTokens):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["store"])
-
-
-@dataclass(frozen=True)
-class _ShardEnds:
-    """For rows of one width: where they lie within a shard and where across its end, so that one search finds both.
-
-    `shift` and `across` are indexed by how many bounds a row's start has reached, which is at least one.
-    """
-
-    width: int
-    bounds: Int[np.ndarray, " twice_shards"]
-    shift: Int[np.ndarray, " twice_shards_plus_1"]
-    """How much later the row stands in the array than in the store."""
-    across: Bool[np.ndarray, " twice_shards_plus_1"]
-    """Whether it goes on in another shard."""
-
-    @classmethod
-    def between(cls, starts: Int[np.ndarray, " offsets"], shift: Int[np.ndarray, " shards"], width: int) -> _ShardEnds:
-        begins = starts[:-1]
-        bounds = np.stack([begins, np.maximum(starts[1:] - width + 1, begins)], axis=1).ravel()
-        across = np.arange(len(bounds) + 1) % 2 == 0
-        return cls(width, bounds, np.concatenate([shift[:1], np.repeat(shift, 2)]), across)
 
 
 class SlicedTokens(_StoreTokens):
@@ -223,23 +204,13 @@ def _array(name: str, values: Any, remedy: str) -> np.ndarray:
         raise ShapeError(f"got {name} of uneven shape, expected one axis of integers", remedy) from None
 
 
-class _AllSlices:
+def _all_slices(ids: np.ndarray, width: int) -> np.ndarray:
     """Every slice of `width` ids of an array, to be indexed by where they begin."""
-
-    def __init__(self, ids: Integer[np.ndarray, " n"], width: int) -> None:
-        self.width, self._dtype = width, ids.dtype
-        self._items, (step,) = None, ids.strides
-        count = max(len(ids) - width + 1, 0)
-        if ids.flags.c_contiguous:
-            # A slice as one item of many bytes, which NumPy copies faster than a row of numbers.
-            self._items = np.ndarray((count,), f"V{width * step}", ids, strides=(step,))
-        else:
-            self._rows = np.lib.stride_tricks.as_strided(ids, (count, width), (step, step), writeable=False)
-
-    def __getitem__(self, starts: Places) -> Rows:
-        if self._items is None:
-            return self._rows[starts]
-        return self._items[starts].view(self._dtype).reshape(len(starts), self.width)
+    (step,), count = ids.strides, max(len(ids) - width + 1, 0)
+    if ids.flags.c_contiguous:
+        # A slice as one item of many bytes, which NumPy copies faster than a row of numbers.
+        return np.ndarray((count,), f"V{width * step}", ids, strides=(step,))
+    return np.lib.stride_tricks.as_strided(ids, (count, width), (step, step), writeable=False)
 
 
 def places(starts: Places, sizes: Places) -> Int[np.ndarray, " total"]:
@@ -258,25 +229,11 @@ def _checked(ids: Integer[np.ndarray, ...]) -> Integer[np.ndarray, ...]:
     return ids
 
 
-@dataclass(frozen=True)
-class _MappedFile:
-    """Where a memory-mapped array lies, to be opened by another process instead of being sent to it."""
-
-    path: str
-    dtype: np.dtype
-    offset: int
-    size: int
-
-    @classmethod
-    def behind(cls, array: np.ndarray) -> _MappedFile | None:
-        """The file behind an array, if all of the array is one slice of it as it is on the disk."""
-        root = array
-        while isinstance(root.base, np.ndarray):
-            root = root.base
-        if not isinstance(root, np.memmap) or root.filename is None or root.mode == "c" or not array.flags.c_contiguous:
-            return None
-        offset = root.offset + array.ctypes.data - root.ctypes.data
-        return cls(str(root.filename), array.dtype, offset, array.size)
-
-    def open(self) -> np.ndarray:
-        return np.asarray(np.memmap(self.path, self.dtype, "r", self.offset, (self.size,)))
+def _file_behind(array: np.ndarray) -> tuple[Any, ...] | None:
+    """What `np.memmap` opens it with in another process, if all of it is one slice of a file as it is on the disk."""
+    root = array
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    if not isinstance(root, np.memmap) or root.filename is None or root.mode == "c" or not array.flags.c_contiguous:
+        return None
+    return str(root.filename), array.dtype, "r", root.offset + array.ctypes.data - root.ctypes.data, array.shape

@@ -116,7 +116,6 @@ def parse_manifest(content: bytes, path: Path) -> Manifest:
     """Check the content of a manifest; `path` is its name in errors."""
     _require_readable(len(content), path)
     with _naming(path):
-        _require_version(content)
         digest = _require_intact(content)
         return _manifest(_parse(_without_sources(content)), digest, path)
 
@@ -163,16 +162,13 @@ def _require_readable(size: int, path: Path) -> None:
         raise InputError(f"{path} has {size} bytes, more than {LARGEST}", "a store of fewer and larger files")
 
 
-def _require_version(content: bytes) -> None:
+def _require_intact(content: bytes) -> str:
     head = HEAD.match(content)
     if not head:
         raise FaultError("it does not begin like one")
     if int(head[1]) != VERSION:
         cause = f"got a store of version {int(head[1])}, and this package reads version {VERSION}"
         raise InputError(cause, "pip install --upgrade locant")
-
-
-def _require_intact(content: bytes) -> str:
     tail = TAIL.fullmatch(content, max(0, len(content) - TAIL_SIZE))
     if not tail:
         raise FaultError("its end is missing")
