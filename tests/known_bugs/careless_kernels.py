@@ -1,4 +1,4 @@
-"""Triton kernels with the mistakes of the museum's section E, a few lines each. They are only ever interpreted."""
+"""Triton kernels with the mistakes of section E, a few lines each. They are only ever interpreted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["copy_heads", "turn_lanes"]
+__all__ = ["copy_heads", "rotate_lanes"]
 
 
 @triton.jit
@@ -26,7 +26,7 @@ def copy_heads(x: Tensor) -> Tensor:
 
 
 @triton.jit
-def _turn_lanes(x, cos, sin, PAIRS: tl.constexpr, LANES: tl.constexpr):
+def _rotate_lanes(x, cos, sin, PAIRS: tl.constexpr, LANES: tl.constexpr):
     o_row, o_pair = tl.program_id(0) * 2 * PAIRS, tl.arange(0, LANES)
     m_pair = o_pair < PAIRS
     b_cos, b_sin = tl.load(cos + o_pair), tl.load(sin + o_pair)  # every lane, also those past the last pair
@@ -36,7 +36,7 @@ def _turn_lanes(x, cos, sin, PAIRS: tl.constexpr, LANES: tl.constexpr):
     tl.store(x + o_row + PAIRS + o_pair, b_b * b_cos + b_a * b_sin, mask=m_pair)
 
 
-def turn_lanes(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rows turned in place by one angle per pair, as many lanes at a time as the next power of two."""
+def rotate_lanes(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rows rotated in place by one angle per pair, as many lanes at a time as the next power of two."""
     pairs = x.shape[-1] // 2
-    _turn_lanes[(x.numel() // x.shape[-1],)](x, cos, sin, PAIRS=pairs, LANES=triton.next_power_of_2(pairs))
+    _rotate_lanes[(x.numel() // x.shape[-1],)](x, cos, sin, PAIRS=pairs, LANES=triton.next_power_of_2(pairs))

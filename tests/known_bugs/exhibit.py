@@ -1,4 +1,4 @@
-"""How an entry of the museum is shown: a check that our code passes, and that the bug it describes does not.
+"""How a known bug is shown: a check that our code passes, and that the bug it describes does not.
 
 The bug stands beside each test as a *twin*: the fewest lines that have the mechanism. A check that the twin passes
 too would prove nothing, and a twin that crashes would prove little, so the check has to end in an assertion, and its

@@ -26,18 +26,18 @@ def rounded_frequencies(dim: int, base: float) -> Tensor:
     return 1.0 / base**exponents
 
 
-def true_cos_sin(index: Iterable[int], turns: Sequence[mpmath.mpf] | Tensor) -> tuple[Tensor, Tensor]:
+def true_cos_sin(index: Iterable[int], of: Sequence[mpmath.mpf] | Tensor) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every position times every frequency, ``positions pairs``, rounded once, to float64.
 
-    Where `turns` is a float32 tensor, position and product are rounded to float32 as well, and only the cosine of that
+    Where `of` is a float32 tensor, position and product are rounded to float32 as well, and only the cosine of that
     angle is taken exactly.
     """
     with mpmath.workdps(50):
-        if isinstance(turns, Tensor):
-            products = torch.tensor(list(index)).float()[:, None] * turns
+        if isinstance(of, Tensor):
+            products = torch.tensor(list(index)).float()[:, None] * of
             angles = [[mpmath.mpf(angle) for angle in row] for row in products.tolist()]
         else:
-            angles = [[position * turn for turn in turns] for position in index]
+            angles = [[position * frequency for frequency in of] for position in index]
         return _of(mpmath.cos, angles), _of(mpmath.sin, angles)
 
 

@@ -31,7 +31,7 @@ class ComplexRotary(BufferRotary):
     def __init__(self) -> None:
         super().__init__()
         angle = torch.arange(4096)[:, None] * self.inv_freq
-        self.register_buffer("turns", torch.polar(torch.ones_like(angle), angle), persistent=False)
+        self.register_buffer("rotations", torch.polar(torch.ones_like(angle), angle), persistent=False)
 
 
 KINDS: dict[str, Build] = {

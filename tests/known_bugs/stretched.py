@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["by_wavelength", "dynamic", "on_a_ramp", "plain", "temperature", "turned"]
+__all__ = ["by_wavelength", "dynamic", "on_a_ramp", "plain", "rotated", "temperature"]
 
 
 def plain(dim: int, base: float) -> Tensor:
@@ -32,8 +32,8 @@ def by_wavelength(dim: int, base: float, factor: float, low: float, high: float,
     """Llama 3's: short wavelengths as they were, long ones stretched, a blend in between."""
     scaled = []
     for frequency in plain(dim, base).tolist():
-        turns = original * frequency / (2 * math.pi)
-        kept = min(max((turns - low) / (high - low), 0.0), 1.0)
+        periods = original * frequency / (2 * math.pi)
+        kept = min(max((periods - low) / (high - low), 0.0), 1.0)
         scaled.append(frequency * (kept + (1 - kept) / factor))
     return torch.tensor(scaled, dtype=torch.float64)
 
@@ -43,8 +43,8 @@ def temperature(factor: float, weight: float = 1.0) -> float:
     return 0.1 * weight * math.log(factor) + 1
 
 
-def turned(x: Tensor, index: Sequence[int], frequencies: Tensor) -> Tensor:
-    """``batch heads seq dim`` turned pair by pair, where i belongs with i + pairs; what is left over stays."""
+def rotated(x: Tensor, index: Sequence[int], frequencies: Tensor) -> Tensor:
+    """``batch heads seq dim`` rotated pair by pair, where i belongs with i + pairs; what is left over stays."""
     angle = torch.tensor(list(index), dtype=torch.float64)[:, None] * frequencies
     pairs = len(frequencies)
     a, b, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]

@@ -1,4 +1,4 @@
-"""What the museum is about: every encoding of the package, and the one way in which all of them are put to use.
+"""What the known bugs are looked for in: every encoding of the package, and the one way in which all are put to use.
 
 Parameters are set to small whole numbers, which no dtype rounds: whatever moves when a module is cast is a constant.
 """
@@ -116,7 +116,7 @@ DISTINCT = (
     "rotary", "rotary float32 interleaved", "rotary partial", "rotary axial", "rotary dynamic ntk", "rotary yarn",
     "sinusoidal", "alibi", "t5 bidirectional", "nope", "learned",
 )  # fmt: skip
-"""Some whose code differs, for checks that take long, as compilers do; `tests/positions` compiles the others."""
+"""Some whose code differs, for checks that take long."""
 
 
 def queries(encoding: nn.Module, seq_len: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:

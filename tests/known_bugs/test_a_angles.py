@@ -17,8 +17,8 @@ from locant.positions.angles import AngleMode
 from locant.positions.scaling import Scaling, Unscaled
 from tests.known_bugs.exhibit import exhibit
 from tests.known_bugs.oracle import EDGES, frequencies, rounded_frequencies
+from tests.known_bugs.rotations import CosSin, Rotation, bound, rotation, rotations, worst_error
 from tests.known_bugs.subjects import CONSTANT, ROTARY_OPTIONS, WIDTH, Build, differences, queries, use
-from tests.known_bugs.turnings import CosSin, Turning, bound, turning, turnings, worst_error
 from tests.known_bugs.twins import BufferRotary, MultipliedRotary
 from tests.tolerances import LENGTH
 
@@ -90,10 +90,10 @@ def test_07_no_two_neighbours_share_a_position() -> None:
 
 
 def coarsely_reduced(positions: Positions) -> tuple[Tensor, Tensor]:
-    """Angles brought to -pi .. pi by subtracting turns in float32, as fast sines do."""
+    """Angles brought to -pi .. pi by subtracting whole circles in float32, as fast sines do."""
     angle = positions.index[..., None].float() * BufferRotary().inv_freq
-    turn = torch.tensor(2 * math.pi, dtype=torch.float32)
-    angle = angle - turn * torch.round(angle / turn)
+    circle = torch.tensor(2 * math.pi, dtype=torch.float32)
+    angle = angle - circle * torch.round(angle / circle)
     return angle.cos(), angle.sin()
 
 
@@ -103,12 +103,12 @@ def test_15_cosines_are_right_around_every_power_of_two() -> None:
     Fast sines are accurate for small angles only, and a compiler flag can put them in place of the others.
     """
 
-    def check(subject: Turning) -> None:
+    def check(subject: Rotation) -> None:
         error = worst_error(subject, EDGES)
         assert error <= bound(subject), f"a cosine is off by {error:.2g}"
 
-    twin = Turning(coarsely_reduced, rounded_frequencies(WIDTH, 10_000.0))
-    exhibit(check, *turnings().values(), twin=twin, because="a cosine is off by")
+    twin = Rotation(coarsely_reduced, rounded_frequencies(WIDTH, 10_000.0))
+    exhibit(check, *rotations().values(), twin=twin, because="a cosine is off by")
 
 
 def test_16_every_kind_of_rotary_is_swept() -> None:
@@ -117,13 +117,16 @@ def test_16_every_kind_of_rotary_is_swept() -> None:
     So the sweep runs over a list of all kinds, and the list is held against the constructor.
     """
 
-    def check(subjects: Mapping[str, Turning]) -> None:
+    def check(subjects: Mapping[str, Rotation]) -> None:
         for name, subject in subjects.items():
             error = worst_error(subject, [1, 4095, 65_537, 1_000_001])
             assert error <= bound(subject), f"the branch {name!r} is off by {error:.2g}"
 
-    one_left_raw = {**turnings(), "a new one": Turning(BufferRotary().bfloat16().cos_sin, frequencies(WIDTH, 10_000.0))}
-    exhibit(check, turnings(), twin=one_left_raw, because="the branch 'a new one' is off")
+    one_left_raw = {
+        **rotations(),
+        "a new one": Rotation(BufferRotary().bfloat16().cos_sin, frequencies(WIDTH, 10_000.0)),
+    }
+    exhibit(check, rotations(), twin=one_left_raw, because="the branch 'a new one' is off")
 
 
 def test_16_no_kind_of_rotary_is_left_out() -> None:
@@ -151,7 +154,7 @@ def test_16_no_kind_of_rotary_is_left_out() -> None:
 def test_17_no_angle_is_too_large() -> None:
     """tenstorrent/tt-metal#33971: sin(5e5) was minus infinity.
 
-    A polynomial for one turn was evaluated far outside of it: nobody had reduced the angle first.
+    A polynomial for one circle was evaluated far outside of it: nobody had reduced the angle first.
     """
     ends = [2**31 - 1, 2**31 - 2, 2**30, 500_000, 2**24 + 1]
     index = [sign * p for p in ends for sign in (1, -1)]
@@ -162,7 +165,7 @@ def test_17_no_angle_is_too_large() -> None:
         cos = torch.stack(terms).sum(0)
         return cos, cos
 
-    def check(subject: Turning) -> None:
+    def check(subject: Rotation) -> None:
         for table in subject.cos_sin(Positions.of(index)):
             assert torch.isfinite(table).all(), "a cosine that is no number"
             largest = float(table.abs().max() / subject.attention_factor)
@@ -170,8 +173,8 @@ def test_17_no_angle_is_too_large() -> None:
         error = worst_error(subject, index)
         assert error <= bound(subject), f"a cosine is off by {error:.2g}"
 
-    fast = turning(base=1e-3)  # frequencies up to 400: angles up to 2**40
-    exhibit(check, *turnings().values(), fast, twin=Turning(unreduced, []), because="a cosine that is no number")
+    fast = rotation(base=1e-3)  # frequencies up to 400: angles up to 2**40
+    exhibit(check, *rotations().values(), fast, twin=Rotation(unreduced, []), because="a cosine that is no number")
 
 
 LONG = [65_535, 65_536, 65_537, 2**17]
@@ -181,24 +184,24 @@ def long_sequences(device: str) -> None:
     """Ours, and a kernel that starts one block per token, of which a grid may have 65535."""
 
     def one_block_per_token(rotary: PositionEncoding, x: Tensor, positions: Positions) -> Tensor:
-        turned, _ = rotary.rotate(x, x, positions)
-        return torch.cat([turned[:, :, :65_535], x[:, :, 65_535:]], dim=2)
+        rotated, _ = rotary.rotate(x, x, positions)
+        return torch.cat([rotated[:, :, :65_535], x[:, :, 65_535:]], dim=2)
 
-    def check(turn: Callable[[PositionEncoding, Tensor, Positions], Tensor]) -> None:
+    def check(rotate: Callable[[PositionEncoding, Tensor, Positions], Tensor]) -> None:
         rotary = Rotary(4)
         for seq_len in LONG:
             x = torch.randn(1, 1, seq_len, 4, device=device)
-            turned = turn(rotary, x, Positions.arange(seq_len, device=device))
+            rotated = rotate(rotary, x, Positions.arange(seq_len, device=device))
             last = x[:, :, -3:]
             alone, _ = rotary.rotate(last, last, Positions.after(seq_len - 3, 3, device=device))
-            assert torch.equal(turned[:, :, -3:], alone), f"the end of {seq_len} tokens is not turned"
-            norms = turned.norm(dim=-1) / x.norm(dim=-1)
+            assert torch.equal(rotated[:, :, -3:], alone), f"the end of {seq_len} tokens is not rotated"
+            norms = rotated.norm(dim=-1) / x.norm(dim=-1)
             assert ((norms - 1).abs() < LENGTH).all(), f"some of {seq_len} tokens changed their length"
 
     def ours(rotary: PositionEncoding, x: Tensor, positions: Positions) -> Tensor:
         return rotary.rotate(x, x, positions)[0]
 
-    exhibit(check, ours, twin=one_block_per_token, because="the end of 65536 tokens is not turned")
+    exhibit(check, ours, twin=one_block_per_token, because="the end of 65536 tokens is not rotated")
 
 
 def test_24_more_tokens_than_a_grid_has_blocks() -> None:

@@ -179,7 +179,7 @@ def test_10_there_is_no_buffer_to_cast() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_12_half_precision_tokens_are_turned_by_float32_tables(layout: str, dtype: torch.dtype) -> None:
+def test_12_half_precision_tokens_are_rotated_by_float32_tables(layout: str, dtype: torch.dtype) -> None:
     """Dao-AILab/flash-attention#823: results in bfloat16 were off by up to 24 %.
 
     The kernel asked for cosines and sines in the dtype of the tokens, so both were rounded before they were used.
@@ -189,7 +189,7 @@ def test_12_half_precision_tokens_are_turned_by_float32_tables(layout: str, dtyp
     true_cos, true_sin = (
         table[None] for table in true_cos_sin(positions.index[0].tolist(), frequencies(WIDTH, 10_000.0))
     )
-    truth = _turned(x.double(), true_cos, true_sin, layout)
+    truth = _rotated(x.double(), true_cos, true_sin, layout)
 
     def check(rotate: Callable[[Tensor], Tensor]) -> None:
         off = (rotate(x).double() - truth).abs()
@@ -203,12 +203,12 @@ def test_12_half_precision_tokens_are_turned_by_float32_tables(layout: str, dtyp
         check,
         lambda x: rotary.rotate(x, x, positions)[0],
         lambda x: rotate_pairs(x, *tables, layout),  # type: ignore[arg-type]
-        twin=lambda x: _turned(x, *(table.to(x.dtype) for table in tables), layout),
+        twin=lambda x: _rotated(x, *(table.to(x.dtype) for table in tables), layout),
         because="times what one rounding",
     )
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
     """The paper's rotation, pair by pair, in whatever dtype comes in."""
     pairs = x.shape[-1] // 2
     out = torch.empty_like(x)
@@ -230,8 +230,8 @@ def test_13_frequencies_are_not_cast_before_the_product(dtype: torch.dtype) -> N
     unit = torch.cat([torch.ones(64), torch.zeros(64)]).to(dtype)[None, None, None]
 
     def check(rotary: PositionEncoding) -> None:
-        turned, _ = rotary.to(dtype).rotate(unit, unit, Positions.after(position, 1))
-        wrong = int(((turned[0, 0, 0].double() - truth).abs() > torch.finfo(dtype).eps).sum())
+        rotated, _ = rotary.to(dtype).rotate(unit, unit, Positions.after(position, 1))
+        wrong = int(((rotated[0, 0, 0].double() - truth).abs() > torch.finfo(dtype).eps).sum())
         assert not wrong, f"{rotary}: {wrong} of 128 values off at position {position}"
 
     ours = [Rotary(head_dim, angles=angles) for angles in ("exact", "float32")]

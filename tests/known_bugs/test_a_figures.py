@@ -10,8 +10,8 @@ from locant import Positions, Rotary
 from tests.known_bugs.exhibit import exhibit
 from tests.known_bugs.figures import published
 from tests.known_bugs.oracle import frequencies, phase_error, true_cos_sin
+from tests.known_bugs.rotations import CosSin, rotations
 from tests.known_bugs.subjects import WIDTH
-from tests.known_bugs.turnings import CosSin, turnings
 from tests.known_bugs.twins import BufferRotary
 from tests.tolerances import PHASE, SHIFTED
 
@@ -24,15 +24,15 @@ def shift_error(cos_sin: CosSin, dtype: torch.dtype = torch.float32) -> float:
     lengths = q.double().norm(dim=-1) * k.double().norm(dim=-1)
 
     def score(shift: int) -> Tensor:
-        turned_q, turned_k = (
-            _turned(x, *cos_sin(Positions.of(starts + shift + more))).double() for x, more in ((q, lag), (k, 0))
+        rotated_q, rotated_k = (
+            _rotated(x, *cos_sin(Positions.of(starts + shift + more))).double() for x, more in ((q, lag), (k, 0))
         )
-        return (turned_q * turned_k).sum(-1) / lengths
+        return (rotated_q * rotated_k).sum(-1) / lengths
 
     return max(float((score(2**power) - score(0)).abs().max()) for power in range(21))
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     a, b = x.to(cos.dtype).chunk(2, -1)
     return torch.cat([a * cos[0] - b * sin[0], b * cos[0] + a * sin[0]], -1).to(x.dtype)
 
@@ -46,7 +46,7 @@ def in_bfloat16(positions: Positions) -> tuple[Tensor, Tensor]:
 def test_11_scores_depend_on_the_distance_alone(dtype: torch.dtype) -> None:
     """KellerJordan/modded-nanogpt#39: cosines in bfloat16 cost training loss: 3.2800 against 3.2783 in float32.
 
-    A rounded table turns q and k by other angles than it should, so their product no longer knows only a distance.
+    A rounded table rotates q and k by other angles than it should, so their product no longer knows only a distance.
     """
 
     def check(cos_sin: CosSin) -> None:
@@ -56,7 +56,7 @@ def test_11_scores_depend_on_the_distance_alone(dtype: torch.dtype) -> None:
     def from_bfloat16(positions: Positions) -> tuple[Tensor, Tensor]:
         return BufferRotary().bfloat16().cos_sin(positions)
 
-    ours = [subject.cos_sin for subject in turnings().values() if not isinstance(subject.turns, Tensor)]
+    ours = [subject.cos_sin for subject in rotations().values() if not isinstance(subject.frequencies, Tensor)]
     exhibit(check, *ours, twin=from_bfloat16, because="a common shift changed a score")
     if dtype == torch.float32:
         exhibit(check, *ours, twin=in_bfloat16, because="a common shift changed a score")

@@ -1,4 +1,4 @@
-"""Entries about what a module keeps: buffers that a device move, a load or a forward pass turns into something else."""
+"""Entries about what a module keeps: buffers that a device move, a load or a forward pass changes."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_29_sharding_in_half_precision_leaves_constants_alone(found: Found, way:
             assert not result["moved"], f"{name}: in {way} the table moved by {result['moved']}"
             assert result["gradients"], f"{name}: nothing was trained"
 
-    exhibit(check, *OURS, twin="twin: complex", because=r"complex buffers \['encoding.turns'\]")
+    exhibit(check, *OURS, twin="twin: complex", because=r"complex buffers \['encoding.rotations'\]")
     if way == "FSDP1":  # its successor leaves buffers alone
         exhibit(check, *OURS, twin="twin: buffer", because="in FSDP1 the table moved by")
 

@@ -20,15 +20,14 @@ from tests.positions.published import PUBLISHED
 from tests.tolerances import DOUBLE, FORMULA, FREQUENCY, SIX_DIGITS
 
 Config = Mapping[str, Any]
-Turns = Callable[[Config], tuple[Tensor, float]]
-"""What a reader makes of a configuration: radians per position of each pair, and the factor on cosines and sines."""
 
 
 def ours(config: Config) -> tuple[Tensor, float]:
+    """Radians per position of each pair, and the factor on cosines and sines."""
     rotary = Rotary.from_config(config)
     scaling = rotary.scaling
-    turns = torch.tensor([float(f) for f in rotary.angles.frequencies], dtype=torch.float64)
-    return turns, scaling.effective_attention_factor
+    frequencies = torch.tensor([float(f) for f in rotary.angles.frequencies], dtype=torch.float64)
+    return frequencies, scaling.effective_attention_factor
 
 
 def with_rope(name: str, **changes: Any) -> dict[str, Any]:
@@ -127,11 +126,11 @@ def test_43_the_factor_is_applied_once_to_each_side() -> None:
 
     def scores(rotary: Rotary, scale: float | None = None) -> Tensor:
         """The score of a key at the same place, from its weight against a key of zeros."""
-        turned_q, turned_k = rotary.rotate(q, k, here)
-        keys = torch.cat([turned_k, torch.zeros_like(turned_k)], dim=2)
+        rotated_q, rotated_k = rotary.rotate(q, k, here)
+        keys = torch.cat([rotated_k, torch.zeros_like(rotated_k)], dim=2)
         both = Positions.of([777, 777])
         weights = attend(
-            turned_q, keys, v, encoding=rotary, positions=here, k_positions=both, scale=scale, backend="eager"
+            rotated_q, keys, v, encoding=rotary, positions=here, k_positions=both, scale=scale, backend="eager"
         )
         return (weights[..., 0] / weights[..., 1]).log()
 
@@ -242,7 +241,7 @@ def test_50_the_scaling_of_every_llama_3_is_its_own() -> None:
     """TransformerLensOrg/TransformerLens#764 and #910, unslothai/unsloth#6197, felafax/felafax#59: it was left out.
 
     Or it was taken over with the factor of another size: 8 in Llama 3.1, and 32 in the small models of 3.2. Past some
-    29 000 tokens the text turned into gibberish.
+    29 000 tokens the text became gibberish.
     """
 
     def read(config: Config) -> Tensor:

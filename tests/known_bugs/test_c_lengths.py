@@ -12,7 +12,7 @@ from torch import Tensor
 from locant import KVCache, Positions, RangeError, Rotary
 from locant.positions.scaling import DynamicNTK, LongRoPE, Scaling
 from tests.known_bugs.exhibit import exhibit
-from tests.known_bugs.stretched import dynamic, plain, turned
+from tests.known_bugs.stretched import dynamic, plain, rotated
 from tests.known_bugs.subjects import WIDTH
 from tests.tolerances import DOUBLE
 
@@ -34,12 +34,12 @@ def frequencies(scaling: Scaling, seq_len: int) -> Tensor:
 
 
 def off(keys: Tensor, scaling: Scaling, seq_len: int) -> float:
-    truth = turned(KEYS[:, :, :seq_len], range(seq_len), frequencies(scaling, seq_len))
+    truth = rotated(KEYS[:, :, :seq_len], range(seq_len), frequencies(scaling, seq_len))
     assert keys.shape == truth.shape
     return float((keys - truth).abs().max())
 
 
-def turn(rotary: Rotary, x: Tensor, positions: Positions) -> Tensor:
+def rotate(rotary: Rotary, x: Tensor, positions: Positions) -> Tensor:
     return rotary.rotate(x, x, positions)[1]
 
 
@@ -51,7 +51,7 @@ def with_the_last_length(scaling: Scaling) -> list[Tensor]:
     rotary, cache = Rotary(WIDTH, scaling=scaling).for_length(TOTAL), KVCache()
     for step in range(TOTAL):
         positions = Positions.after(step, 1)
-        keys, _, _ = cache.append(turn(rotary, KEYS[:, :, step : step + 1], positions), KEYS[:, :, :1], positions)
+        keys, _, _ = cache.append(rotate(rotary, KEYS[:, :, step : step + 1], positions), KEYS[:, :, :1], positions)
     return [keys]
 
 
@@ -61,17 +61,17 @@ def moving_what_is_cached(scaling: Scaling) -> list[Tensor]:
     keys, found = KEYS[:, :, :0], []
     for step in range(TOTAL):
         keys = rotary.rerotate(keys, Positions.arange(step), max(step, 1), step + 1)
-        last = turn(rotary.for_length(step + 1), KEYS[:, :, step : step + 1], Positions.after(step, 1))
+        last = rotate(rotary.for_length(step + 1), KEYS[:, :, step : step + 1], Positions.after(step, 1))
         keys = torch.cat([keys, last], dim=2)
         found.append(keys)
     return found
 
 
 def keeping_what_is_cached(scaling: Scaling) -> list[Tensor]:
-    """The twin: every key stays as it was turned at its own step."""
+    """The twin: every key stays as it was rotated at its own step."""
     rotary = Rotary(WIDTH, scaling=scaling)
     steps = [
-        turn(rotary.for_length(step + 1), KEYS[:, :, step : step + 1], Positions.after(step, 1))
+        rotate(rotary.for_length(step + 1), KEYS[:, :, step : step + 1], Positions.after(step, 1))
         for step in range(TOTAL)
     ]
     return [torch.cat(steps[: step + 1], dim=2) for step in range(TOTAL)]
@@ -89,9 +89,9 @@ def cached_keys_are_those_of_one_call(scaling: Scaling) -> Callable[[Decode], No
 def refuses_to_grow_unsaid(scaling: Scaling) -> None:
     """A rotary that was told no length, or a smaller one, says so instead of guessing."""
     for rotary in (Rotary(WIDTH, scaling=scaling), Rotary(WIDTH, scaling=scaling).for_length(ORIGINAL)):
-        turn(rotary, KEYS[:, :, :1], Positions.after(ORIGINAL - 1, 1))
+        rotate(rotary, KEYS[:, :, :1], Positions.after(ORIGINAL - 1, 1))
         with pytest.raises(RangeError, match=r"for_length"):
-            turn(rotary, KEYS[:, :, :1], Positions.after(ORIGINAL, 1))
+            rotate(rotary, KEYS[:, :, :1], Positions.after(ORIGINAL, 1))
 
 
 def test_38_keys_in_a_cache_follow_a_base_that_changes() -> None:
@@ -187,8 +187,8 @@ def test_40_dynamic_scaling_leaves_short_sequences_alone(angles: str) -> None:
 
 def cosines(factors: Sequence[float], positions: Positions) -> Tensor:
     """The truth for one of LongRoPE's two lists."""
-    turns = plain(WIDTH, 10_000.0) / torch.tensor(factors, dtype=torch.float64)
-    return (positions.index[0].double()[:, None] * turns).cos()
+    radians = plain(WIDTH, 10_000.0) / torch.tensor(factors, dtype=torch.float64)
+    return (positions.index[0].double()[:, None] * radians).cos()
 
 
 def of_rotary(seq_len: int, positions: Positions, factor: float = 4.0) -> Tensor:

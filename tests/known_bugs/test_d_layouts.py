@@ -69,15 +69,15 @@ def passes_weights_on(weights: Weights, config: Any, *, to: str, source: str) ->
 def test_52_the_two_layouts_are_one_rotation_of_reordered_dimensions() -> None:
     """karpathy/nanochat#264, warpfront/hipfire#241, dan-v/shainet#111: the first tokens were right, then garbage.
 
-    Pairs of neighbours were turned in weights made for halves. At position 0 nothing turns, so nothing is wrong there.
+    Pairs of neighbours were rotated in weights made for halves. At position 0 nothing is wrong, as nothing is rotated.
     """
     x = torch.randn(1, HEADS, TOKENS, HEAD_DIM)
     order = torch.tensor([0, 3, 1, 4, 2, 5])  # what stands where once pairs are neighbours
 
     def ours(x: Tensor, positions: Positions) -> Tensor:
-        """Turned as neighbours, after the dimensions took their places, and put back."""
-        turned = Rotary(HEAD_DIM, layout="interleaved").rotate(x[..., order], x[..., order], positions)[0]
-        return turned[..., order.argsort()]
+        """Rotated as neighbours, after the dimensions took their places, and put back."""
+        rotated = Rotary(HEAD_DIM, layout="interleaved").rotate(x[..., order], x[..., order], positions)[0]
+        return rotated[..., order.argsort()]
 
     def without_reordering(x: Tensor, positions: Positions) -> Tensor:
         return Rotary(HEAD_DIM, layout="interleaved").rotate(x, x, positions)[0]
@@ -111,11 +111,11 @@ def test_52_a_conversion_asks_for_the_layout() -> None:
                 refused += 1
         assert refused == 2, "weights are converted from a layout that they do not have"
 
-    def turns_them_round(weights: Weights, config: Any, *, to: str) -> Weights:
+    def takes_the_other(weights: Weights, config: Any, *, to: str) -> Weights:
         """Whatever they are said to be, they are taken for the other."""
         return convert_layout(weights, config, to=to, source="half" if to == "interleaved" else "interleaved")  # type: ignore[arg-type]
 
-    exhibit(check, convert_layout, twin=turns_them_round, because="from a layout that they do not have")
+    exhibit(check, convert_layout, twin=takes_the_other, because="from a layout that they do not have")
 
 
 @pytest.mark.parametrize(("config", "make"), [(LLAMA, split_weights), (FUSED, fused_weights)], ids=["split", "fused"])
@@ -152,7 +152,7 @@ TAUGHT = {
 
 
 def test_54_an_architecture_brings_its_layout_along() -> None:
-    """rasbt/LLMs-from-scratch#750: the same in teaching code, which turned what others trained.
+    """rasbt/LLMs-from-scratch#750: the same in teaching code, which rotated what others trained.
 
     A configuration does not say the layout, its architecture does; one that is not known has to be told.
     """
@@ -160,7 +160,7 @@ def test_54_an_architecture_brings_its_layout_along() -> None:
     def check(layout_of: Callable[[Mapping[str, Any]], str]) -> None:
         for name, layout in TAUGHT.items():
             found = layout_of(PUBLISHED[name])
-            assert found == layout, f"{name}: turned as {found}, and trained as {layout}"
+            assert found == layout, f"{name}: rotated as {found}, and trained as {layout}"
         unknown = {**PUBLISHED["Llama-3.2-1B"], "model_type": "my-own"}
         with pytest.raises(InputError, match="layout='half' or 'interleaved'"):
             layout_of(unknown)
@@ -168,5 +168,5 @@ def test_54_an_architecture_brings_its_layout_along() -> None:
     def ours(config: Mapping[str, Any]) -> str:
         return Rotary.from_config(config).layout
 
-    because = "gpt-j-6b: turned as half, and trained as interleaved"
+    because = "gpt-j-6b: rotated as half, and trained as interleaved"
     exhibit(check, ours, twin=lambda config: Rotary(64).layout, because=because)

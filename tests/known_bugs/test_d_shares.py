@@ -1,4 +1,4 @@
-"""Entries about how much of a head is turned, and about dimensions that do not come in pairs."""
+"""Entries about how much of a head is rotated, and about dimensions that do not come in pairs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch import Tensor
 from locant import LocantError, Positions, RangeError, Rotary, ShapeError, Sinusoidal
 from locant.positions.scaling import LongRoPE, Scaling
 from tests.known_bugs.exhibit import exhibit
-from tests.known_bugs.stretched import plain, turned
+from tests.known_bugs.stretched import plain, rotated
 from tests.tolerances import FAR_DOUBLE, FORMULA
 
 HEAD_DIM, ROTARY_DIM = 256, 64
 FROM, TO = 700, 2355
 """The positions at which entry 55 was measured."""
 
-Turn = Callable[[Tensor, Positions], Tensor]
+Rotate = Callable[[Tensor, Positions], Tensor]
 
 
-def turning(*sizes: int, **options: Any) -> Turn:
+def rotating(*sizes: int, **options: Any) -> Rotate:
     rotary = Rotary(*sizes, **options)
     return lambda x, positions: rotary.rotate(x, x, positions)[0]
 
@@ -37,31 +37,31 @@ def refusal(kind: type[LocantError], call: Callable[[], object]) -> str:
     return ""
 
 
-def test_55_frequencies_and_pairs_count_the_part_that_is_turned() -> None:
-    """pie-project/pie#603: quality fell with length in every model that turns a part of its heads.
+def test_55_frequencies_and_pairs_count_the_part_that_is_rotated() -> None:
+    """pie-project/pie#603: quality fell with length in every model that rotates a part of its heads.
 
-    Exponents were fractions of the whole head, and partners half a head apart, instead of the turned part. At position
+    Exponents were fractions of the whole head, and partners half a head apart, instead of the rotated part. At position
     0 it is the same.
     """
     x = torch.randn(1, 1, TO - FROM, HEAD_DIM, dtype=torch.float64)
 
-    def check(turn: Turn) -> None:
+    def check(rotate: Rotate) -> None:
         for first in (0, FROM):
             count = TO - FROM
-            out = turn(x, Positions.after(first, count))
-            truth = turned(x, range(first, first + count), plain(ROTARY_DIM, 10_000.0))
+            out = rotate(x, Positions.after(first, count))
+            truth = rotated(x, range(first, first + count), plain(ROTARY_DIM, 10_000.0))
             assert torch.equal(out[..., ROTARY_DIM:], x[..., ROTARY_DIM:]), "dimensions that stand still were moved"
             off = float((out - truth).abs().max())
             assert off <= FAR_DOUBLE, f"off by {off:.2g} from position {first} on"
 
     def exponents_of_the_head(x: Tensor, positions: Positions) -> Tensor:
-        return turned(x, positions.index[0].tolist(), plain(HEAD_DIM, 10_000.0)[: ROTARY_DIM // 2])
+        return rotated(x, positions.index[0].tolist(), plain(HEAD_DIM, 10_000.0)[: ROTARY_DIM // 2])
 
     def partners_half_a_head_away(x: Tensor, positions: Positions) -> Tensor:
         still = torch.zeros(HEAD_DIM // 2 - ROTARY_DIM // 2, dtype=torch.float64)
-        return turned(x, positions.index[0].tolist(), torch.cat([plain(ROTARY_DIM, 10_000.0), still]))
+        return rotated(x, positions.index[0].tolist(), torch.cat([plain(ROTARY_DIM, 10_000.0), still]))
 
-    ours = turning(HEAD_DIM, rotary_dim=ROTARY_DIM)
+    ours = rotating(HEAD_DIM, rotary_dim=ROTARY_DIM)
     exhibit(check, ours, twin=exponents_of_the_head, because="off by [0-9.]+ from position 0 on")
     exhibit(check, ours, twin=partners_half_a_head_away, because="dimensions that stand still were moved")
     zero = Positions.of([0])
@@ -69,7 +69,7 @@ def test_55_frequencies_and_pairs_count_the_part_that_is_turned() -> None:
 
 
 def test_56_a_share_of_the_head_has_its_own_number_of_frequencies() -> None:
-    """huggingface/transformers#48652: models with a ``rotary_pct`` other than 1 crashed; 44 turn a part of their heads.
+    """huggingface/transformers#48652: models with a ``rotary_pct`` other than 1 crashed. 44 rotate a part of a head.
 
     Frequencies for the whole head had been copied: 4 of them where 2 were wanted.
     """
@@ -87,21 +87,21 @@ def test_56_a_share_of_the_head_has_its_own_number_of_frequencies() -> None:
         for share, pairs in ((1.0, 4), (0.5, 2), (0.25, 1)):
             cos, out = tables(share)
             assert cos.shape[-1] == pairs, f"share {share}: {cos.shape[-1]} frequencies, not {pairs}"
-            truth = turned(x, range(3), plain(2 * pairs, 10_000.0))
-            assert float((out - truth).abs().max()) <= FORMULA, f"share {share}: turned otherwise"
+            truth = rotated(x, range(3), plain(2 * pairs, 10_000.0))
+            assert float((out - truth).abs().max()) <= FORMULA, f"share {share}: rotated otherwise"
 
     exhibit(check, ours, twin=of_the_whole_head, because=r"share 0.5: 4 frequencies, not 2")
 
 
 def test_57_several_axes_and_a_share_of_the_head_go_together() -> None:
-    """AI-Hypercomputer/maxtext#4616: with positions of several axes, the share that is turned was ignored.
+    """AI-Hypercomputer/maxtext#4616: with positions of several axes, the share that is rotated was ignored.
 
     The class for them had no such argument, and nobody heard of it.
     """
     sections, positions = (1, 2, 1), Positions.grid(2, 3, 2)
     x = torch.randn(1, 2, 12, 16, dtype=torch.float64)
 
-    def check(build: Callable[..., Turn]) -> None:
+    def check(build: Callable[..., Rotate]) -> None:
         out = build(16, rotary_dim=8, sections=sections)(x, positions)
         assert torch.equal(out[..., 8:], x[..., 8:]), "dimensions that stand still were moved"
         axis = torch.repeat_interleave(torch.arange(3), torch.tensor(sections))
@@ -110,14 +110,14 @@ def test_57_several_axes_and_a_share_of_the_head_go_together() -> None:
         truth = torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin(), x[..., 8:]], dim=-1)
         assert float((out - truth).abs().max()) <= FORMULA, "pairs do not follow their axes"
 
-    def without_such_an_argument(head_dim: int, *, sections: tuple[int, ...], **ignored: int) -> Turn:
-        return turning(head_dim, sections=tuple(2 * section for section in sections))
+    def without_such_an_argument(head_dim: int, *, sections: tuple[int, ...], **ignored: int) -> Rotate:
+        return rotating(head_dim, sections=tuple(2 * section for section in sections))
 
-    exhibit(check, turning, twin=without_such_an_argument, because="dimensions that stand still were moved")
+    exhibit(check, rotating, twin=without_such_an_argument, because="dimensions that stand still were moved")
 
 
-def test_58_there_is_one_factor_for_each_pair_that_turns() -> None:
-    """apache/tvm#18102: a buffer of LongRoPE had the size of half a head, and the turned part is smaller."""
+def test_58_there_is_one_factor_for_each_pair_that_is_rotated() -> None:
+    """apache/tvm#18102: a buffer of LongRoPE had the size of half a head, and the rotated part is smaller."""
 
     def scaling(count: int) -> Scaling:
         factors = tuple(2.0 + pair for pair in range(count))
@@ -125,8 +125,8 @@ def test_58_there_is_one_factor_for_each_pair_that_turns() -> None:
 
     def check(build: Callable[[Scaling], Rotary]) -> None:
         table = build(scaling(4)).cos_sin(Positions.arange(9), torch.float64)[0] / scaling(4).effective_attention_factor
-        turns = plain(8, 10_000.0) / torch.arange(2.0, 6.0, dtype=torch.float64)
-        truth = (torch.arange(9, dtype=torch.float64)[:, None] * turns).cos()
+        radians = plain(8, 10_000.0) / torch.arange(2.0, 6.0, dtype=torch.float64)
+        truth = (torch.arange(9, dtype=torch.float64)[:, None] * radians).cos()
         assert float((table[0] - truth).abs().max()) <= FORMULA, "frequencies are divided otherwise"
         for wrong in (1, 3, 5, 8):
             said = refusal(ShapeError, lambda wrong=wrong: build(scaling(wrong)))
@@ -147,7 +147,7 @@ def test_58_there_is_one_factor_for_each_pair_that_turns() -> None:
 
 
 SIZES = [(7, None), (1, None), (8, 7), (8, 1), (8, 10), (8, 0), (8, -2), (0, None), (64, 66)]
-"""head_dim and rotary_dim that cannot be turned in pairs."""
+"""head_dim and rotary_dim that cannot be rotated in pairs."""
 
 
 def test_59_odd_and_too_large_dimensions_are_refused() -> None:
@@ -160,7 +160,7 @@ def test_59_odd_and_too_large_dimensions_are_refused() -> None:
         for head_dim, rotary_dim in SIZES:
             said = refusal(RangeError, lambda sizes=(head_dim, rotary_dim): build(sizes[0], rotary_dim=sizes[1]))
             dims = head_dim if rotary_dim is None else rotary_dim
-            assert "even number from 2 to head_dim" in said, f"{dims} dimensions of a head of {head_dim} are turned"
+            assert "even number from 2 to head_dim" in said, f"{dims} dimensions of a head of {head_dim} are rotated"
         rotary = build(8)
         for width in (6, 7, 9, 16):
             x = torch.zeros(1, 1, 2, width)
@@ -172,7 +172,7 @@ def test_59_odd_and_too_large_dimensions_are_refused() -> None:
             dims = head_dim if rotary_dim is None else rotary_dim
             super().__init__(max(head_dim, dims + dims % 2, 2), rotary_dim=max(dims + dims % 2, 2))
 
-    exhibit(check, Rotary, twin=Unchecked, because="7 dimensions of a head of 7 are turned")
+    exhibit(check, Rotary, twin=Unchecked, because="7 dimensions of a head of 7 are rotated")
 
 
 Vectors = Callable[[int, list[int]], Tensor]

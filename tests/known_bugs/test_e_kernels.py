@@ -23,21 +23,21 @@ from tests.known_bugs.exhibit import compiles, exhibit
 pytest.importorskip("triton", reason="there is no Triton for this platform")
 
 LAYOUTS = ["half", "interleaved"]
-Turn = Callable[[Tensor], Tensor]
+Rotate = Callable[[Tensor], Tensor]
 
 
-def turning(place: Place, layout: str = "half") -> Turn:
+def rotating(place: Place, layout: str = "half") -> Rotate:
     """Our kernel on queries alone, every token at position 3; what it does not write stays as it was allocated."""
     module = place.load(KERNEL)
 
-    def turn(x: Tensor) -> Tensor:
+    def rotate(x: Tensor) -> Tensor:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         index = torch.full((1, x.shape[2]), 3, device=x.device)
         of = tables(x.shape[3] // 4 * 2, place.device)
         module.rotate_(x, None, index, of, layout, 2 * of.pairs(), out, None, False)
         return out
 
-    return turn
+    return rotate
 
 
 # ---------------------------------------------------------------------- 61: addresses of 32 bits
@@ -49,9 +49,9 @@ def far_heads(buffer: Tensor) -> Tensor:
     return x.copy_(torch.arange(1, 25).view(1, 3, 1, 8))
 
 
-def require_heads_found(x: Tensor) -> Callable[[Turn], None]:
-    def check(turn: Turn) -> None:
-        found, expected = turn(x), turn(x.contiguous())
+def require_heads_found(x: Tensor) -> Callable[[Rotate], None]:
+    def check(rotate: Rotate) -> None:
+        found, expected = rotate(x), rotate(x.contiguous())
         for head in range(3):
             assert torch.equal(found[0, head], expected[0, head]), f"head {head} was read from somewhere else"
 
@@ -65,7 +65,7 @@ def test_61_elements_past_2_31_are_found() -> None:
     An index times a stride, both of 32 bits, is a product of 32 bits. A small tensor with large strides is enough.
     """
     check = require_heads_found(far_heads(sparse(2**32 + 64)))
-    ours = [turning(Place("cpu"), layout) for layout in LAYOUTS]
+    ours = [rotating(Place("cpu"), layout) for layout in LAYOUTS]
     twin = interpreted("tests.known_bugs.careless_kernels").copy_heads
     with without_copying_back():
         exhibit(check, *ours, twin=twin, because="head 2 was read from somewhere else")
@@ -76,7 +76,7 @@ def test_61_elements_past_2_31_are_found_on_a_gpu() -> None:
     """fla-org/flash-linear-attention#1080: the same in 8 GB of a device's memory."""
     check = require_heads_found(far_heads(torch.zeros(2**32 + 64, dtype=torch.float16, device="cuda")))
     for layout in LAYOUTS:
-        check(turning(Place("cuda"), layout))
+        check(rotating(Place("cuda"), layout))
 
 
 # ---------------------------------------------------------------------- 62: a launch for 2^31 elements
@@ -150,12 +150,12 @@ def poisoned() -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def require_all_written(device: str) -> Callable[[Turn], None]:
-    def check(turn: Turn) -> None:
+def require_all_written(device: str) -> Callable[[Rotate], None]:
+    def check(rotate: Rotate) -> None:
         for dtype in (torch.float32, torch.bfloat16):
             x = torch.randn(3, 2, 5, 24, device=device).to(dtype)
             with poisoned():
-                out = turn(x)
+                out = rotate(x)
             holes = out.isnan().any(-1).any(1).nonzero().tolist()
             assert not holes, f"row and token {holes[0]} were never written"
 
@@ -165,7 +165,7 @@ def require_all_written(device: str) -> Callable[[Turn], None]:
 PADDED = Positions.from_mask(torch.tensor([[0, 0, 0, 0, 0], [0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]))
 
 
-def by_encoding(encoding: PositionEncoding, where: Positions) -> Turn:
+def by_encoding(encoding: PositionEncoding, where: Positions) -> Rotate:
     return lambda x: encoding.rotate(x, x, where)[0]
 
 
@@ -180,12 +180,12 @@ def test_63_padded_rows_are_written_too() -> None:
 
     def skips_padding(x: Tensor) -> Tensor:
         out, real = torch.empty_like(x), PADDED.document >= 0
-        turned = by_encoding(Rotary(24), PADDED)(x)
-        out.transpose(1, 2)[real] = turned.transpose(1, 2)[real]
+        rotated = by_encoding(Rotary(24), PADDED)(x)
+        out.transpose(1, 2)[real] = rotated.transpose(1, 2)[real]
         return out
 
     ours = [by_encoding(Rotary(24, **options), PADDED) for options in OPTIONS]
-    kernels = [turning(Place("cpu"), layout) for layout in LAYOUTS]
+    kernels = [rotating(Place("cpu"), layout) for layout in LAYOUTS]
     exhibit(require_all_written("cpu"), *ours, *kernels, twin=skips_padding, because="were never written")
 
 
@@ -221,7 +221,7 @@ def test_69_lanes_past_the_last_pair_touch_nothing() -> None:
     def careless(dim: int, layout: str) -> None:
         x, cos, sin = torch.randn(6, dim), torch.ones(dim // 2), torch.zeros(dim // 2)
         with watched() as seen, np.errstate(all="ignore"):  # past the end lies whatever was there before
-            interpreted("tests.known_bugs.careless_kernels").turn_lanes(x, cos, sin)
+            interpreted("tests.known_bugs.careless_kernels").rotate_lanes(x, cos, sin)
         require_inside([x, cos, sin])(seen)
 
     def require_inside(tensors: list[Tensor]) -> Callable[..., None]:
@@ -234,10 +234,10 @@ def test_69_lanes_past_the_last_pair_touch_nothing() -> None:
 
         return inside
 
-    def check(turns: Callable[[int, str], None]) -> None:
+    def check(rotates: Callable[[int, str], None]) -> None:
         for dim in (72, 80, 96, 2, 6):
             for layout in LAYOUTS:
-                turns(dim, layout)
+                rotates(dim, layout)
 
     exhibit(check, kernel, twin=careless, because="28 lanes reach past the end")
 
@@ -245,10 +245,10 @@ def test_69_lanes_past_the_last_pair_touch_nothing() -> None:
 SANITIZED = """
 import torch
 from tests.kernels.interpreted import Place
-from tests.known_bugs.test_e_kernels import turning
+from tests.known_bugs.test_e_kernels import rotating
 for layout in ("half", "interleaved"):
     for dim in (2, 40, 72, 80, 96, 128, 192, 256, 512):
-        turning(Place("cuda"), layout)(torch.randn(2, 3, 63, dim, device="cuda"))
+        rotating(Place("cuda"), layout)(torch.randn(2, 3, 63, dim, device="cuda"))
 torch.cuda.synchronize()
 """
 

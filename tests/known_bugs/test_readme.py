@@ -17,7 +17,7 @@ ENTRIES = [*map(str, range(1, 84)), *(f"84{letter}" for letter in "abcdefghijklm
 
 @dataclass(frozen=True)
 class Test:
-    """One function of the museum."""
+    """One test of a known bug."""
 
     __test__ = False
 
@@ -31,7 +31,7 @@ class Test:
         return f"{int(number)}{letter}"
 
 
-def museum(folder: Path) -> list[Test]:
+def tests_in(folder: Path) -> list[Test]:
     found = []
     for path in sorted(folder.glob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -67,7 +67,7 @@ def disagreements(readme: str, tests: list[Test]) -> list[str]:
 
 
 TEXT = README.read_text(encoding="utf-8")
-TESTS = museum(README.parent)
+TESTS = tests_in(README.parent)
 
 
 def test_the_readme_and_the_tests_agree() -> None:

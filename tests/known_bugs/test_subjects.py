@@ -1,17 +1,13 @@
-"""The museum shows every encoding of the package, and its subjects can tell when a number moves."""
+"""Every encoding of the package is looked at, and the subjects can tell when a number moves."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import torch
 
 from locant import PositionEncoding, Positions
 from locant.positions.registry import encodings
 from tests.known_bugs.exhibit import exhibit
-from tests.known_bugs.subjects import CONSTANT, DISTINCT, EVERY, differences, queries, use
-
-POSITIONS = Path(__file__).parents[1] / "positions"
+from tests.known_bugs.subjects import EVERY, differences, queries, use
 
 
 def test_every_encoding_of_the_catalog_is_shown() -> None:
@@ -23,20 +19,6 @@ def test_every_encoding_of_the_catalog_is_shown() -> None:
 
     kinds = {type(build()) for build in EVERY.values()}
     exhibit(check, kinds, twin={kind for kind in kinds if kind.__name__ != "Rotary"}, because="never shown: {'Rotary'}")
-    compiled = {type(EVERY[name]()) for name in DISTINCT} | {
-        kind for kind in kinds if compiled_where_it_is_tested(kind)
-    }
-    exhibit(
-        check,
-        compiled,
-        twin={type(build()) for build in CONSTANT.values()},
-        because="never shown: {.*'Learned'",
-    )
-
-
-def compiled_where_it_is_tested(kind: type[PositionEncoding]) -> bool:
-    path = POSITIONS / f"test_{kind.__module__.rsplit('.', 1)[-1]}.py"
-    return path.exists() and "compiles_at_most_twice" in path.read_text()
 
 
 def test_every_subject_does_something_with_positions() -> None:
