@@ -13,7 +13,10 @@ from torch import multiprocessing
 from tests.known_bugs.exhibit import exhibit
 from tests.known_bugs.ranks import KINDS, WORLD, find_out
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch is built without gloo")
+pytestmark = [
+    pytest.mark.slow,  # two processes
+    pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch is built without gloo"),
+]
 
 OURS = [name for name in KINDS if not name.startswith("twin")]
 

@@ -31,7 +31,7 @@ class Test:
         return f"{int(number)}{letter}"
 
 
-def tests_in(folder: Path) -> list[Test]:
+def known_bugs_in(folder: Path) -> list[Test]:
     found = []
     for path in sorted(folder.glob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -67,7 +67,7 @@ def disagreements(readme: str, tests: list[Test]) -> list[str]:
 
 
 TEXT = README.read_text(encoding="utf-8")
-TESTS = tests_in(README.parent)
+TESTS = known_bugs_in(README.parent)
 
 
 def test_the_readme_and_the_tests_agree() -> None:
