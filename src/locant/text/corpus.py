@@ -74,7 +74,10 @@ def read_corpus(
         )
     texts = read_texts(files) if files else [sample_text()]
     vocab_size = usual_vocab_size if vocab_size is None else vocab_size
-    chosen = _tokenizer(texts, tokenizer, vocab_size, download)
+    if tokenizer is None:
+        chosen = Tokenizer.train(texts, vocab_size)
+    else:
+        chosen = Tokenizer.bytes() if tokenizer == "bytes" else Tokenizer.load(tokenizer, download=download)
     encoded = [np.asarray(chosen.encode(text)) for text in texts]
     return Corpus(
         name=", ".join("standard input" if name == "-" else name for name in files) or SAMPLE,
@@ -87,9 +90,3 @@ def read_corpus(
         ids=np.concatenate(encoded),
         documents=(0, *np.cumsum([len(ids) for ids in encoded]).tolist()),
     )
-
-
-def _tokenizer(texts: list[str], tokenizer: str | None, vocab_size: int, download: bool) -> Tokenizer:
-    if tokenizer is None:
-        return Tokenizer.train(texts, vocab_size)
-    return Tokenizer.bytes() if tokenizer == "bytes" else Tokenizer.load(tokenizer, download=download)

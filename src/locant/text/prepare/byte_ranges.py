@@ -39,7 +39,6 @@ class Source:
 
     @property
     def name(self) -> str:
-        """For messages."""
         return "standard input" if self.path == STDIN else self.path
 
     @property

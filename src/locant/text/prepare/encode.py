@@ -76,14 +76,11 @@ def _require_unchanged(source: Source) -> None:
     try:
         state = os.stat(source.file)  # noqa: PTH116  # a `Path` for each of very many files takes longer
     except FileNotFoundError:
-        raise InputError(
-            f"{source.name} has vanished since the work was planned",
-            "putting it back as it was, or resume=False (--restart), which begins anew",
-        ) from None
+        remedy = "putting it back as it was, or resume=False (--restart), which begins anew"
+        raise InputError(f"{source.name} has vanished since the work was planned", remedy) from None
     except OSError as error:
-        raise InputError(
-            f"cannot read {source.name}: {error.strerror}", "giving access to it, then the same again"
-        ) from None
+        remedy = "giving access to it, then the same again"
+        raise InputError(f"cannot read {source.name}: {error.strerror}", remedy) from None
     if source.mtime_ns is not None and (state.st_size, state.st_mtime_ns) != (source.size, source.mtime_ns):
         raise InputError(
             f"{source.name} has changed since the work was planned: it had {source.size} bytes, now {state.st_size}",

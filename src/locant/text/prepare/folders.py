@@ -25,9 +25,6 @@ LOCK = "lock"
 YOUNG = 60.0
 """Seconds in which a new folder may come to have its lock."""
 
-TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
-"""How the system refuses to put one folder in the place of another that holds something."""
-
 
 @contextmanager
 def new_folder(place: Path) -> Generator[Path]:
@@ -51,7 +48,7 @@ def take_place(folder: Path, place: Path) -> bool:
     try:
         folder.replace(place)
     except OSError as error:
-        if error.errno not in TAKEN:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
         return False
     return True
@@ -86,7 +83,5 @@ def _lock(handle: int) -> bool:
 def cannot_write(what: str, error: OSError) -> InputError:
     """The error where the system refuses to write."""
     where = f": {error.filename}" if error.filename else ""
-    return InputError(
-        f"cannot {what}: {error.strerror or error}{where}",
-        "making room or giving access, then the same again: what is done is kept",
-    )
+    remedy = "making room or giving access, then the same again: what is done is kept"
+    return InputError(f"cannot {what}: {error.strerror or error}{where}", remedy)

@@ -37,13 +37,11 @@ class FinishedPart:
     """Path, start, stop and SHA-256 of what was read, for each byte range."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
         shards = [shard.to_json() for shard in self.shards]
         return {"plan": self.plan, "shards": shards, "byte_ranges": self.byte_ranges}
 
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> FinishedPart:
-        """From what `to_json` gave."""
         shards = [ShardRecord.from_json(shard) for shard in facts["shards"]]
         return cls(plan=facts["plan"], shards=shards, byte_ranges=facts["byte_ranges"])
 

@@ -44,21 +44,24 @@ _BYTE = {letter: byte for byte, letter in enumerate(BYTE_SPELLING)}
 
 
 class LibraryErrors:
-    """Converts the bare `Exception` of the `tokenizers` library, which has no narrower one, into an `InputError`.
+    """Converts errors of another library, by the names of their types, into an `InputError`.
 
-    An ``except Exception`` would catch every other error as well; this compares the exact type.
+    `tokenizers` raises the bare `Exception`, and a panic in Rust is none: an ``except`` clause for either would catch
+    every other error as well.
     """
 
-    def __init__(self, cause: str, remedy: str) -> None:
+    def __init__(self, cause: str, remedy: str, kinds: Collection[str] = ("Exception",)) -> None:
         self.cause = cause
         self.remedy = remedy
+        self.kinds = kinds
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if kind is Exception:
-            raise InputError(f"{self.cause}: {error}", self.remedy) from None
+        if kind is not None and kind.__name__ in self.kinds:
+            said = str(error).strip().splitlines()[:1]
+            raise InputError(f"{self.cause}: {''.join(said) or kind.__name__}", self.remedy) from None
 
 
 def parse(text: str, source: str) -> tuple[Definition, tokenizers.Tokenizer]:

@@ -32,8 +32,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int, Int32
 
-from locant.errors import InputError
-from locant.text.tokenizer.definition import Definition
+from locant.text.tokenizer.definition import Definition, LibraryErrors
 from locant.text.tokenizer.tiktoken_files import ENCODINGS
 from locant.text.tokenizer.tokenizer import Tokenizer
 
@@ -87,16 +86,7 @@ def _has_new_characters(text: str) -> bool:
     return not _long_known()[np.frombuffer(text.encode("utf-32-le"), dtype="<u4")].all()
 
 
-class _Panics:
-    """Converts a panic in Rust, which in Python is no `Exception`, and gigatoken's own errors into an `InputError`."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if kind is not None and (kind in (RuntimeError, ValueError) or kind.__name__ == "PanicException"):
-            said = str(error).strip().splitlines()[:1]
-            raise InputError(f"gigatoken refuses: {''.join(said) or kind.__name__}", "engine='tokenizers'") from None
+_REFUSALS = LibraryErrors("gigatoken refuses", "engine='tokenizers'", ("RuntimeError", "ValueError", "PanicException"))
 
 
 def why_not_gigatoken(tokenizer: Tokenizer) -> str | None:
@@ -155,7 +145,7 @@ class GigatokenEngine:
     def _run(self, texts: list[bytes]) -> tuple[Int32[np.ndarray, " tokens"], Int[np.ndarray, " documents"]]:
         library = self._library or self._build()
         before = self._resident()
-        with _Panics():
+        with _REFUSALS:
             found = library.encode_batch(texts, parallel=self._parallel)
         if isinstance(found, list):
             raise KeyboardInterrupt  # it was interrupted while it made its array, and has swallowed that
@@ -167,7 +157,7 @@ class GigatokenEngine:
     def _build(self) -> Any:  # an untyped package
         import gigatoken
 
-        with _Panics():
+        with _REFUSALS:
             self._library = gigatoken.Tokenizer.from_json(self._definition)
         self._grown = self._seen = 0
         self.builds += 1

@@ -92,8 +92,6 @@ class Tokenizer:
         self.fingerprint: str = definitions.fingerprint(definition)
         """A SHA-256 of what decides the ids. It survives saving and loading, and differs where ids can."""
 
-    # ------------------------------------------------------------------ making one
-
     @classmethod
     def bytes(cls) -> Tokenizer:
         """Every byte of UTF-8 is a token, ids 0 to 255; id 256 is the end of a text."""
@@ -158,8 +156,6 @@ class Tokenizer:
         path = Path(path)
         write_whole(path / "tokenizer.json" if path.is_dir() else path, self.to_json())
 
-    # ------------------------------------------------------------------ text to ids
-
     def encode(self, text: str | bytes, *, allowed_special: Collection[str] = ()) -> Int[np.ndarray, " tokens"]:
         """The ids of a text: int32, whatever the size of the vocabulary, so that they neither wrap nor need widening.
 
@@ -206,9 +202,8 @@ class Tokenizer:
     def _run(self, texts: list[str], allowed_special: Collection[str]) -> list[Int[np.ndarray, " tokens"]]:
         if self.only_bytes and not allowed_special:
             return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32) for text in texts]
-        with LibraryErrors(
-            "cannot encode the text", "a tokenizer that knows its characters, such as Tokenizer.bytes()"
-        ):
+        remedy = "a tokenizer that knows its characters, such as Tokenizer.bytes()"
+        with LibraryErrors("cannot encode the text", remedy):
             encodings = self._encoder(allowed_special).encode_batch_fast(texts)
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
@@ -266,18 +261,14 @@ class Tokenizer:
             known = ", ".join(map(repr, self.special_tokens)) or "none"
             raise InputError(f"got {unknown[0]!r} in allowed_special, which is no special token", f"some of: {known}")
         if allowed not in self._encoders:
-            hidden = self.special_tokens.keys() - allowed
-            self._encoders[allowed] = tokenizers.Tokenizer.from_str(
-                json.dumps(definitions.without(self._canonical, hidden))
-            )
+            plain = definitions.without(self._canonical, self.special_tokens.keys() - allowed)
+            self._encoders[allowed] = tokenizers.Tokenizer.from_str(json.dumps(plain))
         return self._encoders[allowed]
 
     def _spell(self, data: bytes) -> Int[np.ndarray, " tokens"]:
         """One token for each byte, by the byte tokens that every byte-level vocabulary has."""
         vocab = self._canonical["model"]["vocab"]
         return np.array([vocab[BYTE_SPELLING[byte]] for byte in data], dtype=np.int32)
-
-    # ------------------------------------------------------------------ ids to text
 
     def decode(self, ids: Sequence[int] | Integer[np.ndarray, " tokens"] | Integer[TensorLike, " tokens"]) -> str:
         """The text of these ids, special tokens spelled out; bytes that are no UTF-8 become U+FFFD.
@@ -287,10 +278,7 @@ class Tokenizer:
         """
         if self._bytes_of is not None:
             return self.decode_bytes(ids).decode(errors="replace")
-        numbers = _numbers(ids)
-        for number in {*numbers}:
-            self._require(number)
-        return self._library.decode(numbers, skip_special_tokens=False)
+        return self._library.decode(self._numbers(ids), skip_special_tokens=False)
 
     def decode_bytes(
         self, ids: Sequence[int] | Integer[np.ndarray, " tokens"] | Integer[TensorLike, " tokens"]
@@ -298,10 +286,7 @@ class Tokenizer:
         """The bytes of these ids: exactly what was encoded, if the tokenizer is `lossless`."""
         if self._bytes_of is None:
             return self.decode(ids).encode()
-        numbers = _numbers(ids)
-        for number in {*numbers}:
-            self._require(number)
-        return b"".join(self._bytes_of[number] or b"" for number in numbers)
+        return b"".join(self._bytes_of[number] or b"" for number in self._numbers(ids))
 
     def token(self, id: SupportsIndex) -> str:  # noqa: A002  # the field says "token id"
         r"""How a token reads in a table: a space as ␣, what does not print as an escape.
@@ -328,18 +313,17 @@ class Tokenizer:
         # For worker processes; the library's own object would lose the fields that it does not know.
         return type(self).from_json, (self.to_json(),)
 
+    def _numbers(self, ids: Sequence[int] | np.ndarray | TensorLike) -> list[int]:
+        array = np.asarray(ids.detach().cpu() if isinstance(ids, TensorLike) else ids)
+        if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
+            got = f"got ids of shape {array.shape} and dtype {array.dtype}"
+            raise ShapeError(f"{got}, expected one axis of integers", "one text at a time")
+        for number in {*array.tolist()}:
+            self._require(number)
+        return array.tolist()
+
     def _require(self, number: int) -> str:
         spelling = self._library.id_to_token(number) if 0 <= number < self.vocab_size else None
         if spelling is None:
             raise RangeError(f"got token id {number}, which is no token's", f"ids within 0..{self.vocab_size - 1}")
         return spelling
-
-
-def _numbers(ids: Sequence[int] | np.ndarray | TensorLike) -> list[int]:
-    array = np.asarray(ids.detach().cpu() if isinstance(ids, TensorLike) else ids)
-    if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
-        raise ShapeError(
-            f"got ids of shape {array.shape} and dtype {array.dtype}, expected one axis of integers",
-            "one text at a time",
-        )
-    return array.tolist()

@@ -29,9 +29,7 @@ def learn(
     library = _trained(_texts(texts_or_paths), size - len(names))
     for name in names:
         if library.token_to_id(name) is not None:
-            raise InputError(
-                f"got the special token {name!r}, which is also a token of the texts", f"{f'<|{name}|>'!r}"
-            )
+            raise InputError(f"got the special token {name!r}, which is also a token of the texts", repr(f"<|{name}|>"))
     library.add_special_tokens([tokenizers.AddedToken(name, special=True, normalized=False) for name in names])
     return library
 

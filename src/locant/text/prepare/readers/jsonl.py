@@ -47,10 +47,8 @@ def json_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally) -> Iterator
                     yield _text_of(line, byte_range.source.field)
             except _UnusableError as error:
                 number = _lines_before(byte_range, first) + seen + 1
-                raise InputError(
-                    f"{byte_range.source.name}, line {number} (at byte {begin}) {error}",
-                    "mending or removing that line",
-                ) from None
+                cause = f"{byte_range.source.name}, line {number} (at byte {begin}) {error}"
+                raise InputError(cause, "mending or removing that line") from None
             seen += 1
             begin += len(line) + 1
 

@@ -38,8 +38,7 @@ def opened(source: Source) -> Generator[IO[bytes]]:
     try:
         file = Path(source.file).open("rb")  # noqa: SIM115  # closed below; errors of its readers are not those of opening
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise InputError(f"cannot read {source.name}: {reason}", "a file that you may read") from None
+        raise InputError(f"cannot read {source.name}: {error.strerror or error}", "a file that you may read") from None
     with file:
         yield file
 

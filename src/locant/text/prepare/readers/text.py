@@ -19,9 +19,6 @@ __all__ = ["SplitTexts", "clean_start", "split_texts"]
 
 BOM = codecs.BOM_UTF8
 
-Read = Callable[[int, int], bytes]
-"""Bytes `start` to `stop` of a file, fewer at its end."""
-
 
 class SplitTexts(NamedTuple):
     """Texts in order; where `unfinished`, the last one goes on as the first of the next ones.
@@ -103,7 +100,7 @@ def _as_one(found: Iterable[bytes], begin: int) -> Iterator[SplitTexts]:
         yield SplitTexts([held], False, begin)
 
 
-def clean_start(read: Read, origin: int, position: int, separator: bytes) -> int:
+def clean_start(read: Callable[[int, int], bytes], origin: int, position: int, separator: bytes) -> int:
     """The largest place from `origin` up to `position` that certainly lies in no separator but at its beginning.
 
     One step for a separator that cannot overlap with itself. For one that can, a step for each that overlaps with the
@@ -122,14 +119,9 @@ def clean_start(read: Read, origin: int, position: int, separator: bytes) -> int
 def _split(
     found: Iterable[bytes], more: Iterable[bytes], separator: bytes, *, begin: int, first: int, longest: int
 ) -> Iterator[SplitTexts]:
-    """The texts that begin in `found`.
+    """The texts that begin in `found`, which stands at `begin`, a clean start, but none that begins before `first`.
 
-    Args:
-        found: consecutive bytes from a clean start on.
-        more: what comes after them, read only as far as the last text goes.
-        separator, longest: as for `split_texts`.
-        begin: where the first of the bytes stands in the file.
-        first: texts that begin before this place are left out.
+    `more` is what comes after `found`, read only as far as the last text goes.
     """
     splitter = _Splitter(separator, begin, first, longest)
     for block in found:
