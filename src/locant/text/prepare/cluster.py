@@ -49,13 +49,7 @@ def make_on_ray(
 ) -> None:
     """Have the parts with these numbers made by actors of a cluster, one on each of its cores.
 
-    Args:
-        address: of a running cluster, or ``"local"`` for one of `num_local` processes on this machine.
-        plan, engine, parts, advance: as for `Workers`.
-        num_local: how many actors on this machine.
-
-    Raises:
-        InputError: Ray is not installed or not reached, a node lost a worker, or a part cannot be made.
+    `address` is that of a running cluster, or ``"local"`` for one of `num_local` processes on this machine.
     """
     try:
         import ray

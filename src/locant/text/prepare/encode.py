@@ -27,11 +27,7 @@ Advance = Callable[[int], None]
 def write_shards(
     plan: Plan, part: int, folder: Path, engine: Engine, advance: Advance
 ) -> tuple[list[ShardRecord], list[dict[str, Any]]]:
-    """Read, encode and write what belongs to a part.
-
-    Returns:
-        What the shards in `folder` hold; and of each byte range its path, start, stop and SHA-256.
-    """
+    """Write a part; what its shards hold, and of each byte range its path, start, stop and SHA-256."""
     with closing(Shards(folder, plan.vocab_size, plan.options["shard_size"])) as shards:
         read = [_write_range(one, plan.end_of_text, shards, engine, advance) for one in plan.byte_ranges(part)]
         shards.finish()

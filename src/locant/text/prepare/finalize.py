@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -65,10 +65,13 @@ def join(plan: Plan, tokenizer: Tokenizer) -> TokenStore:
     store = plan.store
     try:
         parts = _numbering(plan)
-        records = [record for part in parts for record in part.shards]
-        for number, (source, record) in enumerate(_shards(plan, parts)):
-            for kind, file in (("bin", record.bin), ("idx", record.idx)):
-                _move(source.with_suffix(f".{kind}"), store / f"{shard_name(number)}.{kind}", file.size)
+        records: list[ShardRecord] = []
+        for number, part in enumerate(parts):
+            for i, record in enumerate(part.shards):
+                source, place = part_folder(plan, number) / shard_name(i), store / shard_name(len(records))
+                for kind, file in ((".bin", record.bin), (".idx", record.idx)):
+                    _move(source.with_suffix(kind), place.with_suffix(kind), file.size)
+                records.append(record)
         remove_shards(store, len(records))  # of work that was discarded, which had more of them
         flush(store)
         write_manifest(
@@ -96,15 +99,8 @@ def _numbering(plan: Plan) -> list[FinishedPart]:
             raise InputError(f"{plan.store} is not finished: {missing}", "the same command again")
         if not any(shard.documents for part in parts for shard in part.shards):
             raise InputError("got no text: no input has a document in it", "other paths, a --separator or a --field")
-        write_whole(path, json.dumps([part.to_json() for part in parts]))
+        write_whole(path, json.dumps([dataclasses.asdict(part) for part in parts]))
     return [FinishedPart.from_json(part) for part in json.loads(path.read_text(encoding="utf-8"))]
-
-
-def _shards(plan: Plan, parts: Sequence[FinishedPart]) -> Iterator[tuple[Path, ShardRecord]]:
-    """Where every shard was made, in the order of the store."""
-    for number, part in enumerate(parts):
-        for i, record in enumerate(part.shards):
-            yield part_folder(plan, number) / shard_name(i), record
 
 
 def _move(source: Path, place: Path, size: int) -> None:
@@ -134,11 +130,7 @@ def _recorded_sources(sources: Sequence[Source], parts: Sequence[FinishedPart]) 
 
 
 def recorded_request(store: Path) -> tuple[dict[str, Any], list[Source]]:
-    """The options and sources that a finished store was made from.
-
-    Raises:
-        InputError: something else has made it.
-    """
+    """The options and sources that a finished store was made from."""
     manifest = read_manifest(store)
     if any(source.keys() != RECORDED for source in manifest.sources):
         raise InputError(f"{store} holds a finished store that prepare did not make", "another folder")

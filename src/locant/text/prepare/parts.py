@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,9 @@ class FinishedPart:
     byte_ranges: list[dict[str, Any]]
     """Path, start, stop and SHA-256 of what was read, for each byte range."""
 
-    def to_json(self) -> dict[str, Any]:
-        shards = [shard.to_json() for shard in self.shards]
-        return {"plan": self.plan, "shards": shards, "byte_ranges": self.byte_ranges}
-
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> FinishedPart:
+        """From what `asdict` gave."""
         shards = [ShardRecord.from_json(shard) for shard in facts["shards"]]
         return cls(plan=facts["plan"], shards=shards, byte_ranges=facts["byte_ranges"])
 
@@ -67,11 +64,7 @@ def finished_part(plan: Plan, number: int) -> FinishedPart | None:
 
 
 def make_part(plan: Plan, number: int, engine: Engine, advance: Advance) -> None:
-    """Make a part, unless it is done.
-
-    Raises:
-        InputError: for an input that changed or cannot be read, and where nothing can be written.
-    """
+    """Make a part, unless it is done."""
     if finished_part(plan, number) is not None:
         return
     place = part_folder(plan, number)
@@ -79,7 +72,7 @@ def make_part(plan: Plan, number: int, engine: Engine, advance: Advance) -> None
         with new_folder(place) as folder:
             shards, byte_ranges = write_shards(plan, number, folder, engine, advance)
             part = FinishedPart(plan=plan.digest, shards=shards, byte_ranges=byte_ranges)
-            write_whole(folder / MARKER, json.dumps(part.to_json()))
+            write_whole(folder / MARKER, json.dumps(asdict(part)))
             (folder / LOCK).unlink()
             if not take_place(folder, place) and finished_part(plan, number) is None:
                 place.replace(folder.with_suffix(f"{folder.suffix}.broken"))  # what stands there is no finished part

@@ -103,11 +103,7 @@ class Plan:
 
 
 def plan_for(store: Path, request: Request, *, resume: bool) -> tuple[Plan, Tokenizer]:
-    """The plan of a request, and its tokenizer: the plan that is there, or a new one.
-
-    Raises:
-        InputError: there is unfinished work of another request.
-    """
+    """The plan of a request, and its tokenizer: the plan that is there, or a new one."""
     plan, tokenizer = read_plan(store), request.tokenizer
     if plan is not None and not resume:
         discard_plan(store)
@@ -194,11 +190,7 @@ def _kept(folder: Path) -> Plan:
 
 
 def read_plan(store: Path) -> Plan | None:
-    """The plan of an unfinished store, or ``None`` where there is none.
-
-    Raises:
-        InputError: for one that this version cannot read.
-    """
+    """The plan of an unfinished store, or ``None`` where there is none."""
     folder = store / FOLDER
     try:
         facts = json.loads((folder / "plan.json").read_text(encoding="utf-8"))

@@ -63,11 +63,7 @@ class Workers:
             _order(worker, str(store))
 
     def make(self, engine: EngineName, parts: Iterable[int], advance: Advance) -> None:
-        """Have the parts with these numbers made, in any order, once `load` was called.
-
-        Raises:
-            InputError: what a worker could not do, or that one was killed.
-        """
+        """Have the parts with these numbers made, in any order, once `load` was called."""
         reports: SimpleQueue[tuple[_Worker, dict[str, Any] | None]] = SimpleQueue()
         waiting, at_work = iter(parts), dict[int, int]()
         self._listeners = [threading.Thread(target=_listen, args=(one, reports), daemon=True) for one in self._workers]

@@ -65,11 +65,7 @@ class LibraryErrors:
 
 
 def parse(text: str, source: str) -> tuple[Definition, tokenizers.Tokenizer]:
-    """The definition in a `tokenizer.json`, and the library's tokenizer made from it.
-
-    Raises:
-        InputError: if it is not one, or if it numbers its added tokens otherwise than the library does.
-    """
+    """The definition in a `tokenizer.json`, and the library's tokenizer made from it."""
     remedy = "a tokenizer.json written by the tokenizers library, by transformers or by Tokenizer.save"
     try:
         definition = json.loads(text)
@@ -107,13 +103,7 @@ def without(definition: Definition, hidden: Collection[str]) -> Definition:
 
     What adds or removes ids besides the text itself is switched off too: post-processors (which put [CLS] or a
     beginning-of-text token around it), truncation, padding, and BPE dropout, which is random.
-
-    Args:
-        definition: as the library itself writes it (`tokenizers.Tokenizer.to_str`).
-        hidden: the spellings of the added tokens to hide.
-
-    Raises:
-        InputError: if a byte would be hidden, without which text cannot be spelled.
+    `definition` is as the library itself writes it, and `hidden` the spellings of added tokens.
     """
     if _steps(definition)[-1:] == ["ByteLevel"] and (letters := _BYTE.keys() & set(hidden)):
         letter = min(letters)

@@ -93,14 +93,8 @@ class Engine:
     def stream(self, batches: Iterable[tuple[list[bytes], bool]]) -> Iterator[Encoded]:
         """The ids of documents that come in batches, in which a document can go on from one batch into the next.
 
-        What comes out has the same form: the first of its documents is the rest of the last one, where that was
-        unfinished.
-
-        Args:
-            batches: documents, and whether the last of them goes on as the first of the next batch.
-
-        Raises:
-            InputError: as `encode`.
+        Each batch has documents, and whether the last of them goes on as the first of the next batch; what comes out
+        has the same form.
         """
         kept = b""  # of a document that goes on: what comes after the last cut
         for texts, unfinished in batches:

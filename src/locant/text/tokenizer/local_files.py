@@ -25,11 +25,7 @@ _FIRST_OWNERS = ("openai-community", "google-bert", "FacebookAI", "google-t5", "
 
 
 def find(path_or_name: str | Path, *, download: bool) -> tuple[str, str]:
-    """The text of a `tokenizer.json`, and where it was found.
-
-    Raises:
-        InputError: if there is none, naming the three remedies.
-    """
+    """The text of a `tokenizer.json`, and where it was found."""
     if not isinstance(path_or_name, (str, Path)):
         raise InputError(f"got {shown(path_or_name)} as a tokenizer, expected a path or a name", REMEDY)
     path = Path(path_or_name)

@@ -34,12 +34,7 @@ def encode_pairs(
     start: str | None,
     separator: str | None,
 ) -> dict[str, Any]:
-    """What `Tokenizer.encode_pairs` gives, which describes the arguments and errors.
-
-    Args:
-        encode_batch: the ids of texts, without special tokens.
-        definition: the tokenizer's, as the `tokenizers` library writes it.
-    """
+    """What `Tokenizer.encode_pairs` gives, which describes the arguments and errors."""
     pairs = entries("pairs", pairs, "[(question, answer)]")
     for pair in pairs:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:

@@ -85,11 +85,7 @@ def last_cut(text: bytes, begin: int = 0, end: int | None = None) -> int:
 
 
 def why_not_cut(definition: Definition) -> str | None:
-    """Why this tokenizer's texts may not be cut, or ``None`` if they may.
-
-    Args:
-        definition: as the library itself writes it; whether the special tokens are hidden makes no difference.
-    """
+    """Why the texts of a tokenizer, as the library writes it, may not be cut, or ``None`` if they may."""
     return _normalizer_fault(definition["normalizer"]) or _splits_fault(definition) or _added_fault(definition)
 
 

@@ -102,11 +102,7 @@ def tiktoken_cache() -> Path | None:
 
 
 def cached_encoding(name: str) -> dict[str, Any] | None:
-    """The definition of this encoding, or ``None`` if there is no encoding of this name or no file of it.
-
-    Raises:
-        InputError: if a file is there, but is not the published one.
-    """
+    """The definition of this encoding, or ``None`` if there is no encoding of this name or no file of it."""
     folder = tiktoken_cache()
     if name not in ENCODINGS or folder is None:
         return None

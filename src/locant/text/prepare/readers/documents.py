@@ -37,12 +37,7 @@ class Batch(NamedTuple):
 def documents(byte_range: ByteRange, tally: Tally) -> Iterator[Batch]:
     """The documents that begin in a byte range, in order, in batches of about a megabyte.
 
-    Args:
-        byte_range: what to read.
-        tally: counts on, and has the hash of the range when all documents were taken.
-
-    Raises:
-        InputError: for a file that cannot be read, is damaged, has become shorter, or has a bad record in it.
+    `tally` has the hash of the range when all documents were taken.
     """
     source = byte_range.source
     with opened(source) as file:

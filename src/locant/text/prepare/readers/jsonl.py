@@ -31,11 +31,7 @@ class _UnusableError(ValueError):
 
 
 def json_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally) -> Iterator[bytes]:
-    """The text of each line that begins in a byte range.
-
-    Raises:
-        InputError: for a line that is too long, is no JSON, or has no text in the field; it is named by its number.
-    """
+    """The text of each line that begins in a byte range."""
     first, seen = None, 0
     for lines, unfinished, begin in split_texts(file, byte_range, tally, b"\n", LONGEST_LINE):
         first = begin if first is None else first

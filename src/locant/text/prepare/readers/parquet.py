@@ -32,9 +32,6 @@ def parquet_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally) -> Itera
     """The text of each row of the row groups that begin in a byte range.
 
     The range is counted and hashed by itself, as rows are not read in the order of the bytes.
-
-    Raises:
-        InputError: without pyarrow; for a file that is none, or has no text in the column.
     """
     source, start, stop = byte_range
     if source.compression is None:

@@ -30,11 +30,7 @@ BLOCK = 2**20
 
 @contextmanager
 def opened(source: Source) -> Generator[IO[bytes]]:
-    """The file of a source, to read from anywhere.
-
-    Raises:
-        InputError: if it cannot be opened.
-    """
+    """The file of a source, to read from anywhere."""
     try:
         file = Path(source.file).open("rb")  # noqa: SIM115  # closed below; errors of its readers are not those of opening
     except OSError as error:
@@ -61,11 +57,7 @@ class _Tallied(io.RawIOBase):
 
 @contextmanager
 def unpacked(file: Readable, source: Source, tally: Tally) -> Generator[Readable]:
-    """What a file holds; `tally` counts what is read of the file itself.
-
-    Raises:
-        InputError: in the block, for a stream that is damaged or breaks off.
-    """
+    """What a file holds; `tally` counts what is read of the file itself."""
     tallied = _Tallied(file, tally)
     if source.compression is None:
         yield tallied
@@ -95,11 +87,7 @@ def blocks(stream: Readable) -> Iterator[bytes]:
 
 
 def range_blocks(file: IO[bytes], byte_range: ByteRange, tally: Tally, begin: int) -> Iterator[bytes]:
-    """A byte range, block by block, from `begin` on, which may lie before it: that is not counted.
-
-    Raises:
-        InputError: where the file has become shorter.
-    """
+    """A byte range, block by block, from `begin` on, which may lie before it: that is not counted."""
     _, start, stop = byte_range
     file.seek(begin)
     for low in range(begin, stop, BLOCK):
@@ -117,11 +105,7 @@ def changed(byte_range: ByteRange) -> InputError:
 
 
 def require_arrow(name: str) -> Any:  # an untyped package
-    """`pyarrow`, which reads Parquet and Zstandard.
-
-    Raises:
-        InputError: if it is not installed, with the name of the extra that brings it.
-    """
+    """`pyarrow`, which reads Parquet and Zstandard."""
     if importlib.util.find_spec("pyarrow") is None:
         raise InputError(f"{name} can only be read with pyarrow, which is not installed", "pip install 'locant[data]'")
     importlib.import_module("pyarrow.compute")

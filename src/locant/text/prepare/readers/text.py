@@ -36,10 +36,7 @@ def split_texts(
 ) -> Iterator[SplitTexts]:
     """The texts between separators that begin in a byte range; without a separator, all of it is one.
 
-    Args:
-        file, byte_range, tally: what is read, and what counts it.
-        separator: at least one byte.
-        longest: how many bytes of a text are kept before they are handed out as a part.
+    A text of more than `longest` bytes is handed out in parts.
     """
     if separator is None or byte_range.source.compression is not None:
         return _of_stream(file, byte_range, tally, separator, longest)
