@@ -35,6 +35,8 @@ Progress = Callable[[int, int], None]
 
 
 class _Options(ContentOptions, total=False):
+    """What `prepare` takes besides `task` and `num_tasks`."""
+
     workers: int | None
     resume: bool
     engine: EngineChoice
