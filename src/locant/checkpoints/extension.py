@@ -24,7 +24,7 @@ from locant.models.config_values import LENGTHS, TRAINED, Config, integer
 from locant.models.encodings import layer_types, rotary_layer_types
 from locant.models.registry import read_known
 from locant.models.rope_layers import ropes_by_layer
-from locant.models.rope_parameters import write_scaling, write_weights
+from locant.models.rope_parameters import WEIGHTS, write_scaling
 from locant.models.rotary_config import named_layout
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import MAX_INDEX
@@ -267,7 +267,7 @@ def _changed(
     keys = architecture.rotary_keys
     written = write_scaling(scaling)
     if isinstance(scaling, LongRoPE) and keys.weighted_longrope:
-        written |= write_weights(scaling)
+        written |= dict.fromkeys(WEIGHTS, scaling.effective_attention_factor)
     lengths = {key: method.longest(stretch) for key in LENGTHS if key in config}
     if isinstance(scaling, LongRoPE) and (TRAINED in config or architecture.extend_methods):
         lengths[TRAINED] = stretch.trained  # the classes of Phi have a default for it, which would win

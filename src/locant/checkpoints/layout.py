@@ -22,7 +22,7 @@ from locant.errors import InputError, ShapeError
 from locant.kernels.rotary import Layout
 from locant.models.config_values import Config
 from locant.models.head_shapes import head_shape_of
-from locant.models.projections import HeadRows, HeadShape
+from locant.models.projections import HeadRows
 from locant.models.registry import read
 from locant.models.rotary_config import named_layout
 
@@ -66,7 +66,6 @@ def convert_layout(
     """
     change = LayoutChange(config, to=to, source=source)
     moved = change.moves({name: tuple(tensor.shape) for name, tensor in state_dict.items()})
-    require_moves(moved)
     return {
         name: _reordered(tensor, moved[name], to) if name in moved else tensor for name, tensor in state_dict.items()
     }
@@ -90,26 +89,50 @@ class LayoutChange:
         one_of("to", to, LAYOUTS)
         if source is not None:
             one_of("source", source, LAYOUTS)
-        self.to: Layout = to
-        self.source: Layout = self._stated() if source is None else source
-        if self.source == to:
+        stated = source or named_layout(self.config) or self.row.rotary_keys.layout
+        if stated is None:
+            raise InputError(
+                f"got model_type={self.architecture!r}, whose layout is not known",
+                "source='half' or 'interleaved' (--from), as its weights were trained with",
+            )
+        if stated == to:
             because = f"source={source!r}" if source else "the configuration"
             other = "interleaved" if to == "half" else "half"
             raise InputError(
                 f"got weights that are in the layout {to!r} already, according to {because}",
                 f"the other layout, or source={other!r} (--from {other}) if these weights were converted before",
             )
+        self.to: Layout = to
+        self.source: Layout = stated
 
     def moves(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[HeadRows, ...]]:
         """The tensors whose rows change their order, and how these rows are divided into heads."""
         parts = {name: part_of(name, self.projections) for name in shapes}
-        self._require_known({name for name, (part, _) in parts.items() if part is Part.UNKNOWN})
-        _require_plain({name for name, (part, _) in parts.items() if part is Part.QUANTISED})
-        return {
+        unknown, quantised = (
+            sorted(name for name, (part, _) in parts.items() if part is kind) for kind in (Part.UNKNOWN, Part.QUANTISED)
+        )
+        if unknown:
+            raise InputError(
+                f"got {_listed(unknown)}, which may belong to queries or keys of {self.architecture!r} and "
+                f"{'is' if len(unknown) == 1 else 'are'} not known; known are {', '.join([*self.projections, *NORMS])}",
+                "names as in transformers, without these tensors if they have nothing to do with it",
+            )
+        if quantised:
+            raise InputError(
+                f"got {_listed(quantised)}: queries or keys are quantised, and their rows share what they are "
+                "scaled by",
+                "the weights before they were quantised",
+            )
+        moved = {
             name: self._rows(name, shapes[name], component)
             for name, (part, component) in parts.items()
             if part in (Part.ROWS, Part.NORM)
         }
+        if not moved:  # a checkpoint without queries and keys is not what was meant
+            raise InputError(
+                "got no tensor of queries or keys, so that there is nothing to convert", "names as in transformers"
+            )
+        return moved
 
     def _rows(self, name: str, shape: Sequence[int], component: str) -> tuple[HeadRows, ...]:
         heads = head_shape_of(self.config, self.row, layer_of(name))
@@ -118,38 +141,13 @@ class LayoutChange:
         found = norm_rows(component, heads, rows) if norm else self.projections[component](heads)
         expected = sum(each.rows for each in found)
         if rows != expected:
+            latent = f" after {heads.latent} latent rows" if heads.latent else ""
             raise ShapeError(
                 f"got {name} of shape {tuple(shape)}, expected {expected} {'weights' if norm else 'rows'} for "
-                f"{_in_words(heads)}",
+                f"{heads.queries} heads of queries and {heads.keys} of keys, of {heads.width} dimensions{latent}",
                 "the configuration of this very model, and weights that are neither sharded nor quantised",
             )
         return found
-
-    def _stated(self) -> Layout:
-        """The layout of the weights according to the configuration."""
-        layout = named_layout(self.config) or self.row.rotary_keys.layout
-        if layout is None:
-            raise InputError(
-                f"got model_type={self.architecture!r}, whose layout is not known",
-                "source='half' or 'interleaved' (--from), as its weights were trained with",
-            )
-        return layout
-
-    def _require_known(self, names: set[str]) -> None:
-        if names:
-            raise InputError(
-                f"got {_listed(names)}, which may belong to queries or keys of {self.architecture!r} and "
-                f"{'is' if len(names) == 1 else 'are'} not known; known are {', '.join([*self.projections, *NORMS])}",
-                "names as in transformers, without these tensors if they have nothing to do with it",
-            )
-
-
-def require_moves(moved: Mapping[str, object]) -> None:
-    """A checkpoint without queries and keys is not what was meant."""
-    if not moved:
-        raise InputError(
-            "got no tensor of queries or keys, so that there is nothing to convert", "names as in transformers"
-        )
 
 
 def row_order(rows: HeadRows, to: Layout) -> list[int]:
@@ -176,19 +174,6 @@ def _reordered(tensor: Tensor, parts: Sequence[HeadRows], to: Layout) -> Tensor:
     return flat.index_select(0, torch.tensor(order, device=tensor.device)).reshape(tensor.shape)
 
 
-def _require_plain(names: set[str]) -> None:
-    if names:
-        raise InputError(
-            f"got {_listed(names)}: queries or keys are quantised, and their rows share what they are scaled by",
-            "the weights before they were quantised",
-        )
-
-
-def _listed(names: set[str]) -> str:
-    shown = ", ".join(sorted(names)[:SHOWN])
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:SHOWN])
     return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
-
-
-def _in_words(heads: HeadShape) -> str:
-    before = f" after {heads.latent} latent rows" if heads.latent else ""
-    return f"{heads.queries} heads of queries and {heads.keys} of keys, of {heads.width} dimensions{before}"

@@ -9,23 +9,20 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from locant.checkpoints.checkpoint_folder import companions, headers_of, opened
 from locant.checkpoints.config_source import CONFIG, read_json
-from locant.checkpoints.layout import LayoutChange, require_moves
+from locant.checkpoints.layout import LayoutChange
 from locant.checkpoints.layout_stream import write_reordered
-from locant.checkpoints.safetensors_header import Header, read_header
+from locant.checkpoints.safetensors_header import read_header
 from locant.errors import InputError
 from locant.files import new_folder, replacing, require_new, write_whole
 from locant.kernels.rotary import Layout
-from locant.models.projections import HeadRows
 
 __all__ = ["Conversion", "convert_folder"]
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +41,6 @@ class Conversion:
     converted: int
     bytes: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-
 
 def convert_folder(
     folder: Path | str,
@@ -56,7 +49,7 @@ def convert_folder(
     to: Layout,
     source: Layout | None = None,
     config: Path | str | None = None,
-    progress: Progress = lambda done, total: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Conversion:
     """Convert a folder with ``config.json`` and one safetensors file, or its shards and their index.
 
@@ -78,11 +71,21 @@ def convert_folder(
     change = LayoutChange(facts, to=to, source=source)
     headers = headers_of(folder)
     moves = change.moves({tensor.name: tensor.shape for header in headers.values() for tensor in header.tensors})
-    require_moves(moves)
     copied, left_out = companions(folder, headers)
     total = sum(tensor.num_bytes for header in headers.values() for tensor in header.tensors)
+    done = 0
+
+    def count(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        progress(done, total)
+
     with new_folder(output) as made:
-        _write_weights(folder, made, headers, moves, to, _counted(progress, total))
+        for name, header in headers.items():
+            with opened(folder / name) as file, replacing(made / name) as path, path.open("wb") as target:
+                if read_header(file, str(folder / name)) != header:
+                    raise InputError(f"{folder / name} changed while it was read", "a checkpoint that nobody writes to")
+                write_reordered(file, target, header, moves, to, count)
         for name in copied:
             with replacing(made / name) as path:
                 shutil.copyfile(folder / name, path)
@@ -95,41 +98,14 @@ def convert_folder(
     )  # fmt: skip
 
 
-def _write_weights(
-    folder: Path,
-    made: Path,
-    headers: Mapping[str, Header],
-    moves: Mapping[str, tuple[HeadRows, ...]],
-    to: Layout,
-    progress: Callable[[int], None],
-) -> None:
-    for name, header in headers.items():
-        with opened(folder / name) as source, replacing(made / name) as path, path.open("wb") as target:
-            if read_header(source, str(folder / name)) != header:
-                raise InputError(f"{folder / name} changed while it was read", "a checkpoint that nobody writes to")
-            write_reordered(source, target, header, moves, to, progress)
-
-
-def _counted(progress: Progress, total: int) -> Callable[[int], None]:
-    """Adds up the bytes, and passes the sum on."""
-    done = 0
-
-    def count(num_bytes: int) -> None:
-        nonlocal done
-        done += num_bytes
-        progress(done, total)
-
-    return count
-
-
 def _with_layout(facts: Mapping[str, Any], change: LayoutChange) -> dict[str, Any]:
     """The configuration, with the new layout in it unless it goes without saying; the text part of a multimodal one."""
     if isinstance(facts.get("text_config"), Mapping):
         return {**facts, "text_config": _with_layout(facts["text_config"], change)}
     kept = {key: value for key, value in facts.items() if key != "rope_interleave"}
-    return (
-        kept if change.to == change.row.rotary_keys.layout else {**kept, "rope_interleave": change.to == "interleaved"}
-    )
+    if change.to == change.row.rotary_keys.layout:
+        return kept
+    return {**kept, "rope_interleave": change.to == "interleaved"}
 
 
 def _require_two(folder: Path, output: Path) -> None:

@@ -20,8 +20,6 @@ __all__ = ["CHUNK", "write_reordered"]
 CHUNK = 2**20
 """Bytes that are copied at once where nothing changes its place."""
 
-Progress = Callable[[int], None]
-
 
 def write_reordered(
     source: IO[bytes],
@@ -29,17 +27,11 @@ def write_reordered(
     header: Header,
     moves: Mapping[str, Sequence[HeadRows]],
     to: Layout,
-    progress: Progress,
+    progress: Callable[[int], None],
 ) -> None:
     """Write what `header` was read from to `target`, with the rows of the tensors in `moves` in the order of `to`.
 
-    Args:
-        source: an open file; it is read from the first tensor on.
-        target: an open file, which gets the header and every tensor.
-        header: of `source`.
-        moves: the tensors that change, and how their rows are divided into heads.
-        to: the layout to convert to.
-        progress: is told the number of bytes after each write.
+    `progress` is given the number of bytes after each write.
     """
     target.write(header.raw)
     source.seek(len(header.raw))

@@ -51,7 +51,6 @@ class Header:
 
     raw: bytes
     tensors: tuple[TensorEntry, ...]
-    metadata: Mapping[str, str]
 
 
 def read_header(file: IO[bytes], name: str) -> Header:
@@ -83,11 +82,13 @@ def _read(file: IO[bytes]) -> Header:
         raise _FaultError(f"its header has a stated length of {length} bytes, and the file has {size}")
     text = file.read(length)
     fields = _parse(text)
-    metadata = _metadata(fields.pop("__metadata__", {}))
+    metadata = fields.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise _FaultError("its metadata is not a map of texts")
     first = LENGTH.size + length
     tensors = sorted((_entry(key, value, first) for key, value in fields.items()), key=lambda t: (t.begin, t.end))
     _require_no_gap(tensors, first, size)
-    return Header(raw=start + text, tensors=tuple(tensors), metadata=metadata)
+    return Header(raw=start + text, tensors=tuple(tensors))
 
 
 def _parse(text: bytes) -> dict[str, Any]:
@@ -114,12 +115,6 @@ def _refuse(constant: str) -> None:
     raise _FaultError(f"its header holds {constant}, which is not JSON")
 
 
-def _metadata(value: object) -> dict[str, str]:
-    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise _FaultError("its metadata is not a map of texts")
-    return value
-
-
 def _entry(name: str, value: object, first: int) -> TensorEntry:
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
         raise _FaultError(f"{name!r} needs a dtype, a shape and data_offsets, and nothing else")
@@ -138,9 +133,7 @@ def _entry(name: str, value: object, first: int) -> TensorEntry:
 
 
 def _are_sizes(values: object) -> bool:
-    return isinstance(values, list) and all(
-        isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_SIZE for value in values
-    )
+    return isinstance(values, list) and all(type(value) is int and 0 <= value <= MAX_SIZE for value in values)
 
 
 def _require_no_gap(tensors: list[TensorEntry], first: int, size: int) -> None:

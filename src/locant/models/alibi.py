@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import Architecture, RotaryKeys, standard
-from locant.models.config_values import HEADS, Config, flag, number, required, width_per_head
+from locant.models.config_values import HEADS, Config, flag, missing, number, required, width_per_head
 from locant.models.projections import group_by_group
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.alibi import ALiBi, alibi_slopes
@@ -42,7 +42,7 @@ def _mpt(config: Config, layer_type: str | None) -> PositionEncoding:
 def _falcon(config: Config, layer_type: str | None) -> PositionEncoding | None:
     """Rotary positions, or ALiBi, whose slopes Falcon adds before it divides the scores by ``sqrt(head_dim)``."""
     if "alibi" not in config:
-        raise InputError("got a falcon configuration without alibi", "'alibi': False for rotary positions")
+        raise missing(config, "alibi", "'alibi': False for rotary positions")
     if not flag("alibi", config["alibi"]):
         return None
     heads, width = required(config, *HEADS), width_per_head(config)
@@ -54,7 +54,7 @@ def _falcon_keys(config: Config, queries: int) -> int | None:
     if config.get("new_decoder_architecture"):
         return None
     if "multi_query" not in config:
-        raise InputError("got a falcon configuration without multi_query", "'multi_query': true or false in it")
+        raise missing(config, "multi_query", "'multi_query': true or false in it")
     return 1 if flag("multi_query", config["multi_query"]) else queries
 
 
@@ -67,17 +67,14 @@ def _falcon_rounds(config: Config, encoding: PositionEncoding) -> str | None:
     )
 
 
-BLOOM_7B1 = {
-    "model_type": "bloom", "vocab_size": 250880, "hidden_size": 4096, "n_head": 32, "n_layer": 30,
-    "seq_length": 2048,
-}  # fmt: skip
+BLOOM_7B1 = {"vocab_size": 250880, "hidden_size": 4096, "n_head": 32, "n_layer": 30, "seq_length": 2048}
 MPT_7B = {
-    "model_type": "mpt", "vocab_size": 50432, "d_model": 4096, "n_heads": 32, "n_layers": 32, "max_seq_len": 2048,
+    "vocab_size": 50432, "d_model": 4096, "n_heads": 32, "n_layers": 32, "max_seq_len": 2048,
     "attn_config": {"alibi": True, "alibi_bias_max": 8},
 }  # fmt: skip
 FALCON_7B = {
-    "model_type": "falcon", "vocab_size": 65024, "hidden_size": 4544, "num_attention_heads": 71,
-    "num_hidden_layers": 32, "max_position_embeddings": 2048, "alibi": False, "rope_theta": 10000.0,
+    "vocab_size": 65024, "hidden_size": 4544, "num_attention_heads": 71, "num_hidden_layers": 32,
+    "max_position_embeddings": 2048, "alibi": False, "rope_theta": 10000.0,
 }  # fmt: skip
 
 ARCHITECTURES: Mapping[str, Architecture] = {

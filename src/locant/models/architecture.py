@@ -12,7 +12,7 @@ from typing import Any
 
 from locant.errors import InputError, RangeError
 from locant.kernels.rotary import Layout
-from locant.models.config_values import Config
+from locant.models.config_values import Config, missing
 from locant.models.projections import RowOrder
 from locant.positions.base import PositionEncoding
 
@@ -153,13 +153,10 @@ class Architecture:
 
     def lacks(self, key: str, config: Config, meaning: str = "") -> InputError:
         """The error for a configuration without this key; its remedy is the default of the class, where it has one."""
-        name = config.get("model_type", "")
         default = self.defaults.get(key)
-        remedy = "..., as the model was trained with" if default is None else f"{default!r}, the default of {name}"
-        return InputError(
-            f"got a {name} configuration without {key}{meaning and ', '}{meaning}".replace("  ", " "),
-            f"{key!r}: {remedy}",
-        )
+        known = f"{default!r}, the default of {config.get('model_type')}"
+        remedy = "..., as the model was trained with" if default is None else known
+        return missing(config, f"{key}, {meaning}" if meaning else key, f"{key!r}: {remedy}")
 
 
 def standard(base: float, max_seq_len: int, **others: Any) -> dict[str, Any]:

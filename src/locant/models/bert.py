@@ -8,7 +8,7 @@ from dataclasses import replace
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import Architecture, LayerKind, RotaryKeys
-from locant.models.config_values import HEADS, LENGTHS, Config, flag, integer, required, width_per_head
+from locant.models.config_values import HEADS, LENGTHS, Config, flag, integer, missing, required, width_per_head
 from locant.models.gpt import learned_table, table_width
 from locant.models.projections import one_after_another
 from locant.positions.base import PositionEncoding
@@ -39,9 +39,7 @@ def _bert(config: Config, layer_type: str | None) -> PositionEncoding:
 def _roberta(config: Config, layer_type: str | None) -> PositionEncoding:
     """A table that begins behind the row of the padding token: 514 rows are 512 positions."""
     if "pad_token_id" not in config:
-        raise InputError(
-            f"got a {config['model_type']} configuration without pad_token_id", "'pad_token_id': 1, usually"
-        )
+        raise missing(config, "pad_token_id", "'pad_token_id': 1, usually")
     offset = integer("pad_token_id", config["pad_token_id"], 0) + 1
     kind = config.get("position_embedding_type", "absolute")
     if kind != "absolute":
@@ -113,18 +111,18 @@ MODERN_BERT = RotaryKeys(
 )
 
 BERT_BASE = {
-    "model_type": "bert", "vocab_size": 30522, "hidden_size": 768, "num_attention_heads": 12,
-    "num_hidden_layers": 12, "max_position_embeddings": 512, "type_vocab_size": 2,
+    "vocab_size": 30522, "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12,
+    "max_position_embeddings": 512, "type_vocab_size": 2,
 }  # fmt: skip
 ROBERTA_BASE = {
-    "model_type": "roberta", "vocab_size": 50265, "hidden_size": 768, "num_attention_heads": 12,
-    "num_hidden_layers": 12, "max_position_embeddings": 514, "type_vocab_size": 1, "pad_token_id": 1,
+    "vocab_size": 50265, "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12,
+    "max_position_embeddings": 514, "type_vocab_size": 1, "pad_token_id": 1,
 }  # fmt: skip
 DEBERTA_V3_BASE = {
-    "model_type": "deberta-v2", "vocab_size": 128100, "hidden_size": 768, "num_attention_heads": 12,
-    "num_hidden_layers": 12, "max_position_embeddings": 512, "type_vocab_size": 0, "relative_attention": True,
-    "position_biased_input": False, "pos_att_type": "p2c|c2p", "position_buckets": 256, "share_att_key": True,
-    "max_relative_positions": -1, "norm_rel_ebd": "layer_norm",
+    "vocab_size": 128100, "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12,
+    "max_position_embeddings": 512, "type_vocab_size": 0, "relative_attention": True, "position_biased_input": False,
+    "pos_att_type": "p2c|c2p", "position_buckets": 256, "share_att_key": True, "max_relative_positions": -1,
+    "norm_rel_ebd": "layer_norm",
 }  # fmt: skip
 
 BERT = Architecture(encoding=_bert, defaults={"max_position_embeddings": 512}, warnings=(_flipped_table,))

@@ -11,7 +11,7 @@ from locant.errors import InputError, LocantError
 
 __all__ = [
     "HEADS", "LENGTHS", "TRAINED", "WIDTHS", "Config", "agreed", "config_dict", "flag", "integer", "integer_at",
-    "layer_types_in", "number", "of_single_layers", "one_of", "required", "width_per_head",
+    "layer_types_in", "missing", "number", "of_single_layers", "one_of", "required", "width_per_head",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -69,12 +69,13 @@ def required(config: Config, *keys: str, low: int = 1) -> int:
     """
     value = integer_at(config, *keys, low=low)
     if value is None:
-        name = config.get("model_type")
-        raise InputError(
-            f"got a {name or 'configuration'} {'configuration ' * bool(name)}without {keys[0]}",
-            f"{keys[0]!r} in it, as the model has it",
-        )
+        raise missing(config, keys[0], f"{keys[0]!r} in it, as the model has it")
     return value
+
+
+def missing(config: Config, key: str, remedy: str) -> InputError:
+    """The error for a configuration without this key."""
+    return InputError(f"got a {config.get('model_type', '')} configuration without {key}".replace("  ", " "), remedy)
 
 
 def width_per_head(config: Config) -> int:

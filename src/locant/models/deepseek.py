@@ -46,9 +46,9 @@ def _scale_of_scores(config: Config, encoding: PositionEncoding) -> str | None:
 
 
 DEEPSEEK_V3 = {
-    "model_type": "deepseek_v3", "vocab_size": 129280, "hidden_size": 7168, "num_attention_heads": 128,
-    "num_hidden_layers": 61, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "max_position_embeddings": 163840,
-    "tie_word_embeddings": False, "rope_theta": 10000,
+    "vocab_size": 129280, "hidden_size": 7168, "num_attention_heads": 128, "num_hidden_layers": 61,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "max_position_embeddings": 163840, "tie_word_embeddings": False,
+    "rope_theta": 10000,
     "rope_scaling": {
         "type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
         "original_max_position_embeddings": 4096,

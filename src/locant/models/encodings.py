@@ -7,14 +7,14 @@ from locant.errors import InputError
 from locant.kernels.rotary import Layout
 from locant.models.architecture import Architecture
 from locant.models.config_values import Config, layer_types_in
-from locant.models.registry import read, read_known
+from locant.models.registry import read_known
 from locant.models.rope_layers import ropes_by_layer
-from locant.models.rotary_config import RotaryArguments, read_rotary
+from locant.models.rotary_config import read_rotary
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 
-__all__ = ["encoding_from_config", "layer_types", "rotary_arguments", "rotary_layer_types"]
+__all__ = ["encoding_from_config", "layer_types", "rotary_layer_types"]
 
 
 def encoding_from_config(
@@ -77,18 +77,6 @@ def rotary_layer_types(config: Config | object) -> tuple[str | None, ...]:
     values, architecture = read_known(config)
     kinds = _layer_types(values, architecture) or (None,)
     return tuple(kind for kind in kinds if _other_than_rotary(values, architecture, kind) is None)
-
-
-def rotary_arguments(
-    config: Config | object,
-    *,
-    layer_type: str | None = None,
-    angles: AngleMode = "exact",
-    layout: Layout | None = None,
-) -> RotaryArguments:
-    """What `Rotary.from_config` builds a `Rotary` of; an architecture that is not known needs a layout."""
-    values, architecture = read(config)
-    return read_rotary(values, architecture, layer_type=layer_type, angles=angles, layout=layout)
 
 
 def _layer_types(config: Config, architecture: Architecture) -> tuple[str, ...]:

@@ -20,10 +20,9 @@ GEMMA_3 = RotaryKeys(
 GEMMA_4 = RotaryKeys(head_dim_required=True, full_head_dim_key="global_head_dim", per_layer=True)
 
 GEMMA_3_4B = {
-    "model_type": "gemma3_text", "vocab_size": 262208, "hidden_size": 2560, "num_attention_heads": 8,
-    "head_dim": 256, "num_hidden_layers": 34, "max_position_embeddings": 131072, "tie_word_embeddings": True,
-    "sliding_window": 1024, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0,
-    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "vocab_size": 262208, "hidden_size": 2560, "num_attention_heads": 8, "head_dim": 256, "num_hidden_layers": 34,
+    "max_position_embeddings": 131072, "tie_word_embeddings": True, "sliding_window": 1024, "rope_theta": 1000000.0,
+    "rope_local_base_freq": 10000.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
 }  # fmt: skip
 
 ARCHITECTURES: Mapping[str, Architecture] = {

@@ -49,30 +49,26 @@ def _rounded_ramp(config: Config, encoding: PositionEncoding) -> str | None:
 GPT_J = RotaryKeys(layout="interleaved", fixed_base=10_000.0, share_keys=("rotary_dim",), share_required=True)
 GPT_NEOX = RotaryKeys(base_key="rotary_emb_base", share_keys=("rotary_pct",), share_required=True)
 
-GPT_2 = {
-    "model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
-}  # fmt: skip
+GPT_2 = {"vocab_size": 50257, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024}
 OPT_1_3B = {
-    "model_type": "opt", "vocab_size": 50272, "hidden_size": 2048, "num_attention_heads": 32,
-    "num_hidden_layers": 24, "max_position_embeddings": 2048,
+    "vocab_size": 50272, "hidden_size": 2048, "num_attention_heads": 32, "num_hidden_layers": 24,
+    "max_position_embeddings": 2048,
 }  # fmt: skip
 GPT_J_6B = {
-    "model_type": "gptj", "vocab_size": 50400, "n_embd": 4096, "n_head": 16, "n_layer": 28, "n_positions": 2048,
-    "rotary_dim": 64, "tie_word_embeddings": False,
+    "vocab_size": 50400, "n_embd": 4096, "n_head": 16, "n_layer": 28, "n_positions": 2048, "rotary_dim": 64,
+    "tie_word_embeddings": False,
 }  # fmt: skip
 GPT_NEOX_20B = {
-    "model_type": "gpt_neox", "vocab_size": 50432, "hidden_size": 6144, "num_attention_heads": 64,
-    "num_hidden_layers": 44, "max_position_embeddings": 2048, "tie_word_embeddings": False,
-    "rotary_pct": 0.25, "rotary_emb_base": 10000,
+    "vocab_size": 50432, "hidden_size": 6144, "num_attention_heads": 64, "num_hidden_layers": 44,
+    "max_position_embeddings": 2048, "tie_word_embeddings": False, "rotary_pct": 0.25, "rotary_emb_base": 10000,
 }  # fmt: skip
 GPT_OSS_YARN = {
     "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 4096,
 }  # fmt: skip
 GPT_OSS_20B = {
-    "model_type": "gpt_oss", "vocab_size": 201088, "hidden_size": 2880, "num_attention_heads": 64,
-    "head_dim": 64, "num_hidden_layers": 24, "max_position_embeddings": 131072, "tie_word_embeddings": False,
-    "sliding_window": 128, "rope_theta": 150000,
+    "vocab_size": 201088, "hidden_size": 2880, "num_attention_heads": 64, "head_dim": 64, "num_hidden_layers": 24,
+    "max_position_embeddings": 131072, "tie_word_embeddings": False, "sliding_window": 128, "rope_theta": 150000,
     "rope_scaling": GPT_OSS_YARN,
 }  # fmt: skip
 

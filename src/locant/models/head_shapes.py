@@ -40,7 +40,12 @@ def _shape(
     config: Config, rope: Config | None, architecture: Architecture, layer_type: str | None, layer: int | None
 ) -> HeadShape:
     width = head_dim_of(config, architecture, layer_type)
-    rotated = 0 if rope is None else _rotated(config, rope, architecture, width)
+    if rope is None:
+        rotated = 0
+    elif rope.get("rope_type", rope.get("type")) == "proportional":
+        rotated = width  # pairs that are not rotated keep their place: the whole head is paired
+    else:
+        rotated = rotary_dim_of(config, rope, architecture, width)
     if rotated % 2 or rotated > width:
         raise InputError(f"got {rotated} rotary dimensions of a head of {width}", "an even number up to the whole head")
     queries = required(config, *HEADS)
@@ -49,12 +54,6 @@ def _shape(
         return HeadShape(queries=queries, keys=keys, width=width, rotated=rotated)
     start, latent = required(config, "qk_nope_head_dim"), required(config, "kv_lora_rank")
     return HeadShape(queries=queries, keys=1, width=start + width, start=start, rotated=rotated, latent=latent)
-
-
-def _rotated(config: Config, rope: Config, architecture: Architecture, width: int) -> int:
-    """Pairs that are not rotated keep their place in Gemma 4's proportional type, so that the whole head is paired."""
-    proportional = rope.get("rope_type", rope.get("type")) == "proportional"
-    return width if proportional else rotary_dim_of(config, rope, architecture, width)
 
 
 def _keys(config: Config, architecture: Architecture, layer: int | None, queries: int) -> int:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from locant.errors import InputError
 from locant.models.architecture import Architecture, LayerKind, RotaryKeys, standard
-from locant.models.config_values import Config, flag, number, required
+from locant.models.config_values import Config, flag, missing, number, required
 from locant.models.rotary_layers import (
     listed_layers,
     nope_in_full_attention,
@@ -23,16 +22,14 @@ def _llama_4(config: Config, layer_type: str | None) -> PositionEncoding | None:
     """Layers without rotary positions let queries grow with their position, if they are asked to."""
     if layer_type != "without":
         return None
-    tuned = config.get("attn_temperature_tuning")
-    if tuned is None:
-        raise InputError(
-            f"got a {config['model_type']} configuration without attn_temperature_tuning",
-            "true beside floor_scale and attn_scale, or false, as the model was trained with",
-        )
-    if not flag("attn_temperature_tuning", tuned):
+    key = "attn_temperature_tuning"
+    if key not in config:
+        remedy = "true beside floor_scale and attn_scale, or false, as the model was trained with"
+        raise missing(config, key, remedy)
+    if not flag(key, config[key]):
         return PositionEncoding()
     if "attn_scale" not in config:
-        raise InputError(f"got a {config['model_type']} configuration without attn_scale", "'attn_scale': 0.1, usually")
+        raise missing(config, "attn_scale", "'attn_scale': 0.1, usually")
     return Tempered(required(config, "floor_scale"), number("attn_scale", config["attn_scale"]))
 
 
@@ -62,18 +59,16 @@ OLMO_3 = RotaryKeys(
 )
 
 LLAMA_3_1_8B = {
-    "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "num_attention_heads": 32,
-    "num_hidden_layers": 32, "max_position_embeddings": 131072, "tie_word_embeddings": False,
-    "rope_theta": 500000.0,
+    "vocab_size": 128256, "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
+    "max_position_embeddings": 131072, "tie_word_embeddings": False, "rope_theta": 500000.0,
     "rope_scaling": {
         "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     },
 }  # fmt: skip
 MISTRAL_7B = {
-    "model_type": "mistral", "vocab_size": 32768, "hidden_size": 4096, "num_attention_heads": 32,
-    "num_hidden_layers": 32, "max_position_embeddings": 32768, "tie_word_embeddings": False,
-    "rope_theta": 1000000.0,
+    "vocab_size": 32768, "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
+    "max_position_embeddings": 32768, "tie_word_embeddings": False, "rope_theta": 1000000.0,
 }  # fmt: skip
 
 ARCHITECTURES: Mapping[str, Architecture] = {

@@ -42,16 +42,14 @@ PHI_3_LONG = [
 ]  # fmt: skip
 
 PHI_2 = {
-    "model_type": "phi", "vocab_size": 51200, "hidden_size": 2560, "num_attention_heads": 32,
-    "num_hidden_layers": 32, "max_position_embeddings": 2048, "tie_word_embeddings": False,
-    "rope_theta": 10000.0, "partial_rotary_factor": 0.4,
+    "vocab_size": 51200, "hidden_size": 2560, "num_attention_heads": 32, "num_hidden_layers": 32,
+    "max_position_embeddings": 2048, "tie_word_embeddings": False, "rope_theta": 10000.0, "partial_rotary_factor": 0.4,
 }  # fmt: skip
 
 PHI_3_MINI_128K = {
-    "model_type": "phi3", "vocab_size": 32064, "hidden_size": 3072, "num_attention_heads": 32,
-    "num_hidden_layers": 32, "max_position_embeddings": 131072, "original_max_position_embeddings": 4096,
-    "tie_word_embeddings": False, "rope_theta": 10000.0,
-    "rope_scaling": {"type": "longrope", "short_factor": PHI_3_SHORT, "long_factor": PHI_3_LONG},
+    "vocab_size": 32064, "hidden_size": 3072, "num_attention_heads": 32, "num_hidden_layers": 32,
+    "max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "tie_word_embeddings": False,
+    "rope_theta": 10000.0, "rope_scaling": {"type": "longrope", "short_factor": PHI_3_SHORT, "long_factor": PHI_3_LONG},
 }  # fmt: skip
 
 ARCHITECTURES: Mapping[str, Architecture] = {

@@ -14,15 +14,12 @@ VISION = RotaryKeys(rope_types={"mrope": "default"}, sections_required=True)
 VISION_3 = RotaryKeys(rope_types={"mrope": "default"}, refused_sections=ALTERNATING)
 
 QWEN_2_5_7B = {
-    "model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "num_attention_heads": 28,
-    "num_hidden_layers": 28, "max_position_embeddings": 32768, "tie_word_embeddings": False,
-    "rope_theta": 1000000.0,
+    "vocab_size": 152064, "hidden_size": 3584, "num_attention_heads": 28, "num_hidden_layers": 28,
+    "max_position_embeddings": 32768, "tie_word_embeddings": False, "rope_theta": 1000000.0,
 }  # fmt: skip
 """The instruction-tuned one; its base model has 131 072 positions."""
 
-QWEN_2_VL_7B = {
-    **QWEN_2_5_7B, "model_type": "qwen2_vl", "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
-}  # fmt: skip
+QWEN_2_VL_7B = {**QWEN_2_5_7B, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}
 
 _VL = Architecture(rotary=VISION, defaults=standard(1e6, 32768), vllm=True)
 

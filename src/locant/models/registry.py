@@ -127,5 +127,8 @@ def _is_stated(key: str, config: Config, architecture: Architecture) -> bool:
 
 def presets() -> dict[str, dict[str, Any]]:
     """Configurations of published models by name: the keys that matter here, and no others."""
-    rows = (architecture for _, architecture in ARCHITECTURES.items())
-    return {name: copy.deepcopy(dict(config)) for row in rows for name, config in row.presets.items()}
+    return {
+        name: {"model_type": model_type, **copy.deepcopy(dict(config))}
+        for model_type, architecture in ARCHITECTURES.items()
+        for name, config in architecture.presets.items()
+    }

@@ -12,7 +12,7 @@ from typing import Any
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import LayerKind, RotaryKeys
-from locant.models.config_values import Config, layer_types_in, one_of
+from locant.models.config_values import Config, layer_types_in, missing, one_of
 
 __all__ = ["is_per_layer", "rope_dictionary", "rope_of_layers", "ropes_by_layer"]
 
@@ -28,7 +28,14 @@ def rope_of_layers(config: Config, keys: RotaryKeys, layer_type: str | None) -> 
                 f"got layer_type={shown(layer_type)} for a configuration whose layers share one encoding",
                 "no layer_type",
             )
-        return _required(config, rope_dictionary(config), keys)
+        rope = rope_dictionary(config)
+        if not rope and keys.scaling_required:
+            raise missing(
+                config,
+                "rope parameters, where its class takes a scaling",
+                "'rope_scaling', as the model has it, or {'rope_type': 'default'} for none",
+            )
+        return rope
     if layer_type not in nested:
         raise InputError(
             f"got layer_type={shown(layer_type)}, expected one of {', '.join(nested)}: their rotary positions differ",
@@ -44,14 +51,23 @@ def ropes_by_layer(config: Config, keys: RotaryKeys) -> dict[str, Config | None]
     """Rope parameters per layer type, where there are such."""
     rope = rope_dictionary(config)
     if is_per_layer(rope):
-        _require_newer_form(config, keys)
+        if keys.layer_kinds and not config.get("rope_parameters"):
+            raise InputError(
+                f"got a dictionary per layer type as rope_scaling, which {config['model_type']} reads as one for all",
+                "the same as 'rope_parameters'",
+            )
         return _nested(config, rope, keys)
     if keys.layer_kinds:
-        _require_older_form(config, keys)
+        if config.get("rope_parameters"):
+            raise InputError(
+                f"got rope_parameters for all layers alike, of which {config['model_type']} reads none",
+                f"a dictionary for each of {', '.join(keys.layer_kinds)}, or rope_scaling for what the scaling acts on",
+            )
         return {name: _older(config, rope, name, kind) for name, kind in keys.layer_kinds.items()}
     if keys.per_layer and keys.layout is not None:
-        raise InputError(
-            f"got a {config['model_type']} configuration without rope_parameters per layer type",
+        raise missing(
+            config,
+            "rope_parameters per layer type",
             "{'full_attention': {'rope_type': ..., 'rope_theta': ...}, 'sliding_attention': ...}",
         )
     return None
@@ -103,28 +119,3 @@ def _require_base_counts(base: object, name: str, kind: LayerKind) -> None:
             "whatever stands outside of their own dictionary",
             "'rope_parameters' with a dictionary per layer type, and rope_theta in each",
         )
-
-
-def _require_newer_form(config: Config, keys: RotaryKeys) -> None:
-    if keys.layer_kinds and not config.get("rope_parameters"):
-        raise InputError(
-            f"got a dictionary per layer type as rope_scaling, which {config['model_type']} reads as one for all",
-            "the same as 'rope_parameters'",
-        )
-
-
-def _require_older_form(config: Config, keys: RotaryKeys) -> None:
-    if config.get("rope_parameters"):
-        raise InputError(
-            f"got rope_parameters for all layers alike, of which {config['model_type']} reads none",
-            f"a dictionary for each of {', '.join(keys.layer_kinds)}, or rope_scaling for what the scaling acts on",
-        )
-
-
-def _required(config: Config, rope: Config, keys: RotaryKeys) -> Config:
-    if not rope and keys.scaling_required:
-        raise InputError(
-            f"got a {config['model_type']} configuration without rope parameters, where its class takes a scaling",
-            "'rope_scaling', as the model has it, or {'rope_type': 'default'} for none",
-        )
-    return rope

@@ -12,7 +12,7 @@ from typing import Any
 
 from locant.arguments import shown
 from locant.errors import InputError
-from locant.models.config_values import flag, integer, number
+from locant.models.config_values import TRAINED, flag, integer, number
 from locant.positions.scaling import (
     DynamicNTK,
     Linear,
@@ -24,19 +24,16 @@ from locant.positions.scaling import (
     YaRN,
 )
 
-__all__ = ["ROPE_TYPES", "Lengths", "RopeType", "read_scaling", "rope_type_of", "write_scaling", "write_weights"]
+__all__ = ["ROPE_TYPES", "WEIGHTS", "Lengths", "RopeType", "read_scaling", "rope_type_of", "write_scaling"]
 
-FIELDS = {
-    "original_max_position_embeddings": "original_max_seq_len",
-    "partial_rotary_factor": "rotated_share",
-}
+FIELDS = {TRAINED: "original_max_seq_len", "partial_rotary_factor": "rotated_share"}
 """Keys of configurations that our dataclasses call otherwise."""
 
 OUTSIDE = ("type", "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
 """Keys in any dictionary of rope parameters that concern something other than the scaling."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RopeType:
     """One value of ``rope_type``, and the keys that it reads."""
 
@@ -50,44 +47,26 @@ class RopeType:
         return self.required + self.optional
 
 
-ROPE_TYPES: Mapping[str, RopeType] = {
-    rope_type.name: rope_type
-    for rope_type in (
-        RopeType(name="default", scaling=Unscaled),
-        RopeType(name="linear", scaling=Linear, required=("factor",)),
-        RopeType(
-            name="dynamic", scaling=DynamicNTK, required=("factor",), optional=("original_max_position_embeddings",)
-        ),
-        RopeType(
-            name="yarn",
-            scaling=YaRN,
-            required=("factor", "original_max_position_embeddings"),
-            optional=("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"),
-        ),
-        RopeType(
-            name="longrope",
-            scaling=LongRoPE,
-            required=("short_factor", "long_factor", "original_max_position_embeddings"),
-            optional=("factor", "attention_factor"),
-        ),
-        RopeType(
-            name="llama3",
-            scaling=Llama3,
-            required=("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-        ),
-        RopeType(name="proportional", scaling=Proportional, required=("partial_rotary_factor",), optional=("factor",)),
-    )
-}
-
 WEIGHTS = ("short_mscale", "long_mscale")
 """What Phi-3.5-MoE multiplies cosines and sines with, up to the trained length and past it."""
 
-WEIGHTED_LONGROPE = RopeType(
-    name="longrope",
-    scaling=LongRoPE,
-    required=(*WEIGHTS, "short_factor", "long_factor", "original_max_position_embeddings"),
-    optional=("factor",),
-)
+YARN_OPTIONS = ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim")
+LLAMA_3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", TRAINED)
+FACTORS = ("short_factor", "long_factor", TRAINED)
+WEIGHTED_LONGROPE = RopeType("longrope", LongRoPE, required=(*WEIGHTS, *FACTORS), optional=("factor",))
+
+ROPE_TYPES: Mapping[str, RopeType] = {
+    rope_type.name: rope_type
+    for rope_type in (
+        RopeType("default", Unscaled),
+        RopeType("linear", Linear, required=("factor",)),
+        RopeType("dynamic", DynamicNTK, required=("factor",), optional=(TRAINED,)),
+        RopeType("yarn", YaRN, required=("factor", TRAINED), optional=YARN_OPTIONS),
+        RopeType("longrope", LongRoPE, required=FACTORS, optional=("factor", "attention_factor")),
+        RopeType("llama3", Llama3, required=LLAMA_3_KEYS),
+        RopeType("proportional", Proportional, required=("partial_rotary_factor",), optional=("factor",)),
+    )
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,32 +117,26 @@ def read_scaling(rope: Mapping[str, Any], rope_type: RopeType, lengths: Lengths)
         )
     if rope_type.name in CHECKS:
         CHECKS[rope_type.name](given, lengths)
-    read = {key: READERS[key](key, value) for key, value in given.items() if value is not None}
+    read = {key: READERS.get(key, number)(key, value) for key, value in given.items() if value is not None}
     return rope_type.scaling(**{FIELDS.get(key, key): value for key, value in read.items()})
 
 
 def write_scaling(scaling: Scaling) -> dict[str, Any]:
     """The dictionary of a scaling, without its base; fields that have no effect are left out."""
-    for rope_type in ROPE_TYPES.values():
-        if type(scaling) is rope_type.scaling:
-            fields = {key: getattr(scaling, FIELDS.get(key, key)) for key in rope_type.keys}
-            break
-    else:
+    rope_type = next((each for each in ROPE_TYPES.values() if each.scaling is type(scaling)), None)
+    if rope_type is None:
         raise InputError(
             f"got {type(scaling).__name__}, which no configuration can express",
             f"one of {', '.join(known.scaling.__name__ for known in ROPE_TYPES.values())}",
         )
-    idle = ("mscale", "mscale_all_dim") if isinstance(scaling, YaRN) and not _uses_mscale(scaling) else ()
-    written = {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
-    kept = {key: value for key, value in written.items() if value is not None and key not in idle}
+    fields = {key: getattr(scaling, FIELDS.get(key, key)) for key in rope_type.keys}
+    weighted = isinstance(scaling, YaRN) and scaling.attention_factor is None and scaling.mscale
+    if isinstance(scaling, YaRN) and not (weighted and scaling.mscale_all_dim):
+        fields |= {"mscale": None, "mscale_all_dim": None}
     if isinstance(scaling, DynamicNTK):
-        del kept["original_max_position_embeddings"]  # the reference reads max_position_embeddings
-    return {"rope_type": rope_type.name, **kept}
-
-
-def write_weights(scaling: LongRoPE) -> dict[str, float]:
-    """The attention factor as Phi-3.5-MoE's configuration has it."""
-    return dict.fromkeys(WEIGHTS, scaling.effective_attention_factor)
+        del fields[TRAINED]  # the reference reads max_position_embeddings
+    written = {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
+    return {"rope_type": rope_type.name, **{key: value for key, value in written.items() if value is not None}}
 
 
 def _factors(key: str, value: object) -> tuple[float, ...]:
@@ -173,10 +146,9 @@ def _factors(key: str, value: object) -> tuple[float, ...]:
 
 
 READERS: Mapping[str, Callable[[str, object], Any]] = {
-    "factor": number, "beta_fast": number, "beta_slow": number, "attention_factor": number, "mscale": number,
-    "mscale_all_dim": number, "low_freq_factor": number, "high_freq_factor": number, "partial_rotary_factor": number,
-    "original_max_position_embeddings": integer, "truncate": flag, "short_factor": _factors, "long_factor": _factors,
+    TRAINED: integer, "truncate": flag, "short_factor": _factors, "long_factor": _factors,
 }  # fmt: skip
+"""Every other key is a number."""
 
 
 def _given(rope: Mapping[str, Any], rope_type: RopeType) -> dict[str, Any]:
@@ -201,25 +173,23 @@ def _require_known(given: Mapping[str, Any], rope_type: RopeType) -> None:
 
 def _settle_original(given: dict[str, Any], rope_type: RopeType, lengths: Lengths) -> None:
     """The trained length may stand in the dictionary, beside it, or be the longest one (dynamic); but not be two."""
-    key = "original_max_position_embeddings"
     outside = lengths.longest if rope_type.name == "dynamic" else lengths.trained
-    if key not in rope_type.keys or outside is None:
+    if TRAINED not in rope_type.keys or outside is None:
         if rope_type.name == "dynamic":
             raise InputError(
                 "got rope parameters of type 'dynamic' without max_position_embeddings",
                 "the trained length as max_position_embeddings",
             )
         return
-    if given.setdefault(key, outside) != outside:
-        where = "max_position_embeddings" if rope_type.name == "dynamic" else f"{key} outside the rope parameters"
-        raise InputError(f"got {key}={shown(given[key])} and {where}={outside}, expected one value", f"{key}={outside}")
+    if given.setdefault(TRAINED, outside) != outside:
+        where = "max_position_embeddings" if rope_type.name == "dynamic" else f"{TRAINED} outside the rope parameters"
+        got = f"got {TRAINED}={shown(given[TRAINED])} and {where}={outside}"
+        raise InputError(f"{got}, expected one value", f"{TRAINED}={outside}")
 
 
 def _check_yarn(given: dict[str, Any], lengths: Lengths) -> None:
     if given["factor"] is None:
-        given["factor"] = lengths.ratio_to(
-            integer("original_max_position_embeddings", given["original_max_position_embeddings"])
-        )
+        given["factor"] = lengths.ratio_to(integer(TRAINED, given[TRAINED]))
     weights = [key for key in ("mscale", "mscale_all_dim") if key in given]
     if weights and "attention_factor" in given:
         raise InputError(
@@ -236,7 +206,7 @@ def _check_yarn(given: dict[str, Any], lengths: Lengths) -> None:
 
 
 def _check_longrope(given: dict[str, Any], lengths: Lengths) -> None:
-    trained = integer("original_max_position_embeddings", given["original_max_position_embeddings"])
+    trained = integer(TRAINED, given[TRAINED])
     if WEIGHTS[0] in given:
         given["attention_factor"] = _one_weight(*(number(key, given.pop(key)) for key in WEIGHTS))
     if "factor" not in given:
@@ -260,7 +230,3 @@ def _one_weight(short: float, long: float) -> float:
 
 
 CHECKS: Mapping[str, Callable[[dict[str, Any], Lengths], None]] = {"yarn": _check_yarn, "longrope": _check_longrope}
-
-
-def _uses_mscale(scaling: YaRN) -> bool:
-    return scaling.attention_factor is None and bool(scaling.mscale and scaling.mscale_all_dim)

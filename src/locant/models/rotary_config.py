@@ -7,7 +7,7 @@ honoured is refused by name.
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any
 
 from locant.arguments import shown
 from locant.errors import InputError
@@ -32,24 +32,12 @@ from locant.models.config_values import (
 from locant.models.rope_layers import rope_of_layers
 from locant.models.rope_parameters import Lengths, read_scaling, rope_type_of
 from locant.positions.angles import AngleMode
-from locant.positions.scaling import Proportional, Scaling
+from locant.positions.scaling import Proportional
 
-__all__ = ["RotaryArguments", "head_dim_of", "named_layout", "read_rotary", "rotary_dim_of"]
+__all__ = ["head_dim_of", "named_layout", "read_rotary", "rotary_dim_of"]
 
 AXES = ("time", "height", "width")
 """Of positions in images and video."""
-
-
-class RotaryArguments(TypedDict):
-    """The arguments of `Rotary`."""
-
-    head_dim: int
-    base: float
-    scaling: Scaling
-    layout: Layout
-    rotary_dim: int
-    angles: AngleMode
-    sections: tuple[int, ...] | None
 
 
 def read_rotary(
@@ -59,7 +47,7 @@ def read_rotary(
     layer_type: str | None = None,
     angles: AngleMode = "exact",
     layout: Layout | None = None,
-) -> RotaryArguments:
+) -> dict[str, Any]:
     """The arguments of `Rotary` for a configuration of this architecture."""
     keys = architecture.rotary_keys
     _require_rotary(config, keys)
@@ -68,15 +56,16 @@ def read_rotary(
     proportional = rope_type.scaling is Proportional
     head_dim = head_dim_of(config, architecture, layer_type)
     lengths = Lengths(longest=integer_at(config, *LENGTHS), trained=integer_at(config, TRAINED))
-    return RotaryArguments(
-        head_dim=head_dim,
-        base=_base(config, rope, architecture, layer_type),
-        scaling=read_scaling({**rope, **_rotated_share(config, rope)} if proportional else rope, rope_type, lengths),
-        layout=_layout(config, keys, layout),
-        rotary_dim=head_dim if proportional else rotary_dim_of(config, rope, architecture, head_dim),
-        angles=angles,
-        sections=_sections(config, rope, keys),
-    )
+    scaled = {**rope, **_rotated_share(config, rope)} if proportional else rope
+    return {
+        "head_dim": head_dim,
+        "base": _base(config, rope, architecture, layer_type),
+        "scaling": read_scaling(scaled, rope_type, lengths),
+        "layout": _layout(config, keys, layout),
+        "rotary_dim": head_dim if proportional else rotary_dim_of(config, rope, architecture, head_dim),
+        "angles": angles,
+        "sections": _sections(config, rope, keys),
+    }
 
 
 def _require_rotary(config: Config, keys: RotaryKeys) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from locant.arguments import shown
 from locant.errors import InputError
-from locant.models.config_values import Config, integer, required
+from locant.models.config_values import Config, integer, missing, required
 from locant.positions.base import PositionEncoding
 
 __all__ = [
@@ -25,10 +25,7 @@ LISTED = ("with", "without")
 def windowed_layers(config: Config) -> tuple[str, ...]:
     """``sliding_attention`` and ``full_attention``, unless no layer has a window (Cohere 2, Exaone 4)."""
     if "sliding_window" not in config:
-        raise InputError(
-            f"got a {config['model_type']} configuration without sliding_window",
-            "'sliding_window': its width, or null where no layer has a window",
-        )
+        raise missing(config, "sliding_window", "'sliding_window': its width, or null where no layer has a window")
     return () if config["sliding_window"] is None else WINDOWED
 
 
@@ -83,7 +80,7 @@ def _rotary_layers(config: Config, default_interval: int | None) -> set[bool]:
 def _listed(config: Config) -> set[bool]:
     listed, remedy = config.get("no_rope_layers"), "1 for each layer with positions, else 0"
     if listed is None:
-        raise InputError(f"got a {config['model_type']} configuration without no_rope_layers", remedy)
+        raise missing(config, "no_rope_layers", remedy)
     count = integer("num_hidden_layers", config["num_hidden_layers"]) if "num_hidden_layers" in config else None
     right = isinstance(listed, (list, tuple)) and all(isinstance(one, int) and one in (0, 1) for one in listed)
     if not right or not listed or count not in (None, len(listed)):

@@ -33,8 +33,8 @@ def _unscaled_scores(config: Config, encoding: PositionEncoding) -> str:
 
 
 T5_BASE = {
-    "model_type": "t5", "vocab_size": 32128, "d_model": 768, "d_kv": 64, "num_heads": 12, "num_layers": 12,
-    "n_positions": 512, "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128,
+    "vocab_size": 32128, "d_model": 768, "d_kv": 64, "num_heads": 12, "num_layers": 12, "n_positions": 512,
+    "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128,
 }  # fmt: skip
 
 T5 = Architecture(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from locant.checkpoints.layout_folder import Conversion
 from locant.report.console import counted, out, print_json, talk
 
@@ -13,7 +15,7 @@ def print_conversion(conversion: Conversion, *, as_json: bool = False) -> None:
     if conversion.left_out:
         talk(f"left out: {', '.join(conversion.left_out)}")
     if as_json:
-        print_json(conversion.to_dict())
+        print_json(asdict(conversion))
         return
     moved = f"{conversion.converted} of {conversion.tensors} tensors converted"
     size = f"{counted(conversion.bytes, 'byte')} in {counted(len(conversion.files), 'file')}"

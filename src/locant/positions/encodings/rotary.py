@@ -120,9 +120,10 @@ class Rotary(PositionEncoding):
         >>> Rotary.from_config(config)
         Rotary(head_dim=128, base=1e+06, layout='half', angles='exact')
         """
-        from locant.models.encodings import rotary_arguments
+        from locant.models.registry import read
+        from locant.models.rotary_config import read_rotary
 
-        return cls(**rotary_arguments(config_or_dict, layer_type=layer_type, angles=angles, layout=layout))
+        return cls(**read_rotary(*read(config_or_dict), layer_type=layer_type, angles=angles, layout=layout))
 
     def to_config(self, *, max_seq_len: int | None = None, form: str = "rope_parameters") -> dict[str, Any]:
         """What a configuration has to say for `transformers` and vLLM to rotate as this encoding does.
