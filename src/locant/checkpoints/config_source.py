@@ -41,7 +41,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", "a file that you may read") from None
     except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
-        raise InputError(f"got {path}, which is not JSON: {error}", "a fresh copy of it") from None
+        raise InputError(f"got {path}, which is not JSON that can be read: {error}", "a fresh copy of it") from None
     if not isinstance(value, dict):
         raise InputError(f"got {path}, which holds a {type(value).__name__}", "a fresh copy of it, a JSON object")
     return value
