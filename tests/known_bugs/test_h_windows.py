@@ -107,7 +107,7 @@ def test_84g_a_resumed_epoch_shows_every_window_once() -> None:
     A loader that counts from its last start is right after the first resume and wrong after the second. One that
     counts what its workers have fetched ahead skips what the caller never got.
     """
-    ours = [Ours(workers=0), Ours(workers=2)]
+    ours = [Ours(workers=0), Ours(workers=1)]
     exhibit(resumes, *ours, twin=SinceTheResume(), because="after 2 resumes, .* windows were seen twice")
     exhibit(resumes, Ours(workers=0), twin=WhatWorkersFetched(), because="after 1 resumes, 8 windows were never seen")
     exhibit(resumes, Ours(workers=0), twin=Shuffled(), because="after 1 resumes, .* windows were seen twice")

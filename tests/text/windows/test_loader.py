@@ -205,7 +205,7 @@ class TestAResume:
         assert seen + [numbers(batch) for batch in again] == whole
         assert list(resumed(again, drop_last=True)) == []
 
-    @pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}])
+    @pytest.mark.parametrize("options", [{}, {"num_workers": 1, "persistent_workers": True}])
     def test_is_of_one_iteration_at_a_time(self, options: dict[str, Any]) -> None:
         """Workers that persist hand their batches to whoever asks, so that an older iteration would take some."""
         loader = windows().loader(4, seed=2, **options)
