@@ -22,7 +22,7 @@ __all__ = ["ExportSource", "StoreFormat", "StoreOptions", "head_of", "only_file"
 DTYPES = ("uint8", "uint16", "uint32", "int16", "int32", "int64")
 HEAD = 4096
 BLOCK = 1 << 20
-"""Tokens, or bytes, that are held at a time."""
+"""Tokens that are held at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,26 +150,16 @@ class StoreFormat:
         """
         path, tokens = self.files[shard], int(self.tokens[shard])
         size = self.header + tokens * self.dtype.itemsize
-        found = require_file(path, remedy)
-        digest, done = hashlib.sha256(), 0
-        try:
-            with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-                while found == size and done < size:
-                    block = file.read(self.header if done < self.header else min(BLOCK, size - done))
-                    if not block:
-                        found = done  # it shrank
-                        break
-                    digest.update(block)
-                    if done >= self.header:
-                        ids = np.frombuffer(block, self.dtype, len(block) // self.dtype.itemsize)
-                        place = (done - self.header) // self.dtype.itemsize
-                        if fault := unknown_id(ids, self.vocab_size, place):
-                            raise InputError(f"{path} has {fault}", remedy)
-                    done += len(block)
-        except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror}", remedy) from None
-        if found != size:
+        if (found := require_file(path, remedy)) != size:
             raise InputError(f"{path} has {found} bytes, expected {size}", remedy)
+        header = bytearray(self.header)
+        _fill(memoryview(header), path, 0)
+        digest = hashlib.sha256(header)
+        for first in range(0, tokens, BLOCK):
+            ids = self.read(shard, first, min(first + BLOCK, tokens))
+            if fault := unknown_id(ids, self.vocab_size, first):
+                raise InputError(f"{path} has {fault}", remedy)
+            digest.update(ids.data)
         return digest.hexdigest()
 
     def read(self, shard: int, start: int, stop: int) -> Integer[np.ndarray, " tokens"]:
@@ -178,22 +168,8 @@ class StoreFormat:
         Raises:
             InputError: the file does not have them, or the system refuses.
         """
-        path, ids = self.files[shard], np.empty(stop - start, dtype=self.dtype)
-        view, at = ids.data.cast("B"), self.header + start * self.dtype.itemsize
-        try:
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                # The system may read less than it was asked for.
-                while view:
-                    count = os.preadv(handle, [view], at)
-                    if not count:
-                        expected = f"expected {at + len(view)} bytes"
-                        raise InputError(f"{path} ends at byte {at}, {expected}", f"a fresh copy of {path}")
-                    view, at = view[count:], at + count
-            finally:
-                os.close(handle)
-        except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror}", "opening the store again") from None
+        ids = np.empty(stop - start, dtype=self.dtype)
+        _fill(ids.data.cast("B"), self.files[shard], self.header + start * self.dtype.itemsize)
         return ids
 
 
@@ -280,6 +256,23 @@ def head_of(path: str | Path) -> bytes:
             return file.read(HEAD)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", _again(path)) from None
+
+
+def _fill(view: memoryview, path: str, at: int) -> None:
+    """Read a file from byte `at` on into all of `view`."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            # The system may read less than it was asked for.
+            while view:
+                count = os.preadv(handle, [view], at)
+                if not count:
+                    raise InputError(f"{path} ends at byte {at}, expected {at + len(view)} bytes", _again(path))
+                view, at = view[count:], at + count
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", "opening the store again") from None
 
 
 def _count(path: str, dtype: np.dtype, header: int) -> int:
