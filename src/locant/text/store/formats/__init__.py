@@ -45,10 +45,7 @@ def _check(name: str, value: Any) -> None:
 
 
 FORMATS: Registry[type[StoreFormat]] = Registry("store format", "locant.formats", _check)
-for _name, _format in {
-    "locant": LocantFormat,
-    "megatron": MegatronFormat,
-    "nanogpt": NanogptFormat,
-    "datatrove": DatatroveFormat,
-}.items():
-    register_format(_name, _format)
+register_format("locant", LocantFormat)
+register_format("megatron", MegatronFormat)
+register_format("nanogpt", NanogptFormat)
+register_format("datatrove", DatatroveFormat)
