@@ -155,7 +155,7 @@ TENSOR_CORES: dict[torch.dtype, float] = {torch.float32: 2e-3, torch.bfloat16: 2
 
 # ---------------------------------------------------------------------- not of roundings
 
-PRINTED = {decimals: 0.5 * 10.0**-decimals for decimals in (3, 4, 6, 7)}
+PRINTED = {decimals: 0.5 * 10.0**-decimals for decimals in (2, 3, 4, 6, 7)}
 """How far a number may be that was written down with so many decimals: half a unit of the last."""
 
 SIX_DIGITS = 1e-5

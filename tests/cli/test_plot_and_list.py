@@ -10,6 +10,7 @@ import pytest
 from locant.figures import canvas
 from locant.positions.registry import encodings
 from tests.cli.conftest import Complains, Run
+from tests.tolerances import FORMULA
 
 pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
 
@@ -34,7 +35,7 @@ def test_json_tells_what_was_drawn(run: Run) -> None:
     facts = json.loads(result.stdout)
     assert (facts["encoding"], facts["figure"], facts["length"]) == ("rotary", "x.svg", 9)
     assert "head_dim=6, base=50" in facts["built"]
-    assert facts["numbers"]["inv_freq"] == pytest.approx([1, 50 ** (-1 / 3), 50 ** (-2 / 3)])
+    assert facts["numbers"]["inv_freq"] == pytest.approx([1, 50 ** (-1 / 3), 50 ** (-2 / 3)], rel=FORMULA, abs=0)
 
 
 def test_a_scaling_is_drawn_and_its_numbers_told(run: Run) -> None:

@@ -20,7 +20,7 @@ from locant.positions import ALiBi, Cope, Learned, PositionEncoding, Positions, 
 from locant.positions.registry import encodings
 from locant.positions.scaling import SCALINGS, Linear
 from tests.refusal import refuses
-from tests.tolerances import ANGLE, DOUBLE, LENGTH, RADIANS
+from tests.tolerances import ANGLE, DOUBLE, FORMULA, LENGTH, PRINTED, RADIANS
 
 pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
 
@@ -97,10 +97,11 @@ def test_alibi_falls_by_its_slope_and_hides_later_keys() -> None:
 
 @pytest.mark.parametrize("encoding", [ALiBi(8), ALiBi(2), locant.encoding("kerple", num_heads=8), T5Bias(5)])
 def test_all_heads_have_one_scale(encoding: PositionEncoding) -> None:
-    norms = {(type(image.norm), image.norm.vmin, image.norm.vmax) for image in maps(draw(encoding, length=100))}
+    images = maps(draw(encoding, length=40))
+    norms = {(type(image.norm), image.norm.vmin, image.norm.vmax) for image in images}
     assert len(norms) == 1
     ((_, low, high),) = norms
-    for image in maps(draw(encoding, length=100)):
+    for image in images:
         assert low <= image.get_array().min()
         assert image.get_array().max() <= high
 
@@ -190,12 +191,11 @@ def test_every_axis_of_numbers_says_what_it_counts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
-@pytest.mark.parametrize("length", [2, 3])
-def test_the_shortest_lengths_can_be_drawn(name: str, length: int) -> None:
-    draw(ENCODINGS[name](), length=length).canvas.draw()
+def test_the_shortest_length_can_be_drawn(name: str) -> None:
+    draw(ENCODINGS[name](), length=2).canvas.draw()
 
 
-@pytest.mark.parametrize("heads", [1, 2, 3, 5, 16])
+@pytest.mark.parametrize("heads", [1, 3, 5])
 def test_any_number_of_heads_is_drawn_with_at_most_four_maps(heads: int) -> None:
     for encoding in (ALiBi(heads), T5Bias(heads)):
         assert len(maps(draw(encoding, length=8))) == min(heads, 4)
@@ -262,9 +262,9 @@ def test_every_scaling_shows_wavelengths_before_and_after(name: str) -> None:
     figure = plot("rotary", head_dim=16, scaling=f"{name}:2", trained=100)
     left, right = (axes for axes in figure.axes if axes.get_title(loc="left"))
     before, after = (np.asarray(line.get_ydata()) for line in left.lines[:2])
-    np.testing.assert_allclose(before, 2 * np.pi * 10_000 ** (np.arange(8) / 8))
+    np.testing.assert_allclose(before, 2 * np.pi * 10_000 ** (np.arange(8) / 8), rtol=FORMULA, atol=0)
     stretched = np.asarray(right.lines[0].get_ydata())
-    np.testing.assert_allclose(after / before, stretched)
+    np.testing.assert_allclose(after / before, stretched, rtol=FORMULA, atol=0)
     assert np.nanmax(stretched) >= 1.999
     assert [text.get_text() for text in left.texts] == ["trained 100", "scaled to 200"]
 
@@ -272,17 +272,17 @@ def test_every_scaling_shows_wavelengths_before_and_after(name: str) -> None:
 def test_linear_divides_every_frequency() -> None:
     (left, _) = plot(Rotary(12, scaling=Linear(factor=3.0))).axes
     before, after = (np.asarray(line.get_ydata()) for line in left.lines)
-    np.testing.assert_allclose(after, 3 * before)
+    np.testing.assert_allclose(after, 3 * before, rtol=FORMULA, atol=0)
 
 
 def test_small_tables_have_their_numbers_written_in() -> None:
     (table, likeness) = written(plot("learned", d_model=4, length=4))
     np.testing.assert_allclose(
-        table, encoding_to_draw("learned", d_model=4, length=4).weight.detach().T.flatten(), atol=0.006
+        table, encoding_to_draw("learned", d_model=4, length=4).weight.detach().T.flatten(), rtol=0, atol=PRINTED[2]
     )
     assert likeness[::5] == [1.0] * 4
     (first, _) = written(plot("alibi", num_heads=2, length=4))
-    np.testing.assert_allclose(first, [0, -0.06, 0, -0.12, -0.06, 0, -0.19, -0.12, -0.06, 0], atol=0.006)
+    np.testing.assert_allclose(first, [0, -0.06, 0, -0.12, -0.06, 0, -0.19, -0.12, -0.06, 0], rtol=0, atol=PRINTED[2])
     assert written(plot("learned", d_model=9, length=9)) == []
 
 
@@ -321,9 +321,7 @@ def test_a_subclass_that_rotates_otherwise_is_not_drawn_as_its_parent() -> None:
     assert "A query of ones" in {axes.get_title(loc="left").split(",")[0] for axes in plot(Backwards(8), length=5).axes}
 
 
-@pytest.mark.parametrize(
-    ("suffix", "begin"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF"), (".SVG", b"<?xml")]
-)
+@pytest.mark.parametrize(("suffix", "begin"), [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".SVG", b"<?xml")])
 def test_a_picture_is_of_the_kind_its_name_says_and_the_same_every_time(
     tmp_path: Path, suffix: str, begin: bytes
 ) -> None:
