@@ -20,7 +20,7 @@ from locant.checkpoints.rotary_settings import RotarySettings, rotary_settings
 from locant.errors import InputError, RangeError
 from locant.files import replacing
 from locant.models.architecture import Architecture, RotaryKeys
-from locant.models.config_values import LENGTHS, TRAINED, Config, integer
+from locant.models.config_values import LENGTHS, TRAINED, Config, integer_at
 from locant.models.encodings import layer_types, rotary_layer_types
 from locant.models.registry import read_known
 from locant.models.rope_layers import ropes_by_layer
@@ -114,7 +114,7 @@ def extend(config: Mapping[str, Any] | object, *, to: int, method: str = "yarn")
         layer_type=layer_type,
         before=rotary_settings(rotary, trained, trained),
         after=rotary_settings(after, to, trained),
-        notes=_notes(METHODS[method], stretch, layer_type, _window(values)),
+        notes=_notes(METHODS[method], stretch, layer_type, values),
     )
 
 
@@ -301,18 +301,13 @@ def _older_form(
     config: Config, keys: RotaryKeys, written: Mapping[str, Any], base: float, layer_type: str | None
 ) -> dict[str, Any]:
     """`rope_scaling` beside the base; where there is none, the base alone changes."""
-    kept = {
-        key: value
-        for key, value in config.get("rope_scaling", {}).items()
-        if key not in ("type", "rope_type", "rope_theta")
-    }
+    written_anew = ("type", "rope_type", "rope_theta")
+    kept = {key: value for key, value in config.get("rope_scaling", {}).items() if key not in written_anew}
     key = next((key for key in keys.base_keys_of(layer_type) if key in config), keys.base_key)
     changes: dict[str, Any] = {key: base} if config.get(key) != base else {}
-    return (
-        changes
-        if written == {"rope_type": "default"} and not kept
-        else {"rope_scaling": {**written, **kept}, **changes}
-    )
+    if written == {"rope_type": "default"} and not kept:
+        return changes
+    return {"rope_scaling": {**written, **kept}, **changes}
 
 
 def _put_back(config: Mapping[str, Any] | object, changed: Mapping[str, Any]) -> dict[str, Any]:
@@ -326,13 +321,8 @@ def _put_back(config: Mapping[str, Any] | object, changed: Mapping[str, Any]) ->
     return whole
 
 
-def _window(config: Config) -> int | None:
-    window = config.get("sliding_window")
-    return None if window is None else integer("sliding_window", window, 0)
-
-
-def _notes(method: _Method, stretch: _Stretch, layer_type: str | None, window: int | None) -> tuple[str, ...]:
-    notes = [method.note]
+def _notes(method: _Method, stretch: _Stretch, layer_type: str | None, config: Config) -> tuple[str, ...]:
+    notes, window = [method.note], integer_at(config, "sliding_window", low=0)
     if layer_type is not None:
         notes.append(f"only {layer_type} layers change: the others attend to no more than their window")
     elif window is not None:

@@ -115,8 +115,10 @@ def read_scaling(rope: Mapping[str, Any], rope_type: RopeType, lengths: Lengths)
             f"got rope parameters of type {rope_type.name!r} without {' and '.join(missing)}",
             f"the value the model was trained with, as {missing[0]!r}",
         )
-    if rope_type.name in CHECKS:
-        CHECKS[rope_type.name](given, lengths)
+    if rope_type.name == "yarn":
+        _check_yarn(given, lengths)
+    elif rope_type.name == "longrope":
+        _check_longrope(given, lengths)
     read = {key: READERS.get(key, number)(key, value) for key, value in given.items() if value is not None}
     return rope_type.scaling(**{FIELDS.get(key, key): value for key, value in read.items()})
 
@@ -208,7 +210,14 @@ def _check_yarn(given: dict[str, Any], lengths: Lengths) -> None:
 def _check_longrope(given: dict[str, Any], lengths: Lengths) -> None:
     trained = integer(TRAINED, given[TRAINED])
     if WEIGHTS[0] in given:
-        given["attention_factor"] = _one_weight(*(number(key, given.pop(key)) for key in WEIGHTS))
+        short, long = (number(key, given.pop(key)) for key in WEIGHTS)
+        if short != long:
+            raise InputError(
+                f"got short_mscale={short:g} and long_mscale={long:g}, expected one value: the attention factor of an "
+                "encoding does not change with the length",
+                "two encodings, with one of the values each",
+            )
+        given["attention_factor"] = short
     if "factor" not in given:
         given["factor"] = lengths.ratio_to(trained)
     elif "attention_factor" in given and round(number("factor", given["factor"]) * trained) != lengths.longest:
@@ -217,16 +226,3 @@ def _check_longrope(given: dict[str, Any], lengths: Lengths) -> None:
             f"max_position_embeddings={lengths.longest} instead of factor x {trained}",
             "the configuration without factor",
         )
-
-
-def _one_weight(short: float, long: float) -> float:
-    if short != long:
-        raise InputError(
-            f"got short_mscale={short:g} and long_mscale={long:g}, expected one value: the attention factor of an "
-            "encoding does not change with the length",
-            "two encodings, with one of the values each",
-        )
-    return short
-
-
-CHECKS: Mapping[str, Callable[[dict[str, Any], Lengths], None]] = {"yarn": _check_yarn, "longrope": _check_longrope}

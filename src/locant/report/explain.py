@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from locant.checkpoints.explanation import Explanation, Layers
-from locant.checkpoints.rotary_settings import PairSettings, RotarySettings
+from locant.checkpoints.rotary_settings import RotarySettings
 from locant.embedding.table import TableSize
 from locant.report.console import QUIET, out, print_json, show, table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["explanation_facts", "named_rows", "pair_spans", "print_explanation", "some_pairs", "tokens"]
+__all__ = ["explanation_facts", "named_rows", "pair_spans", "print_explanation", "some_pairs", "stretched", "tokens"]
 
-DTYPES = (torch.float32, torch.bfloat16)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DOOR_WORDS = {
     "embed": "added to the token embeddings",
     "rotate": "rotates queries and keys",
@@ -39,9 +39,19 @@ def print_explanation(
     if as_json:
         print_json({"config": source, **explanation_facts(explanation), "figure": drawn})
         return
-    _print(explanation, source)
+    console = out()
+    show(console, _summary(explanation, source))
+    for layers in explanation.layers:
+        show(console)
+        show(console, _layers(layers))
+        if layers.rotary is not None:
+            show(console)
+            show(console, _pairs(layers.rotary))
+    if explanation.tables:
+        show(console)
+        show(console, _tables(explanation))
     if drawn is not None:
-        out().print(drawn)
+        console.print(drawn)
 
 
 def explanation_facts(explanation: Explanation) -> dict[str, Any]:
@@ -50,7 +60,8 @@ def explanation_facts(explanation: Explanation) -> dict[str, Any]:
     values["tables"] = [_table_facts(size) for size in explanation.tables]
     for layers, plain in zip(explanation.layers, values["layers"], strict=True):
         if layers.rotary is not None:
-            plain["rotary"] |= _spans_of(layers.rotary)
+            groups = ("kept", "between", "stretched", "still", "never_round")
+            plain["rotary"] |= {name: getattr(layers.rotary, name) for name in groups}
     return values
 
 
@@ -89,18 +100,9 @@ def tokens(length: float | None) -> str:
     return f"{length:.3g}" if length < 1000 else f"{length:,.0f}"
 
 
-def _print(explanation: Explanation, source: str) -> None:
-    console = out()
-    show(console, _summary(explanation, source))
-    for layers in explanation.layers:
-        show(console)
-        show(console, _layers(layers))
-        if layers.rotary is not None:
-            show(console)
-            show(console, _pairs(layers.rotary))
-    if explanation.tables:
-        show(console)
-        show(console, _tables(explanation))
+def stretched(factor: float | None) -> str:
+    """By how much a wavelength grew; nothing for a pair that is not rotated."""
+    return "" if factor is None else f"{factor:.4g}"
 
 
 def named_rows() -> Table:
@@ -193,26 +195,19 @@ def _pairs(rotary: RotarySettings) -> Table:
         rows.add_column(heading, justify="right", no_wrap=True)
     for number in some_pairs(len(rotary.pairs)):
         pair = rotary.pairs[number]
-        rows.add_row(str(number), tokens(pair.wavelength), _rotations(pair, rotary.trained), _by(pair.stretch))
+        rotations = rotary.trained * (pair.stretch or 1) / pair.wavelength if pair.wavelength else 0
+        rows.add_row(str(number), tokens(pair.wavelength), f"{rotations:,.3g}", stretched(pair.stretch))
     return rows
-
-
-def _rotations(pair: PairSettings, trained: int) -> str:
-    return "0" if pair.wavelength is None else f"{trained * (pair.stretch or 1) / pair.wavelength:,.3g}"
-
-
-def _by(stretch: float | None) -> str:
-    return "" if stretch is None else f"{stretch:.4g}"
 
 
 def _tables(explanation: Explanation) -> Table:
     rows = table()
     rows.add_column("table")
-    for heading in ("shape", "parameters", *(f"{str(dtype).removeprefix('torch.')}" for dtype in DTYPES)):
+    for heading in ("shape", "parameters", *DTYPES):
         rows.add_column(heading, justify="right", no_wrap=True)
     for size in explanation.tables:
         shape = " x ".join(f"{side:,}" for side in size.shape)
-        weights = [_weight(size.num_bytes(dtype)) for dtype in DTYPES]
+        weights = [_weight(size.num_bytes(dtype)) for dtype in DTYPES.values()]
         name = f"{size.name}, also the head" if size.name == "tokens" and explanation.tied else size.name
         rows.add_row(name, shape, f"{size.num_parameters:,}", *weights)
     return rows
@@ -229,9 +224,5 @@ def _weight(num_bytes: int) -> str:
 
 
 def _table_facts(size: TableSize) -> dict[str, Any]:
-    weights = {str(dtype).removeprefix("torch."): size.num_bytes(dtype) for dtype in DTYPES}
+    weights = {name: size.num_bytes(dtype) for name, dtype in DTYPES.items()}
     return {"name": size.name, "shape": list(size.shape), "parameters": size.num_parameters, "bytes": weights}
-
-
-def _spans_of(rotary: RotarySettings) -> dict[str, list[int]]:
-    return {name: getattr(rotary, name) for name in ("kept", "between", "stretched", "still", "never_round")}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from locant.checkpoints.extension import Extension
 from locant.report.console import out, print_json, show, table
-from locant.report.explain import named_rows, pair_spans, some_pairs, tokens
+from locant.report.explain import named_rows, pair_spans, some_pairs, stretched, tokens
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -64,9 +64,8 @@ def _pairs(extension: Extension) -> Table:
     for heading in ("pair", "wavelength", "after", "stretched by"):
         rows.add_column(heading, justify="right", no_wrap=True)
     for number in some_pairs(len(extension.stretches)):
-        stretch = extension.stretches[number]
         old, new = (tokens(each.pairs[number].wavelength) for each in (extension.before, extension.after))
-        rows.add_row(str(number), old, new, "" if stretch is None else f"{stretch:.4g}")
+        rows.add_row(str(number), old, new, stretched(extension.stretches[number]))
     return rows
 
 
