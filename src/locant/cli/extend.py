@@ -32,7 +32,7 @@ def verb(config: str, to: int, method: str, output: Path | None, figure: Path | 
     """
     from locant.checkpoints.extension import write_extension
     from locant.figures.canvas import require_figure, save
-    from locant.figures.wavelengths import draw_extension
+    from locant.figures.models import draw_extension
     from locant.report.extend import print_extension
 
     def draw(extension: Extension) -> None:

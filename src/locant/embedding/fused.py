@@ -7,7 +7,7 @@ hooks and dtypes and never on how many tokens there are: a token alone gets the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int, Integer
@@ -24,10 +24,7 @@ from locant.kernels.transforms import in_forward_mode, is_exporting, is_graph_tr
 from locant.positions import Learned, PositionEncoding, Positions, Sinusoidal
 from locant.positions.positions import require_positions
 
-if TYPE_CHECKING:
-    from locant.embedding.input import InputEmbedding
-
-__all__ = ["embed", "why_plain"]
+__all__ = ["EmbeddingModules", "embed", "why_plain"]
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # torch has no public door
 MAX_WIDTH = 2**16
@@ -35,10 +32,21 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 MAX_DROPOUT = 1 - 2.0**-16  # of 16 random bits, one value at least has to be kept
 
 
+class EmbeddingModules(nn.Module):
+    """What an `InputEmbedding` is made of."""
+
+    token: TokenEmbedding
+    encoding: PositionEncoding
+    segment: SegmentEmbedding | None
+    norm: nn.Module | None
+    dropout: nn.Dropout
+    combine_by: Literal["add", "concat"]
+
+
 # ---------------------------------------------------------------------- whether
 
 
-def why_plain(embedding: InputEmbedding) -> str | None:
+def why_plain(embedding: EmbeddingModules) -> str | None:
     """Why this embedding cannot be computed in one pass, or ``None`` where it can.
 
     >>> from locant.embedding import InputEmbedding
@@ -50,7 +58,7 @@ def why_plain(embedding: InputEmbedding) -> str | None:
     return _why_these_modules(embedding) or _why_these_tensors(embedding) or _why_now(embedding)
 
 
-def _why_these_modules(embedding: InputEmbedding) -> str | None:
+def _why_these_modules(embedding: EmbeddingModules) -> str | None:
     norm, encoding = embedding.norm, embedding.encoding
     if embedding.combine_by != "add":
         return "position is concatenated"
@@ -83,7 +91,7 @@ def _why_called(part: nn.Module) -> str | None:
     return None
 
 
-def _why_these_tensors(embedding: InputEmbedding) -> str | None:
+def _why_these_tensors(embedding: EmbeddingModules) -> str | None:
     weight = embedding.token.weight
     for table in embedding.parameters():
         if type(table) not in (Tensor, nn.Parameter):
@@ -101,7 +109,7 @@ def _why_these_tensors(embedding: InputEmbedding) -> str | None:
     return None
 
 
-def _why_now(embedding: InputEmbedding) -> str | None:
+def _why_now(embedding: EmbeddingModules) -> str | None:
     weight = embedding.token.weight
     if weight.dtype.itemsize < 4 and torch.is_autocast_enabled(weight.device.type):
         return "autocast chooses dtypes between the modules"
@@ -122,7 +130,7 @@ def _why_now(embedding: InputEmbedding) -> str | None:
 
 
 def embed(
-    embedding: InputEmbedding,
+    embedding: EmbeddingModules,
     ids: Integer[Tensor, "batch seq"],
     positions: Positions | None,
     segments: Integer[Tensor, "batch seq"] | None,
@@ -192,7 +200,9 @@ def _sinusoidal_rows(
     return torch.arange(rows.shape[0], device=rows.device).view(positions.index.shape), rows
 
 
-def _asked(embedding: InputEmbedding, ids: Tensor, positions: Positions, segments: Tensor | None) -> list[Asked | None]:
+def _asked(
+    embedding: EmbeddingModules, ids: Tensor, positions: Positions, segments: Tensor | None
+) -> list[Asked | None]:
     """What errors that come later will say."""
     encoding, segment = embedding.encoding, embedding.segment
     asked: list[Asked | None] = [None, None, None]

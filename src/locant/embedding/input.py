@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, one_of, real, shape_error, shown, whole
 from locant.embedding.deferred_errors import DeferredErrors
-from locant.embedding.fused import embed, why_plain
+from locant.embedding.fused import EmbeddingModules, embed, why_plain
 from locant.embedding.segment import SegmentEmbedding, require_segments
 from locant.embedding.token import Scale, TokenEmbedding
 from locant.errors import LocantError, RangeError, ShapeError
@@ -20,7 +20,7 @@ from locant.positions.positions import require_positions
 __all__ = ["InputEmbedding"]
 
 
-class InputEmbedding(nn.Module):
+class InputEmbedding(EmbeddingModules):
     """Turns ids into the vectors that enter the first layer.
 
     GPT-2 is ``InputEmbedding(50_257, 768, encoding=Learned(1024, 768), dropout=0.1)``; BERT adds
@@ -83,7 +83,7 @@ class InputEmbedding(nn.Module):
                 "locant.encoding('sinusoidal', d_model=...)",
             )
         encoding = PositionEncoding() if encoding is None else encoding
-        self.combine_by: Literal["add", "concat"] = combine
+        self.combine_by = combine
         width = d_model
         if one_of("combine", combine, ("add", "concat")) == "concat":
             width = _token_width(d_model, encoding)
