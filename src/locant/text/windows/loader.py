@@ -16,7 +16,7 @@ is one iteration at a time: the one before raises an error when it is asked for 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,9 +28,6 @@ from locant.errors import InputError
 from locant.text.windows.collation import collate
 from locant.text.windows.data_loader_options import checked_options
 from locant.text.windows.sampler import BatchSampler
-
-if TYPE_CHECKING:
-    from locant.text.windows.windows import Windows
 
 __all__ = ["Loader"]
 
@@ -50,7 +47,7 @@ class Loader:
     (0, 25)
     """
 
-    def __init__(self, windows: Windows, sampler: BatchSampler, /, **options: Any) -> None:
+    def __init__(self, windows: Any, sampler: BatchSampler, /, **options: Any) -> None:  # `Windows` imports this module
         self._windows = windows
         self._sampler = sampler
         # A generator of its own: a data loader draws a number for its workers, and would draw it from the one that
