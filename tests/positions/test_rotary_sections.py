@@ -71,9 +71,9 @@ def scalings() -> list[Scaling]:
 
 
 @pytest.mark.parametrize("scaling", scalings(), ids=lambda scaling: type(scaling).__name__)
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-@pytest.mark.parametrize("rotary_dim", [64, None])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("layout", "rotary_dim", "dtype"), [("half", 64, torch.float32), ("interleaved", None, torch.float64)]
+)
 @pytest.mark.parametrize(("from_len", "to_len"), [(16, 17), (17, 4096), (4096, 16), (5, 4096)])
 def test_rerotated_keys_are_those_turned_for_the_other_length(scaling, layout, rotary_dim, dtype, from_len, to_len):
     head_dim = 64 if rotary_dim is None else 80
