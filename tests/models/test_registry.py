@@ -169,3 +169,9 @@ def test_every_field_of_a_row_is_documented() -> None:
     for kind in (Architecture, RotaryKeys):
         for field in dataclasses.fields(kind):
             assert f"{field.name}:" in (kind.__doc__ or ""), field.name
+
+
+def test_widths_of_single_layers_are_not_overruled_by_a_default() -> None:
+    single = {"5": {"head_dim": 64}}
+    assert with_defaults({"model_type": "gemma4_text"})["global_head_dim"] == 512
+    assert "global_head_dim" not in with_defaults({"model_type": "gemma4_text", "per_layer_config": single})

@@ -10,7 +10,7 @@ from locant.arguments import shown
 from locant.errors import InputError, RangeError
 from locant.models import alibi, bert, deepseek, gemma, gpt, llama, phi, qwen, t5
 from locant.models.architecture import UNKNOWN, Architecture
-from locant.models.config_values import LENGTHS, Config, config_dict
+from locant.models.config_values import LENGTHS, Config, config_dict, of_single_layers
 from locant.registry import Registry
 
 __all__ = [
@@ -120,6 +120,9 @@ def _is_stated(key: str, config: Config, architecture: Architecture) -> bool:
         return bool(rope) or any(name in config for name in keys.base_keys)
     if key in keys.base_keys:
         return key in config or "rope_theta" in found
+    if key == keys.full_head_dim_key:
+        widths = (layer.get("head_dim") for layer in of_single_layers(config).values())
+        return key in config or any(width is not None for width in widths)
     if key in keys.share_keys:
         return any(name in config for name in keys.share_keys) or "partial_rotary_factor" in found
     return any(name in config for name in (LENGTHS if key in LENGTHS else (key,)))
