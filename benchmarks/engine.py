@@ -21,7 +21,7 @@ MEGA = 1e6
 
 
 def invented(seed: int, size: int) -> bytes:
-    """Words of eight letters that nobody has met before."""
+    """Words of eight letters that are in no text so far."""
     letters = np.random.default_rng(seed).integers(97, 123, (size // 9, 9), dtype=np.uint8)
     letters[:, -1] = 32
     return letters.tobytes()

@@ -1,4 +1,4 @@
-"""Side-by-side timing: contenders take turns, so that a machine whose speed drifts is unfair to nobody."""
+"""Side-by-side timing: contenders are timed alternately, so that a drift in speed affects all of them equally."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the whole suite stands on: no network, no luck, one thread per worker.
+"""Fixtures of the whole suite: no network, fixed seeds, one thread per worker.
 
 This file must not import locant: `make test` puts runtime shape checks into the package while it is imported.
 """

@@ -79,7 +79,7 @@ FORMULA = 1e-14
 """How far float64 may be from a formula of a power, a logarithm or a cosine of a few radians, all of size 1."""
 
 DOUBLE = 1e-13
-"""How far tokens turned or attended in float64 may be, absolutely, with angles of up to some hundred radians."""
+"""How far tokens rotated or attended in float64 may be, absolutely, with angles of up to some hundred radians."""
 
 POWER_IN_DOUBLE = 1e-13
 """How far a power of some hundred may be, over its size: the rounding of its base, as many times."""
@@ -108,7 +108,7 @@ RADIANS = 1e-6
 """How far a float32 angle within pi and -pi may be that is computed from both: their spacing at pi is 2.4e-7."""
 
 TURNED = 2e-7
-"""How far a pair turned in float32 may be from the true one, over its length: a rounded cosine, two products, a sum."""
+"""How far a pair rotated in float32 may be off, over its length: a rounded cosine, two products, a sum."""
 
 TURNED_TOKEN = 1e-6
 """The same for tokens drawn from the normal distribution, absolutely: no pair of them is longer than some five."""
@@ -135,7 +135,7 @@ FAR_SINES = 5e-6
 """How far a float32 sum of 32 cosines may be at distances beyond 2**24, where float64 itself is good for 2e-9 each."""
 
 ATTENDED = 1e-6
-"""How far weights and results of attention may be in float32 where other keys stand beside them: a sum of some ten."""
+"""How far weights and results of attention may be in float32 where other keys are beside them: a sum of some ten."""
 
 DECODED = 4e-6
 """The same for results with tokens in another arrangement, some eight times what is seen: values of up to four."""

@@ -2,7 +2,7 @@
 
 `whole` and `real` give back a plain ``int`` or ``float``, whatever kind of number it was given (NumPy's, a tensor of
 one number); `flag` a plain ``bool``; `one_of` one of several names. A value that is not allowed raises a `RangeError`.
-A text that reads like a number is no number, and neither are ``True`` and NaN; 0, 1 and ``"no"`` are no flags.
+Texts, ``True`` and NaN are not accepted as numbers, nor 0, 1 and ``"no"`` as flags.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = [
 ]  # fmt: skip
 
 Real = float | int
-"""An int is as good as a float, but not to those who check types while the tests run."""
+"""A float, or an int in its place: the type checks of the test suite tell them apart."""
 
 MAX_INT32 = 2**31 - 1
-"""The largest count, where nothing else is said."""
+"""The largest count, unless another limit is given."""
 
 MAX_WIDTH = 2**24
 """The widest vector: a table of `MAX_INT32` rows of it still has a size that 64 bits can hold."""
@@ -77,7 +77,7 @@ def real(
 
 
 def scale_of(scale: Any, usual: float) -> Real:
-    """What the products of queries and keys are multiplied with, and the usual where nothing is said."""
+    """The factor on the products of queries and keys; `usual` for ``None``."""
     return usual if scale is None else real("scale", scale, remedy=f"scale=None, which is {usual:g} here")
 
 
@@ -112,7 +112,7 @@ def one_of(name: str, value: Any, names: Iterable[str], remedy: str = "") -> str
 
 
 def entries(name: str, value: Any, remedy: str) -> tuple[Any, ...]:
-    """What a list, tuple or array holds."""
+    """The entries of a list, tuple or array."""
     try:
         if not isinstance(value, (str, bytes, dict)):
             return tuple(value)
@@ -134,12 +134,12 @@ def shape_error(name: str, x: Any, expected: str, remedy: str) -> ShapeError:
 
 
 def shown(value: object) -> str:
-    """What was got, in a line: Python itself refuses to write an integer of thousands of digits."""
+    """A value in one line, for an error; Python refuses to print an integer of thousands of digits."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"an integer of {value.bit_length()} bits"
     try:
         return " ".join(reprlib.repr(value).split())
-    except ValueError:  # such an integer inside of something
+    except ValueError:  # such an integer inside a container
         return f"a {type(value).__name__} that holds an integer of thousands of digits"
 
 
@@ -158,7 +158,7 @@ def _integer(value: Any) -> Any:
 
 def _float(value: Any) -> Real | None:
     if type(value) is int and abs(value) < 2**53:
-        return value  # as good as a float, and shown as it was written
+        return value  # exact as a float, and printed as it was given
     if _is_no_number(value) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
         return None
     try:
@@ -168,7 +168,7 @@ def _float(value: Any) -> Real | None:
 
 
 def _is_no_number(value: Any) -> bool:
-    """A truth value or text, or an array that may hold one number and is none."""
+    """Whether it is a bool, a text, or an array, even one of a single number."""
     dtype = getattr(value, "dtype", None)
     of_numpy = getattr(dtype, "kind", "f") in "iuf"  # which gives texts and complex numbers a way to be floats
     of_torch = not str(dtype).startswith(("torch.bool", "torch.complex"))

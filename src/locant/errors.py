@@ -1,4 +1,4 @@
-"""The exceptions of this package: each says what was got, what was expected, and what to do.
+"""The exceptions of this package: each states what was got, what was expected, and a remedy.
 
 All of them are `ValueError`s, so code that knows nothing of this package can catch them, and all of them
 carry the remedy apart from the cause, so that the command line can print ``cause; try: remedy`` in one line.

@@ -180,7 +180,7 @@ class NewFile:
 def new_folder(path: Path) -> Generator[Path]:
     """A folder beside `path` that takes its name if the block succeeds, and vanishes if it fails.
 
-    What is written into it has to be flushed by who writes it, as `write_whole` and `NewFile` do.
+    The caller has to flush what it writes into it, as `write_whole` and `NewFile` do.
 
     >>> import tempfile
     >>> place = Path(tempfile.mkdtemp())
@@ -212,7 +212,7 @@ def new_folder(path: Path) -> Generator[Path]:
 
 
 def require_new(path: Path) -> None:
-    """Raise where a folder could not be made without touching what is there; an empty one is nothing."""
+    """Raise where a folder cannot be made without changing what is there; an empty folder may be replaced."""
     if path.exists() and not path.is_dir():
         raise InputError(f"got {path}, which is a file, as the folder to write", "the name of a new folder")
     if path.is_dir() and any(path.iterdir()):

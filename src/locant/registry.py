@@ -7,11 +7,12 @@ listed; one that cannot be loaded is reported under its name, and does not affec
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
-from locant.arguments import shown
+from locant.arguments import entries, shown
 from locant.errors import InputError, LocantError, RangeError
 
 __all__ = ["Registry"]
@@ -27,7 +28,7 @@ class Registry(Generic[T]):
         group: the entry-point group in which installed packages offer theirs.
         check: raises a `LocantError` unless a value from outside can be used; is given the name and the value.
         own: fills in this package's own values by calling `register`, when a name is first asked for.
-        aliases_of: the aliases that a value of an installed package states itself.
+        aliases_of: the aliases that a value itself states.
 
     >>> fruits = Registry("fruit", "example.fruits", lambda name, value: None)
     >>> fruits.register("apple", 1, aliases=("pomme",))
@@ -62,21 +63,21 @@ class Registry(Generic[T]):
         """Make `value` known under `name` and its aliases.
 
         Raises:
-            RangeError: a name that is empty, no text, or already taken by another value.
+                RangeError: a value that cannot be used, or a name that is already taken by another value or is no word.
         """
         self._fill()
         self._add(name, value, aliases)
 
     def _add(self, name: str, value: T, aliases: Iterable[str]) -> None:
-        if isinstance(aliases, str):
-            raise RangeError(f"got aliases={aliases!r}, expected a list of names", f"aliases=({aliases!r},)")
+        self._check(name, value)
+        aliases = (*entries("aliases", aliases, "aliases=('other_name',)"), *self._aliases_of(value))
         for each in (name, *aliases):
-            if not isinstance(each, str) or not each.strip():
-                raise RangeError(f"got {shown(each)} as the name of an {self.kind}, expected a text", "a short name")
+            if not isinstance(each, str) or not re.fullmatch(r"\w[\w .-]*", each):
+                cause = f"got {shown(each)} as a name of {self.kind}s, expected letters, digits, '_', '-' and '.'"
+                raise RangeError(cause, "'my_name'")
             taken = self._aliases.get(_key(each))
             if taken is not None and (taken != name or self._values[taken] is not value):
                 raise RangeError(f"got {self.kind} {each!r}, which is already registered", "another name")
-        self._check(name, value)
         self._values[name] = value
         self._aliases |= {_key(each): name for each in (name, *aliases)}
 
@@ -93,7 +94,7 @@ class Registry(Generic[T]):
             return self._values[self._aliases[key]]
         if key in self._offered():
             return self._load(key)
-        self._load_all()  # it may be the alias of one that nobody has asked for
+        self._load_all()  # it may be an alias of one that is not loaded yet
         if key in self._aliases:
             return self._values[self._aliases[key]]
         known = {**self._aliases, **{offer: entry.name for offer, entry in self._offered().items()}}
@@ -120,8 +121,17 @@ class Registry(Generic[T]):
 
     def _offered(self) -> dict[str, EntryPoint]:
         if self._offers is None:
-            self._offers = {_key(entry.name): entry for entry in entry_points(group=self.group)}
+            self._offers = {}
+            for entry in entry_points(group=self.group):
+                key = _key(entry.name)
+                if key in self._aliases or key in self._offers:
+                    self.broken[entry.name] = f"{self._source(entry)} is not used: the name is already taken"
+                else:
+                    self._offers[key] = entry
         return self._offers
+
+    def _source(self, entry: EntryPoint) -> str:
+        return f"{self.kind} {entry.name!r} of {entry.dist.name if entry.dist else entry.value}"
 
     def _load_all(self) -> None:
         for key in self._offered():
@@ -133,15 +143,15 @@ class Registry(Generic[T]):
 
     def _load(self, key: str) -> T:
         entry = self._offered()[key]
-        source = f"{self.kind} {entry.name!r} of {entry.dist.name if entry.dist else entry.value}"
         try:
             value = entry.load()
-            self._add(entry.name, value, self._aliases_of(value))
+            self._add(entry.name, value, ())
         except LocantError as error:
-            raise InputError(f"{source} cannot be used: {error.cause}", error.remedy) from error
-        except Exception as error:  # another package's code may fail in any way; it is named, and raised
+            raise InputError(f"{self._source(entry)} cannot be used: {error.cause}", error.remedy) from error
+        except (Exception, SystemExit) as error:  # another package's code may fail in any way; it is named, and raised
             raise InputError(
-                f"{source} cannot be loaded: {type(error).__name__}: {error}", "an update of it"
+                f"{self._source(entry)} cannot be loaded: {type(error).__name__}: {error}",
+                f"pip install -U {entry.dist.name if entry.dist else 'the package that offers it'}",
             ) from error
         return self._values[entry.name]
 

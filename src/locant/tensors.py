@@ -19,7 +19,7 @@ __all__ = ["bounds", "has_values", "readable", "require_arithmetic", "require_te
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether there are any to look at."""
+    """Whether the tensor has values: not in a graph, under `vmap`, or of fake and meta tensors."""
     shape_only = tensor.device.type == "meta" or isinstance(tensor, FakeTensor)
     return not (torch.compiler.is_compiling() or shape_only or is_batched(tensor))
 

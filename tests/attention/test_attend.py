@@ -170,7 +170,7 @@ def test_packed_and_padded_rows_are_each_document_alone(backend: str, encoding_n
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_padded_rows_are_the_unpadded_rows(backend: str, side: str, encoding_name: str) -> None:
-    """Whatever stands in the padding, huge numbers included."""
+    """For any values at padding, huge numbers included."""
     encoding = Rotary(HEAD_DIM) if encoding_name == "rotary" else shaken(encoding_name)
     lengths, width = [5, 8], 11
     mask = torch.stack([torch.arange(width) < n for n in lengths])

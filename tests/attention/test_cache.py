@@ -1,4 +1,4 @@
-"""`KVCache`: what it holds, how it grows, and where the next token stands."""
+"""`KVCache`: what it holds, how it grows, and the position of the next token."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_numbers_of_8_bits_are_stored_as_they_are_and_padding_as_zeros(dtype: to
     assert torch.equal(stored.float(), expected)
 
 
-# ---------------------------------------------------------------------- where the next token stands
+# ---------------------------------------------------------------------- the position of the next token
 
 
 def filled(positions: Positions, batch: int = 2) -> KVCache:

@@ -103,7 +103,7 @@ def test_a_document_that_is_neither_one_nor_padding_is_refused(document: int) ->
         Positions.of([0, 1, 2], [0, document, 0])
 
 
-def test_a_number_of_a_document_that_nobody_could_read_is_still_a_document() -> None:
+def test_a_document_number_that_could_not_be_read_is_still_a_document() -> None:
     """On an accelerator documents are not looked at when positions are made; the plain constructor never does."""
     index, document = torch.tensor([[0, 1, 2]]), torch.full((1, 3), -2)
     following = filled(Positions(index, document, min_index=0, max_index=2)).next_positions(2)
@@ -132,7 +132,7 @@ def test_the_bounds_of_what_comes_next_are_known_and_hold(n: int, cached: Positi
     assert int(following.index.max()) <= following.max_index
 
 
-def test_the_bounds_are_known_where_nobody_can_look() -> None:
+def test_the_bounds_are_known_where_values_cannot_be_read() -> None:
     cached, part = Positions.from_mask(torch.tensor([[0, 1, 1, 1]])).to("meta"), tokens(4).to("meta")
     cache = KVCache()
     cache.append(part, part, cached)

@@ -33,7 +33,7 @@ class Tilted(ALiBi):
 
 
 class TiltedThrice(Tilted):
-    """Says nothing of its own."""
+    """Overrides nothing."""
 
 
 class TiltedAgain(Tilted):
@@ -124,7 +124,7 @@ def test_what_is_inherited_when_a_method_is_overridden() -> None:
 
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_says_what_the_others_say() -> None:
+def test_flex_agrees_with_the_other_backends() -> None:
     q, k, v = drawn()
     where = Positions.arange(LENGTH)
     y = attend(q, k, v, encoding=TiltedAgain(HEADS), positions=where, backend="flex")

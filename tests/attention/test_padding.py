@@ -1,4 +1,4 @@
-"""What stands at padding: nothing that comes out depends on it, with any backend, forward or in any gradient."""
+"""Values at padding: no output and no gradient depends on them, with any backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much is computed and held, counted where the results cannot tell: keys that nobody sees, tiles, second passes."""
+"""How much is computed and held, counted where results do not show it: hidden keys, tiles, second passes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_keys_of_other_documents_are_left_out(
 
 
 @pytest.mark.parametrize("which", ["q", "k", "v", "the encoding"])
-def test_tiles_are_not_kept_for_the_backward_pass_whoever_wants_it(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_are_not_kept_for_any_backward_pass(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     length, heads = 512, 4
     monkeypatch.setattr(tiled, "TILE_BYTES", heads * length**2 * 4 // 32)
     encoding = T5Bias(heads).requires_grad_(which == "the encoding")

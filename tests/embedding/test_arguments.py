@@ -1,6 +1,6 @@
 """Whatever an embedding is given, it answers with a module, or with an error that says what was got.
 
-Every parameter of every public class is tried, as the signatures have them: nobody can forget one.
+Every parameter of every public class is tried, as the signatures have them: none can be forgotten.
 """
 
 from __future__ import annotations

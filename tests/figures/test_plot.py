@@ -299,7 +299,7 @@ class EveryDoor(PositionEncoding):
         return -(positions.index[:, None, :, None] - positions.index[:, None, None, :]).float().abs()
 
 
-def test_somebody_elses_encoding_is_drawn_method_by_method() -> None:
+def test_an_encoding_from_outside_is_drawn_method_by_method() -> None:
     figure = plot(EveryDoor(), length=10)
     table, likeness, rotated, *heads = maps(figure)
     np.testing.assert_array_equal(table.get_array(), np.broadcast_to(np.arange(10) % 2, (128, 10)))

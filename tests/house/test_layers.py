@@ -1,4 +1,4 @@
-"""Imports go downwards only: a room never imports one that stands above it."""
+"""Imports go downwards only: a package never imports one above it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 
-# From the ground up. "locant" is the package's own door: what stands above may come in through it, what stands
-# below it is what it opens on.
+# From the lowest up. "locant" is ``__init__.py``: what is above it may import from it, and it exports what is
+# below it.
 ROOMS = (
     "_version", "errors", "arguments", "files", "registry", "kernels", "tensors", "positions", "scaling", "text",
     "formats", "embedding", "attention", "parallel", "models", "checkpoints",

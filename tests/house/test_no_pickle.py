@@ -57,7 +57,7 @@ def _caught(node: ast.AST) -> str | None:
     last = node.body[-1]
     raises_again = isinstance(last, ast.Raise) and last.exc is None
     names_the_cause = isinstance(last, ast.Raise) and last.cause is not None and ast.unparse(last.cause) == node.name
-    if (names == {"BaseException"} and raises_again) or (names == {"Exception"} and names_the_cause):
+    if (names == {"BaseException"} and raises_again) or (names <= {"Exception", "SystemExit"} and names_the_cause):
         return None
     found = names & (CATCH_ALL | {"everything"})
     return f"line {node.lineno}: catches {found.pop()}" if found else None

@@ -38,7 +38,7 @@ def test_an_earlier_report_stays_until_the_first_result(tmp_path: Path) -> None:
 def test_a_folder_of_other_things_is_refused_and_with_force_kept(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     (tmp_path / "results.json").write_text('{"mine": 1}')
-    with pytest.raises(InputError, match="holds other things than a report; try: another -o, or --force"):
+    with pytest.raises(InputError, match=r"holds other things than a report; try: -o .*-report, or --force"):
         ResultsFolder(tmp_path)
     forced = ResultsFolder(tmp_path, force=True)
     assert not forced.holds_earlier

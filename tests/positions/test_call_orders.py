@@ -1,4 +1,4 @@
-"""What an encoding returns depends on what it is asked, and not on what it was asked before.
+"""What an encoding returns depends on its arguments, and not on earlier calls.
 
 The usual ways to get this wrong are a table that grows, a base that follows the longest sequence seen so far, and a
 cache whose key lacks one of the arguments. All are right the first time. So one object is asked in many random orders,

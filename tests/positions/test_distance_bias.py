@@ -115,7 +115,7 @@ def test_a_formula_that_is_missing_is_named() -> None:
     class Empty(DistanceBias):
         pass
 
-    with pytest.raises(NotImplementedError, match=r"Empty does not define of_distance"):
+    with pytest.raises(LocantError, match=r"Empty does not define of_distance"):
         Empty(2).matrix(2)
 
 

@@ -1,4 +1,4 @@
-"""`attend`: softmax attention with any position encoding, masked by where the tokens stand."""
+"""`attend`: softmax attention with any position encoding; the mask follows from the positions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def attend(
     """``softmax(q k^T scale + bias) v`` over the keys that each query attends to.
 
     Padding, document boundaries and the cache offset come from the positions; there is no separate mask. A query
-    without any key (padding) gets zeros. What stands at padding, NaN included, changes nothing, and its gradients are
+    without any key (padding) gets zeros. Values at padding, NaN included, affect no result, and their gradients are
     zeros. In decoding, where nothing is differentiated and there are 16 keys or more to a query, `k` and `v` are taken
     as they are, because a copy of a cache would cost ten times its attention: `KVCache` stores zeros at padding, and
     another cache has to hold finite numbers there. `q` and `k` are expected as `encoding.rotate` returned them.
@@ -65,8 +65,8 @@ def attend(
     Args:
         q, k, v: `k` and `v` may have fewer heads than `q` (grouped-query attention).
         encoding: its `bias` is added to the scores.
-        positions: where the queries stand.
-        k_positions: where the keys stand, if there are others than the queries (a cache, cross-attention).
+        positions: of the queries.
+        k_positions: of the keys, if they differ from the queries' (a cache, cross-attention).
         causal: whether later tokens are hidden.
         window: width of a sliding window: tokens `window` positions away, or farther, are hidden.
         dropout_p: probability of dropping a weight; 0 unless training.
@@ -118,7 +118,7 @@ def _computed(choice: Choice, inputs: AttentionInputs) -> tuple[Output, Weights 
 
 
 def _full_precision(q: Tensor) -> AbstractContextManager[object]:
-    """Autocast would round a float32 bias to the dtype it casts the queries to, and with it all far distances."""
+    """Without autocast, which would round a float32 bias, and with it far distances, to the queries' dtype."""
     device = q.device.type
     # `torch.amp.is_autocast_available` would know meta too, but the compiler of torch 2.9 cannot follow it.
     if device != "meta" and torch.is_autocast_enabled(device):
@@ -127,7 +127,7 @@ def _full_precision(q: Tensor) -> AbstractContextManager[object]:
 
 
 def _nothing(inputs: AttentionInputs) -> tuple[Output, Weights | None]:
-    """Zeros, where there is no key; made of sums over nothing, so that everything has a gradient all the same."""
+    """Zeros, where there is no key; computed as sums over no elements, so that every input gets a gradient."""
     q = inputs.q
     y = q.new_zeros(*q.shape[:3], inputs.v.shape[-1])
     bias = None if inputs.k.shape[2] else inputs.bias()

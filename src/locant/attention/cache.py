@@ -1,4 +1,4 @@
-"""`KVCache`: the keys and values of tokens already read, and where those stand."""
+"""`KVCache`: the keys and values of tokens already read, and their positions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class KVCache:
 
     @property
     def positions(self) -> Positions:
-        """Where the cached tokens stand."""
+        """The positions of the cached tokens."""
         return Positions.arange(0) if self._positions is None else self._positions
 
     def append(
@@ -59,7 +59,7 @@ class KVCache:
         v: Float[Tensor, "batch kv_heads new value_dim"],
         positions: Positions,
     ) -> tuple[Float[Tensor, "batch kv_heads key head_dim"], Float[Tensor, "batch kv_heads key value_dim"], Positions]:
-        """Store new keys and values; returns all so far, as views of the cache, and where they stand."""
+        """Store new keys and values; returns all so far, as views of the cache, and their positions."""
         self._require_matching(k, v)
         require_positions(positions)
         if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
@@ -101,7 +101,7 @@ class KVCache:
         self._length, self._keys, self._values, self._positions = 0, None, None, None
 
     def _joined(self, positions: Positions) -> Positions:
-        """Where everything stands, in an order in which the new tokens keep theirs: queries have only that.
+        """The positions of all tokens, in an order in which the new ones keep theirs, since queries have no other.
 
         Where an order begins at 0 again, as that of an image does, everything cached comes before it.
         """
@@ -114,14 +114,15 @@ class KVCache:
         return dataclasses.replace(joined, order_or_none=joined.order - moved[:, None])
 
     def _grown(self, store: Tensor | None, new: Tensor, length: int) -> Tensor:
-        """Where the cache grows: memory for `length` tokens, `store` while it lasts, then `max_len` or twice that."""
+        """The cache grows here: `store` while `length` tokens fit, then memory for `max_len`, or for twice as many."""
         if self.max_len is not None and length > self.max_len:
             raise RangeError(
-                f"got {length} tokens for a cache of max_len={self.max_len}", "a larger max_len, or clear()"
+                f"got {length} tokens for a cache of max_len={self.max_len}",
+                f"KVCache(max_len={length}), or cache.clear()",
             )
         fits = store is not None and length <= store.shape[2]
         if store is not None and fits and (torch.is_inference_mode_enabled() or not store.is_inference()):
-            return store  # what inference mode has made cannot be written to outside of it
+            return store  # tensors of inference mode cannot be written to outside of it
         if self.max_len is not None:
             capacity = self.max_len
         else:
@@ -141,7 +142,7 @@ class KVCache:
         if k.shape[:3] != v.shape[:3]:
             raise ShapeError(
                 f"got keys {tuple(k.shape)} and values {tuple(v.shape)}, expected the same tokens",
-                "k and v of one layer and step",
+                "cache.append(k, v, positions) with k and v of the same layer and step",
             )
         for name, store, new in (("keys", self._keys, k), ("values", self._values, v)):
             if store is None:
@@ -151,5 +152,5 @@ class KVCache:
                 raise ShapeError(
                     f"got {name} {tuple(new.shape)} {new.dtype} on {new.device}, "
                     f"the cache holds {tuple(store.shape)} {store.dtype} on {store.device}",
-                    "one cache per layer and batch",
+                    "one KVCache() per layer and batch, or cache.clear()",
                 )

@@ -1,6 +1,6 @@
-"""Which backend computes attention: a choice made in one place that can say why.
+"""Which backend computes attention, and the reason for it; nothing else decides that.
 
-What a backend cannot do stands beside it, as `obstacle` in `locant.attention.backends`.
+What a backend cannot do is in its own file, as `obstacle` in `locant.attention.backends`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ BackendName = Literal["auto", "sdpa", "flex", "tiled", "eager"]
 BACKENDS = {"sdpa": sdpa, "flex": flex, "tiled": tiled, "eager": eager}
 
 SMALL = 2**20
-"""Scores of all heads. With fewer, a matrix for the mask and the bias costs less than doing without one."""
+"""Scores, over all heads, below which a matrix for mask and bias costs less than computing without one."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A backend, the reason for it, and which way `tiled` goes."""
+    """A backend, the reason for it, and which of its three ways `tiled` takes."""
 
     name: str
     reason: str

@@ -2,10 +2,10 @@
 
 What `attend` accepts is checked here before anything is computed: errors of torch's kernels name no cause.
 
-What stands at padding may be anything, NaN of memory that nobody wrote included: a weight of 0 hides a number, but
-neither NaN nor infinity, forward and in gradients alike. So backends get `without_padding`: queries, keys and values
+Values at padding may be anything, NaN in uninitialised memory included: a weight of 0 hides a finite number, but
+neither NaN nor infinity, forward or in gradients. So backends get `without_padding`: queries, keys and values
 are zeros at padding, which therefore gets a gradient of exactly zero. That costs a copy of each, and only where there
-are documents or padding. Whether there is any is not looked up: compiled code could not, and copies with other strides
+are documents or padding. Values are not read to find out: compiled code could not, and copies with other strides
 have other last bits.
 
 Decoding is the exception: a copy of the keys of a cache would cost ten times what the attention of one query does. So
@@ -37,14 +37,14 @@ __all__ = [
 ]  # fmt: skip
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-"""What torch multiplies; float8 is a way to store numbers."""
+"""The dtypes that torch can multiply; float8 can only be stored."""
 FEWEST_KEYS = 16
-"""To a query: from here on this is decoding. With fewer, the copy costs a fraction of the attention."""
+"""Keys per query from which a call counts as decoding. With fewer, the copy costs a fraction of the attention."""
 DENSE = {
     "masked": "x.to_tensor(0.0), and Positions.from_mask(...) for what is hidden",
     "nested": "torch.nested.to_padded_tensor(x, 0.0), and Positions.from_mask(...) for the padding",
 }
-"""How tensors that hold a mask or lengths of their own are made ordinary ones."""
+"""How tensors with a mask or lengths of their own are converted to dense ones."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class AttentionInputs:
 
     @property
     def scores(self) -> int:
-        """How many there are, of all rows and heads."""
+        """The number of scores, over all rows and heads."""
         return self.q.shape[0] * self.q.shape[1] * self.q.shape[2] * self.k.shape[2]
 
     @property
@@ -86,13 +86,13 @@ class AttentionInputs:
 
     @property
     def sources(self) -> tuple[Tensor, ...]:
-        """All that the result is made of."""
+        """All tensors that the result depends on."""
         learned = () if self.encoding is None else (*self.encoding.parameters(), *self.encoding.buffers())
         return self.q, self.k, self.v, *learned
 
     @property
     def needs_gradient(self) -> bool:
-        """Whether ``backward`` may come to the result."""
+        """Whether ``backward`` may be called on the result."""
         return torch.is_grad_enabled() and any(x.requires_grad or hides_gradient(x) for x in self.sources)
 
     @property
@@ -105,13 +105,13 @@ class AttentionInputs:
     def without_padding(self) -> AttentionInputs:
         """With zeros for queries, keys and values at padding; in decoding, with keys and values as they are."""
         k, v = self.k, self.v
-        if self.mask.keys.document_or_none is not None and not self._is_decoding():  # asked last: it makes a guard
+        if self.mask.keys.document_or_none is not None and not self._is_decoding():  # last: it makes a guard
             k, v = zero_padding(self.mask.keys, k, v)
         (q,) = zero_padding(self.mask.queries, self.q)
         return dataclasses.replace(self, q=q, k=k, v=v)
 
     def _is_decoding(self) -> bool:
-        """Told by shapes and by what needs a gradient, so that compiled code need not look at values."""
+        """Decided by shapes and by what needs a gradient, so that compiled code reads no values."""
         few_queries = FEWEST_KEYS * self.q.shape[2] <= self.k.shape[2]
         return few_queries and not self.needs_gradient and not self.is_transformed
 
@@ -132,7 +132,7 @@ def zero_padding(
 
 
 def _filled(x: Tensor, padding: Tensor) -> Tensor:
-    """With zeros where that is; torch fills nothing of 8 bits, of which all are 0 in a zero."""
+    """`x` with zeros at padding; torch cannot fill 8-bit dtypes, so their bytes are filled: a zero is all zero bits."""
     if x.dtype.itemsize > 1:
         return x.masked_fill(padding, 0.0)
     return x.view(torch.uint8).masked_fill(padding, 0).view(x.dtype)
@@ -163,7 +163,7 @@ def require_tensors(q: Any, k: Any, v: Any) -> None:
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ShapeError(
             f"got {q.shape[1]} query heads for {k.shape[1]} key heads, expected a multiple",
-            "each key head serving the same number of query heads",
+            "num_heads % num_kv_heads == 0",
         )
     if q.dtype not in DTYPES or len({q.dtype, k.dtype, v.dtype}) > 1 or len({q.device, k.device, v.device}) > 1:
         raise ShapeError(
@@ -174,7 +174,7 @@ def require_tensors(q: Any, k: Any, v: Any) -> None:
 
 
 def _unusual(x: Tensor) -> str | None:
-    """What kind of tensor it is, if it has no strides, or not one length."""
+    """The kind of a tensor that is not dense; ``None`` of one that is."""
     if isinstance(x, MaskedTensor):
         return "masked"
     if x.is_nested:
@@ -196,7 +196,7 @@ def require_encoding(encoding: Any) -> None:
 
 
 def factor_of(scale: Any, head_dim: int) -> Real:
-    """What scores are multiplied with."""
+    """The factor on the scores."""
     if isinstance(scale, Tensor) and scale.requires_grad:
         raise RangeError("got a scale that requires a gradient, which it would not get", "attend(q * scale, scale=1.0)")
     return scale_of(scale, float(head_dim) ** -0.5)

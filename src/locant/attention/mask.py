@@ -1,7 +1,7 @@
 """`AttentionMask`: which key each query attends to, made once per call, in every form that a backend wants.
 
 The rule for one pair of tokens (padding, documents, causal, sliding window) is `locant.positions.documents.is_allowed`.
-Here it takes the cheapest form that says the same: none at all where everything is allowed, bounds of distances where
+Here it takes the cheapest equivalent form: none at all where everything is allowed, bounds of distances where
 both sides count one by one, blocks of tokens for FlexAttention, and a matrix only where nothing else will do.
 """
 
@@ -23,7 +23,7 @@ from locant.tensors import readable
 __all__ = ["BLOCK", "AttentionMask", "Dense", "Segment", "distance_bounds"]
 
 BLOCK = 128
-"""Tokens of a block, queries and keys alike: FlexAttention's own default."""
+"""Tokens in a block, of queries and of keys: FlexAttention's default."""
 SHORTEST = 128
 """Tokens of a packed document, on average: with shorter ones, tiles of queries are fewer calls."""
 FAR = 2**40
@@ -148,8 +148,8 @@ class AttentionMask:
     ) -> tuple[Bool[Tensor, "batch q_blocks k_blocks"], Bool[Tensor, "batch q_blocks k_blocks"]]:
         """Which pairs of blocks may hold an allowed pair of tokens, and in which every pair is allowed.
 
-        torch's `create_block_mask` asks the rule about every pair of tokens. Here each block says between which
-        documents and orders it lies, and pairs of blocks are compared: no allowed pair is lost, and blocks in doubt are
+        torch's `create_block_mask` evaluates the rule for every pair of tokens. Here each block has the range of its
+        documents and orders, and pairs of blocks are compared: no allowed pair is lost, and undecided blocks are
         left to the rule itself. For n tokens that is ``(n / 128) ** 2`` numbers, on the device of the positions.
 
         >>> some, every = AttentionMask(Positions.arange(256)).blocks()
@@ -186,7 +186,7 @@ class AttentionMask:
     # ------------------------------------------------------------------ packed documents
 
     def packed_documents(self) -> list[list[Segment]] | None:
-        """The documents and the padding of each row, in their order; of the only row where all rows are alike.
+        """The documents and the padding of each row, in their order; one row where all rows are the same.
 
         ``None`` where a document does not count one by one, or comes back after another; where documents are short;
         where the keys are not those of the queries' tokens; and where the positions cannot be read.

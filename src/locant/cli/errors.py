@@ -153,7 +153,7 @@ def _system(error: OSError) -> str:
 
 
 def _open_closed_streams() -> None:
-    """A shell can start a program with a stream closed (``>&-``): what is printed there goes nowhere, quietly."""
+    """A shell can start a program with a stream closed (``>&-``): what is printed there is discarded."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # open until the end
@@ -168,7 +168,7 @@ def _print_anything() -> None:
 
 
 def _close_stdout() -> None:
-    """Nobody reads it any more; without this the interpreter would complain when it flushes at its end."""
+    """The reader of stdout is gone; without this the interpreter would print an error when it flushes it at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

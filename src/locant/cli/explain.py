@@ -13,10 +13,10 @@ __all__ = ["verb"]
 
 @click.command("explain")
 @click.argument("config")
-@output("Also draw a picture; its suffix (.png, .svg, .pdf) says which kind.")
+@output("Also draw a picture; its suffix (.png, .svg, .pdf) is the format.")
 @as_json
 def verb(config: str, output: Path | None, as_json: bool) -> None:
-    """Say what a model does about position, in words and numbers.
+    """Show how a model encodes positions, in words and numbers.
 
     CONFIG is a config.json, the folder of a model, or the name of a preset such as llama-3.1-8b; a wrong name lists
     them all.

@@ -17,7 +17,7 @@ __all__ = ["verb"]
 @click.option("--to", metavar="FORMAT", required=True, help="The format to write.")
 @click.option("-o", "--output", type=Place(), required=True, help="A folder that is not there yet, or empty.")
 @click.option("--format", metavar="FORMAT", help="The format that STORE has. Default: locant.")
-@click.option("--dtype", metavar="NAME", help="Of nanogpt's tokens, which do not say it. Default: uint16.")
+@click.option("--dtype", metavar="NAME", help="Of nanogpt's tokens, whose file does not state it. Default: uint16.")
 @click.option("--tokenizer", metavar="NAME|PATH", help="The tokenizer of a STORE that has none of its own.")
 @click.option("--end-of-text", type=int, metavar="ID", help="The id after each document of a STORE without an index.")
 @as_json

@@ -14,7 +14,7 @@ __all__ = ["verb"]
 
 @click.command("plot")
 @click.argument("encoding")
-@output("The picture; its suffix (.png, .svg, .pdf) says which kind. Default: ENCODING.png.")
+@output("The picture; its suffix (.png, .svg, .pdf) is the format. Default: ENCODING.png.")
 @click.option("--length", type=click.IntRange(2, 4096), help="Positions to draw. Default: enough to see the pattern.")
 @encoding_options
 @click.option("--scaling", metavar="NAME[:FACTOR]", help="Of rotary, such as yarn:8; a wrong name lists all.")

@@ -41,7 +41,7 @@ class Escaped(click.ParamType):
 @output("The folder of the store.")
 @tokenizer_options
 @click.option(
-    "--separator", type=Escaped(), help=r"What stands between documents of a text, such as '\n\n'. Default: nothing."
+    "--separator", type=Escaped(), help=r"The text between two documents of a file, such as '\n\n'. Default: nothing."
 )
 @click.option("--field", help=f"The key (.jsonl) or column (.parquet) of the text. Default: {FIELD}.")
 @click.option(
@@ -64,7 +64,7 @@ class Escaped(click.ParamType):
 @click.option("--finalize", "only_join", is_flag=True, help="Join what all tasks have made.")
 @click.option("--ray", metavar="ADDRESS|local", help="Do the work on a Ray cluster.")
 @click.option("--restart", is_flag=True, help="Discard unfinished work in the folder, and begin anew.")
-@click.option("--dry-run", is_flag=True, help="Say how many documents, tokens and bytes it would be; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Estimate documents, tokens and bytes; write nothing.")
 @as_json
 @click.pass_context
 def verb(

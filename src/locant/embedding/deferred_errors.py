@@ -1,8 +1,8 @@
-"""Errors that only a GPU knows of, raised without waiting for it.
+"""Errors found on a GPU, raised later without waiting for it.
 
 A kernel cannot raise. An assertion on the device ends the process' use of it, and asking the device before every
 look-up makes the host wait. So a kernel notes the first token that has no row, the note travels to the host behind the
-kernel, and it is read once it is there: at the next call, or when somebody waits for it.
+kernel, and it is read once it is there: at the next call, or when the caller waits for it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ __all__ = ["Asked", "DeferredErrors"]
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """The rows that one table was asked for."""
+    """The ids that were looked up in one table."""
 
     ids: Int[Tensor, "#batch seq"]
     what: str
     """What an id is called: ``"id"`` or ``"position"``."""
     layer: str
     limit: str
-    """What the layer has, as the error says it."""
+    """The size of the layer, as the error words it."""
     num_rows: int
-    """Ids from 0 to this are good."""
+    """Ids from 0 to one less than this have a row."""
 
     def at(self, row: int, slot: int, version: int | None) -> str:
-        """The id as the error says it, or that there was one, where other ids may have taken its place by now.
+        """The id as the error words it, without its value where other ids may have taken its place by now.
 
         Batches that are copied into the same memory one after the other, as for CUDA graphs, are not kept for this.
         """
@@ -58,7 +58,7 @@ class _Note:
             got = asked.at(row, slot, version)
             raise RangeError(
                 f"got {got} at ({row}, {slot}) in an earlier call, {asked.layer} has {asked.limit}",
-                "the ids of that call; its output for that token was NaN, and nothing else is wrong",
+                "ids within the table; the output of that token was NaN, all others are right",
             )
 
 
@@ -93,7 +93,7 @@ class DeferredErrors:
         self._notes.append(_Note(on_host, asked, versions, arrived))
 
     def raise_arrived(self) -> None:
-        """Raise for the first fault that is known by now; asks nobody to wait."""
+        """Raise for the first fault that is known by now, without waiting."""
         while self._notes and (self._notes[0].arrived is None or self._notes[0].arrived.query()):
             self._notes.popleft().raise_fault()
 

@@ -166,11 +166,11 @@ def save_vectors(embedded: Embedded, path: Path | str) -> None:
         try:
             save_file(vars(embedded.vectors), temporary, metadata=facts)
         except SafetensorError as error:
-            raise InputError(f"cannot write {path}: {error}", "a place with more room") from None
+            raise InputError(f"cannot write {path}: {error}", "a folder on a disk with more space") from None
 
 
 def require_vectors_name(path: Path | str) -> None:
-    """Raise unless the name says what will be in the file."""
+    """Raise unless the name ends in the format's suffix."""
     if Path(path).suffix != ".safetensors":
         remedy = str(Path(path).with_suffix(".safetensors")) if Path(path).name else "out.safetensors"
         raise InputError(f"got {str(path)!r}, expected a name ending in .safetensors", remedy)
@@ -223,7 +223,7 @@ def _cos_sin_shape(encoding: PositionEncoding, context: int) -> tuple[int, ...] 
 
 
 def _bias_shape(encoding: PositionEncoding, shape: ModelShape) -> tuple[int, ...] | None:
-    """Of what is added to the scores of a window: heads, queries, keys. Computed for one query, which is as telling."""
+    """Of what is added to the scores of a window: heads, queries, keys. Computed for one query."""
     k = torch.zeros(1, shape.num_heads, shape.max_seq_len, shape.head_dim)
     bias = encoding.bias(k[:, :, :1], k, Positions.arange(1), Positions.arange(shape.max_seq_len))
     return None if bias is None else (shape.num_heads, shape.max_seq_len, bias.shape[3])

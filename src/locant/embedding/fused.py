@@ -26,7 +26,7 @@ from locant.positions.positions import require_positions
 
 __all__ = ["EmbeddingModules", "embed", "why_plain"]
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # torch has no public door
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # no public API
 MAX_WIDTH = 2**16
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 MAX_DROPOUT = 1 - 2.0**-16  # of 16 random bits, one value at least has to be kept
@@ -119,7 +119,7 @@ def _why_now(embedding: EmbeddingModules) -> str | None:
         return "a transform of functions is at work"
     if torch.compiler.is_compiling():
         return None
-    if hooks._has_any_global_hook():  # pyright: ignore[reportPrivateUsage]  # it has no public door
+    if hooks._has_any_global_hook():  # pyright: ignore[reportPrivateUsage]  # it has no public API
         return "there are hooks on every module"
     if in_forward_mode() or is_transforming():
         return "a transform of functions is at work"
@@ -136,7 +136,7 @@ def embed(
     segments: Integer[Tensor, "batch seq"] | None,
     deferred: DeferredErrors,
 ) -> Float[Tensor, "batch seq d_model"]:
-    """What the plain path gives, where `why_plain` has nothing against it."""
+    """The result of the plain path; `why_plain` has to be ``None``."""
     token, norm, segment = embedding.token, embedding.norm, embedding.segment
     weight, read = token.weight, token.weight.device.type == "cpu"
     deferred.raise_arrived()
@@ -203,7 +203,7 @@ def _sinusoidal_rows(
 def _asked(
     embedding: EmbeddingModules, ids: Tensor, positions: Positions, segments: Tensor | None
 ) -> list[Asked | None]:
-    """What errors that come later will say."""
+    """What deferred errors need to name an id."""
     encoding, segment = embedding.encoding, embedding.segment
     asked: list[Asked | None] = [None, None, None]
     rows = embedding.token.vocab_size

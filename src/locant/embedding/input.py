@@ -123,7 +123,7 @@ class InputEmbedding(EmbeddingModules):
 
     def combine(
         self,
-        x: Float[Tensor, "batch seq d_model"],
+        x: Float[Tensor, "batch seq token_width"],
         positions: Positions | None = None,
         segments: Integer[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:

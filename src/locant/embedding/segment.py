@@ -55,4 +55,4 @@ def require_segments(
         got = f"got segments of type {type(segments).__name__}, expected a tensor"
         raise ShapeError(got, "torch.tensor(segments)")
     if segments.shape != shape:
-        raise shape_error("segments", segments, str(tuple(shape)), "one segment per token")
+        raise shape_error("segments", segments, str(tuple(shape)), "torch.zeros_like(ids)")

@@ -99,7 +99,7 @@ def require_ids(
         place = tuple(((ids < 0) | (ids >= num_rows)).nonzero()[0].tolist())
         raise RangeError(
             f"got id {int(ids[place])} at {place}, {layer} has {limit}={num_rows}",
-            f"ids from 0 to {num_rows - 1}, from the tokenizer the table was made for",
+            f"ids from 0 to {num_rows - 1}, or a larger {limit}",
         )
     return ids
 

@@ -1,4 +1,4 @@
-"""Pictures of what is added to token embeddings: the table, and how alike any two positions are."""
+"""Pictures of what is added to token embeddings: the table, and the similarity of any two positions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def draw_sinusoidal(part: Figure | SubFigure, encoding: Sinusoidal, length: int,
 
 
 def draw_table(part: Figure | SubFigure, encoding: PositionEncoding, length: int, theme: Theme) -> None:
-    """What is added to the embedding at every position, and how alike what is added at any two positions is."""
+    """What is added to the embedding at every position, and its similarity between any two positions."""
     width = getattr(encoding, "d_model", SIZES["d_model"])
     length = min(length, getattr(encoding, "max_seq_len", length))
     with torch.no_grad():

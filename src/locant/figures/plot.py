@@ -83,7 +83,10 @@ def plot(
         encoding = encoding_to_draw(what, length=length, seed=seed, **options)
         return draw(encoding, length=length, theme=colors, trained=options.get("trained", TRAINED))
     if options:
-        raise RangeError(f"got {', '.join(options)} for {type(what).__name__}, which is made", "a name, with options")
+        raise RangeError(
+            f"got {', '.join(options)} for a {type(what).__name__}, expected options only with a name",
+            "plot('rotary', head_dim=64)",
+        )
     encoding = what if isinstance(what, PositionEncoding) else encoding_from_config(what, layer_type=layer_type)
     return draw(encoding, length=length, theme=colors)
 
@@ -93,7 +96,7 @@ def draw(
 ) -> Figure:
     """The picture of what each method of this encoding does, below one another.
 
-    `trained` is the trained length, for scalings that do not say it.
+    `trained` is the trained length, for scalings without one.
     """
     usual = default_length(encoding)
     length = usual if length is None else whole("length", length, 2, MAX_LENGTH, remedy=f"length={usual}")

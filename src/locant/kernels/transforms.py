@@ -1,8 +1,8 @@
 """Which transforms of functions are at work: `torch.func`, forward mode, several gradients at once.
 
-Kernels work on memory, and under a transform a tensor stands for more than its memory holds. torch has no public way
-to ask, so what is asked of its private parts is asked here and nowhere else. Compilers see through transforms by
-themselves and are answered no, except where a function says otherwise.
+Kernels work on memory, and under a transform a tensor stands for more than its memory holds. torch has no public
+API for this, so its private functions are called here and nowhere else. Compilers handle transforms themselves and
+get ``False``, unless a function states otherwise.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def is_functionalizing() -> bool:
 
 
 def is_mapping() -> bool:
-    """Whether `torch.func.vmap` is among them. Compilers are answered, too: of the graph as a whole."""
+    """Whether `torch.func.vmap` is among them. Under a compiler too: for the graph as a whole."""
     levels = functorch.get_interpreter_stack() or []
     return any(level.key() == functorch.TransformType.Vmap for level in levels)
 
@@ -52,7 +52,7 @@ def in_forward_mode() -> bool:
 
 
 def is_watched() -> bool:
-    """Whether somebody looks at every operator: `make_fx`, fake tensors, counters."""
+    """Whether every operator is intercepted: by `make_fx`, fake tensors, counters."""
     return torch._C._len_torch_dispatch_stack() > 0  # pyright: ignore[reportPrivateUsage]
 
 
@@ -88,7 +88,7 @@ def hides_gradient(tensor: Tensor) -> bool:
 def is_differentiated(*tensors: Tensor) -> bool:
     """Whether one of them is differentiated otherwise than by ``backward``: in forward mode, or by `torch.func`.
 
-    `torch.func.vmap` alone is none of these. Compilers are answered, too: of the graph as a whole.
+    `torch.func.vmap` alone is none of these. Under a compiler too: for the graph as a whole.
     """
     if torch.compiler.is_compiling():  # the level is read where the compiler sees it, and makes it a condition
         return _is_graph_differentiated() or forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
@@ -126,7 +126,7 @@ def _has_graph_levels() -> bool:
     return bool(functorch.get_interpreter_stack())
 
 
-# What `torch.compiler.assume_constant_result` says of them, which imports the whole compiler to say so.
+# What `torch.compiler.assume_constant_result` sets, which would import the whole compiler.
 _is_graph_differentiated._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _has_graph_levels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 is_mapping._dynamo_marked_constant = True  # type: ignore[attr-defined]

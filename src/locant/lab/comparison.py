@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from jaxtyping import Int
 
 from locant.errors import InputError
@@ -75,6 +76,9 @@ def compare(
     training, held_out = split(ids, settings)
     settings = dataclasses.replace(settings, num_steps=num_steps(training, vocab_size, settings))
     contestants = [Contestant.of(name) for name in settings.encodings]
+    with torch.random.fork_rng(devices=()):  # what cannot be built is refused before the first is trained
+        for contestant in contestants:
+            contestant.build(shape(settings))
     steps, finished = settings.steps_for(len(training)), 0
     total = steps * len(settings.seeds) * len({contestant.encoding for contestant in contestants})
 

@@ -10,10 +10,10 @@ from numpy import ndarray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.arguments import real, shape_error, whole
+from locant.arguments import Real, real, shape_error, shown, whole
 from locant.attention import KVCache, attend
 from locant.embedding import InputEmbedding
-from locant.errors import RangeError
+from locant.errors import RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
 
 __all__ = ["Decoder", "generate"]
@@ -104,7 +104,7 @@ def generate(
     ids: Integer[Tensor, "*batch seq"] | Integer[ndarray, "*batch seq"] | Sequence[int],
     num_tokens: int,
     *,
-    temperature: float = 1.0,
+    temperature: Real = 1.0,
     top_k: int | None = None,
     seed: int = 0,
 ) -> Int[Tensor, "*batch longer"]:
@@ -128,6 +128,8 @@ def generate(
     vocab_size, device = model.embedding.token.vocab_size, model.norm.weight.device
     if top_k is not None:
         top_k = whole("top_k", top_k, 1, vocab_size, remedy=f"top_k={min(50, vocab_size)}")
+    if isinstance(ids, (str, bytes)):
+        raise ShapeError(f"got {shown(ids)} for ids, expected integers", "tokenizer.encode('a prompt')")
     prompt = torch.as_tensor(ids, device=device).long()
     if prompt.ndim not in (1, 2) or not prompt.shape[-1]:
         raise shape_error("ids", prompt, "(seq,) or (batch, seq) with a token or more", "tokenizer.encode('a prompt')")
@@ -152,7 +154,7 @@ def generate(
 
 
 def _drawn(
-    logits: Float[Tensor, "batch vocab_size"], temperature: float, top_k: int | None, generator: torch.Generator
+    logits: Float[Tensor, "batch vocab_size"], temperature: Real, top_k: int | None, generator: torch.Generator
 ) -> Int[Tensor, "batch 1"]:
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)

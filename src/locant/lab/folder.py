@@ -33,7 +33,8 @@ class ResultsFolder:
             raise InputError(f"got {self.path}, which is a file, as the folder of the report", f"-o {self.path}-report")
         if self.path.is_dir() and any(self.path.iterdir()) and not (self.holds_earlier or force):
             raise InputError(
-                f"{self.path} holds other things than a report", "another -o, or --force to write beside them"
+                f"{self.path} holds other things than a report",
+                f"-o {self.path}-report, or --force to write beside them",
             )
         self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:

@@ -18,7 +18,7 @@ __all__ = ["Watcher", "compare_files"]
 
 
 class Watcher:
-    """Is told of a comparison while it runs; a subclass shows what it wants to show."""
+    """Called while a comparison runs; a subclass overrides the methods for what it shows."""
 
     def begin(self, corpus: Corpus, settings: Settings, folder: ResultsFolder) -> None:
         """Before the first training; what can be wrong with the input has been checked."""
@@ -53,7 +53,7 @@ def compare_files(
         folder, force: see `ResultsFolder`.
     """
     if "minutes" in options and "num_steps" in options:
-        raise InputError("got both steps and minutes", "one of the two")
+        raise InputError("got both steps and minutes", "--steps or --minutes alone")
     settings = Settings(**options)
     corpus = read_corpus(
         files, tokenizer=tokenizer, vocab_size=vocab_size, usual_vocab_size=VOCAB_SIZE, download=download

@@ -1,4 +1,4 @@
-"""Where tokens stand, and every way to tell a model so.
+"""Positions of tokens, and every encoding of them.
 
 `positions` holds `Positions`, `base` the class of all encodings, `encodings` a file for each, `registry` finds them by
 name; `angles` has the exact cosines, `scaling` the scaled frequencies.

@@ -54,7 +54,7 @@ class ModelShape:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingInfo:
-    """What people are told of an encoding, by `locant list` for one. All of it may be left out."""
+    """What `locant list` shows of an encoding. Every field may be left out."""
 
     name: str = ""
     """By which `locant.encoding` finds an encoding of this package; others are registered under a name."""
@@ -74,7 +74,7 @@ class EncodingInfo:
 
 
 class PositionEncoding(nn.Module):
-    """A way to tell a model where its tokens stand; this one does not (NoPE).
+    """The base class of position encodings, which by itself encodes no positions (NoPE).
 
     A model written against the three doors runs with every encoding::
 
@@ -162,7 +162,7 @@ class PositionEncoding(nn.Module):
     def rotate(
         self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
     ) -> tuple[Queries, Keys]:
-        """Queries and keys rotated by their positions; `k_positions` where the keys stand elsewhere.
+        """Queries and keys rotated by their positions; `k_positions` where the keys have others.
 
         With `inplace` the result is written into the memory of `q` and `k`.
         """
@@ -248,7 +248,7 @@ def require_embeddings(owner: PositionEncoding, x: Tensor, positions: Positions,
 def bias_matrix(
     encoding: PositionEncoding, num_heads: int, query_len: int, key_len: int | None
 ) -> Float[Tensor, "heads query key"]:
-    """`PositionEncoding.matrix` of a bias that reads nothing of the tokens but where they stand."""
+    """`PositionEncoding.matrix` of a bias that depends on positions alone."""
     query_len = whole("query_len", query_len, 0, remedy="a number of queries")
     key_len = query_len if key_len is None else whole("key_len", key_len, query_len, remedy="query_len or more")
     device = next(encoding.parameters(), torch.empty(0)).device

@@ -1,4 +1,4 @@
-"""What the constructors of `Positions` accept, checked where it comes in."""
+"""What the constructors of `Positions` accept, checked before anything is made of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def token_count(name: str, value: Any, remedy: str = "a length in tokens") -> in
 
 
 def index_bound(value: Any) -> int | None:
-    """The largest index, where the caller says it."""
+    """The largest index, where the caller gives it."""
     if value is None:
         return None
     return whole("max_index", value, -MAX_INT32, remedy="a bound of 2**31 - 1 or less, or None")
@@ -80,7 +80,7 @@ def padding_mask(value: object) -> Bool[Tensor, "batch seq"]:
     if readable(mask) and mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
         raise RangeError(
             "got an attention_mask with values other than 0 and 1",
-            "1 for real tokens and 0 for padding, not an additive mask",
+            "attention_mask == 0 for an additive mask, or tokenizer(...).attention_mask",
         )
     return mask.bool()
 

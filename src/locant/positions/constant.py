@@ -28,7 +28,7 @@ class Constant:
     def on(self, device: torch.device) -> Tensor:
         """The tensor on this device; copied there once, and kept."""
         if not torch.compiler.is_compiling() and isinstance(fake := torch.empty(0, device=device), FakeTensor):
-            return fake.fake_mode.from_tensor(self._value).to(device)  # where nothing is computed but shapes
+            return fake.fake_mode.from_tensor(self._value).to(device)  # only shapes are computed there
         if device == self._value.device:
             return self._value
         if device in self._copies:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from locant.errors import LocantError
 from locant.positions.base import Bias, Keys, PositionEncoding, Queries, ScoreMod, bias_dtype, bias_matrix, owner_of
 from locant.positions.constant import Constant
 from locant.positions.heads import Heads
@@ -21,7 +22,7 @@ class DistanceBias(PositionEncoding):
     """A bias that a subclass writes once, as a function of distance and head, and every backend of attention uses.
 
     From `of_distance` follow `bias`, `score_mod` for FlexAttention, and the table of one number per head and distance
-    that is all attention on a CPU holds of it.
+    that attention on a CPU keeps instead of a matrix.
 
     Args:
         num_heads: the number of query heads.
@@ -54,7 +55,7 @@ class DistanceBias(PositionEncoding):
                 stored for the heads of this rank alone is read at ``self.heads.here(head)``.
             operands: those of `operands`, by name.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not define of_distance(distance, head)")
+        raise LocantError(f"{type(self).__name__} does not define of_distance", "def of_distance(self, distance, head)")
 
     def operands(self, q: Tensor, largest: int | None) -> dict[str, Any]:
         """What `of_distance` gets by name, made once per call: constants on the device of `q`, parameters in float32.

@@ -57,7 +57,7 @@ def require_documents(document: Int[Tensor, "batch seq"]) -> None:
     low, high = bounds(document)
     if low is not None and high is not None and (low < PADDING or high > MAX_INT32):
         worst = low if low < PADDING else high
-        raise RangeError(f"got document {worst}, expected 0 to {MAX_INT32}, or -1 for padding", "numbering from 0")
+        raise RangeError(f"got document {worst}, expected 0 to {MAX_INT32}, or -1 for padding", "0, 1, 2, ...")
 
 
 def pack(
@@ -67,9 +67,7 @@ def pack(
     longest = max((sum(row) for row in rows), default=0)
     width = longest if width is None else width
     if width < longest:
-        raise ShapeError(
-            f"got documents of {longest} tokens for a row of {width}", f"length={longest} or fewer documents"
-        )
+        raise ShapeError(f"got documents of {longest} tokens for a row of {width}", f"length={longest}")
     index = np.zeros((len(rows), width), dtype=np.int64)
     document = np.full((len(rows), width), PADDING, dtype=np.int64)
     for i, row in enumerate(rows):
@@ -109,7 +107,7 @@ def shard_slots(document: Int[Tensor, "batch seq"], rank: int, world: int, zigza
         if (stop - start) % parts:
             raise ShapeError(
                 f"got a document of {stop - start} tokens at slot {start} for {parts} equal parts",
-                f"padding every document to a multiple of {parts}",
+                f"documents padded to a multiple of {parts} tokens before Positions.packed",
             )
         of_rank = (rank, parts - 1 - rank) if zigzag else (rank,)
         slots.extend(torch.arange(start, stop).chunk(parts)[part] for part in of_rank)
@@ -124,7 +122,8 @@ def _documents(document: Int[Tensor, "batch seq"]) -> list[tuple[int, int]]:
         return []
     if not bool((first == first[:1]).all()):
         raise ShapeError(
-            "got rows whose documents begin at different slots, which no single cut fits", "sharding row by row"
+            "got rows whose documents begin at different slots, expected the same slots in all rows",
+            "Positions.packed(lengths_of_row).shard(rank, world), for each row",
         )
     starts = first[0].nonzero().flatten().tolist()
     return list(zip(starts, [*starts[1:], document.shape[1]], strict=True))

@@ -1,7 +1,7 @@
 """Which heads a module holds: all of them, or the share of one rank under tensor parallelism.
 
-A rank that takes the first slopes or the first columns of a table for its own heads is a mistake that no shape betrays.
-So an encoding with anything per head is told all heads and which of them are its own, and draws its parameters for
+A rank that takes the first slopes or the first columns of a table for its own heads is a mistake that no shape shows.
+So an encoding with anything per head knows all heads and which of them it holds, and draws its parameters for
 all of them: ranks with one seed hold slices of one and the same model.
 """
 
@@ -59,7 +59,7 @@ class Heads:
         return here if self._are_all() else here * self.mine.step + self.mine.start
 
     def here(self, number: Any) -> Any:
-        """Where a head of the model stands among those that are here: the inverse of `number`."""
+        """The index of a head of the model among those held here: the inverse of `number`."""
         return number if self._are_all() else (number - self.mine.start) // self.mine.step
 
     def own(self, full: Tensor, dim: int = 0) -> Tensor:
@@ -103,17 +103,17 @@ def _cut(num_heads: int, part: Any) -> range:
 def for_query_heads(
     k: Float[Tensor, "batch kv_heads key head_dim"], num_heads: int
 ) -> Float[Tensor, "batch heads key head_dim"]:
-    """The keys that each query head looks at: under grouped-query attention, neighbouring heads share them."""
+    """The keys that each query head attends to: under grouped-query attention, neighbouring heads share them."""
     if k.ndim != 4 or k.shape[1] == 0 or num_heads % k.shape[1]:
         raise ShapeError(
             f"got k of shape {tuple(k.shape)} for {num_heads} query heads, expected a number of heads that divides it",
-            "each key head serving the same number of query heads",
+            "num_heads % k.shape[1] == 0",
         )
     return k if k.shape[1] == num_heads else k.repeat_interleave(num_heads // k.shape[1], dim=1)
 
 
 def blank_linear(width: int, out: int) -> nn.Linear:
-    """A linear layer that draws no random numbers, for whoever fills it to draw those of all heads.
+    """A linear layer that draws no random numbers: its caller draws those of all heads, and fills it.
 
     The usual constructor draws as many as it has weights, and ranks with shares of different sizes would go on from
     different states.

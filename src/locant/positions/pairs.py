@@ -57,7 +57,7 @@ def distance_mod(q: Tensor, positions: Positions, keys: Positions) -> Callable[[
 
 
 def bias_lookup(bias: Float[Tensor, "batch heads query key"]) -> ScoreMod:
-    """The score function of a bias that is there already, for those that no single pair can be asked for."""
+    """A score function that looks up a computed bias, for those that cannot be computed pair by pair."""
 
     def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return score + bias[batch, head, query, key]

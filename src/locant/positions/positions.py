@@ -1,4 +1,4 @@
-"""`Positions`: where every token stands, as one immutable object.
+"""`Positions`: the position of every token, as one immutable object.
 
 Position ids, padding masks, document boundaries and cache offsets are usually passed side by side, and most
 position bugs are two of them disagreeing. Here they come from one place:
@@ -59,7 +59,7 @@ MAX_INDEX = 2**31 - 1
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Positions:
-    """Where every token stands: an index, a document and an order for each.
+    """The position of every token: an index, a document and an order.
 
     Use the named constructors; the plain one checks nothing.
 
@@ -75,9 +75,9 @@ class Positions:
 
     index: Int[Tensor, "batch seq"] | Int[Tensor, "batch seq axes"]
     document_or_none: Int[Tensor, "batch seq"] | None = None
-    """``None`` says: one document, no padding. `document` spells it out."""
+    """``None``: one document, no padding. `document` is the same as a tensor."""
     order_or_none: Int[Tensor, "batch seq"] | None = None
-    """``None`` says: the index itself. `order` spells it out."""
+    """``None``: the index itself. `order` is the same as a tensor."""
     min_index: int | None = None
     """No index is smaller; ``None`` where only the device knows."""
     max_index: int | None = None
@@ -117,14 +117,12 @@ class Positions:
         index = lengths[:, None] + torch.arange(n, device=lengths.device)
         low, high = bounds(index) if max_index is None else (0, max_index)
         if low is not None and low < 0:
-            raise RangeError(
-                f"got cache_len with {low}, expected 0 or more", "the number of tokens already cached in each row"
-            )
+            raise RangeError(f"got cache_len with {low}, expected 0 or more", "cache_len=0 for an empty cache")
         return cls._checked(index, None, None, low, high)
 
     @classmethod
     def from_mask(cls, attention_mask: Tensor) -> Positions:
-        """Count the real tokens of each row; zeros of the mask are padding, wherever they stand.
+        """Count the real tokens of each row; zeros of the mask are padding, on either side or between.
 
         Args:
             attention_mask: ``batch seq`` (or ``seq``), bool or 0/1 numbers, one for every real token.
@@ -200,10 +198,10 @@ class Positions:
             max_index: saves the sync that reading the bound from an accelerator would cost.
         """
         max_index = index_bound(max_index)
-        where = integers("index", index).clone()  # what the caller writes into its tensor later moves no token
+        where = integers("index", index).clone()  # the caller may write into its tensor later
         where = where[None] if where.ndim == 1 else where
         if where.ndim not in (2, 3):
-            raise shape_error("index", where, "(batch, seq) or (batch, seq, axes)", "one integer per token and axis")
+            raise shape_error("index", where, "(batch, seq) or (batch, seq, axes)", "Positions.of([[0, 1, 2]])")
         where = _without_single_axis(where)
         documents, orders = row_of("document", document, where), row_of("order", order, where)
         if documents is not None:
@@ -228,7 +226,7 @@ class Positions:
         if len(axes := {part.axes for part in parts}) > 1:
             raise ShapeError(
                 f"got positions with {sorted(axes)} axes, expected the same number",
-                "text with its index repeated on every axis",
+                "Positions.of(index[..., None].expand(-1, -1, axes)) for text",
             )
         batch = max(part.batch for part in parts)
         wide = [part.expand(batch) for part in parts]
@@ -266,7 +264,7 @@ class Positions:
             if bound is not None and abs(bound) > MAX_INDEX:
                 raise RangeError(
                     f"got position {bound}, expected at most 2**31 - 1 = {MAX_INDEX} in size",
-                    "counting each document from 0",
+                    "Positions.packed(lengths), which counts each document from 0",
                 )
         return cls(index, document, order, low, high, start)
 
@@ -309,7 +307,7 @@ class Positions:
         if self.batch != 1:
             raise ShapeError(
                 f"got positions for {self.batch} rows, expected 1 or {batch}",
-                "positions of the batch they are used with",
+                f"Positions made for {batch} rows, or for one row",
             )
         return self._map(lambda tensor: tensor.expand(batch, *tensor.shape[1:]), self.start)
 
@@ -352,7 +350,7 @@ class Positions:
         """Which key each query may attend to.
 
         Args:
-            k_positions: where the keys stand; default: the same tokens.
+            k_positions: of the keys; default: the same tokens.
             causal: whether later keys are hidden.
             window: width of a sliding window: keys `window` positions away, or farther, are hidden.
 
@@ -480,7 +478,7 @@ def _without_single_axis(index: Tensor) -> Tensor:
 
 
 def require_positions(positions: object) -> None:
-    """Raise unless these are `Positions`: position ids and masks alone say too little."""
+    """Raise unless these are `Positions`: position ids or masks alone are not enough."""
     if not isinstance(positions, Positions):
         raise LocantError(
             f"got positions of type {type(positions).__name__}, expected Positions",

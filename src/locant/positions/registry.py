@@ -61,7 +61,7 @@ def find(name: str) -> Kind:
     try:
         return ENCODINGS.find(name)
     except RangeError:
-        scaling = name.strip().lower() if isinstance(name, str) else ""
+        scaling = name.strip().lower().rpartition("+")[2] if isinstance(name, str) else ""
         scaling = SCALING_ALIASES.get(scaling, scaling)
         if scaling not in SCALINGS:
             raise
@@ -114,8 +114,7 @@ def register_encoding(name: str, cls: Kind, aliases: Iterable[str] = ()) -> None
     >>> locant.encoding("even").embed(torch.zeros(1, 3, 1), locant.Positions.arange(3)).flatten()  # doctest: +SKIP
     tensor([0., 1., 0.])
     """
-    extra = (aliases,) if isinstance(aliases, str) else tuple(aliases)
-    ENCODINGS.register(name, cls, (*_aliases(cls), *extra))
+    ENCODINGS.register(name, cls, aliases)
 
 
 def _require_encoding(name: str, value: Any) -> None:
@@ -123,6 +122,8 @@ def _require_encoding(name: str, value: Any) -> None:
         raise RangeError(
             f"got {shown(value)} as encoding {name!r}, expected a class", "a subclass of locant.PositionEncoding"
         )
+    if name in SCALINGS:
+        raise RangeError(f"got {name!r} as the name of an encoding, which is that of a scaling", f"'my_{name}'")
 
 
 def _register_own(registry: Registry[Kind]) -> None:
@@ -134,7 +135,7 @@ def _register_own(registry: Registry[Kind]) -> None:
         kinds = (getattr(module, name) for name in module.__all__)
         found |= {kind.info.name: kind for kind in kinds if _is_named(kind)}
     for name in sorted(found, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name)):
-        registry.register(name, found[name], found[name].info.aliases)
+        registry.register(name, found[name])
 
 
 def _is_named(value: object) -> bool:

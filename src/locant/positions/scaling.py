@@ -48,7 +48,7 @@ class Scaling(ABC):
 
     @property
     def effective_attention_factor(self) -> float:
-        """What cos and sin are multiplied with; it acts on q and on k, so scores grow by its square."""
+        """The factor on cos and sin; it acts on q and on k, so scores grow by its square."""
         return 1.0
 
     @property
@@ -131,7 +131,7 @@ class DynamicNTK(Scaling):
     """NTK-aware scaling by as much as the sequence at hand needs (emozilla 2023).
 
     Up to `original_max_seq_len` it is plain RoPE, bit for bit. Beyond, the base depends on the length of the whole
-    sequence, which must be said: see `Rotary.for_length`.
+    sequence, which has to be given: see `Rotary.for_length`.
     """
 
     factor: float
@@ -243,7 +243,7 @@ class LongRoPE(Scaling):
     """A factor of its own for every pair, short and long sequences apart: Ding et al. 2024, arXiv 2402.13753.
 
     The rule of the switch: sequences of up to `original_max_seq_len` tokens use `short_factor`, longer ones
-    `long_factor`. The length is that of the whole sequence, and must be said: see `Rotary.for_length`.
+    `long_factor`. The length is that of the whole sequence, and has to be given: see `Rotary.for_length`.
 
     Args:
         short_factor, long_factor: one divisor per pair; kept as tuples.
@@ -262,7 +262,7 @@ class LongRoPE(Scaling):
         for name in ("short_factor", "long_factor"):
             given = entries(f"LongRoPE's {name}", getattr(self, name), "one number per pair")
             if not given:
-                raise RangeError(f"got nothing for LongRoPE's {name}, expected numbers above 0", "one per pair")
+                raise RangeError(f"got nothing for LongRoPE's {name}, expected numbers above 0", f"{name}=[1.0] * 32")
             numbers = (real(f"an entry of LongRoPE's {name}", one, above=0, remedy="one per pair") for one in given)
             self._settle(**{name: tuple(numbers)})
         self._settle_reals("factor", "attention_factor", above=0)
@@ -286,7 +286,7 @@ class LongRoPE(Scaling):
         if len(chosen) != dim // 2:
             raise ShapeError(
                 f"got {len(chosen)} LongRoPE factors for {dim // 2} pairs, expected one per pair",
-                f"factors for rotary_dim={2 * len(chosen)}, or rotary_dim={2 * len(chosen)}",
+                f"{dim // 2} factors, or rotary_dim={2 * len(chosen)}",
             )
         return chosen
 
@@ -433,7 +433,7 @@ def _powers(dim: int, base: float | Float[Tensor, ""], pairs: int | None = None)
 def ntk_exponent(dim: int) -> float:
     """The power of the factor by which a base grows for the slowest of ``dim / 2`` pairs to be stretched by it."""
     if dim <= 2:
-        raise RangeError(f"got NTK scaling of {dim} dimensions, expected 4 or more", "Linear, for heads that small")
+        raise RangeError(f"got NTK scaling of {dim} dimensions, expected 4 or more", "Linear(factor=...)")
     return dim / (dim - 2)
 
 

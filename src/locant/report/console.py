@@ -1,4 +1,4 @@
-"""Writing to a terminal, or to whatever stdout has been sent to: plain text there, and no colours."""
+"""Writing to a terminal, or as plain text without colours to where stdout is redirected."""
 
 from __future__ import annotations
 

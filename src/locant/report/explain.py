@@ -1,4 +1,4 @@
-"""`locant explain`: what a model does about position, in words and numbers."""
+"""`locant explain`: how a model encodes positions, in words and numbers."""
 
 from __future__ import annotations
 

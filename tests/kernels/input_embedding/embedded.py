@@ -56,7 +56,7 @@ def operands(
 
 
 def _with_padding(ids: Tensor) -> Tensor:
-    """Among several tokens one of padding, whose row would have a gradient if nobody took it away."""
+    """Among several tokens one of padding, whose row would have a gradient if it were not removed."""
     if ids.numel() > 1:
         ids.view(-1)[-1] = 2
     return ids

@@ -121,7 +121,7 @@ def only_program(number: int) -> Iterator[None]:
 
 
 def test_far_programs_of_the_backward_pass_write_where_they_should() -> None:
-    """A norm's gradients come in one row for every program. Memory nobody touches costs nothing."""
+    """A norm's gradients come in one row for every program. Memory that is never touched costs nothing."""
     pytest.importorskip("triton", reason="there is no Triton for this platform")
     module = Place("cpu").load("locant.kernels.input_embedding.triton")
     o = operands((1, 1), WIDE, without=("beta", "gamma", "segment", "segments", "position", "position_index"))

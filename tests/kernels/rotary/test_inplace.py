@@ -85,7 +85,7 @@ def test_bytes_count_not_elements() -> None:
 
 
 def projections() -> list[tuple[str, Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]]]:
-    """Queries and keys in one tensor, side by side or in turns, as models have them."""
+    """Queries and keys in one tensor, side by side or interleaved, as models have them."""
     return [
         ("heads side by side", torch.randn(2, 5, 6 * DIM), lambda x: _heads(x, slice(0, 4), slice(4, 5))),
         ("flat", torch.randn(2, 5, 3 * 2 * DIM), lambda x: (_wide(x[..., :12]), _wide(x[..., 12:24]))),

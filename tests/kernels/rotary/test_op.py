@@ -229,7 +229,7 @@ def test_in_inference_mode() -> None:
 
 @compiles
 @pytest.mark.parametrize(("grad", "axes"), [(False, 3), (True, 1)])
-def test_the_operators_are_what_they_say(grad: bool, axes: int) -> None:
+def test_the_operators_pass_opcheck(grad: bool, axes: int) -> None:
     of = tables(ROTARY_DIM)._replace(axis_of_pair=torch.tensor([0, 2, 1]) if axes > 1 else None)
     index = torch.randint(99, (2, 5, axes) if axes > 1 else (2, 5))
     rest = (index, of.table, of.axis_of_pair, of.levels, of.attention_factor, "interleaved", False)

@@ -1,4 +1,4 @@
-"""The page says what the results say, and needs nothing but itself."""
+"""The page shows the results, and loads nothing from outside."""
 
 from __future__ import annotations
 

@@ -106,6 +106,6 @@ def test_a_missing_loss_is_explained() -> None:
     assert not any("A dash" in sentence for sentence in sentences())
 
 
-def test_one_seed_is_said_to_have_no_spread() -> None:
+def test_one_seed_is_reported_without_a_spread() -> None:
     assert one_with("One seed was trained", sentences({"a": [(2.0, 2.1)]}, (8, 16)))
     assert one_with("The spread is over 2 seeds", sentences())

@@ -48,9 +48,9 @@ def sdpa_attention(inputs: AttentionInputs) -> Float[Tensor, "batch heads query 
 
 
 def _differentiable(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> AbstractContextManager[object]:
-    """Forward mode and `torch.func` know no fused kernels: for those, the one that torch has written out.
+    """Fused kernels support neither forward mode nor `torch.func`: there torch's kernel of plain operations runs.
 
-    Nor does the fused kernel of CPUs know a gradient of the mask, which torch looks for, and `vmap` hides.
+    Nor does the fused kernel of CPUs support a gradient of the mask; torch checks for one, but not under `vmap`.
     """
     tensors = (q, k, v) if mask is None else (q, k, v, mask)
     written_out = is_differentiated(*tensors) or (mask is not None and hides_gradient(mask))

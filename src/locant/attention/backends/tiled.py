@@ -93,7 +93,7 @@ def _table(inputs: AttentionInputs, queries: int, keys: int, offset: int) -> Flo
 
 
 def _by_documents(inputs: AttentionInputs, rows: list[list[Segment]]) -> Tensor:
-    """Attention of every document to itself; `rows` holds one row where all are alike."""
+    """Attention within every document; `rows` holds one row where all are the same."""
     longest = max(part.length for row in rows for part in row if part.is_document)
     table = _table(inputs, longest, longest, 0)
     if len(rows) == 1:

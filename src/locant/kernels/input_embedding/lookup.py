@@ -2,8 +2,8 @@
 
 torch adds up the gradient of a 16-bit table in 16 bits: a row that is read often stops growing where the next addend
 is less than half of its last bit, which is at 256 for ones in bfloat16. Here every gradient is summed in float32 and
-rounded once, in the order of the tokens. Tables in float32 and float64 are torch's own business, and so are those
-that nobody trains: these are read as fast as ever.
+rounded once, in the order of the tokens. Tables in float32 and float64, and those that are
+not trained, are read by torch itself.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def look_up(
 
 
 def _is_trained(table: Tensor) -> bool:
-    """Whether somebody may ask for its gradient; under a transform of functions it does not tell."""
+    """Whether its gradient may be computed; under a function transform, always."""
     return torch.is_grad_enabled() and (table.requires_grad or is_transforming() or is_graph_transformed())
 
 
 def _has_kernel(table: Tensor) -> bool:
-    """Whether our operator can read it, which knows backward passes alone, and memory of one device alone."""
+    """Whether our operator can read it: it supports ``backward`` alone, and plain tensors on one device."""
     if type(table) not in (Tensor, nn.Parameter) or in_forward_mode() or is_transforming() or is_graph_transformed():
         return False
     return table.device.type == "cpu" or (table.device.type == "cuda" and has_triton())

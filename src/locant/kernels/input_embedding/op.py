@@ -6,7 +6,7 @@ Asked for a gradient of the gradient, it is computed by the reference, which tor
 
 A token whose id (or position, or segment) has no row: on a CPU the operation raises. On a GPU nothing can be raised
 from inside a kernel without poisoning the device, so no memory outside a table is read, the token's output is NaN, and
-the number of the first such token of each table is in the fourth output, which the caller reads when it likes.
+the number of the first such token of each table is in the fourth output, for the caller to read later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from locant.kernels.input_embedding.operands import Operands
 __all__ = ["NO_FAULT", "input_embedding", "input_embedding_backward"]
 
 NO_FAULT = 2**63 - 1
-"""What the fourth output says of a table whose rows were all there."""
+"""The fourth output for a table that had all rows."""
 
 OPERANDS = (
     "Tensor ids, Tensor token, Tensor? position_index, Tensor? position, Tensor? segments, Tensor? segment, "

@@ -41,7 +41,7 @@ MAX_WIDTH = 2**16
 """The widest token that a program can hold."""
 
 PROGRAMS = 1_056
-"""That many take turns at the tokens in the backward pass, whatever the GPU: sums are the same on all of them."""
+"""The number of programs in the backward pass; the same on every GPU, so that sums are the same, too."""
 
 RUN = 32
 """Sorted tokens that one program adds up."""

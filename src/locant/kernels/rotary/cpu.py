@@ -203,7 +203,7 @@ def _rotate_block(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, layout: Layo
 
 
 def _rotate_whole_vectors(x: Tensor, out: Tensor, factor: Tensor) -> int:
-    """Rotate neighbours by complex multiplication; says how many tokens that could be done for."""
+    """Rotate neighbours by complex multiplication; returns for how many tokens that was possible."""
     numbers, results, done = _as_complex(x), _as_complex(out), 0
     if numbers is None or results is None:
         return 0

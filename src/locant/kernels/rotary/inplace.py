@@ -1,10 +1,10 @@
-"""What may be overwritten, found out before anything is: afterwards it would be too late.
+"""Which tensors may be rotated in place, checked before anything is written.
 
 Two tensors in the same memory would be rotated twice, and so would a tensor whose elements share their places. So
-addresses are compared, exactly: heads of one projection that lie side by side, or in turns, have no element in common
+addresses are compared, exactly: heads of one projection that lie side by side or interleaved, have no element in common
 even where the stretches of memory they lie in overlap.
 
-It costs some microseconds. Compilers keep addresses to themselves; what they make asks `are_the_same` when it
+It costs some microseconds. There are no addresses while code is compiled; it calls `are_the_same` when it
 runs. Where it also makes a gradient it rotates copies, and in memory that q and k share, k is what remains.
 """
 
@@ -26,7 +26,7 @@ Step = tuple[int, int, int]
 
 
 def require_writable(q: Tensor, k: Tensor | None) -> bool:
-    """Raise unless both can be overwritten; says whether they are the same elements, to be rotated once."""
+    """Raise unless both can be overwritten; returns whether they are the same elements, to be rotated once."""
     _require_graph_allows(q)
     if k is not None and k is not q:
         _require_graph_allows(k)
@@ -74,7 +74,7 @@ def _require_graph_allows(x: Tensor) -> None:
 
 
 def _has_address(x: Tensor) -> bool:
-    """Subclasses keep it to themselves, as compilers do; what is inside of them comes by when it is rotated."""
+    """Not for tensor subclasses or in a compiler; tensors inside a subclass are checked when they are rotated."""
     if torch.compiler.is_compiling() or type(x) not in (Tensor, nn.Parameter) or x.is_meta:
         return False
     return not is_transforming()
@@ -109,7 +109,7 @@ def _extent(x: Tensor) -> int:
 
 
 def _stepped(x: Tensor) -> list[int]:
-    """Strides, but for dimensions of one element: nobody steps along those."""
+    """Strides, without those of dimensions of one element, which are never used."""
     return [stride if size > 1 else 0 for stride, size in zip(x.stride(), x.shape, strict=True)]
 
 

@@ -25,9 +25,9 @@ A size of 0 anywhere is legal and writes nothing.
 
 A compiler sees two operators of ours. ``locant::rotate`` makes new tensors; its derivative is itself with the negative
 angle, so that it can be differentiated as often as one likes, and all that a backward pass keeps is the positions and
-the tables. ``locant::rotate_`` writes into q and k. Whoever records or counts operators sees them, too. Otherwise
+the tables. ``locant::rotate_`` writes into q and k. Tools that record or count operators see them, too. Otherwise
 uncompiled code reaches the kernels through a function with the same derivatives, which also knows `torch.func`, and
-directly where nobody differentiates: one token then takes 74 microseconds, with the function 135, by the operator 147.
+directly without gradients: one token then takes 74 microseconds, with the function 135, by the operator 147.
 """
 
 from __future__ import annotations
@@ -125,14 +125,16 @@ def _require_alike(q: Tensor, k: Tensor) -> None:
     if q.shape[0] != k.shape[0] or q.shape[2:] != k.shape[2:]:
         raise ShapeError(
             f"got q of shape {tuple(q.shape)} and k of shape {tuple(k.shape)}, which differ in more than their heads",
-            "q and k of the same tokens",
+            "q and k of the same batch and length",
         )
 
 
 def _require_kept(positions: Tensor) -> None:
-    """Torch keeps no tensors of inference mode for a backward pass; it says so, but once q is overwritten."""
+    """Torch saves no tensors of inference mode for a backward pass, but raises only after q is overwritten."""
     if positions.is_inference():
-        raise LocantError("got positions made in inference mode for a gradient", "positions made outside of it")
+        raise LocantError(
+            "got positions made in inference mode for a gradient", "positions made outside of torch.inference_mode()"
+        )
 
 
 def _rotated_and_copied(q: Tensor, k: Tensor | None, rest: tuple[Any, ...]) -> tuple[Tensor, Tensor | None]:
@@ -181,7 +183,7 @@ def _empty(q: Tensor, k: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
     "locant::rotate_", mutates_args=("q", "k"), schema=f"(Tensor(a!) q, Tensor(b!)? k, {ARGUMENTS}) -> ()"
 )
 def _rotate_(q: Tensor, k: Tensor | None, *rest: Any) -> None:
-    k = None if are_the_same(q, k) else k  # compiled code hears of it only here
+    k = None if are_the_same(q, k) else k  # compiled code can check it only here
     _run(q, k, q, k, *rest)
 
 
@@ -224,7 +226,7 @@ def _run(
 def _rotated(q: Tensor, k: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor | None]:
     """A compiler is given the operator; everyone else the function, which `torch.func` can look into.
 
-    Where nobody differentiates, as in generating, that one is left out too. The operator has a backward and no more:
+    Without gradients, as in generating, that one is left out too. The operator has a backward and no more:
     a compiler that differentiates in another way is given operators of torch.
     """
     if torch.compiler.is_compiling() and is_differentiated(q):

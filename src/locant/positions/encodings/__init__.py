@@ -1,4 +1,4 @@
-"""The encodings of this package, one file each: a class, and in its `info` all that is told of it.
+"""The encodings of this package, one file each: a class, and in its `info` what `locant list` shows of it.
 
-A new file is found by itself (`locant.positions.registry`).
+A new file needs no entry in a list (`locant.positions.registry`).
 """

@@ -73,7 +73,7 @@ class Cope(PositionEncoding):
         keys = require_tokens(self, q, k, positions, k_positions, self.head_dim)
         dtype = bias_dtype(q)
         product = exact_dot(q, for_query_heads(k, q.shape[1]), dtype) * self.scale
-        gates = 1 / (1 + torch.exp(-product))  # not torch.sigmoid, which rounds by where an entry stands in memory
+        gates = 1 / (1 + torch.exp(-product))  # torch.sigmoid's rounding depends on an entry's place in memory
         if dtype != torch.float64:
             gates = gates + ((gates / GRID).round() * GRID - gates).detach()
         return _sums_from_key(_only(gates, positions.mask(k_positions, causal=True)), keys)

@@ -33,8 +33,8 @@ class Deberta(TableBias):
     a distance, exact up to half of `num_buckets`, logarithmic to `max_distance`, both ways. Which row a pair takes is
     that of released checkpoints (the paper writes ``b(j - i)`` in the second term).
 
-    Content and positions share one scale, ``1 / sqrt(3 head_dim)`` with both terms, and attention has to be asked for
-    it: ``attend(q, k, v, encoding=deberta, scale=deberta.scale, causal=False, positions=positions)``. The products
+    Content and positions share one scale, ``1 / sqrt(3 head_dim)`` with both terms, which attention has to be given
+    too: ``attend(q, k, v, encoding=deberta, scale=deberta.scale, causal=False, positions=positions)``. The products
     here carry it already.
 
     In DeBERTa-v2 all layers share the table, and the projections are those of each layer's own keys and queries

@@ -86,7 +86,7 @@ class Kerple(DistanceBias):
         r1, r2, far = r1[here], r2[here], distance.abs().to(r1.dtype)
         if self.kind == "log":
             return -r1 * torch.log1p(r2 * far)
-        # Written with exp and log because they round the same wherever an entry stands in memory; pow does not.
+        # exp and log round the same at any place in memory; pow does not.
         power = torch.exp(r2 * torch.log(far.clamp(min=1)))
         return -r1 * torch.where(far == 0, 0.0, power)
 

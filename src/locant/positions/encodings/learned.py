@@ -28,7 +28,7 @@ class Learned(PositionEncoding):
         d_model: the width of the token embeddings.
         offset: rows before position 0, which some checkpoints have (RoBERTa and OPT: 2).
         init_std: rows start as N(0, init_std**2); default 0.02, as in GPT-2 and BERT. Rows much smaller than the token
-            rows they are added to are learned late.
+            rows they are added to are learned slowly.
 
     >>> learned = Learned(512, 256)
     >>> sum(p.numel() for p in learned.parameters())

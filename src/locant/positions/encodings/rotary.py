@@ -114,7 +114,7 @@ class Rotary(PositionEncoding):
             config_or_dict: a configuration object, or the dictionary of a ``config.json``.
             layer_type: which layers, where they differ (Gemma 3); required then.
             angles: as above.
-            layout: needed where the architecture is not known, since configurations do not say it.
+            layout: needed where the architecture is not known, since configurations do not state it.
 
         >>> config = {"model_type": "qwen2", "hidden_size": 3584, "num_attention_heads": 28, "rope_theta": 1e6}
         >>> Rotary.from_config(config)
@@ -126,7 +126,7 @@ class Rotary(PositionEncoding):
         return cls(**read_rotary(*read(config_or_dict), layer_type=layer_type, angles=angles, layout=layout))
 
     def to_config(self, *, max_seq_len: int | None = None, form: str = "rope_parameters") -> dict[str, Any]:
-        """What a configuration has to say for `transformers` and vLLM to rotate as this encoding does.
+        """The keys of a configuration with which `transformers` and vLLM rotate as this encoding does.
 
         Args:
             max_seq_len: the longest sequence, where the scaling does not imply it.
@@ -236,7 +236,10 @@ class Rotary(PositionEncoding):
     ) -> tuple[Tensor, Tensor]:
         """One after the other, where they differ in positions or dtype; all that can be wrong is found out before."""
         if q.shape[0] != k.shape[0]:
-            raise ShapeError(f"got q for {q.shape[0]} rows and k for {k.shape[0]}", "q and k of the same batch")
+            raise ShapeError(
+                f"got q for {q.shape[0]} rows and k for {k.shape[0]}, expected one batch",
+                "q and k of one batch, such as k.expand(len(q), -1, -1, -1)",
+            )
         of_q, of_k = self._index_and_tables(positions), self._index_and_tables(keys)
         same = inplace and require_writable(q, k)
         if inplace and (is_transformed() or not has_values(q)):  # what overlaps is not known then
@@ -260,12 +263,13 @@ class Rotary(PositionEncoding):
             index, choice = positions.index, self._axis_of_pair.on(positions.device)
         else:
             raise ShapeError(
-                f"got positions with {positions.axes} axes for {len(self.sections)} sections", "one section per axis"
+                f"got positions with {positions.axes} axes for {len(self.sections)} sections",
+                "Rotary(sections=...) with one section per axis",
             )
         return index, self.angles.tables(positions.device, positions.max_index, positions.min_index, choice)
 
     def _require_known_length(self, positions: Positions) -> None:
-        """Past the trained length, a scaling that depends on the length has to be told it."""
+        """Past the trained length, a scaling that depends on the length requires it."""
         longest = self.scaling.length_that_matters
         if longest is None:
             return
@@ -280,7 +284,7 @@ class Rotary(PositionEncoding):
 
     def _require_fits(self, x: Tensor | None, positions: Positions, name: str) -> None:
         if x is None:
-            raise ShapeError(f"got None for {name}, expected a tensor", "rotate_one(x, positions), for one tensor")
+            raise ShapeError(f"got None for {name}, expected a tensor", "encoding.rotate_one(x, positions)")
         require_arithmetic(name, x)
         if x.ndim != 4 or x.shape[-1] != self.head_dim:
             expected = f"(batch, heads, seq, head_dim={self.head_dim})"

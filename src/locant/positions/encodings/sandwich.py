@@ -86,7 +86,7 @@ class Sandwich(DistanceBias):
         return faded / ratios[self.heads.here(head)]
 
     def score_mod(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> ScoreMod:
-        """Without a table of distances it looks up what `bias` holds: a score function computes no angles."""
+        """Looks up the computed bias where there is no table of distances: a score function computes no angles."""
         if largest_distance(positions, positions if k_positions is None else k_positions) is None:
             return bias_lookup(self.bias(q, k, positions, k_positions).expand(q.shape[0], -1, -1, -1))
         return super().score_mod(q, k, positions, k_positions)

@@ -16,7 +16,7 @@ class Tempered(PositionEncoding):
     """Multiplies the query at position n by ``1 + weight * log(1 + floor((n + 1) / step))``, and leaves keys alone.
 
     Softmax spreads over more and more keys; larger scores keep it sharp (Nakanishi 2025, arXiv 2501.19399). Up to
-    `step` tokens nothing changes, and no order of the keys is said anywhere: it is no position encoding but for that.
+    `step` tokens nothing changes, and keys carry no position: apart from this factor it is no position encoding.
 
     Args:
         step: tokens after which the factor grows.
@@ -36,7 +36,7 @@ class Tempered(PositionEncoding):
     def rotate(
         self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
     ) -> tuple[Queries, Keys]:
-        """Grown queries in the dtype they came in, and the keys as they are."""
+        """Scaled queries in the dtype they came in, and the keys unchanged."""
         if q.ndim != 4:
             raise ShapeError(
                 f"got q of shape {tuple(q.shape)}, expected (batch, heads, seq, head_dim)",

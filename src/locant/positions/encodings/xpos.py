@@ -30,10 +30,10 @@ class XPos(PositionEncoding):
 
     Pair i of a query at n is scaled by ``zeta_i ** ((n - center) / scale_base)``, that of a key at m by the inverse,
     with ``zeta_i = (2 i / d + gamma) / (1 + gamma)``: fast pairs fade most. Where q and k meet, `center` cancels and
-    only the distance is left. It is a fixed position, never the middle of what is being computed: keys that were
-    cached stay right whatever comes after them.
+    only the distance is left. It is a fixed position, not the middle of the current sequence, so cached
+    keys stay valid as the sequence grows.
 
-    Each of the two factors alone grows with the distance from `center`. `reach` says how far that can go in a
+    Each of the two factors alone grows with the distance from `center`. `reach` gives how far that can go in a
     dtype (about 28 000 positions either way in float32 and bfloat16, 2 200 in float16, with the defaults);
     beyond, a `RangeError` is raised. A larger `scale_base` or a `center` in the middle of the context reaches farther.
 
@@ -93,7 +93,7 @@ class XPos(PositionEncoding):
         self.fading = Constant(zeta.log() / self.scale_base)
 
     def reach(self, dtype: torch.dtype) -> int:
-        """How far from `center` a token may stand for its q and k to be normal numbers of this dtype."""
+        """The largest distance from `center`, in tokens, at which q and k are normal numbers of this dtype."""
         fastest = math.log1p(1 / self.gamma) / self.scale_base
         return int(ROOM.get(dtype, ROOM[torch.float16]) * math.log(2) / fastest)
 
