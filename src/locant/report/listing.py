@@ -21,7 +21,7 @@ WIDE = 120
 Facts = dict[str, Any]
 
 HEADINGS = {
-    "aliases": "also called", "kind": "kind", "doors": "door", "parameters": "parameters",
+    "aliases": "also called", "kind": "kind", "doors": "method", "parameters": "parameters",
     "cost_of_tokens": "per token", "cost_of_pairs": "per pair", "extrapolation": "beyond", "used_by": "used by",
     "paper": "paper", "options": "options",
 }  # fmt: skip
@@ -124,10 +124,10 @@ def _print_paragraph(console: Console, facts: Facts) -> None:
     rows.add_column("name", style="bold", no_wrap=True)
     rows.add_column("what", style=QUIET, no_wrap=True)
     rows.add_column("facts", ratio=1, overflow="fold")
-    for line, column in enumerate(column for column in HEADINGS if column in facts):
+    for line, column in enumerate(column for column in HEADINGS if facts.get(column) or column == "doors"):
         rows.add_row("" if line else facts["name"], HEADINGS[column], _text(facts[column]))
     show(console, rows)
 
 
 def _text(fact: str | list[str]) -> str:
-    return ", ".join(fact) if isinstance(fact, list) else fact
+    return (", ".join(fact) or "none") if isinstance(fact, list) else fact
