@@ -129,8 +129,8 @@ def require_taken(name: str, given: dict[str, Any], verb: str) -> None:
     from locant.positions.registry import find
     from locant.positions.scaling import SCALINGS
 
-    if name in SCALINGS:
-        raise InputError(f"got {name}, which is a scaling of rotary", f"locant plot rotary --scaling {name}:4")
+    if (scaling := name.rpartition("+")[2]) in SCALINGS:
+        raise InputError(f"got {name}, which is a scaling of rotary", f"locant plot rotary --scaling {scaling}:4")
     takes = signature(find(name)).parameters
     if foreign := [_typed(option) for option in given if option not in takes]:
         known = [option for option in ("d_model", "head_dim", "num_heads", "base", "scaling") if option in takes]
