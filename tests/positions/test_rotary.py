@@ -179,7 +179,7 @@ def test_queries_and_keys_of_different_batches_are_refused() -> None:
     rotary, here = Rotary(8), Positions.arange(5)
     for dtype, keys in ((torch.float32, None), (torch.bfloat16, None), (torch.float32, Positions.arange(5))):
         for q_rows, k_rows in ((3, 2), (1, 2)):
-            with refuses(ShapeError, str(q_rows), str(k_rows), "q and k of the same"):
+            with refuses(ShapeError, str(q_rows), str(k_rows), "q and k"):
                 rotary.rotate(torch.randn(q_rows, 4, 5, 8), torch.randn(k_rows, 2, 5, 8).to(dtype), here, keys)
 
 
