@@ -14,6 +14,7 @@ import pytest
 import locant
 from locant.lab import Settings, comparison, running
 from locant.lab.results import command
+from locant.positions.registry import ENCODINGS
 from locant.report.comparison.terminal import Screen
 from tests.cli.conftest import Complains, Run, listing
 
@@ -222,7 +223,12 @@ def test_scalings_take_part_beside_the_encoding_they_scale(run: Run, folder: Pat
     assert plain["loss_by_length"]["8"] != scaled["loss_by_length"]["8"]
 
 
-def test_an_encoding_that_somebody_registered_takes_part(run: Run, folder: Path) -> None:
+def test_an_encoding_that_somebody_registered_takes_part(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dict(ENCODINGS.items())
+    for name in ("_values", "_aliases"):  # other tests do not see it
+        monkeypatch.setattr(ENCODINGS, name, {**getattr(ENCODINGS, name)})
     locant.register_encoding("test_of_compare", type("Mine", (locant.Sinusoidal,), {}), aliases=("mine",))
     result = run("compare", "text.txt", *TINY, "--encodings", "nope,mine", "--seeds", 0, "-o", "out")
     assert result.exit_code == 0, result.output
