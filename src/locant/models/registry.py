@@ -57,8 +57,8 @@ def register_architecture(name: str, architecture: Architecture, aliases: Iterab
     >>> from locant import Rotary
     >>> from locant.models import Architecture, RotaryKeys
     >>> keys = RotaryKeys(layout="interleaved", base_key="rotary_base")
-    >>> register_architecture("example_model", Architecture(rotary=keys, attribute_map={"num_attention_heads": "n_attn"}))
-    >>> Rotary.from_config({"model_type": "example_model", "hidden_size": 256, "n_attn": 4, "rotary_base": 5e5})
+    >>> register_architecture("our_model", Architecture(rotary=keys, attribute_map={"num_attention_heads": "n_attn"}))
+    >>> Rotary.from_config({"model_type": "our_model", "hidden_size": 256, "n_attn": 4, "rotary_base": 5e5})
     Rotary(head_dim=64, base=500000, layout='interleaved', angles='exact')
     """
     ARCHITECTURES.register(name, architecture, aliases)
