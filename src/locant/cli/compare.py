@@ -28,8 +28,8 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--encodings",
     type=Listed(str),
-    help="Names from `locant list`; rotary+yarn, +ntk, +linear or +llama3 is rotary, scaled beyond the training length "
-    f"without more training. {_default('encodings')}",
+    help="Names from `locant list`; rotary+yarn, +ntk, +linear, +longrope or +llama3 is rotary, scaled beyond "
+    f"the training length without more training. {_default('encodings')}",
 )
 @click.option("--train-length", type=AT_LEAST_ONE, help=f"Tokens per window in training. {_default('train_length')}")
 @click.option(

@@ -5,7 +5,7 @@ two dimensions form a pair is the layout: ``"half"`` pairs i with i + rotary_dim
 pairs 2i with 2i + 1 (the paper, GPT-J). Dimensions from `rotary_dim` on are passed through untouched.
 
 Arithmetic is float32 whatever the dtype of the input (float64 for float64), every product is rounded before the sum
-is, and the result is rounded once to the dtype of the input.
+is, and the result is rounded once to the dtype of the input: here bfloat16 and float16 are rounded.
 """
 
 from __future__ import annotations
