@@ -36,6 +36,8 @@ __all__ = [
     "PRINTED",
     "RADIANS",
     "RATIO_OF_ONE",
+    "ROTATED",
+    "ROTATED_TOKEN",
     "SCATTERED",
     "SHIFTED",
     "SHORT_SUM",
@@ -43,8 +45,6 @@ __all__ = [
     "SUM_IN_BFLOAT16",
     "TENSOR_CORES",
     "TOLERANCES",
-    "TURNED",
-    "TURNED_TOKEN",
     "assert_close",
 ]
 
@@ -107,10 +107,10 @@ PHASE = 1e-7
 RADIANS = 1e-6
 """How far a float32 angle within pi and -pi may be that is computed from both: their spacing at pi is 2.4e-7."""
 
-TURNED = 2e-7
+ROTATED = 2e-7
 """How far a pair rotated in float32 may be off, over its length: a rounded cosine, two products, a sum."""
 
-TURNED_TOKEN = 1e-6
+ROTATED_TOKEN = 1e-6
 """The same for tokens drawn from the normal distribution, absolutely: no pair of them is longer than some five."""
 
 LENGTH = 1e-6

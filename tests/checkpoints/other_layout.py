@@ -139,7 +139,7 @@ def turn_otherwise(
         return
     rotation = rotation or (rotate_like_gptj if small.layout == "half" else rotate_like_llama)
 
-    def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """The first dimensions of ``batch heads seq dim``; cosines are ``batch seq pairs``."""
         dims = 2 * cos.shape[-1]
         cos, sin = cos.expand(x.shape[0], -1, -1).double(), sin.expand(x.shape[0], -1, -1).double()
@@ -151,17 +151,17 @@ def turn_otherwise(
 
     def both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
         assert unsqueeze_dim == 1
-        return turned(q, pairs(cos), pairs(sin)), turned(k, pairs(cos), pairs(sin))
+        return rotated(q, pairs(cos), pairs(sin)), rotated(k, pairs(cos), pairs(sin))
 
     def one(x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensor:
         assert unsqueeze_dim == 2
-        return turned(x.transpose(1, 2), pairs(cos), pairs(sin)).transpose(1, 2)
+        return rotated(x.transpose(1, 2), pairs(cos), pairs(sin)).transpose(1, 2)
 
     def of_gptj(x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
-        return turned(x.transpose(1, 2), cos, sin).transpose(1, 2)
+        return rotated(x.transpose(1, 2), cos, sin).transpose(1, 2)
 
     def heads_first(q: Tensor, k: Tensor, complex_: Tensor) -> tuple[Tensor, Tensor]:
-        return turned(q, complex_.real, complex_.imag), turned(k, complex_.real, complex_.imag)
+        return rotated(q, complex_.real, complex_.imag), rotated(k, complex_.real, complex_.imag)
 
     def heads_last(q: Tensor, k: Tensor, complex_: Tensor) -> tuple[Tensor, Tensor]:
         q, k = heads_first(q.transpose(1, 2), k.transpose(1, 2), complex_)

@@ -14,7 +14,7 @@ from tests.known_bugs.exhibit import exhibit
 from tests.known_bugs.oracle import frequencies, rounded_frequencies, true_cos_sin
 from tests.known_bugs.subjects import CONSTANT, WIDTH, Build, differences, queries, use
 from tests.known_bugs.twins import BufferRotary, MultipliedRotary
-from tests.tolerances import TURNED_TOKEN
+from tests.tolerances import ROTATED_TOKEN
 
 FAR = Positions.of([0, 1, 2, 3, 100, 127, 128, 129, 1857, 4095, 65_535, 65_536, 1_000_001])
 """Positions at which a table shows what it is made of."""
@@ -193,7 +193,7 @@ def test_12_half_precision_tokens_are_rotated_by_float32_tables(layout: str, dty
 
     def check(rotate: Callable[[Tensor], Tensor]) -> None:
         off = (rotate(x).double() - truth).abs()
-        one_rounding = torch.finfo(dtype).eps / 2 * truth.abs() + TURNED_TOKEN
+        one_rounding = torch.finfo(dtype).eps / 2 * truth.abs() + ROTATED_TOKEN
         worst = float((off / one_rounding).max())
         assert worst <= 1, f"off by {worst:.3g} times what one rounding to {dtype} costs"
 

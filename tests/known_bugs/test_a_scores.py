@@ -22,7 +22,7 @@ from locant.kernels.rotary import rotate_pairs
 from tests.known_bugs.exhibit import exhibit, same_alone
 from tests.known_bugs.subjects import WIDTH
 from tests.positions import test_same_alone as rows_alone
-from tests.positions.test_alibi_distances import all_differ, recipe, row
+from tests.positions.encodings.test_alibi_distances import all_differ, recipe, row
 from tests.tolerances import ONE_ROUNDING
 
 NUMBERS = torch.arange(8192.0)

@@ -120,7 +120,7 @@ def test_80_buckets_are_those_of_the_reference(bidirectional: bool, twin: Callab
     """huggingface/transformers#8518, huggingface/candle#727, mindspore-lab/mindone#670: buckets of T5.
 
     Logarithmic buckets were missing, or were computed in a dtype that puts a distance into its neighbour's. That every
-    bucket reaches its scores is in `tests/positions/test_t5.py`.
+    bucket reaches its scores is in `tests/positions/encodings/test_t5.py`.
     """
     reference = T5Attention._relative_position_bucket(-STEPS, bidirectional, num_buckets=32, max_distance=128)
 

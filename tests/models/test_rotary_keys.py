@@ -48,8 +48,8 @@ def one_by_one(module: object, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -
 
 
 def of_gpt_j(module: object, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    turned = (module.apply_rotary_pos_emb(x.transpose(1, 2), sin, cos).transpose(1, 2) for x in (q, k))  # type: ignore[attr-defined]
-    return next(turned), next(turned)
+    rotated = (module.apply_rotary_pos_emb(x.transpose(1, 2), sin, cos).transpose(1, 2) for x in (q, k))  # type: ignore[attr-defined]
+    return next(rotated), next(rotated)
 
 
 def of_complex(module: object, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,8 +57,8 @@ def of_complex(module: object, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -
 
 
 def of_complex_by_token(module: object, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    turned = module.apply_rotary_emb(q.transpose(1, 2), k.transpose(1, 2), torch.complex(cos, sin))  # type: ignore[attr-defined]
-    return turned[0].transpose(1, 2), turned[1].transpose(1, 2)
+    rotated = module.apply_rotary_emb(q.transpose(1, 2), k.transpose(1, 2), torch.complex(cos, sin))  # type: ignore[attr-defined]
+    return rotated[0].transpose(1, 2), rotated[1].transpose(1, 2)
 
 
 TURNS: dict[str, Turn] = {
@@ -84,8 +84,8 @@ def test_the_layout_is_that_of_the_modeling_code(model_type: str) -> None:
     scores = {}
     for layout in ("half", "interleaved"):
         rotary = Rotary(DIM, layout=layout)  # type: ignore[arg-type]
-        turned_q, turned_k = rotary.rotate(q, k, positions)
-        scores[layout] = turned_q @ turned_k.transpose(-1, -2)
+        rotated_q, rotated_k = rotary.rotate(q, k, positions)
+        scores[layout] = rotated_q @ rotated_k.transpose(-1, -2)
     cos, sin = rotary.cos_sin(positions)
     their_q, their_k = TURNS.get(model_type, of_repeated_halves)(module, q, k, cos, sin)
     theirs = their_q @ their_k.transpose(-1, -2)

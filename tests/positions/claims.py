@@ -136,9 +136,9 @@ def passes_gradcheck(encoding: PositionEncoding, heads: int, head_dim: int, *, s
 
     def bias(q: Tensor, k: Tensor, *values: Tensor) -> Tensor:
         def call(module: PositionEncoding) -> Tensor:
-            turned = module.rotate(q, k, positions, k_positions)
-            out = module.bias(*turned, positions, k_positions)
-            return torch.cat([t.flatten() for t in turned]) if out is None else out
+            rotated = module.rotate(q, k, positions, k_positions)
+            out = module.bias(*rotated, positions, k_positions)
+            return torch.cat([t.flatten() for t in rotated]) if out is None else out
 
         return torch.func.functional_call(Call(encoding, call), dict(zip(prefixed(names), values, strict=True)), ())
 
@@ -237,8 +237,8 @@ def handles_every_size(build: Build) -> None:
             q = torch.randn(batch, heads, queries, head_dim, requires_grad=True)
             k = torch.randn(batch, 1, keys, head_dim, requires_grad=True)
             places = Positions.arange(queries), Positions.arange(keys)
-            turned_q, turned_k = encoding.rotate(q, k, *places)
-            assert (turned_q.shape, turned_k.shape) == (q.shape, k.shape)
+            rotated_q, rotated_k = encoding.rotate(q, k, *places)
+            assert (rotated_q.shape, rotated_k.shape) == (q.shape, k.shape)
             bias = encoding.bias(q, k, *places)
             if bias is None:
                 continue

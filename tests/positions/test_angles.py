@@ -149,7 +149,7 @@ def bias_of(encoding: nn.Module) -> tuple[Tensor, ...]:
     return (bias,)
 
 
-def turned(encoding: nn.Module) -> tuple[Tensor, ...]:
+def rotated(encoding: nn.Module) -> tuple[Tensor, ...]:
     assert isinstance(encoding, Rotary)
     q = torch.linspace(-2, 2, 3 * FAR.seq_len * WIDTH, dtype=torch.float32).view(1, 3, FAR.seq_len, WIDTH)
     return *encoding.cos_sin(FAR), *encoding.rotate(q, q, FAR)
@@ -169,7 +169,7 @@ def build(name: str) -> tuple[PositionEncoding, Table]:
         return t5, bias_of
     options = {"rotary": {}, "interleaved": {"layout": "interleaved"}, "partial": {"rotary_dim": 6}}
     options["float32"] = {"angles": "float32"}
-    return Rotary(WIDTH, **options[name]), turned
+    return Rotary(WIDTH, **options[name]), rotated
 
 
 @contextmanager

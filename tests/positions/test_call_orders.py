@@ -217,14 +217,14 @@ class KeepsATable(Rotary):
     def rotate(
         self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
     ) -> tuple[Tensor, Tensor]:
-        turned = []
+        rotated = []
         for x, where in ((q, positions), (k, k_positions)):
-            turned.append(
+            rotated.append(
                 rotate_pairs(
                     x, *self.cos_sin(where or positions, torch.promote_types(x.dtype, torch.float32)), self.layout
                 )
             )
-        return turned[0], turned[1]
+        return rotated[0], rotated[1]
 
 
 TWINS: dict[str, Callable[[], PositionEncoding]] = {
@@ -272,9 +272,9 @@ class ReusesItsMemory(Rotary):
     def rotate(
         self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
     ) -> tuple[Tensor, Tensor]:
-        turned = super().rotate(q, k, positions, k_positions)
+        rotated = super().rotate(q, k, positions, k_positions)
         kept = self.memory[q.dtype][:, :, : q.shape[2]]
-        return kept.copy_(turned[0]), turned[1]
+        return kept.copy_(rotated[0]), rotated[1]
 
 
 def test_memory_that_is_used_twice_is_noticed() -> None:
@@ -287,11 +287,11 @@ def test_rotating_leaves_its_inputs_alone_unless_asked() -> None:
     q = torch.randn(1, HEADS, 5, HEAD_DIM)
     kept = q.clone()
     rotary = Rotary(HEAD_DIM)
-    turned, _ = rotary.rotate(q, q.clone(), Positions.arange(5))
+    rotated, _ = rotary.rotate(q, q.clone(), Positions.arange(5))
     assert torch.equal(q, kept)
-    assert torch.equal(turned, rotate_pairs(q, *rotary.cos_sin(Positions.arange(5)), "half"))
+    assert torch.equal(rotated, rotate_pairs(q, *rotary.cos_sin(Positions.arange(5)), "half"))
     rotary.rotate(q, q.clone(), Positions.arange(5), inplace=True)
-    assert torch.equal(q, turned)
+    assert torch.equal(q, rotated)
 
 
 @pytest.mark.parametrize("name", ["dynamic ntk", "longrope"])

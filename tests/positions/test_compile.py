@@ -48,8 +48,8 @@ class Doors(nn.Module):
 
     def forward(self, x: Tensor, q: Tensor, k: Tensor, positions: Positions | None = None) -> tuple[Tensor | None, ...]:
         positions = Positions.arange(x.shape[1]) if positions is None else positions
-        turned = self.encoding.rotate(q, k, positions)
-        return self.encoding.embed(x, positions), *turned, self.encoding.bias(q, k, positions)
+        rotated = self.encoding.rotate(q, k, positions)
+        return self.encoding.embed(x, positions), *rotated, self.encoding.bias(q, k, positions)
 
 
 def tokens(n: int, batch: int = 2) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,7 +95,7 @@ def test_all_lengths_take_two_compilations_and_no_graph_break(name: str, place: 
     "name", ["rotary", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rotary interleaved", "sinusoidal"))]
 )
 def test_the_compiled_code_gives_the_same_bits(name: str) -> None:
-    """Through the real compiler, which fuses: cosines, sines, turned tokens in float32 and bfloat16."""
+    """Through the real compiler, which fuses: cosines, sines, rotated tokens in float32 and bfloat16."""
     encoding = ENCODINGS[name]()
     x, q, _ = tokens(FAR.seq_len)
     inputs = x, x.bfloat16(), q, q.bfloat16(), FAR
@@ -108,8 +108,8 @@ FAR = Positions.of([0, 1, 127, 2049, 65_535, 1_000_001, 2**24 + 1, 2**31 - 1])
 def _use(encoding: PositionEncoding) -> Callable[..., tuple[Tensor, ...]]:
     def use(x: Tensor, x_low: Tensor, q: Tensor, q_low: Tensor, positions: Positions) -> tuple[Tensor, ...]:
         if isinstance(encoding, Rotary):
-            turned = *encoding.rotate(q, q, positions), *encoding.rotate(q_low, q_low, positions)
-            return *encoding.cos_sin(positions), *turned
+            rotated = *encoding.rotate(q, q, positions), *encoding.rotate(q_low, q_low, positions)
+            return *encoding.cos_sin(positions), *rotated
         assert isinstance(encoding, Sinusoidal)
         return encoding.vectors(positions), encoding.embed(x, positions), encoding.embed(x_low, positions)
 
@@ -166,8 +166,8 @@ class Model(nn.Module):
         x = self.embedding(ids, positions)
         q = x.unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2)
         encoding = self.embedding.encoding
-        turned, keys = encoding.rotate(q, q, positions)
-        return attend(turned, keys, q, encoding=encoding, positions=positions)
+        rotated, keys = encoding.rotate(q, q, positions)
+        return attend(rotated, keys, q, encoding=encoding, positions=positions)
 
 
 @pytest.mark.parametrize(
@@ -191,8 +191,8 @@ def test_decoding_token_by_token_takes_two_compilations(name: str) -> None:
     counter, encoding = CompileCounter(), ENCODINGS[name]()
 
     def step(q: Tensor, k: Tensor, positions: Positions, k_positions: Positions) -> Tensor:
-        turned, keys = encoding.rotate(q, k, positions, k_positions)
-        return attend(turned, keys, k, encoding=encoding, positions=positions, k_positions=k_positions)
+        rotated, keys = encoding.rotate(q, k, positions, k_positions)
+        return attend(rotated, keys, k, encoding=encoding, positions=positions, k_positions=k_positions)
 
     compiled = torch.compile(step, fullgraph=True, backend=counter)
     for cached in LENGTHS:

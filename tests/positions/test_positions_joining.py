@@ -95,7 +95,7 @@ def test_position_ids_in_place_of_positions_are_refused_with_the_way_to_make_the
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
-def test_whole_numbers_are_not_turned(dtype: torch.dtype) -> None:
+def test_whole_numbers_are_not_rotated(dtype: torch.dtype) -> None:
     x = torch.ones(1, 1, 3, 8, dtype=dtype)
     with refuses(ShapeError, "floating-point"):
         Rotary(8).rotate(x, x, Positions.arange(3))

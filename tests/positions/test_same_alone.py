@@ -153,12 +153,12 @@ def require_same(name: str, actual: Tensor, expected: Tensor) -> None:
 
 def expected_of(encoding: PositionEncoding, tokens: Tokens) -> dict[str, list[Tensor]]:
     rows = range(len(LENGTHS))
-    turned = [encoding.rotate(tokens.q[r], tokens.k[r], Positions.arange(LENGTHS[r])) for r in rows]
+    rotated = [encoding.rotate(tokens.q[r], tokens.k[r], Positions.arange(LENGTHS[r])) for r in rows]
     biases = [encoding.bias(tokens.q[r], tokens.k[r], Positions.arange(LENGTHS[r])) for r in rows]
     return {
         "embed": [encoding.embed(tokens.x[r], Positions.arange(LENGTHS[r])) for r in rows],
-        "q": [q for q, _ in turned],
-        "k": [k for _, k in turned],
+        "q": [q for q, _ in rotated],
+        "k": [k for _, k in rotated],
         "bias": [b for b in biases if b is not None],
     }
 
@@ -169,12 +169,12 @@ def check(
     x = encoding.embed(laid_out(tokens.x, queries, 1), queries.positions)
     q, k = laid_out(tokens.q, queries, 2), laid_out(tokens.k, keys, 2)
     k_positions = None if keys is queries else keys.positions
-    turned_q, turned_k = encoding.rotate(q, k, queries.positions, k_positions)
+    rotated_q, rotated_k = encoding.rotate(q, k, queries.positions, k_positions)
     for piece in queries.pieces:
         require_same("embed", x[piece.batch, piece.slots], expected["embed"][piece.row][0, piece.places])
-        require_same("q", turned_q[piece.batch][:, piece.slots], expected["q"][piece.row][0][:, piece.places])
+        require_same("q", rotated_q[piece.batch][:, piece.slots], expected["q"][piece.row][0][:, piece.places])
     for piece in keys.pieces:
-        require_same("k", turned_k[piece.batch][:, piece.slots], expected["k"][piece.row][0][:, piece.places])
+        require_same("k", rotated_k[piece.batch][:, piece.slots], expected["k"][piece.row][0][:, piece.places])
     bias = encoding.bias(q, k, queries.positions, k_positions)
     assert (bias is None) == (not expected["bias"])
     if bias is None:

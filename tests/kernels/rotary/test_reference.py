@@ -11,7 +11,7 @@ from torch import Tensor
 
 from locant.kernels.rotary.reference import rotate_pairs as rotate
 from tests import oracles
-from tests.tolerances import TOLERANCES, TURNED_TOKEN, assert_close
+from tests.tolerances import ROTATED_TOKEN, TOLERANCES, assert_close
 
 LAYOUTS = ["half", "interleaved"]
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -46,7 +46,7 @@ def test_half_precision_is_rounded_once(layout: str) -> None:
     cos, sin = tables(5, 14, torch.float32)
     true = truth(x, cos, sin, layout)
     spacing = torch.from_numpy(np.ldexp(1.0, np.frexp(true.numpy())[1] - 8))
-    assert bool(((rotate(x, cos, sin, layout).double() - true).abs() <= spacing / 2 + TURNED_TOKEN).all())
+    assert bool(((rotate(x, cos, sin, layout).double() - true).abs() <= spacing / 2 + ROTATED_TOKEN).all())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

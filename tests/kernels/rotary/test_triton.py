@@ -16,7 +16,7 @@ from locant.kernels.rotary.tables import Tables
 from tests import oracles
 from tests.kernels.interpreted import Place
 from tests.kernels.rotary.rotating import BASE, Case, far_positions, rotate_pairs, tables, truth
-from tests.tolerances import DOUBLE, TURNED, assert_close
+from tests.tolerances import DOUBLE, ROTATED, assert_close
 
 LAYOUTS = ["half", "interleaved"]
 SIZES = {2: 100, 40: 5, 72: 7, 80: 11, 96: 1, 128: 9, 192: 3, 256: 5, 512: 3}
@@ -38,7 +38,7 @@ def require_rotated(out: Tensor, x: Tensor, given: Case, sign: int = 1) -> None:
     off = (out.double() - true)[..., : given.rotary_dim]
     off = off.unflatten(-1, (2, half)) if given.layout == "half" else off.unflatten(-1, (half, 2)).mT
     worst = (off.abs() / pair.norm(dim=-2, keepdim=True)).max()
-    assert worst <= TURNED, f"off by {float(worst):.3g} of the pair's length"
+    assert worst <= ROTATED, f"off by {float(worst):.3g} of the pair's length"
     assert torch.equal(out[..., given.rotary_dim :], x[..., given.rotary_dim :])
 
 

@@ -34,7 +34,7 @@ def test_q_k_and_gradients_are_those_of_rotary_embedding_torch(length: int, scal
     ours = xpos.rotate(q, k, Positions.arange(length))
     cotangents = [torch.randn_like(q), torch.randn_like(k)]
     pairs = [*zip(ours, expected, strict=True)]
-    gradients = (torch.autograd.grad(turned, [q, k], cotangents) for turned in (ours, expected))
+    gradients = (torch.autograd.grad(rotated, [q, k], cotangents) for rotated in (ours, expected))
     for actual, wanted in [*pairs, *zip(*gradients, strict=True)]:
         torch.testing.assert_close(actual, wanted, **PEER)  # its angles are float32
 
@@ -49,8 +49,8 @@ def test_scores_are_a_rotation_times_a_decay_of_distance() -> None:
     turn = torch.polar(decay, distance * 10_000 ** (-2 * pair / DIM))
     q_pairs, k_pairs = (torch.complex(x[..., : DIM // 2], x[..., DIM // 2 :]) for x in (q, k))
     expected = torch.einsum("bhnp,bhmp,nmp->bhnm", q_pairs, k_pairs.conj(), turn).real
-    turned = XPos(DIM).rotate(q, k, Positions.of(n.long()))
-    assert_close(scores(*turned), expected)
+    rotated = XPos(DIM).rotate(q, k, Positions.of(n.long()))
+    assert_close(scores(*rotated), expected)
 
 
 @pytest.mark.parametrize("center", [-50, 0, 40, 10_000])
@@ -97,8 +97,8 @@ def test_within_reach_every_number_is_normal(dtype: torch.dtype) -> None:
     reach = xpos.reach(dtype)
     ones = torch.ones(1, 1, 1, DIM, dtype=dtype)
     for place in (7 - reach, 7 + reach - 1, 7 + reach):
-        for turned in xpos.rotate(ones, ones, Positions.of([place])):
-            pairs = torch.hypot(*turned.double().chunk(2, dim=-1))
+        for rotated in xpos.rotate(ones, ones, Positions.of([place])):
+            pairs = torch.hypot(*rotated.double().chunk(2, dim=-1))
             assert torch.finfo(dtype).tiny < float(pairs.min())
             assert float(pairs.max()) < torch.finfo(dtype).max
     for place in (8 + reach, 6 - reach):
@@ -116,8 +116,8 @@ def test_within_reach_no_query_of_usual_size_loses_digits(dtype: torch.dtype, sm
     for place in (-xpos.reach(dtype), xpos.reach(dtype)):
         for size in (2.0**smallest, 2.0**largest):
             q = torch.full((1, 1, 1, DIM), size, dtype=dtype)
-            turned, _ = xpos.rotate(q, q, Positions.of([place]))
-            pair = torch.hypot(turned[0, 0, 0, 0].double(), turned[0, 0, 0, DIM // 2].double())
+            rotated, _ = xpos.rotate(q, q, Positions.of([place]))
+            pair = torch.hypot(rotated[0, 0, 0, 0].double(), rotated[0, 0, 0, DIM // 2].double())
             expected = size * 2**0.5 * fastest ** (place / 512)
             assert float(pair) == pytest.approx(expected, rel=float(torch.finfo(dtype).eps), abs=0)
 
@@ -132,14 +132,14 @@ def test_far_positions_are_exact() -> None:
     xpos = XPos(DIM, scale_base=1e9)
     place = 123_456_789
     q = torch.randn(1, 1, 1, DIM)
-    turned, _ = xpos.rotate(q, q, Positions.of([place]))
+    rotated, _ = xpos.rotate(q, q, Positions.of([place]))
     double, _ = xpos.rotate(q.double(), q.double(), Positions.of([place]))
-    assert_close(turned, double)
+    assert_close(rotated, double)
     angle = torch.tensor([place * 10_000 ** (-2 * i / DIM) for i in range(DIM // 2)], dtype=torch.float64)
     scale = ((torch.arange(0, DIM, 2) / DIM + 0.4) / 1.4).double() ** (place / 1e9)
     a, b = q[0, 0, 0].double().chunk(2)
     expected = torch.cat([(a * angle.cos() - b * angle.sin()) * scale, (b * angle.cos() + a * angle.sin()) * scale])
-    torch.testing.assert_close(turned[0, 0, 0].double(), expected, **SHORT_SUM)
+    torch.testing.assert_close(rotated[0, 0, 0].double(), expected, **SHORT_SUM)
 
 
 def test_other_doors_are_untouched() -> None:
@@ -153,9 +153,9 @@ def test_other_doors_are_untouched() -> None:
 def test_inplace_writes_into_q_and_k() -> None:
     q, k = tokens(4)
     expected = XPos(DIM).rotate(q, k, Positions.arange(4))
-    turned = XPos(DIM).rotate(q, k, Positions.arange(4), inplace=True)
-    assert turned[0] is q
-    assert turned[1] is k
+    rotated = XPos(DIM).rotate(q, k, Positions.arange(4), inplace=True)
+    assert rotated[0] is q
+    assert rotated[1] is k
     assert torch.equal(q, expected[0])
     assert torch.equal(k, expected[1])
 

@@ -231,6 +231,6 @@ def test_an_attention_factor_is_read_as_it_is() -> None:
 def test_the_factor_is_applied_once_to_q_and_once_to_k() -> None:
     rotary = Rotary.from_config(PUBLISHED["gpt-oss-20b"])
     q = torch.randn(1, 1, 1, 64, dtype=torch.float64)
-    turned_q, turned_k = rotary.rotate(q, q, Positions.after(777, 1))
-    ratio = float((turned_q * turned_k).sum() / (q * q).sum())
+    rotated_q, rotated_k = rotary.rotate(q, q, Positions.after(777, 1))
+    ratio = float((rotated_q * rotated_k).sum() / (q * q).sum())
     assert ratio == pytest.approx((1 + math.log(32) / 10) ** 2, rel=FORMULA, abs=0)

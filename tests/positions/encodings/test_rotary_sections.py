@@ -75,7 +75,7 @@ def scalings() -> list[Scaling]:
     ("layout", "rotary_dim", "dtype"), [("half", 64, torch.float32), ("interleaved", None, torch.float64)]
 )
 @pytest.mark.parametrize(("from_len", "to_len"), [(16, 17), (17, 4096), (4096, 16), (5, 4096)])
-def test_rerotated_keys_are_those_turned_for_the_other_length(scaling, layout, rotary_dim, dtype, from_len, to_len):
+def test_rerotated_keys_are_those_rotated_for_the_other_length(scaling, layout, rotary_dim, dtype, from_len, to_len):
     head_dim = 64 if rotary_dim is None else 80
     rotary = Rotary(head_dim, scaling=scaling, layout=layout, rotary_dim=rotary_dim)
     k, positions = torch.randn(2, 3, 5, head_dim, dtype=dtype), Positions.of([[0, 1, 3, 7, 15]])

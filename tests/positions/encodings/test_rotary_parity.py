@@ -62,10 +62,10 @@ def their_angles(config: Any, index: Tensor, rotary: Rotary, layer_type: str | N
     module, like = reference(config), torch.zeros(1, 1, 1)
     position_ids = index.expand(3, 1, -1) if rotary.sections else index[None]
     extra = (layer_type,) if layer_type else ()
-    turned = module(like, position_ids, *extra)
-    if isinstance(turned, Tensor):  # complex numbers
-        return turned.real, turned.imag
-    return pairs(turned[0], rotary), pairs(turned[1], rotary)
+    rotated = module(like, position_ids, *extra)
+    if isinstance(rotated, Tensor):  # complex numbers
+        return rotated.real, rotated.imag
+    return pairs(rotated[0], rotary), pairs(rotated[1], rotary)
 
 
 def around(length: int) -> Tensor:

@@ -35,8 +35,8 @@ def at(index: int) -> Positions:
 @given(st.integers(-(2**31) + 1, 2**31 - 1), st.integers(1, 40), st.sampled_from(LAYOUTS))
 def test_the_norm_is_kept_at_any_position(position: int, pairs: int, layout: str) -> None:
     q, k = torch.randn(1, 3, 1, 2 * pairs), torch.randn(1, 2, 1, 2 * pairs)
-    turned = Rotary(2 * pairs, layout=layout).rotate(q, k, at(position))
-    for before, after in zip((q, k), turned, strict=True):
+    rotated = Rotary(2 * pairs, layout=layout).rotate(q, k, at(position))
+    for before, after in zip((q, k), rotated, strict=True):
         assert_close(after.norm(dim=-1), before.norm(dim=-1))
 
 
@@ -52,8 +52,8 @@ def test_a_score_depends_on_the_distance_only(m: int, n: int, shift: int, pairs:
 
 
 def _score(rotary: Rotary, q: Tensor, k: Tensor, m: int, n: int) -> Tensor:
-    turned_q, turned_k = rotary.rotate(q, k, at(m), at(n))
-    return (turned_q.double() * turned_k.double()).sum()
+    rotated_q, rotated_k = rotary.rotate(q, k, at(m), at(n))
+    return (rotated_q.double() * rotated_k.double()).sum()
 
 
 def test_that_property_rejects_the_usual_angles() -> None:
@@ -77,8 +77,8 @@ def test_the_opposite_position_turns_back(position: int, pairs: int, layout: str
 def test_position_zero_changes_no_bit() -> None:
     x = torch.randn(1, 3, 1, 14)
     for angles in ("exact", "float32"):
-        turned, _ = Rotary(14, angles=angles).rotate(x, x, at(0))
-        assert torch.equal(turned, x)
+        rotated, _ = Rotary(14, angles=angles).rotate(x, x, at(0))
+        assert torch.equal(rotated, x)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -96,9 +96,9 @@ def test_rotation_is_the_papers_matrix_at_the_papers_angles(layout: str, rotary_
 def test_queries_and_keys_may_stand_at_different_positions() -> None:
     rotary = Rotary(14)
     q, k = torch.randn(2, 6, 3, 14), torch.randn(2, 2, 7, 14)
-    turned_q, turned_k = rotary.rotate(q, k, Positions.after(4, 3), Positions.arange(7))
-    assert torch.equal(turned_q, rotary.rotate(q, q, Positions.after(4, 3))[0])
-    assert torch.equal(turned_k, rotary.rotate(k, k, Positions.arange(7))[0])
+    rotated_q, rotated_k = rotary.rotate(q, k, Positions.after(4, 3), Positions.arange(7))
+    assert torch.equal(rotated_q, rotary.rotate(q, q, Positions.after(4, 3))[0])
+    assert torch.equal(rotated_k, rotary.rotate(k, k, Positions.arange(7))[0])
 
 
 def test_two_rotaries_share_nothing() -> None:
@@ -125,14 +125,14 @@ def test_in_place_writes_the_same_bits_into_the_memory_of_q_and_k(layout: str, d
     rotary.rotate(q, k, positions)
     assert torch.equal(q, before[0])
     assert torch.equal(k, before[1])
-    turned = rotary.rotate(q, k, positions, inplace=True)
-    for out, given_tensor, wanted in zip(turned, (q, k), expected, strict=True):
+    rotated = rotary.rotate(q, k, positions, inplace=True)
+    for out, given_tensor, wanted in zip(rotated, (q, k), expected, strict=True):
         assert out.data_ptr() == given_tensor.data_ptr()
         assert torch.equal(given_tensor, wanted)
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=compiles)])
-def test_in_place_one_tensor_is_turned_once_also_at_positions_of_its_own(compiled: bool) -> None:
+def test_in_place_one_tensor_is_rotated_once_also_at_positions_of_its_own(compiled: bool) -> None:
     rotary, x = Rotary(8), torch.randn(1, 4, 5, 8)
     here = Positions.arange(5)
     expected = rotary.rotate(x, x, here)[0]
@@ -240,7 +240,7 @@ def test_float32_angles_are_llamas_bit_for_bit(dim: int, base: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(2, 3, 5, 14), (1, 8, 67, 64)])
-def test_queries_and_keys_are_turned_as_in_llama(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_queries_and_keys_are_rotated_as_in_llama(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     batch, heads, seq_len, dim = shape
     config = LlamaConfig(hidden_size=heads * dim, num_attention_heads=heads, head_dim=dim)
     q = torch.randn(shape, dtype=torch.float32).to(dtype).requires_grad_()
@@ -285,13 +285,13 @@ def test_partial_is_gpt_neox_and_phi(share: float) -> None:
     ours, n = rotary.rotate(q, k, positions), rotary.rotary_dim
 
     cos, sin = modeling_gpt_neox.GPTNeoXRotaryEmbedding(neox)(torch.zeros(1), positions.index)
-    for turned, expected in zip(ours, modeling_gpt_neox.apply_rotary_pos_emb(q, k, cos, sin), strict=True):
-        assert torch.equal(turned, expected)
+    for rotated, expected in zip(ours, modeling_gpt_neox.apply_rotary_pos_emb(q, k, cos, sin), strict=True):
+        assert torch.equal(rotated, expected)
 
     cos, sin = modeling_phi.PhiRotaryEmbedding(phi)(torch.zeros(1), positions.index)
     theirs = modeling_phi.apply_rotary_pos_emb(q[..., :n], k[..., :n], cos, sin)
-    for turned, expected, before in zip(ours, theirs, (q, k), strict=True):
-        assert torch.equal(turned, torch.cat([expected, before[..., n:]], dim=-1))
+    for rotated, expected, before in zip(ours, theirs, (q, k), strict=True):
+        assert torch.equal(rotated, torch.cat([expected, before[..., n:]], dim=-1))
 
 
 # ---------------------------------------------------------------------- what is refused
@@ -373,5 +373,5 @@ def test_keys_of_another_length_or_device_need_positions_of_their_own() -> None:
 
 def test_keys_of_a_wider_dtype_keep_what_they_hold() -> None:
     k = torch.randn(1, 2, 5, 8, dtype=torch.float64)
-    _, turned = Rotary(8).rotate(k.float(), k, Positions.after(3, 5))
-    assert_close(turned, Rotary(8).rotate(k, k, Positions.after(3, 5))[1], torch.float64)
+    _, rotated = Rotary(8).rotate(k.float(), k, Positions.after(3, 5))
+    assert_close(rotated, Rotary(8).rotate(k, k, Positions.after(3, 5))[1], torch.float64)
