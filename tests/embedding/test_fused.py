@@ -347,7 +347,8 @@ def test_an_error_that_comes_late_for_ids_of_inference_mode() -> None:
             deferred.raise_all()
 
 
-def test_nothing_is_raised_before_it_is_known() -> None:
+def test_nothing_is_raised_before_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     deferred = DeferredErrors()
     asked = Asked(ids=torch.tensor([[99]]), what="id", layer="TokenEmbedding", limit="vocab_size=29", num_rows=29)
     deferred.watch(torch.tensor([0]), [asked])
@@ -358,6 +359,20 @@ def test_nothing_is_raised_before_it_is_known() -> None:
     with refuses(RangeError, "id 99"):
         deferred.raise_all()
     event.synchronize.assert_called_once_with()
+
+
+def test_a_capture_is_not_ended_by_asking_for_errors_of_earlier_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA refuses questions about events while a stream is captured, and drops the graph."""
+    deferred, event = DeferredErrors(), mock.Mock()
+    event.query.side_effect = RuntimeError("CUDA error: operation not permitted when stream is capturing")
+    asked = Asked(ids=torch.tensor([[99]]), what="id", layer="TokenEmbedding", limit="vocab_size=29", num_rows=29)
+    deferred.watch(torch.tensor([0]), [asked])
+    object.__setattr__(deferred._notes[0], "arrived", event)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    deferred.raise_arrived()
+    event.query.assert_not_called()
+    with refuses(RangeError, "id 99"):
+        deferred.raise_all()
 
 
 # ---------------------------------------------------------------------- compiled

@@ -50,6 +50,10 @@ class _Note:
     versions: list[int | None]
     arrived: torch.cuda.Event | None
 
+    def has_arrived(self) -> bool:
+        """Whether it can be read without waiting; a graph's capture would end if an event were asked meanwhile."""
+        return self.arrived is None or (not torch.cuda.is_current_stream_capturing() and self.arrived.query())
+
     def raise_fault(self) -> None:
         for asked, version, first in zip(self.asked, self.versions, self.first.tolist(), strict=True):
             if asked is None or first == NO_FAULT:
@@ -94,7 +98,7 @@ class DeferredErrors:
 
     def raise_arrived(self) -> None:
         """Raise for the first fault that is known by now, without waiting."""
-        while self._notes and (self._notes[0].arrived is None or self._notes[0].arrived.query()):
+        while self._notes and self._notes[0].has_arrived():
             self._notes.popleft().raise_fault()
 
     def raise_all(self) -> None:

@@ -139,7 +139,9 @@ def embed(
     """The result of the plain path; `why_plain` has to be ``None``."""
     token, norm, segment = embedding.token, embedding.norm, embedding.segment
     weight, read = token.weight, token.weight.device.type == "cpu"
-    deferred.raise_arrived()
+    later = not read and not torch.compiler.is_compiling()  # a graph has no later call
+    if later:
+        deferred.raise_arrived()
     ids = require_ids(ids, token.vocab_size, "TokenEmbedding", "vocab_size", weight.device, read=read)
     positions = Positions.arange(ids.shape[1], device=ids.device) if positions is None else positions
     index, rows = _position_rows(embedding.encoding, positions, ids, weight.dtype)
@@ -155,7 +157,7 @@ def embed(
         torch.randint(2**63 - 1, (1,), device=ids.device) if p else None,
         token.factor(), token.padding_idx, norm.eps if isinstance(norm, nn.LayerNorm) else None, p,
     )  # fmt: skip
-    if not read and not torch.compiler.is_compiling():
+    if later:
         deferred.watch(first_faults, _asked(embedding, ids, positions, segments))
     return y
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from locant.kernels.input_embedding import Operands, cpu, input_embedding, reference
+from locant.kernels.input_embedding.op import input_embedding_backward
 from tests.kernels.input_embedding.embedded import LEARNED, operands
 from tests.tolerances import SHORT_SUM, assert_close
 
@@ -38,6 +39,17 @@ def test_it_is_registered_as_torch_wants_it(without: tuple[str, ...], p: float) 
     """Schema, autograd, fake tensors with shapes known and unknown, and the same gradients compiled."""
     o = learning(operands(without=without, seed=torch.tensor([5]), p=p))
     torch.library.opcheck(input_embedding, values(o))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_gradients_have_the_strides_that_a_compiler_was_told_of(dtype: torch.dtype) -> None:
+    """Whatever the strides of the table, such as one that is the transpose of another."""
+    o = operands(dtype=dtype)
+    o = dataclasses.replace(
+        o, **{name: getattr(o, name).mT.contiguous().mT for name in ("token", "position", "segment")}
+    )
+    given = (torch.randn(*o.ids.shape, o.width).to(dtype), *cpu.forward(o)[1:], *values(o), [True] * len(LEARNED))
+    torch.library.opcheck(input_embedding_backward, given, test_utils="test_faketensor")
 
 
 @pytest.mark.parametrize("without", WITHOUT[:2], ids=len)

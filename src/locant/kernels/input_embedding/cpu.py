@@ -302,7 +302,8 @@ class _Sums:
             return None
         grad = self.token
         if self.used is not None:
-            grad = torch.zeros_like(self.o.token).index_copy_(0, self.used, self.token.to(self.o.token.dtype))
+            grad = torch.zeros_like(self.o.token, memory_format=torch.contiguous_format)
+            grad.index_copy_(0, self.used, self.token.to(self.o.token.dtype))
         if self.o.padding_idx is not None:
             grad[self.o.padding_idx] = 0
         return grad
