@@ -15,8 +15,18 @@ from locant.attention.backends.flex import flex_attention
 from locant.attention.backends.sdpa import sdpa_attention
 from locant.attention.backends.tiled import tiled_attention
 from locant.attention.choice import BackendName, Choice, choose_backend
-from locant.attention.inputs import AttentionInputs, dropout_of, factor_of, require_encoding, require_tensors
+from locant.attention.inputs import (
+    Attended,
+    AttentionInputs,
+    dropout_of,
+    factor_of,
+    require_encoding,
+    require_tensors,
+    sinks_of,
+    softcap_of,
+)
 from locant.attention.mask import AttentionMask
+from locant.attention.merge import shares
 from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import window_of
 from locant.positions.positions import require_positions
@@ -25,20 +35,37 @@ __all__ = ["attend"]
 
 Output = Float[Tensor, "batch heads query value_dim"]
 Weights = Float[Tensor, "batch heads query key"]
+LogSumExp = Float[Tensor, "batch heads query"]
 
 
 @overload
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., positions: Positions,
     k_positions: Positions | None = ..., causal: bool = ..., window: int | None = ..., dropout_p: float = ...,
-    scale: float | None = ..., backend: BackendName = ..., return_weights: Literal[False] = ...,
+    scale: float | None = ..., sinks: Tensor | None = ..., softcap: float | None = ..., backend: BackendName = ...,
+    return_weights: Literal[False] = ..., return_lse: Literal[False] = ...,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., positions: Positions,
     k_positions: Positions | None = ..., causal: bool = ..., window: int | None = ..., dropout_p: float = ...,
-    scale: float | None = ..., backend: BackendName = ..., return_weights: Literal[True],
+    scale: float | None = ..., sinks: Tensor | None = ..., softcap: float | None = ..., backend: BackendName = ...,
+    return_weights: Literal[True], return_lse: Literal[False] = ...,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., positions: Positions,
+    k_positions: Positions | None = ..., causal: bool = ..., window: int | None = ..., dropout_p: float = ...,
+    scale: float | None = ..., sinks: Tensor | None = ..., softcap: float | None = ..., backend: BackendName = ...,
+    return_weights: Literal[False] = ..., return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, encoding: PositionEncoding | None = ..., positions: Positions,
+    k_positions: Positions | None = ..., causal: bool = ..., window: int | None = ..., dropout_p: float = ...,
+    scale: float | None = ..., sinks: Tensor | None = ..., softcap: float | None = ..., backend: BackendName = ...,
+    return_weights: Literal[True], return_lse: Literal[True],
+) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
 def attend(
     q: Float[Tensor, "batch heads query head_dim"],
     k: Float[Tensor, "batch kv_heads key head_dim"],
@@ -51,9 +78,12 @@ def attend(
     window: int | None = None,
     dropout_p: float = 0.0,
     scale: float | None = None,
+    sinks: Float[Tensor, " heads"] | None = None,
+    softcap: float | None = None,
     backend: BackendName = "auto",
     return_weights: bool = False,
-) -> Output | tuple[Output, Weights]:
+    return_lse: bool = False,
+) -> Output | tuple[Output, *tuple[Weights | LogSumExp, ...]]:
     """``softmax(q k^T scale + bias) v`` over the keys that each query attends to.
 
     Padding, document boundaries and the cache offset come from the positions; there is no separate mask. A query
@@ -71,18 +101,30 @@ def attend(
         window: width of a sliding window: tokens `window` positions away, or farther, are hidden.
         dropout_p: probability of dropping a weight; 0 unless training.
         scale: default ``head_dim ** -0.5``; a number, not learned.
+        sinks: a learned logit for each query head (gpt-oss, https://arxiv.org/abs/2508.10925): a key that every query
+            attends to and that has no value, so that its weight is taken from the others. A query without any key
+            still gets zeros.
+        softcap: bounds scaled scores to ``softcap * tanh(scores / softcap)`` (Gemma 2,
+            https://arxiv.org/abs/2408.00118). A bias is added behind it and is not bounded, as in flash-attention.
         backend: how it is computed, never what. ``"sdpa"``: torch's fused kernels, with a matrix for bias and mask; in
             forward mode and inside `torch.func.grad` and the like, torch's kernel of plain operations. ``"tiled"``: the
             same without the matrix, for a tile of queries at a time. ``"flex"``: FlexAttention (on a CPU without
             gradients). ``"eager"``: written out, the one for gradients of gradients by ``backward``. ``"auto"`` chooses
             by device and sizes (`locant.attention.choice`).
-        return_weights: also return the weights, ``batch heads query key``.
+        return_weights: also return the weights, ``batch heads query key``, before dropout. Beside a sink they add up to
+            less than one.
+        return_lse: also return, behind the weights if there are any, the log-sum-exp of every query's scores, bias and
+            sink included: ``batch heads query``, float32 at least, minus infinity where there is neither key nor sink.
+            It has a gradient, and is what `locant.attention.merge` joins outputs over other keys by.
 
     >>> import torch
     >>> from locant.positions import ALiBi
     >>> q, k = torch.randn(2, 8, 5, 16), torch.randn(2, 4, 5, 16)
     >>> attend(q, k, k, encoding=ALiBi(8), positions=Positions.arange(5)).shape
     torch.Size([2, 8, 5, 16])
+    >>> _, lse = attend(q, k, k, positions=Positions.arange(5), sinks=torch.zeros(8), softcap=50.0, return_lse=True)
+    >>> lse.shape, lse.dtype
+    (torch.Size([2, 8, 5]), torch.float32)
     """
     require_tensors(q, k, v)
     require_encoding(encoding)
@@ -92,29 +134,37 @@ def attend(
     mask = AttentionMask(positions, k_positions, flag("causal", causal), window_of(window))
     mask.queries.require_fits(q.shape[0], q.shape[2], q.device, "q")
     mask.keys.require_fits(k.shape[0], k.shape[2], k.device, "k")
+    column, wants_lse = sinks_of(sinks, q), flag("return_lse", return_lse)
     inputs = AttentionInputs(
         q, k, v, mask, encoding, factor_of(scale, q.shape[-1]), dropout_of(dropout_p),
-        flag("return_weights", return_weights),
+        flag("return_weights", return_weights), softcap_of(softcap), wants_lse or column is not None,
     )  # fmt: skip
     choice = choose_backend(backend, inputs)
     with _full_precision(q):
-        y, weights = _computed(choice, inputs)
-    return y if weights is None else (y, weights)
+        y, lse, weights = _computed(choice, inputs)
+        if column is not None and lse is not None:
+            y, lse, weights = _beside_sinks(y, lse, weights, column)
+    also = [x for x in (weights, lse if wants_lse else None) if x is not None]
+    return (y, *also) if also else y
 
 
-def _computed(choice: Choice, inputs: AttentionInputs) -> tuple[Output, Weights | None]:
+def _computed(choice: Choice, inputs: AttentionInputs) -> Attended:
     if choice.way is None or choice.way.name != "documents":  # which leaves padding out
         inputs = inputs.without_padding()
-    if not inputs.k.shape[2] or (choice.name != "eager" and not (inputs.q.numel() and inputs.v.numel())):
+    eager = choice.name == "eager" or (inputs.needs_lse and not inputs.v.numel())  # values may have no width
+    if not inputs.k.shape[2] or (not eager and not (inputs.q.numel() and inputs.v.numel())):
         return _nothing(inputs)
+    if eager:
+        return eager_attention(inputs)
     if choice.way is not None:
-        return tiled_attention(inputs, choice.way), None
-    if choice.name == "flex":
-        return flex_attention(inputs), None
-    if choice.name == "sdpa":
-        return sdpa_attention(inputs), None
-    y, weights = eager_attention(inputs)
-    return y, weights if inputs.return_weights else None
+        return Attended(tiled_attention(inputs, choice.way))
+    return Attended(flex_attention(inputs) if choice.name == "flex" else sdpa_attention(inputs))
+
+
+def _beside_sinks(y: Tensor, lse: Tensor, weights: Tensor | None, sinks: Float[Tensor, " heads"]) -> Attended:
+    """A sink takes its share of every query's weights and leaves nothing in the output."""
+    (share, _), lse = shares([lse, sinks[None, :, None].expand_as(lse)])
+    return Attended((y * share).to(y.dtype), lse, None if weights is None else weights * share)
 
 
 def _full_precision(q: Tensor) -> AbstractContextManager[object]:
@@ -126,13 +176,12 @@ def _full_precision(q: Tensor) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def _nothing(inputs: AttentionInputs) -> tuple[Output, Weights | None]:
+def _nothing(inputs: AttentionInputs) -> Attended:
     """Zeros, where there is no key; computed as sums over no elements, so that every input gets a gradient."""
-    q = inputs.q
+    q, wide = inputs.q, torch.promote_types(inputs.q.dtype, torch.float32)
     y = q.new_zeros(*q.shape[:3], inputs.v.shape[-1])
     bias = None if inputs.k.shape[2] else inputs.bias()
     for x in (q[:, :, :0], inputs.k, inputs.v, *([] if bias is None else [bias])):
         y = y + x.sum().to(q.dtype)
-    if not inputs.return_weights:
-        return y, None
-    return y, q.new_zeros(*q.shape[:3], 0, dtype=torch.promote_types(q.dtype, torch.float32))
+    lse = q.new_full(q.shape[:3], float("-inf"), dtype=wide) if inputs.needs_lse else None
+    return Attended(y, lse, q.new_zeros(*q.shape[:3], 0, dtype=wide) if inputs.return_weights else None)

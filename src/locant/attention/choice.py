@@ -61,13 +61,22 @@ def _chosen(inputs: AttentionInputs) -> Choice:
         return Choice("eager", "only eager keeps the weights")
     if inputs.is_transformed:
         return Choice("eager", "torch.func and forward mode know no fused kernels")
-    if inputs.mask.is_plain and not has_bias(inputs.encoding):
+    fused = sdpa.obstacle(inputs) is None
+    if fused and inputs.mask.is_plain and not has_bias(inputs.encoding):
         return Choice("sdpa", "there is no bias and no mask to hold")
     if inputs.scores < SMALL:
-        return Choice("sdpa", "mask and bias are small enough to be held")
+        if fused:
+            return Choice("sdpa", "mask and bias are small enough to be held")
+        return Choice("eager", f"{_beside(inputs)} no fused kernel, and scores are small enough to be held")
     if inputs.q.device.type == "cuda" and flex.obstacle(inputs) is None:
         return Choice("flex", "the bias goes into the kernel as a function")
+    if tiled.obstacle(inputs) is not None:
+        return Choice("eager", f"{_beside(inputs)} no other backend")
     way = tiled.way_of(inputs)
     if way.name == "tiles" and torch.compiler.is_compiling():
-        return Choice("sdpa", "tiles would be compiled one by one, and anew for every length")
+        return Choice("sdpa" if fused else "eager", "tiles would be compiled one by one, and anew for every length")
     return Choice("tiled", way.reason, way)
+
+
+def _beside(inputs: AttentionInputs) -> str:
+    return "softcap has" if inputs.softcap is not None else "the log-sum-exp has"

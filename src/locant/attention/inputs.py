@@ -1,4 +1,4 @@
-"""`AttentionInputs`: one call of `attend`, checked, as every backend gets it.
+"""`AttentionInputs`: one call of `attend`, checked, as every backend gets it; `Attended`: what a backend gives back.
 
 What `attend` accepts is checked here before anything is computed: errors of torch's kernels name no cause.
 
@@ -17,23 +17,24 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.masked import MaskedTensor
 
-from locant.arguments import Real, real, scale_of, shown
+from locant.arguments import Real, real, scale_of, shape_error, shown
 from locant.attention.mask import AttentionMask
 from locant.errors import RangeError, ShapeError
 from locant.kernels.transforms import hides_gradient, is_differentiated
 from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import PADDING
-from locant.tensors import require_tensor
+from locant.tensors import require_arithmetic, require_tensor
 
 __all__ = [
-    "AttentionInputs", "dropout_of", "factor_of", "require_encoding", "require_tensors", "zero_padding",
+    "Attended", "AttentionInputs", "dropout_of", "factor_of", "require_encoding", "require_tensors", "sinks_of",
+    "softcap_of", "zero_padding",
 ]  # fmt: skip
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -47,9 +48,20 @@ DENSE = {
 """How tensors with a mask or lengths of their own are converted to dense ones."""
 
 
+class Attended(NamedTuple):
+    """What a backend computes."""
+
+    y: Float[Tensor, "batch heads query value_dim"]
+    """In the dtype of `q`."""
+    lse: Float[Tensor, "batch heads query"] | None = None
+    """The log-sum-exp of the scores of every query, in float32 at least; where `needs_lse` asks for it."""
+    weights: Float[Tensor, "batch heads query key"] | None = None
+    """Before dropout, in float32 at least; where `return_weights` asks for them."""
+
+
 @dataclass(frozen=True)
 class AttentionInputs:
-    """What a backend computes ``softmax(q k^T scale + bias) v`` from."""
+    """What a backend computes ``softmax(cap(q k^T scale) + bias) v`` from. Sinks are joined to what it gives back."""
 
     q: Float[Tensor, "batch heads query head_dim"]
     k: Float[Tensor, "batch kv_heads key head_dim"]
@@ -59,6 +71,9 @@ class AttentionInputs:
     scale: Real = 1.0
     dropout_p: Real = 0.0
     return_weights: bool = False
+    softcap: Real | None = None
+    needs_lse: bool = False
+    """Whether the log-sum-exp is wanted, by the caller or for sinks."""
 
     @property
     def scores(self) -> int:
@@ -75,6 +90,10 @@ class AttentionInputs:
         if self.encoding is None:
             return None
         return self.encoding.bias(self.q, self.k, self.mask.queries, self.mask.k_positions)
+
+    def capped(self, scores: Tensor) -> Tensor:
+        """Scaled scores between ``-softcap`` and ``softcap``, before a bias is added."""
+        return scores if self.softcap is None else (scores / self.softcap).tanh() * self.softcap
 
     def tile(self, start: int, stop: int) -> AttentionInputs:
         """The queries ``start:stop``, and the keys that they attend to."""
@@ -205,3 +224,22 @@ def factor_of(scale: Any, head_dim: int) -> Real:
 def dropout_of(probability: Any) -> Real:
     """The probability of dropping a weight."""
     return real("dropout_p", probability, low=0, below=1, remedy="dropout_p=0.0 outside training")
+
+
+def softcap_of(softcap: Any) -> Real | None:
+    """The bound of scores, if there is one."""
+    if isinstance(softcap, Tensor) and softcap.requires_grad:
+        raise RangeError("got a softcap that requires a gradient, which it would not get", "softcap.item()")
+    return None if softcap is None else real("softcap", softcap, above=0, remedy="softcap=None for no bound")
+
+
+def sinks_of(sinks: Any, q: Tensor) -> Float[Tensor, " heads"] | None:
+    """One logit for each head of the queries, in float32 at least."""
+    if sinks is None:
+        return None
+    require_arithmetic("sinks", sinks)
+    if sinks.shape != q.shape[1:2]:
+        raise shape_error("sinks", sinks, f"({q.shape[1]},), one for each query head", "sinks.flatten()")
+    if sinks.device != q.device:
+        raise ShapeError(f"got sinks on {sinks.device}, expected them where q is, on {q.device}", "sinks.to(q.device)")
+    return sinks.to(torch.promote_types(q.dtype, torch.float32))

@@ -225,6 +225,10 @@ class Dense(NamedTuple):
         """Outputs, or weights, with zeros for queries that attend to nothing."""
         return x if self.blind is None else x.masked_fill(self.blind, 0.0)
 
+    def without_keys(self, lse: Float[Tensor, "batch heads query"]) -> Float[Tensor, "batch heads query"]:
+        """Log-sum-exps with minus infinity for queries that attend to nothing."""
+        return lse if self.blind is None else lse.masked_fill(self.blind[..., 0], float("-inf"))
+
 
 def distance_bounds(offset: int, queries: int, keys: int, causal: bool, window: int | None) -> tuple[int, int]:
     """The first and the last value of ``i - j + keys - 1`` that is allowed, for the slots i and j of a query and a key.

@@ -6,11 +6,9 @@ Holds ``batch x heads x query x key`` scores, in float32 at least.
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 from torch.nn import functional as F
 
-from locant.attention.inputs import AttentionInputs
+from locant.attention.inputs import Attended, AttentionInputs
 
 __all__ = ["eager_attention", "obstacle"]
 
@@ -20,18 +18,18 @@ def obstacle(inputs: AttentionInputs) -> str | None:
     return None
 
 
-def eager_attention(
-    inputs: AttentionInputs,
-) -> tuple[Float[Tensor, "batch heads query value_dim"], Float[Tensor, "batch heads query key"]]:
-    """The output in the dtype of `q`, and the weights (before dropout) in float32 at least."""
+def eager_attention(inputs: AttentionInputs) -> Attended:
+    """The output, the log-sum-exp and the weights, whichever of them are asked for."""
     q, k, v, bias, mask = inputs.q, inputs.k, inputs.v, inputs.bias(), inputs.mask.dense()
     dtype = torch.promote_types(q.dtype, torch.float32)
     groups = q.shape[1] // k.shape[1]
     keys = k.to(dtype).repeat_interleave(groups, dim=1)
     values = v.to(dtype).repeat_interleave(groups, dim=1)
-    scores = q.to(dtype) @ keys.transpose(-1, -2) * inputs.scale
+    scores = inputs.capped(q.to(dtype) @ keys.transpose(-1, -2) * inputs.scale)
     if bias is not None:
         scores = scores + bias
-    weights = mask.blank(mask.hide(scores).softmax(dim=-1))
-    y = (F.dropout(weights, inputs.dropout_p) @ values).to(q.dtype)
-    return mask.blank(y), weights
+    scores = mask.hide(scores)
+    weights = mask.blank(scores.softmax(dim=-1))
+    y = mask.blank((F.dropout(weights, inputs.dropout_p) @ values).to(q.dtype))
+    lse = mask.without_keys(scores.logsumexp(dim=-1)) if inputs.needs_lse else None
+    return Attended(y, lse, weights if inputs.return_weights else None)

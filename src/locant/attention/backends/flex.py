@@ -46,6 +46,8 @@ def obstacle(inputs: AttentionInputs) -> str | None:
     width = max(inputs.q.shape[-1], inputs.v.shape[-1])
     if inputs.return_weights:
         return "which never holds the weights of return_weights=True"
+    if inputs.softcap is not None or inputs.needs_lse:
+        return "which does not know softcap, sinks and return_lse=True yet"
     if inputs.is_transformed:
         return "which has no derivative in forward mode or inside torch.func.grad and the like"
     if inputs.dropout_p > 0:

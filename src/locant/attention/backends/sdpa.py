@@ -22,7 +22,13 @@ __all__ = ["obstacle", "sdpa_attention"]
 
 def obstacle(inputs: AttentionInputs) -> str | None:
     """Why it cannot run, or ``None``."""
-    return "which never holds the weights of return_weights=True" if inputs.return_weights else None
+    if inputs.return_weights:
+        return "which never holds the weights of return_weights=True"
+    if inputs.softcap is not None:
+        return "whose kernels have no softcap"
+    if inputs.needs_lse:
+        return "whose kernels keep the log-sum-exp to themselves, which sinks and return_lse=True need"
+    return None
 
 
 def sdpa_attention(inputs: AttentionInputs) -> Float[Tensor, "batch heads query value_dim"]:

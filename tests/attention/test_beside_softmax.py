@@ -1,0 +1,253 @@
+"""Sinks, soft-capping and the log-sum-exp, in every backend that has them, against float64 and transformers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.gemma2 import modeling_gemma2
+from transformers.models.gpt_oss import modeling_gpt_oss
+
+from locant import PositionEncoding, Positions, RangeError, ShapeError, attend
+from tests import oracles
+from tests.attention.arrangements import (
+    ARRANGEMENTS,
+    BATCH,
+    HEAD_DIM,
+    HEADS,
+    KV_HEADS,
+    Arrangement,
+    Inputs,
+    parameters_of,
+    shaken,
+)
+from tests.refusal import refuses
+from tests.tolerances import assert_close
+
+BACKENDS = ["eager", "auto"]
+CAP = 0.7
+SCALE = HEAD_DIM**-0.5
+
+
+def sinks_drawn() -> Tensor:
+    return torch.randn(HEADS, dtype=torch.float64, requires_grad=True)
+
+
+def written_out(
+    inputs: Inputs,
+    arrangement: Arrangement,
+    encoding: PositionEncoding | None,
+    sinks: Tensor | None,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp in float64, by operations that torch knows every derivative of."""
+    q, k, v = (x.double() for x in (inputs.q, inputs.k, inputs.v))
+    k, v = (x.repeat_interleave(HEADS // x.shape[1], 1) for x in (k, v))
+    scores = q @ k.mT * SCALE
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    bias = None if encoding is None else encoding.bias(q, inputs.k.double(), arrangement.positions, arrangement.keys)
+    exponentials = (scores if bias is None else scores + bias).exp() * torch.from_numpy(arrangement.seen())[:, None]
+    total = exponentials.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + sinks.double().exp()[:, None, None]
+    none = total == 0
+    total = total.masked_fill(none, 1.0)  # or gradients would be NaN, which no derivative of the formula is
+    return exponentials @ v / total, total.log().masked_fill(none, float("-inf"))[..., 0]
+
+
+def holds(
+    arrangement_name: str, encoding_name: str, backend: str, *, sinks: bool, softcap: float | None, of_lse: bool
+) -> None:
+    """Output, log-sum-exp and every gradient, for random cotangents on both."""
+    arrangement, encoding = ARRANGEMENTS[arrangement_name], shaken(encoding_name)
+    inputs, column = Inputs.draw(arrangement), sinks_drawn() if sinks else None
+    y, lse = inputs.through(arrangement, encoding, backend, sinks=column, softcap=softcap, return_lse=True)
+    expected, expected_lse = written_out(inputs, arrangement, encoding, column, softcap)
+    assert_close(y, expected)
+    assert_close(lse, expected_lse)
+    leaves = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **parameters_of(encoding)}
+    if column is not None:
+        leaves["sinks"] = column
+    on_y, on_lse = torch.randn_like(y), torch.randn_like(lse) if of_lse else torch.zeros_like(lse)
+    with_key = torch.isfinite(expected_lse)
+    sums = [
+        (output * on_y).sum() + (logarithm[with_key] * on_lse[with_key]).sum() if of_lse else (output * on_y).sum()
+        for output, logarithm in ((y, lse), (expected, expected_lse))
+    ]
+    found, wanted = (torch.autograd.grad(each, list(leaves.values()), allow_unused=True) for each in sums)
+    for name, gradient, truth in zip(leaves, found, wanted, strict=True):
+        assert (gradient is None) == (truth is None), name
+        if gradient is not None and truth is not None:
+            assert_close(gradient, truth)
+
+
+ALL = ["causal", "window", "packed", "left padding", "holes", "chunk with a window", "behind caches of two lengths",
+       "one query", "queries that see nothing", "cross attention", "packed window both ways"]  # fmt: skip
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("encoding_name", ["none", "alibi", "alibi, learned", "t5", "fire", "cope"])
+@pytest.mark.parametrize("arrangement_name", ALL)
+@pytest.mark.parametrize("beside", ["lse", "sinks", "softcap", "all"])
+def test_outputs_logarithms_and_gradients_are_those_of_the_formula(
+    beside: str, arrangement_name: str, encoding_name: str, backend: str
+) -> None:
+    holds(
+        arrangement_name,
+        encoding_name,
+        backend,
+        sinks=beside in ("sinks", "all"),
+        softcap=CAP if beside in ("softcap", "all") else None,
+        of_lse=beside in ("lse", "all"),
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("arrangement_name", ["nothing to see for anyone", "nothing but padding"])
+def test_a_query_without_a_key_gets_zeros(arrangement_name: str, backend: str) -> None:
+    """Minus infinity of no scores; of a sink alone, its logit."""
+    arrangement, sinks = ARRANGEMENTS[arrangement_name], sinks_drawn()
+    inputs = Inputs.draw(arrangement)
+    blind = torch.from_numpy(~arrangement.seen().any(-1))[:, None].expand(BATCH, HEADS, -1)
+    y, lse = inputs.through(arrangement, None, backend, return_lse=True)
+    assert bool((lse[blind] == float("-inf")).all())
+    beside, with_sink = inputs.through(arrangement, None, backend, sinks=sinks, return_lse=True)
+    assert torch.equal(with_sink[blind], sinks[None, :, None].expand_as(lse)[blind])
+    for x in (y, beside):
+        assert bool((x[blind] == 0).all())
+    (beside.sum() + with_sink.sum()).backward()
+    for leaf in (inputs.q, inputs.k, inputs.v, sinks):
+        assert leaf.grad is not None
+        assert bool(leaf.grad.isfinite().all())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_where_there_are_no_keys_at_all(backend: str) -> None:
+    q, none, sinks = torch.randn(2, 6, 3, 4), torch.zeros(2, 6, 0, 4), torch.randn(6)
+    options = {"positions": Positions.arange(3), "k_positions": Positions.arange(0), "backend": backend}
+    y, weights, lse = attend(q, none, none, return_weights=True, return_lse=True, **options)
+    assert (y.shape, weights.shape, lse.shape) == ((2, 6, 3, 4), (2, 6, 3, 0), (2, 6, 3))
+    assert bool((lse == float("-inf")).all())
+    _, lse = attend(q, none, none, sinks=sinks, return_lse=True, **options)
+    assert torch.equal(lse, sinks[None, :, None].expand(2, 6, 3))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_values_without_a_width_have_scores(backend: str) -> None:
+    q, v = torch.randn(2, 6, 3, 4), torch.zeros(2, 6, 3, 0)
+    y, lse = attend(q, q, v, positions=Positions.arange(3), backend=backend, return_lse=True)
+    assert y.shape == v.shape
+    assert_close(lse, attend(q, q, q, positions=Positions.arange(3), return_lse=True)[1])
+
+
+# ---------------------------------------------------------------------- models
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("window", [None, 4])
+def test_sinks_are_those_of_gpt_oss(backend: str, window: int | None) -> None:
+    where = Positions.arange(19)
+    inputs, sinks = Inputs.draw(ARRANGEMENTS["causal"]), sinks_drawn()
+    seen = where.mask(window=window)
+    mask = torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, float("-inf"))
+    layer = SimpleNamespace(sinks=sinks, num_key_value_groups=HEADS // KV_HEADS, training=False)
+    theirs, weights = modeling_gpt_oss.eager_attention_forward(layer, inputs.q, inputs.k, inputs.v, mask, SCALE)
+    leaves = (inputs.q, inputs.k, inputs.v, sinks)
+    cotangent = torch.randn_like(theirs)
+    expected = torch.autograd.grad(theirs, leaves, cotangent)
+    ours = attend(inputs.q, inputs.k, inputs.v, positions=where, window=window, sinks=sinks, backend=backend)
+    assert_close(ours.transpose(1, 2), theirs)
+    for found, wanted in zip(torch.autograd.grad(ours, leaves, cotangent.transpose(1, 2)), expected, strict=True):
+        assert_close(found, wanted)
+    _, ours = attend(inputs.q, inputs.k, inputs.v, positions=where, window=window, sinks=sinks, return_weights=True)
+    assert_close(ours, weights)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_soft_cap_is_that_of_gemma(backend: str) -> None:
+    where, inputs = Positions.arange(19), Inputs.draw(ARRANGEMENTS["causal"])
+    mask = torch.zeros(19, 19, dtype=torch.float64).masked_fill(~where.mask()[0], float("-inf"))
+    layer = SimpleNamespace(num_key_value_groups=HEADS // KV_HEADS, training=False)
+    theirs = modeling_gemma2.eager_attention_forward(
+        layer, inputs.q, inputs.k, inputs.v, mask, scaling=SCALE, softcap=CAP
+    )[0]
+    cotangent = torch.randn_like(theirs)
+    leaves = (inputs.q, inputs.k, inputs.v)
+    ours = attend(*leaves, positions=where, softcap=CAP, backend=backend)
+    assert_close(ours.transpose(1, 2), theirs.to(ours.dtype), torch.float32)  # theirs is a softmax in float32
+    expected = torch.autograd.grad(theirs, leaves, cotangent)
+    for found, wanted in zip(torch.autograd.grad(ours, leaves, cotangent.transpose(1, 2)), expected, strict=True):
+        assert_close(found, wanted, torch.float32)
+
+
+# ---------------------------------------------------------------------- results and their order
+
+
+def test_what_is_returned_and_in_which_order() -> None:
+    x, where = torch.randn(1, 2, 5, 4), Positions.arange(5)
+    y, weights, lse = attend(x, x, x, positions=where, return_weights=True, return_lse=True)
+    assert torch.equal(y, attend(x, x, x, positions=where, backend="eager"))
+    assert torch.equal(weights, attend(x, x, x, positions=where, return_weights=True)[1])
+    assert torch.equal(lse, attend(x, x, x, positions=where, return_lse=True, backend="eager")[1])
+    scores = (x @ x.mT / 2).double().numpy()
+    assert_close(lse[..., -1], torch.from_numpy(np.log(np.exp(scores[..., -1, :]).sum(-1))), torch.float32)
+    assert_close(weights.double()[..., -1, :], torch.from_numpy(oracles.softmax(scores[..., -1, :])), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_logarithm_is_float32_where_queries_are_narrower(backend: str, dtype: torch.dtype) -> None:
+    arrangement = ARRANGEMENTS["packed"]
+    inputs, sinks = Inputs.draw(arrangement, dtype), sinks_drawn().detach().to(dtype).requires_grad_()
+    y, lse = inputs.through(arrangement, shaken("alibi"), backend, sinks=sinks, softcap=CAP, return_lse=True)
+    assert (y.dtype, lse.dtype) == (dtype, torch.float32)
+    expected, expected_lse = written_out(inputs, arrangement, shaken("alibi"), sinks, CAP)
+    assert_close(y, expected)
+    assert_close(lse, expected_lse, dtype)
+    y.sum().backward()
+    assert sinks.grad is not None
+    assert sinks.grad.dtype == dtype
+
+
+# ---------------------------------------------------------------------- arguments that are refused
+
+X, WHERE = torch.randn(1, 2, 5, 16), Positions.arange(5)
+
+
+@pytest.mark.parametrize("softcap", [0, -1.0, True, "50", float("nan"), float("inf"), torch.zeros(2)], ids=str)
+def test_a_soft_cap_that_is_no_bound(softcap: object) -> None:
+    with refuses(RangeError, "for softcap", "above 0", "softcap=None"):
+        attend(X, X, X, positions=WHERE, softcap=softcap)  # type: ignore[call-overload]
+
+
+def test_a_soft_cap_that_would_not_be_learned() -> None:
+    with refuses(RangeError, "softcap", "gradient", "item"):
+        attend(X, X, X, positions=WHERE, softcap=torch.tensor(3.0, requires_grad=True))  # type: ignore[call-overload]
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("sinks", "words"),
+    [
+        ([0.0, 0.0], ("list",)),
+        (0.5, ("float",)),
+        (torch.zeros(3), ("(3,)", "(2,)")),
+        (torch.zeros(2, 1), ("(2, 1)", "(2,)")),
+        (torch.zeros(2, dtype=torch.int64), ("int64", "float()")),
+        (torch.zeros(2, device="meta"), ("meta", "sinks.to")),
+    ],
+    ids=str,
+)
+def test_sinks_that_are_no_logits_of_the_heads(sinks: object, words: tuple[str, ...]) -> None:
+    with refuses(ShapeError, "sinks", *words):
+        attend(X, X, X, positions=WHERE, sinks=sinks)  # type: ignore[call-overload]
+
+
+def test_a_flag_is_true_or_false() -> None:
+    with refuses(RangeError, "for return_lse", "True or False"):
+        attend(X, X, X, positions=WHERE, return_lse=1)  # type: ignore[call-overload]
