@@ -64,11 +64,14 @@ def _chosen(inputs: AttentionInputs) -> Choice:
     fused = sdpa.obstacle(inputs) is None
     if fused and inputs.mask.is_plain and not has_bias(inputs.encoding):
         return Choice("sdpa", "there is no bias and no mask to hold")
+    on_cuda = inputs.q.device.type == "cuda" and flex.obstacle(inputs) is None
+    if on_cuda and has_bias(inputs.encoding) and inputs.q.dtype.itemsize == 2:
+        return Choice("flex", "the bias keeps its float32 beside 16-bit queries")
     if inputs.scores < SMALL:
         if fused:
             return Choice("sdpa", "mask and bias are small enough to be held")
         return Choice("eager", f"{_beside(inputs)} no fused kernel, and scores are small enough to be held")
-    if inputs.q.device.type == "cuda" and flex.obstacle(inputs) is None:
+    if on_cuda:
         return Choice("flex", "the bias goes into the kernel as a function")
     if tiled.obstacle(inputs) is not None:
         return Choice("eager", f"{_beside(inputs)} no other backend")

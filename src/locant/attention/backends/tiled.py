@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from locant.attention.backends.sdpa import sdpa_attention
+from locant.attention.backends.sdpa import as_wide_as_bias, sdpa_attention
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import Segment, distance_bounds
 from locant.kernels.distance_attention import distance_attention
@@ -142,6 +142,7 @@ class _Split(torch.autograd.Function):
 
 def _by_tiles(inputs: AttentionInputs) -> Tensor:
     parts: list[Tensor] = []
+    dtype, inputs = inputs.q.dtype, as_wide_as_bias(inputs)  # once, and not the keys of every tile
     rows = _rows(inputs)
     again = inputs.needs_gradient and not is_mapping()  # vmap's samples are taken apart before the backward pass comes
     for start in range(0, inputs.q.shape[2], rows):
@@ -150,7 +151,7 @@ def _by_tiles(inputs: AttentionInputs) -> Tensor:
             parts.append(checkpoint(sdpa_attention, tile, use_reentrant=False, preserve_rng_state=tile.dropout_p > 0))
         else:
             parts.append(sdpa_attention(tile))
-    return torch.cat(parts, dim=2)
+    return torch.cat(parts, dim=2).to(dtype)
 
 
 def _rows(inputs: AttentionInputs) -> int:
