@@ -1,4 +1,4 @@
-"""Writing files so that there is never half of one.
+"""Writing files so that there is never half of one, and JSON of which no two readers differ.
 
 A file is written beside its final place, flushed to the disk, and renamed; the rename is atomic, and the folder is
 flushed after it. A reader sees the old file or the new one, and a failed or killed write leaves the old one as it was.
@@ -15,6 +15,7 @@ import os
 import secrets
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,10 @@ from typing import Any
 
 from locant.errors import InputError
 
-__all__ = ["NewFile", "flush", "json_text", "new_folder", "replacing", "require_new", "write_whole"]
+__all__ = [
+    "FaultError", "NewFile", "flush", "json_text", "new_folder", "replacing", "require_new", "strict_json",
+    "write_whole",
+]  # fmt: skip
 
 BUFFER = 1 << 20
 """Bytes that `NewFile` gathers from small writes; larger ones go to the system at once."""
@@ -280,3 +284,40 @@ def _depth(value: Any) -> int:
     if isinstance(value, dict):
         value = list(value.values())
     return 1 + max(map(_depth, value), default=0) if isinstance(value, (list, tuple)) else 0
+
+
+class FaultError(Exception):
+    """What is wrong with a file, without its name: whoever reads it makes an `InputError` of both."""
+
+
+def strict_json(content: bytes, what: str) -> dict[str, Any]:
+    """The object that `what` holds in JSON, of which no two readers differ.
+
+    Raises:
+        FaultError: no object, not UTF-8, not JSON (as NaN is not), or a name that occurs twice.
+
+    >>> strict_json(b'{"a": 1, "a": 2}', "it")
+    Traceback (most recent call last):
+    ...
+    locant.files.FaultError: 'a' occurs twice in it
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
+            [(name, _)] = Counter(name for name, _ in pairs).most_common(1)
+            raise FaultError(f"{name!r} occurs twice in {what}")
+        return fields
+
+    def refuse(constant: str) -> None:
+        raise FaultError(f"{what} holds {constant}, which is not JSON")
+
+    try:
+        fields = json.loads(content.decode(), object_pairs_hook=once, parse_constant=refuse)
+    except UnicodeDecodeError:
+        raise FaultError(f"{what} is not UTF-8") from None
+    except (ValueError, RecursionError):
+        raise FaultError(f"{what} is not JSON") from None
+    if not isinstance(fields, dict):
+        raise FaultError(f"{what} is not a JSON object")
+    return fields

@@ -143,7 +143,7 @@ def test_a_folder_is_no_text(complains: Complains, folder: Path) -> None:
         (("--encoding", "rotary", "--d-model", 12), "expected an even number"),
         (("--scale", "big"), "'big' is neither a number nor sqrt_d_model"),
         (("--tokenizer", "bytes", "--vocab-size", 300), "try: one of the two"),
-        (("--vocab-size", 100), "100 is not in the range"),
+        (("--vocab-size", 100), "got 100 for vocab_size, expected an integer of 257"),
         (("--tokenizer", "no-such-tokenizer"), "found no tokenizer 'no-such-tokenizer'"),
         (("-o", "x.pt"), "name ending in .safetensors; try: x.safetensors"),
         (("-o", "no/such/x.safetensors"), "there is no folder no/such; try: mkdir -p no/such"),

@@ -6,14 +6,14 @@ order of their offsets, without a gap. https://huggingface.co/docs/safetensors
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO
 
 from locant.errors import InputError
+from locant.files import FaultError, strict_json
 
 __all__ = ["BITS", "Header", "TensorEntry", "read_header"]
 
@@ -61,12 +61,8 @@ def read_header(file: IO[bytes], name: str) -> Header:
     """
     try:
         return _read(file)
-    except _FaultError as fault:
+    except FaultError as fault:
         raise InputError(f"{name} is no intact safetensors file: {fault}", "a fresh copy of the file") from None
-
-
-class _FaultError(Exception):
-    """What is wrong with a file, without its name."""
 
 
 def _read(file: IO[bytes]) -> Header:
@@ -74,61 +70,39 @@ def _read(file: IO[bytes]) -> Header:
     file.seek(0)
     start = file.read(LENGTH.size)
     if len(start) < LENGTH.size:
-        raise _FaultError(f"it has {size} bytes, and no header")
+        raise FaultError(f"it has {size} bytes, and no header")
     (length,) = LENGTH.unpack(start)
     if length > LARGEST:
-        raise _FaultError(f"its header has a stated length of {length} bytes, more than {LARGEST}")
+        raise FaultError(f"its header has a stated length of {length} bytes, more than {LARGEST}")
     if length > size - LENGTH.size:
-        raise _FaultError(f"its header has a stated length of {length} bytes, and the file has {size}")
+        raise FaultError(f"its header has a stated length of {length} bytes, and the file has {size}")
     text = file.read(length)
-    fields = _parse(text)
+    fields = strict_json(text, "its header")
+    if not text.startswith(b"{"):
+        raise FaultError("its header is not a JSON object")
     metadata = fields.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise _FaultError("its metadata is not a map of texts")
+        raise FaultError("its metadata is not a map of texts")
     first = LENGTH.size + length
     tensors = sorted((_entry(key, value, first) for key, value in fields.items()), key=lambda t: (t.begin, t.end))
     _require_no_gap(tensors, first, size)
     return Header(raw=start + text, tensors=tuple(tensors))
 
 
-def _parse(text: bytes) -> dict[str, Any]:
-    try:
-        fields = json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates, parse_constant=_refuse)
-    except UnicodeDecodeError:
-        raise _FaultError("its header is not UTF-8") from None
-    except (ValueError, RecursionError):
-        raise _FaultError("its header is not JSON") from None
-    if not text.startswith(b"{") or not isinstance(fields, dict):
-        raise _FaultError("its header is not a JSON object")
-    return fields
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _FaultError(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice in its header")
-    return fields
-
-
-def _refuse(constant: str) -> None:
-    raise _FaultError(f"its header holds {constant}, which is not JSON")
-
-
 def _entry(name: str, value: object, first: int) -> TensorEntry:
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
-        raise _FaultError(f"{name!r} needs a dtype, a shape and data_offsets, and nothing else")
+        raise FaultError(f"{name!r} needs a dtype, a shape and data_offsets, and nothing else")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
-        raise _FaultError(f"{name!r} has dtype {dtype!r}, which is not known")
+        raise FaultError(f"{name!r} has dtype {dtype!r}, which is not known")
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
-        raise _FaultError(f"{name!r} has shape {shape!r} and data_offsets {offsets!r}, expected lists of sizes")
+        raise FaultError(f"{name!r} has shape {shape!r} and data_offsets {offsets!r}, expected lists of sizes")
     begin, end = offsets
     bits = math.prod(shape) * BITS[dtype]
     if bits > 8 * MAX_SIZE:
-        raise _FaultError(f"{name!r} has shape {shape!r}, too large for any file")
+        raise FaultError(f"{name!r} has shape {shape!r}, too large for any file")
     if bits != 8 * (end - begin):
-        raise _FaultError(f"{name!r} has {end - begin} bytes for {dtype} of shape {shape!r}, which is {bits} bits")
+        raise FaultError(f"{name!r} has {end - begin} bytes for {dtype} of shape {shape!r}, which is {bits} bits")
     return TensorEntry(name=name, dtype=dtype, shape=tuple(shape), begin=first + begin, end=first + end)
 
 
@@ -142,7 +116,7 @@ def _require_no_gap(tensors: list[TensorEntry], first: int, size: int) -> None:
     for tensor in tensors:
         if tensor.begin != reached:
             what = "overlaps the tensor before it" if tensor.begin < reached else "leaves a gap before it"
-            raise _FaultError(f"{tensor.name!r} {what}")
+            raise FaultError(f"{tensor.name!r} {what}")
         reached = tensor.end
     if reached != size:
-        raise _FaultError(f"its tensors end at byte {reached}, and the file at byte {size}")
+        raise FaultError(f"its tensors end at byte {reached}, and the file at byte {size}")

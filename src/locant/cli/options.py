@@ -94,7 +94,7 @@ def tokenizer_options(function: F) -> F:
         click.option("--download", is_flag=True, help="Allow fetching the tokenizer from the network."),
         click.option(
             "--vocab-size",
-            type=click.IntRange(min=257, max=10_000_000),
+            type=int,
             metavar="N",
             help="Entries of the byte-level BPE that is trained on the text; more than 256.",
         ),

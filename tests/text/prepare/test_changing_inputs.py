@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from locant import InputError
-from locant.text.prepare import encode, finalize, prepare
+from locant.text.prepare import finalize, parts, prepare
 from locant.text.prepare.parts import finished_part
 from locant.text.prepare.plan import read_plan
 from locant.text.prepare.readers import documents
@@ -151,7 +151,7 @@ class Change:
                 if byte_range.source.path == str(self.path):
                     self()
 
-        monkeypatch.setattr(encode, "documents", hooked)
+        monkeypatch.setattr(parts, "documents", hooked)
         return {}
 
 
@@ -238,7 +238,7 @@ def test_what_has_changed_is_not_even_begun(
 ) -> None:
     """Reading it would take as long as it is large, only to say so at its end."""
     changing = Change(corpus / "a.txt", change)
-    monkeypatch.setattr(encode, "documents", lambda byte_range, _: pytest.fail(f"{byte_range.source.path} was read"))
+    monkeypatch.setattr(parts, "documents", lambda byte_range, _: pytest.fail(f"{byte_range.source.path} was read"))
     with refuses(InputError, f"a.txt has {SAID[change]} since"):
         called(corpus, tmp_path / "store", "b.txt", **changing.when_planned(monkeypatch))
 

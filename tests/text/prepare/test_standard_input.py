@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import sys
@@ -12,7 +13,6 @@ import pytest
 
 from locant import InputError
 from locant.text.prepare import prepare
-from locant.text.prepare.folders import locked
 from locant.text.prepare.inputs import find_sources, read_stdin
 from locant.text.prepare.plan import sweep_plans
 from tests.refusal import refuses
@@ -108,7 +108,8 @@ def test_what_killed_runs_have_kept_of_it_goes_before_it_is_kept_again(
         (out / f".prepare.{name}" / "part-00000").mkdir(parents=True)
         for file in ("lock", "stdin", "part-00000/shard-00000.bin"):
             (out / f".prepare.{name}" / file).write_text("x")
-    with locked(out / ".prepare.living"):
+    with (out / ".prepare.living" / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         watched = Watched(TEXT, out)
         monkeypatch.setattr(sys, "stdin", watched)
         prepare("-", out, **options(task=49, num_tasks=50))

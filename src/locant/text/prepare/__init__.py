@@ -1,13 +1,11 @@
 """Preparing: from files of text to a token store.
 
 `prepare.prepare` tells the story. In its order: `request` (what was asked, checked) and `inputs` (paths to sources);
-`plan` (the parts of the work, written down); `workers`, `cluster` (processes that make parts) and `parts`, `encode`,
-`readers` (how one is made); `finalize` (parts to a store). `interrupts` says what Ctrl-C does at each stage.
+`plan` (the parts of the work, written down); `workers`, `cluster` (processes that make parts) and `parts`, `readers`
+(how one is made); `finalize` (parts to a store). `interrupts` says what Ctrl-C does at each stage.
 """
 
-from locant.text.prepare.estimate import Estimate as Estimate
-from locant.text.prepare.estimate import estimate as estimate
-from locant.text.prepare.finalize import finalize as finalize
-from locant.text.prepare.prepare import prepare as prepare
+from locant.text.prepare.finalize import finalize
+from locant.text.prepare.prepare import Estimate, estimate, prepare
 
 __all__ = ["Estimate", "estimate", "finalize", "prepare"]

@@ -12,8 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from locant.errors import InputError, LocantError
-from locant.text.prepare.encode import Advance
-from locant.text.prepare.parts import make_part
+from locant.text.prepare.parts import Advance, make_part
 from locant.text.prepare.plan import Plan, read_plan
 from locant.text.tokenizer.engine import Engine, EngineName
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from locant.errors import InputError
 
-__all__ = ["LOCK", "cannot_write", "is_abandoned", "locked", "new_folder", "place_aside", "take_place"]
+__all__ = ["LOCK", "cannot_write", "is_abandoned", "locked_folder", "place_aside", "take_place"]
 
 LOCK = "lock"
 YOUNG = 60.0
@@ -27,12 +27,13 @@ YOUNG = 60.0
 
 
 @contextmanager
-def new_folder(place: Path) -> Generator[Path]:
-    """A folder to write in, which is gone afterwards unless it took its place."""
+def locked_folder(place: Path) -> Generator[Path]:
+    """A folder beside `place` to write in, where it has a file `LOCK`; gone afterwards unless it took its place."""
     folder = place_aside(place)
     folder.mkdir()
     try:
-        with locked(folder):
+        with (folder / LOCK).open("wb") as file:
+            _lock(file.fileno())
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -52,14 +53,6 @@ def take_place(folder: Path, place: Path) -> bool:
             raise
         return False
     return True
-
-
-@contextmanager
-def locked(folder: Path) -> Generator[None]:
-    """The block works in `folder`, where it leaves a file `LOCK`."""
-    with (folder / LOCK).open("wb") as file:
-        _lock(file.fileno())
-        yield
 
 
 def is_abandoned(folder: Path) -> bool:

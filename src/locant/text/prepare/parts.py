@@ -2,29 +2,38 @@
 
 A part is made in a folder of its own, `part-00012.RANDOM`, which becomes `part-00012` when everything in it is on the
 disk: so a part is there whole or not at all. Of two that make the same part the second finds it done and removes its
-own, which had the same bytes.
+own, which had the same bytes. What it holds: its documents, encoded, with the end of text after each, in shards.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Integer
+
 from locant.errors import InputError
 from locant.files import flush, write_whole
-from locant.text.prepare.encode import Advance, write_shards
-from locant.text.prepare.folders import LOCK, cannot_write, is_abandoned, new_folder, take_place
+from locant.text.prepare.byte_ranges import ByteRange, Source, Tally
+from locant.text.prepare.folders import LOCK, cannot_write, is_abandoned, locked_folder, take_place
 from locant.text.prepare.plan import Plan
-from locant.text.store import ShardRecord, shard_name
-from locant.text.tokenizer.engine import Engine
+from locant.text.prepare.readers import documents
+from locant.text.store import FileRecord, ShardRecord, ShardWriter, shard_name
+from locant.text.tokenizer.engine import Encoded, Engine
 
-__all__ = ["FinishedPart", "finished_part", "make_part", "part_folder", "sweep_parts"]
+__all__ = ["Advance", "FinishedPart", "finished_part", "make_part", "part_folder", "sweep_parts"]
 
 MARKER = "part.json"
+
+Advance = Callable[[int], None]
+"""Is called with how many more bytes of the input were read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +48,8 @@ class FinishedPart:
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> FinishedPart:
         """From what `asdict` gave."""
-        shards = [ShardRecord.from_json(shard) for shard in facts["shards"]]
+        pairs = [{kind: FileRecord(**shard.pop(kind)) for kind in ("bin", "idx")} for shard in facts["shards"]]
+        shards = [ShardRecord(**shard, **pair) for shard, pair in zip(facts["shards"], pairs, strict=True)]
         return cls(plan=facts["plan"], shards=shards, byte_ranges=facts["byte_ranges"])
 
 
@@ -69,7 +79,7 @@ def make_part(plan: Plan, number: int, engine: Engine, advance: Advance) -> None
         return
     place = part_folder(plan, number)
     try:
-        with new_folder(place) as folder:
+        with locked_folder(place) as folder:
             shards, byte_ranges = write_shards(plan, number, folder, engine, advance)
             part = FinishedPart(plan=plan.digest, shards=shards, byte_ranges=byte_ranges)
             write_whole(folder / MARKER, json.dumps(asdict(part)))
@@ -94,3 +104,120 @@ def sweep_parts(plan: Plan) -> None:
         with suppress(OSError):
             if is_abandoned(folder):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_shards(
+    plan: Plan, part: int, folder: Path, engine: Engine, advance: Advance
+) -> tuple[list[ShardRecord], list[dict[str, Any]]]:
+    """Write the shards of a part; what they hold, and of each byte range its path, start, stop and SHA-256."""
+    with closing(_Shards(folder, plan.vocab_size, plan.options["shard_size"])) as shards:
+        read = [_write_range(one, plan.end_of_text, shards, engine, advance) for one in plan.byte_ranges(part)]
+        shards.finish()
+    return shards.records, read
+
+
+def _write_range(
+    byte_range: ByteRange, end_of_text: int | None, shards: _Shards, engine: Engine, advance: Advance
+) -> dict[str, Any]:
+    """Read, encode and write one byte range; what was read, and its hash."""
+    (source, start, stop), tally, seen, continues = byte_range, Tally(), 0, False
+    _require_unchanged(source)
+    try:
+        for ids, lengths, unfinished in _encoded(engine, byte_range, tally):
+            if end_of_text is not None:
+                ids, lengths = _with_ends(ids, lengths, end_of_text, unfinished=unfinished)
+            shards.append(ids, lengths, continues=continues, unfinished=unfinished)
+            continues = unfinished
+            advance(tally.bytes - seen)
+            seen = tally.bytes
+    except (InputError, OSError):
+        _require_unchanged(source)  # else its reader complains of damage, which is not what happened
+        raise
+    _require_unchanged(source)
+    advance(tally.bytes - seen)
+    return {"path": source.path, "start": start, "stop": stop, "sha256": tally.sha256}
+
+
+def _encoded(engine: Engine, byte_range: ByteRange, tally: Tally) -> Iterator[Encoded]:
+    """The ids of a byte range; an engine that refuses does not know whose text it reads."""
+    name = byte_range.source.name
+    try:
+        yield from engine.stream(documents(byte_range, tally))
+    except InputError as error:
+        if name in error.cause:
+            raise
+        raise InputError(f"{name}, after byte {byte_range.start}: {error.cause}", error.remedy) from None
+
+
+def _require_unchanged(source: Source) -> None:
+    """A file that changes while it is read would give a store of neither state."""
+    try:
+        state = os.stat(source.file)  # noqa: PTH116  # a `Path` for each of very many files takes longer
+    except FileNotFoundError:
+        remedy = "putting it back as it was, or resume=False (--restart), which begins anew"
+        raise InputError(f"{source.name} has vanished since the work was planned", remedy) from None
+    except OSError as error:
+        remedy = "giving access to it, then the same again"
+        raise InputError(f"cannot read {source.name}: {error.strerror}", remedy) from None
+    if source.mtime_ns is not None and (state.st_size, state.st_mtime_ns) != (source.size, source.mtime_ns):
+        raise InputError(
+            f"{source.name} has changed since the work was planned: it had {source.size} bytes, now {state.st_size}",
+            "resume=False (--restart), which begins anew, once nothing writes to the inputs any more",
+        )
+
+
+def _with_ends(
+    ids: Integer[np.ndarray, " tokens"], lengths: Integer[np.ndarray, " documents"], end: int, *, unfinished: bool
+) -> tuple[Integer[np.ndarray, " more_tokens"], Integer[np.ndarray, " documents"]]:
+    """The end of text after every document, but not after one that goes on."""
+    finished = len(lengths) - unfinished
+    places = np.cumsum(lengths)[:finished]
+    lengths = lengths.copy()
+    lengths[:finished] += 1
+    return np.insert(ids, places, end), lengths
+
+
+class _Shards:
+    """Documents into shards: one is closed with the document that brings it to `shard_size` tokens."""
+
+    def __init__(self, folder: Path, vocab_size: int, shard_size: int) -> None:
+        self.records: list[ShardRecord] = []
+        self._folder, self._vocab_size, self._shard_size = folder, vocab_size, shard_size
+        self._open: ShardWriter | None = None
+
+    def append(
+        self,
+        ids: Integer[np.ndarray, " tokens"],
+        lengths: Integer[np.ndarray, " documents"],
+        *,
+        continues: bool,
+        unfinished: bool,
+    ) -> None:
+        """Add documents; the first may continue the last one, and the last may be unfinished."""
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        first = 0
+        while first < len(lengths):
+            if self._open is None:
+                self._open = ShardWriter(self._folder, len(self.records), self._vocab_size)
+            writer = self._open
+            full = int(np.searchsorted(ends[1:], ends[first] + self._shard_size - writer.tokens))
+            last = min(max(full, first), len(lengths) - 1)
+            writer.append(
+                ids[ends[first] : ends[last + 1]], lengths[first : last + 1], continues=continues and first == 0
+            )
+            first = last + 1
+            if writer.tokens >= self._shard_size and not (unfinished and first == len(lengths)):
+                self.finish()
+
+    def finish(self) -> None:
+        """Complete the shard that is open, if one is."""
+        if self._open is not None:
+            with self._open:
+                self.records.append(self._open.close())
+            self._open = None
+
+    def close(self) -> None:
+        """Discard the shard that is open, if one is: an error came before its end."""
+        if self._open is not None:
+            with self._open:
+                pass

@@ -30,7 +30,7 @@ from typing import Any
 from locant.errors import InputError
 from locant.files import flush, write_whole
 from locant.text.prepare.byte_ranges import ByteRange, Source, cut
-from locant.text.prepare.folders import is_abandoned, new_folder, place_aside, take_place
+from locant.text.prepare.folders import is_abandoned, locked_folder, place_aside, take_place
 from locant.text.prepare.request import Request
 from locant.text.prepare.sample import TRAINING_BYTES, take_sample
 from locant.text.reading import STDIN
@@ -109,7 +109,7 @@ def plan_for(store: Path, request: Request, *, resume: bool) -> tuple[Plan, Toke
         discard_plan(store)
         plan = None
     sweep_plans(store)
-    with new_folder(store / FOLDER) as folder:
+    with locked_folder(store / FOLDER) as folder:
         if request.needs_stdin:
             request = request.with_stdin(folder / STDIN_FILE)
         if plan is None:

@@ -9,26 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack, get_args, overload
 
 from locant.arguments import flag, one_of, shown, whole
 from locant.errors import InputError, RangeError
 from locant.text.prepare.cluster import LOCAL, make_on_ray
-from locant.text.prepare.encode import Advance
 from locant.text.prepare.finalize import join, missing_parts, note_tasks, recorded_request, tidy
 from locant.text.prepare.folders import cannot_write
 from locant.text.prepare.interrupts import resumable
-from locant.text.prepare.parts import make_part, sweep_parts
+from locant.text.prepare.parts import Advance, make_part, sweep_parts
 from locant.text.prepare.plan import Plan, holds_work, part_bytes, plan_for
 from locant.text.prepare.request import SHARD_SIZE, ContentOptions, Paths, Request, store_folder
-from locant.text.prepare.sample import CHECKED_BYTES, take_sample
+from locant.text.prepare.sample import CHECKED_BYTES, TRAINING_BYTES, take_sample
 from locant.text.prepare.workers import Workers, num_cores
-from locant.text.store import MANIFEST, TokenStore
+from locant.text.store import MANIFEST, TokenStore, token_dtype
 from locant.text.tokenizer import Tokenizer
-from locant.text.tokenizer.engine import EngineChoice, EngineName, choose_engine
+from locant.text.tokenizer.engine import Engine, EngineChoice, EngineName, choose_engine
 
-__all__ = ["Progress", "prepare"]
+__all__ = ["Estimate", "Progress", "estimate", "prepare"]
 
 Progress = Callable[[int, int], None]
 """Is called with how many bytes of the input are done, and how many there are."""
@@ -226,3 +226,44 @@ def _meter(plan: Plan, parts: Sequence[int], progress: Progress | None) -> Advan
 
     advance(0)
     return advance
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What `prepare` would read (bytes as they lie on the disk) and make (tokens with end-of-text ids).
+
+    `exact` where the sample that was encoded was all of the input.
+    """
+
+    files: int
+    bytes: int
+    documents: int
+    tokens: int
+    store_bytes: int
+    exact: bool
+
+
+def estimate(paths: Paths, **options: Unpack[ContentOptions]) -> Estimate:
+    """What `prepare` with the same `tokenizer`, `vocab_size`, `separator`, ... would make; nothing is written.
+
+    Raises:
+        InputError: as `prepare`; and for standard input, which can be read only once.
+    """
+    request = Request.of(paths, **options)
+    if request.needs_stdin:
+        raise InputError("got standard input, which a dry run would use up", "a file")
+    sample = take_sample(request.sources, CHECKED_BYTES if request.tokenizer else TRAINING_BYTES)
+    tokenizer = request.chosen_tokenizer(lambda: sample)
+    documents = sample.all_documents(request.sources)
+    tokens = len(Engine(tokenizer).encode(sample.texts)[0])
+    if not sample.is_all and sample.size:
+        tokens = round(tokens / sample.size * sample.unpacked / sample.read * request.total_bytes)
+    tokens += documents * (request.end_of_text(tokenizer) is not None)
+    return Estimate(
+        files=len(request.sources),
+        bytes=request.total_bytes,
+        documents=documents,
+        tokens=tokens,
+        store_bytes=tokens * token_dtype(tokenizer.vocab_size).itemsize,
+        exact=sample.is_all,
+    )

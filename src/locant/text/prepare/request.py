@@ -16,13 +16,12 @@ from locant.text.prepare.inputs import find_sources, read_stdin
 from locant.text.prepare.sample import Sample
 from locant.text.reading import STDIN, well_formed
 from locant.text.tokenizer import Tokenizer
+from locant.text.tokenizer.training import LARGEST_VOCABULARY
 
 __all__ = ["SHARD_SIZE", "VOCAB_SIZE", "ContentOptions", "Paths", "Request", "store_folder"]
 
 SHARD_SIZE = 2**26
 VOCAB_SIZE = 32_768
-LARGEST_VOCABULARY = 10_000_000
-"""What the trainer can make; it ends the process where memory does not suffice."""
 TRAINED = "a BPE trained on the input"
 NAMED = 3
 """How many differences are told; the others are counted."""

@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
 import signal
 import subprocess
 import sys
-import threading
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
 from typing import IO, Any, NoReturn, cast
 
 from locant.errors import InputError, LocantError
-from locant.text.prepare.encode import Advance
 from locant.text.prepare.interrupts import ctrl_c_held
-from locant.text.prepare.parts import make_part
+from locant.text.prepare.parts import Advance, make_part
 from locant.text.prepare.plan import read_plan
 from locant.text.tokenizer.engine import Engine, EngineName
 
@@ -42,14 +40,10 @@ def num_cores() -> int:
 
 
 class Workers:
-    """`size` workers, which wait for orders from the moment this is made: they start while the work is planned.
-
-    `close` them in the end.
-    """
+    """`size` workers, which start while the work is planned, and wait for orders; `close` them in the end."""
 
     def __init__(self, size: int) -> None:
         self._workers: list[_Worker] = []
-        self._listeners: list[threading.Thread] = []
         try:
             for _ in range(size):
                 self._workers.append(_started())
@@ -64,26 +58,19 @@ class Workers:
 
     def make(self, engine: EngineName, parts: Iterable[int], advance: Advance) -> None:
         """Have the parts with these numbers made, in any order, once `load` was called."""
-        reports: SimpleQueue[tuple[_Worker, dict[str, Any] | None]] = SimpleQueue()
-        waiting, at_work = iter(parts), dict[int, int]()
-        self._listeners = [threading.Thread(target=_listen, args=(one, reports), daemon=True) for one in self._workers]
-        for listener in self._listeners:
-            listener.start()
-        for worker in self._workers:
-            _order(worker, engine)
-            _next(worker, waiting, at_work)
-        while at_work:
-            worker, report = reports.get()
-            if report is None:
-                _lost(worker, at_work.get(worker.pid))
-            elif "read" in report:
-                advance(report["read"])
-            elif "done" in report:
+        waiting, at_work = iter(parts), dict[_Worker, int]()
+        with selectors.DefaultSelector() as reporting:
+            for worker in self._workers:
+                reporting.register(_pipe(worker.stdout), selectors.EVENT_READ, worker)
+                _order(worker, engine)
                 _next(worker, waiting, at_work)
-            elif "error" in report:
-                raise InputError(report["error"], report["remedy"])
-            else:
-                raise RuntimeError(f"a worker process failed:\n{report.get('crash', report)}")
+            while at_work:
+                for key, _ in reporting.select():
+                    report = _report(key.data, at_work)
+                    if "read" in report:
+                        advance(report["read"])
+                    else:
+                        _next(key.data, waiting, at_work)
 
     def close(self) -> None:
         """Kill them: those that are done have nothing to lose, and the others no more than the parts they are at."""
@@ -92,9 +79,6 @@ class Workers:
             worker.wait()
             with suppress(BrokenPipeError):
                 _pipe(worker.stdin).close()
-        for listener in self._listeners:
-            listener.join()
-        for worker in self._workers:
             _pipe(worker.stdout).close()
 
 
@@ -104,6 +88,7 @@ def _started() -> _Worker:
     with ctrl_c_held():
         return subprocess.Popen(
             [sys.executable, "-P", "-c", "from locant.text.prepare.workers import main; main()"],
+            bufsize=0,  # what is read ahead of a report would not be waited for
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **ONE_THREAD, "PYTHONPATH": paths},
@@ -115,25 +100,31 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     return cast("IO[bytes]", pipe)
 
 
-def _next(worker: _Worker, waiting: Iterator[int], at_work: dict[int, int]) -> None:
+def _next(worker: _Worker, waiting: Iterator[int], at_work: dict[_Worker, int]) -> None:
     """Another part for a worker, while there are any."""
-    at_work.pop(worker.pid, None)
+    at_work.pop(worker, None)
     for number in waiting:
-        at_work[worker.pid] = number
+        at_work[worker] = number
         _order(worker, number)
         return
 
 
 def _order(worker: _Worker, order: str | int) -> None:
-    with suppress(BrokenPipeError):  # it is dead, which `_listen` tells
+    with suppress(BrokenPipeError):  # it is dead, which its next report tells
         _tell(_pipe(worker.stdin), order)
 
 
-def _listen(worker: _Worker, reports: SimpleQueue[tuple[_Worker, dict[str, Any] | None]]) -> None:
-    for line in _pipe(worker.stdout):
-        if line.endswith(b"\n"):  # else it was killed in the middle of it
-            reports.put((worker, json.loads(line)))
-    reports.put((worker, None))
+def _report(worker: _Worker, at_work: dict[_Worker, int]) -> dict[str, Any]:
+    """What a worker has read or done; raises what went wrong in it."""
+    line = _pipe(worker.stdout).readline()
+    if not line.endswith(b"\n"):  # it was killed, or in the middle of one
+        _lost(worker, at_work.get(worker))
+    report = json.loads(line)
+    if "error" in report:
+        raise InputError(report["error"], report["remedy"])
+    if "crash" in report:
+        raise RuntimeError(f"a worker process failed:\n{report['crash']}")
+    return report
 
 
 def _lost(worker: _Worker, number: int | None) -> NoReturn:

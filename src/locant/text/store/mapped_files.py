@@ -13,7 +13,7 @@ from jaxtyping import Int, Integer
 
 from locant.errors import InputError
 
-__all__ = ["map_side_by_side", "map_tokens"]
+__all__ = ["map_side_by_side"]
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
@@ -26,10 +26,9 @@ MAP_FIXED = 0x10  # on Linux and the BSDs alike; Python's module does not name i
 class _Maps:
     """Pages of files, side by side, mapped as long as an array refers to them.
 
-    Python's own `mmap`, and with it `numpy.memmap`, keeps a file descriptor for each map (up to version 3.12 without a
-    choice), and a process often may have only 1 024 of them: too few for a store of many shards. Nor does it place one
-    map beside another. Here a range of addresses is reserved for all of them, and each file begins on a page of its
-    own; what is left of its last page reads as zeros.
+    Python's own `mmap`, and with it `numpy.memmap`, keeps a file descriptor for each map (until 3.13), of which a
+    process often may have only 1 024, and it cannot place one map beside another. Here a range of addresses is reserved
+    for all, and each file begins on a page of its own; what is left of its last page reads as zeros.
     """
 
     def __init__(self, paths: Sequence[str], dtype: np.dtype, sizes: Sequence[int], header: int) -> None:
@@ -78,7 +77,7 @@ def _mmap(place: int | None, size: int, protection: int, flags: int, handle: int
 
 
 def map_side_by_side(
-    paths: Sequence[str], dtype: np.dtype, tokens: Sequence[int], *, header: int = 0
+    paths: Sequence[str], dtype: np.dtype, tokens: Sequence[int], header: int = 0
 ) -> tuple[Integer[np.ndarray, " elements"], Int[np.ndarray, " files_plus_1"]]:
     """Files of so many tokens each as one array, and where in it the tokens of each begin.
 
@@ -96,13 +95,3 @@ def map_side_by_side(
         where = paths[0] if error.filename is None else error.filename
         raise InputError(f"cannot map {where}: {error.strerror}", "opening the store again, or mode='read'") from None
     return np.asarray(maps), maps.begins
-
-
-def map_tokens(path: str, dtype: np.dtype, tokens: int, *, header: int = 0) -> Integer[np.ndarray, " tokens"]:
-    """A file of so many tokens as an array; it stays mapped as long as the array, or a slice of it, lives.
-
-    Raises:
-        InputError: it has another size, or the system refuses.
-    """
-    array, begins = map_side_by_side([path], dtype, [tokens], header=header)
-    return array[begins[0] : begins[0] + tokens]

@@ -1,18 +1,15 @@
 """`TokenStore`: token ids on the disk, read as if they were one array.
 
-Opening a store reads its manifest and asks the system for the size of every file, no more. A shard is mapped into
-memory when something in it is read, so a slice costs only its own pages: they come from the disk once, and all
-processes of a machine share them.
+Opening a store reads its manifest and asks the system for the size of every file. A shard is mapped into memory when
+something in it is read, so a slice costs only its own pages, which all processes of a machine share.
 
 **What a map cannot do.** A file that shrinks, or a disk that fails, after the file was mapped ends the process with
-SIGBUS; Python cannot catch that. Stores are written once and never changed, so it takes another program to happen.
-Where files may vanish (a network file system), ``mode="read"`` reads every slice with a system call: it copies, and
-a failure is an `InputError`.
+SIGBUS; Python cannot catch that. Stores never change, so it takes another program to happen. Where files may vanish (a
+network file system), ``mode="read"`` reads every slice with a system call: it copies, and a failure is an `InputError`.
 
-Measured on two CPU cores: 10 000 shards open in 0.07 s, a store of 100 000 files, whose manifest has 29 MB, in 0.04 s
-(its list of sources is hashed, and parsed when asked for, in a second). A window of 257 tokens out of a mapped shard
-takes 1.4 µs, out of one that is not mapped yet 13 to 20 µs, in ``mode="read"`` 11 µs. A shard is written at 500 MB/s,
-hashed and flushed.
+Measured on two CPU cores: 10 000 shards open in 0.07 s, a store of 100 000 files, whose manifest has 29 MB, in 0.04 s.
+A window of 257 tokens out of a mapped shard takes 2 µs, out of one that is not mapped yet 13 to 20 µs, in
+``mode="read"`` 11 µs. A shard is written at 500 MB/s, hashed and flushed.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from locant.errors import InputError, RangeError
 from locant.text.store.formats import FORMATS, StoreFormat, StoreOptions
 from locant.text.store.formats.locant import LocantFormat
 from locant.text.store.formats.manifest import Manifest
-from locant.text.store.mapped_files import map_side_by_side, map_tokens
+from locant.text.store.mapped_files import map_side_by_side
 from locant.text.tokenizer import Tokenizer
 
 __all__ = ["TokenStore"]
@@ -121,14 +118,9 @@ class TokenStore:
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
         """One id as an `int`, or a slice as an array."""
         if not isinstance(index, slice):
-            return int(self._read(*self._place(index))[0])
-        start, stop, step = index.indices(len(self))
-        if step == 1:
-            return self._read(start, stop)
-        numbers = range(start, stop, step)
-        if not numbers:
-            return self._read(0, 0)
-        return self._gathered(numbers) if step > 0 else self._gathered(numbers[::-1])[::-1]
+            return int(self._read(self._place(index))[0])
+        places = range(*index.indices(len(self)))
+        return self._read(places) if places.step > 0 else self._read(places[::-1])[::-1]
 
     def __iter__(self) -> Iterator[int]:
         for start in range(0, len(self), BLOCK):
@@ -155,13 +147,13 @@ class TokenStore:
         Raises:
             InputError: in ``mode="read"``, which maps nothing, or with more shards than a process may map.
         """
-        files, tokens = self.contents.files, self.contents.tokens.tolist()
         if not self.can_lie_side_by_side:
-            raise InputError(f"got {len(files)} shards in mode {self.mode!r} to map side by side", "slices")
+            raise InputError(f"got {len(self.shards)} shards in mode {self.mode!r} to map side by side", "slices")
         known, begins = self._side_by_side
         ids = known()
         if ids is None:
-            ids, begins = map_side_by_side(files, self.dtype, tokens, header=self.contents.header)
+            contents = self.contents
+            ids, begins = map_side_by_side(contents.files, self.dtype, contents.tokens.tolist(), contents.header)
             begins.setflags(write=False)
             self._side_by_side = weakref.ref(ids), begins
         return ids, begins
@@ -240,45 +232,29 @@ class TokenStore:
         options = {"format": self.format, "mode": self.mode, **self._options}
         return _opened_again, (os.path.abspath(self.path), options, self.identity)  # noqa: PTH100
 
-    def _place(self, index: SupportsIndex) -> tuple[int, int]:
+    def _place(self, index: SupportsIndex) -> range:
         number = operator.index(index)
         start = number + len(self) if number < 0 else number
         if not 0 <= start < len(self):
             raise RangeError(f"got place {number} of {len(self)} tokens", f"{-len(self)} to {len(self) - 1}")
-        return start, start + 1
+        return range(start, start + 1)
 
-    def _read(self, start: int, stop: int) -> Integer[np.ndarray, " tokens"]:
-        if start >= stop:
-            return np.zeros(0, dtype=self.dtype)
-        number = bisect_right(self._starts, start) - 1
+    def _read(self, places: range) -> Integer[np.ndarray, " tokens"]:
+        """The ids at increasing places, shard after shard: of a map, those between two places are not read."""
+        start, step, stop = places.start, places.step, places[-1] + 1 if places else places.start
         parts: list[np.ndarray] = []
         while start < stop:
+            number = bisect_right(self._starts, start) - 1
             begin, end = self._starts[number], min(self._starts[number + 1], stop)
-            if start < end:
-                parts.append(self._slice(number, start - begin, end - begin))
-                start = end
-            number += 1
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def _gathered(self, places: range) -> Integer[np.ndarray, " tokens"]:
-        """The ids at increasing places, shard after shard: the ids between two places are not read."""
-        parts: list[np.ndarray] = []
-        while places:
-            first = places[0]
-            number = bisect_right(self._starts, first) - 1
-            begin, end = self._starts[number], self._starts[number + 1]
-            if self.mode == "read":  # which reads what lies between as well
-                end = min(end, first + BLOCK)
-            count = len(range(first, end, places.step))
-            part = self._slice(number, first - begin, places[:count][-1] + 1 - begin)[:: places.step]
-            parts.append(part if self.mode == "map" else part.copy())
-            places = places[count:]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def _slice(self, number: int, start: int, stop: int) -> np.ndarray:
-        if self.mode == "map":
-            return self._map(number)[start:stop]
-        return self.contents.read(number, start, stop)
+            if self.mode == "map":
+                parts.append(self._map(number)[start - begin : end - begin : step])
+            else:  # which reads what lies between as well
+                end = end if step == 1 else min(end, start + BLOCK)
+                end -= (end - start - 1) % step  # to the last place
+                ids = self.contents.read(number, start - begin, end - begin)
+                parts.append(ids if step == 1 else ids[::step].copy())
+            start += len(parts[-1]) * step
+        return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, dtype=self.dtype), *parts])
 
     def _shard(self, number: int) -> np.ndarray:
         if self.mode == "read":
@@ -314,4 +290,6 @@ def _opened_again(path: str, options: dict[str, Any], identity: str) -> TokenSto
 
 
 def _mapped(contents: StoreFormat, number: int) -> np.ndarray:
-    return map_tokens(contents.files[number], contents.dtype, int(contents.tokens[number]), header=contents.header)
+    count = int(contents.tokens[number])
+    array, begins = map_side_by_side([contents.files[number]], contents.dtype, [count], contents.header)
+    return array[begins[0] : begins[0] + count]

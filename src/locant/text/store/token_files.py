@@ -63,11 +63,7 @@ def sha256_of(content: bytes | memoryview) -> str:
 
 
 def require_file(path: str | Path, remedy: str) -> int:
-    """The size of a regular file; opening a pipe would wait for whatever writes to it.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The size of a regular file, or an `InputError`: opening a pipe would wait for whatever writes to it."""
     try:
         is_file, size = os.path.isfile(path), os.stat(path).st_size  # noqa: PTH113, PTH116  # strings, for their speed
     except OSError as error:
@@ -78,11 +74,7 @@ def require_file(path: str | Path, remedy: str) -> int:
 
 
 def read_file(path: str | Path, size: int, remedy: str) -> bytes:
-    """The whole content of a file that has exactly `size` bytes.
-
-    Raises:
-        InputError: it has fewer or more, or cannot be read.
-    """
+    """The whole content of a file that has exactly `size` bytes; else an `InputError`."""
     found = require_file(path, remedy)
     if found == size:
         try:

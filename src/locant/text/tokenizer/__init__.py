@@ -1,5 +1,5 @@
 """Tokenizers: text to token ids and back."""
 
-from locant.text.tokenizer.tokenizer import Tokenizer as Tokenizer
+from locant.text.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["Tokenizer"]

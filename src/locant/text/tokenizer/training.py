@@ -16,7 +16,10 @@ from locant.errors import InputError
 from locant.text.reading import read_texts, well_formed
 from locant.text.tokenizer.definition import END_OF_TEXT
 
-__all__ = ["learn"]
+__all__ = ["LARGEST_VOCABULARY", "learn"]
+
+LARGEST_VOCABULARY = 10_000_000
+"""The trainer ends the process where memory does not suffice."""
 
 
 def learn(
@@ -25,7 +28,8 @@ def learn(
     """The library's tokenizer, trained; arguments and errors are those of `Tokenizer.train`."""
     names = _special_names(special_tokens)
     least = 256 + len(names)
-    size = whole("vocab_size", vocab_size, least, remedy=f"vocab_size={least}: the 256 bytes and the special tokens")
+    remedy = f"vocab_size={least}: the 256 bytes and the special tokens"
+    size = whole("vocab_size", vocab_size, least, LARGEST_VOCABULARY, remedy=remedy)
     library = _trained(_texts(texts_or_paths), size - len(names))
     for name in names:
         if library.token_to_id(name) is not None:

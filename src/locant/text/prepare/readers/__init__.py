@@ -4,7 +4,6 @@
 unpacks compressed ones.
 """
 
-from locant.text.prepare.readers.documents import Batch as Batch
-from locant.text.prepare.readers.documents import documents as documents
+from locant.text.prepare.readers.documents import Batch, documents
 
 __all__ = ["Batch", "documents"]

@@ -120,54 +120,31 @@ def _split(
 
     `more` is what comes after `found`, read only as far as the last text goes.
     """
-    splitter = _Splitter(separator, begin, first, longest)
-    for block in found:
-        yield from splitter.add(block)
-    if not splitter.dropping and (splitter.rest or splitter.open):  # else the next document begins behind the blocks
-        for block in more:
-            *whole, rest = (splitter.rest + block).split(separator, 1)
-            if whole:
-                splitter.rest = whole[0]
-                break
-            splitter.rest = rest
-            yield from splitter.spill()
-    yield from splitter.end()
+    # Of the document whose end was not seen: its bytes, from `begin` on, whether a part was given, or it is dropped.
+    rest, goes_on, dropping = b"", False, begin < first
+    keep = len(separator) - 1  # bytes that may be the beginning of a separator
 
+    def behind() -> Iterator[tuple[bytes, int]]:
+        if not dropping and (rest or goes_on):  # else the next document begins there
+            yield from ((block, 1) for block in more)
 
-class _Splitter:
-    """The state between two blocks: the bytes of a document whose end was not seen."""
-
-    def __init__(self, separator: bytes, begin: int, first: int, longest: int) -> None:
-        self.separator = separator
-        self.begin = begin  # where `rest` begins
-        self.rest = b""
-        self.open = False  # whether a part of the document of `rest` was handed out before
-        self.first = first
-        self.longest = longest
-        self.dropping = begin < first
-
-    def add(self, block: bytes) -> Iterator[SplitTexts]:
-        *texts, self.rest = (self.rest + block).split(self.separator)
-        begin, dropped = self.begin, 0
-        self.begin += sum(map(len, texts)) + len(texts) * len(self.separator)
-        while self.dropping and dropped < len(texts):
-            begin += len(texts[dropped]) + len(self.separator)
+    for block, most in chain(((block, -1) for block in found), behind()):
+        *texts, rest = (rest + block).split(separator, most)
+        dropped = 0
+        while dropping and dropped < len(texts):
+            begin += len(texts[dropped]) + len(separator)
             dropped += 1
-            self.dropping = begin < self.first
-        if texts[dropped:]:
-            yield SplitTexts(texts[dropped:], False, begin)
-        self.open = self.open and not texts
-        yield from self.spill()
-
-    def spill(self) -> Iterator[SplitTexts]:
-        """Hand out a part, all but what may be the beginning of a separator."""
-        keep = len(self.separator) - 1
-        if len(self.rest) >= self.longest + keep:
-            size = len(self.rest) - keep
-            if not self.dropping:
-                yield SplitTexts([self.rest[:size]], True, self.begin)
-            self.rest, self.begin, self.open = self.rest[size:], self.begin + size, True
-
-    def end(self) -> Iterator[SplitTexts]:
-        if not self.dropping and (self.rest or self.open):
-            yield SplitTexts([self.rest], False, self.begin)
+            dropping = begin < first
+        if kept := texts[dropped:]:
+            yield SplitTexts(kept, False, begin)
+            begin += sum(map(len, kept)) + len(kept) * len(separator)
+        if texts and most == 1:
+            return
+        goes_on = goes_on and not texts
+        if len(rest) >= longest + keep:
+            size = len(rest) - keep
+            if not dropping:
+                yield SplitTexts([rest[:size]], True, begin)
+            rest, begin, goes_on = rest[size:], begin + size, True
+    if not dropping and (rest or goes_on):
+        yield SplitTexts([rest], False, begin)

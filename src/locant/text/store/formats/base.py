@@ -14,7 +14,7 @@ from jaxtyping import Int, Integer
 from locant.arguments import whole
 from locant.errors import InputError
 from locant.files import NewFile
-from locant.text.store.token_files import read_file, require_file, require_known, sha256_of, unknown_id
+from locant.text.store.token_files import require_file, require_known, sha256_of, unknown_id
 from locant.text.tokenizer import Tokenizer
 
 __all__ = ["ExportSource", "StoreFormat", "StoreOptions", "head_of", "only_file"]
@@ -49,9 +49,9 @@ class StoreOptions:
 class StoreFormat:
     """One token store on the disk. A subclass is a format: it reads a store in `__init__`, and makes one in `write`.
 
-    This class needs files that hold the tokens and nothing else, but for a header. It checks their sizes and, where
-    the tokenizer is known, that every id is one of its own; it finds documents by the id that ends each of them. A
-    format that has an index of documents, hashes or a tokenizer overrides `offsets`, `verify` or `load_tokenizer`.
+    Its files hold the tokens and nothing else, but for a header. It checks their sizes and, where the tokenizer is
+    known, every id; it finds documents by the id that ends each of them. A format that has an index of documents,
+    hashes or a tokenizer overrides `offsets`, `verify` or `load_tokenizer`.
 
     Args:
         files: the files of tokens, one for each shard.
@@ -103,8 +103,7 @@ class StoreFormat:
     @property
     def identity(self) -> str:
         """A SHA-256; where it is the same, so is the store."""
-        names = [f"{path} {os.stat(path).st_mtime_ns}" for path in self.files]  # noqa: PTH116
-        return _hash_of([self.fingerprint, *names])
+        return _hash_of([self.fingerprint, *(f"{path} {Path(path).stat().st_mtime_ns}" for path in self.files)])
 
     @property
     def fingerprint(self) -> str:
@@ -118,9 +117,7 @@ class StoreFormat:
         path, tokens = self.files[shard], int(self.tokens[shard])
         if self.end_of_text is None:
             raise InputError(f"{path} does not say where its documents begin", "end_of_text=, the id after each")
-        size = self.header + tokens * self.dtype.itemsize
-        ids = np.frombuffer(read_file(path, size, _again(path)), self.dtype, tokens, self.header)
-        ends = np.flatnonzero(ids == self.end_of_text) + 1
+        ends = np.flatnonzero(self.read(shard, 0, tokens) == self.end_of_text) + 1
         if tokens and (not len(ends) or int(ends[-1]) != tokens):
             ends = np.append(ends, tokens)  # the last document was not ended
         return np.concatenate([[0], ends]).astype(np.int64)
@@ -143,11 +140,7 @@ class StoreFormat:
             self.check(shard, _again(self.files[shard]))
 
     def check(self, shard: int, remedy: str) -> str:
-        """Read the file of a shard, in constant memory, and check its ids; its SHA-256.
-
-        Raises:
-            InputError: it has another size, or an id that is not in the vocabulary.
-        """
+        """Read the file of a shard, in constant memory, and check its size and ids; its SHA-256."""
         path, tokens = self.files[shard], int(self.tokens[shard])
         size = self.header + tokens * self.dtype.itemsize
         if (found := require_file(path, remedy)) != size:
@@ -163,11 +156,7 @@ class StoreFormat:
         return digest.hexdigest()
 
     def read(self, shard: int, start: int, stop: int) -> Integer[np.ndarray, " tokens"]:
-        """Some tokens of a shard, in an array of their own.
-
-        Raises:
-            InputError: the file does not have them, or the system refuses.
-        """
+        """Some tokens of a shard, in an array of their own."""
         ids = np.empty(stop - start, dtype=self.dtype)
         _fill(ids.data.cast("B"), self.files[shard], self.header + start * self.dtype.itemsize)
         return ids
@@ -213,10 +202,9 @@ class ExportSource:
             self.progress(before + first + len(ids))
 
     def documents(self, shard: int) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
-        """The documents of a shard, some at a time, as `ShardWriter.append` takes them.
+        """The documents of a shard, some at a time, as `ShardWriter.append` takes them, long ones in parts.
 
-        The ids, how many each document has, and whether the first goes on where the last one ended: a document that is
-        longer than a block comes in parts.
+        The ids, how many each document has, and whether the first goes on where the last one ended.
         """
         offsets = self.store.offsets(shard)
         first = 0
@@ -240,12 +228,14 @@ class ExportSource:
             file.publish()
 
 
-def only_file(folder: Path, suffix: str) -> Path:
-    """The one file with this suffix in a folder; several (a train and a validation split) are not joined unasked."""
-    files = sorted(folder.glob(f"*{suffix}"))
+def only_file(path: Path, suffix: str) -> Path:
+    """The one file with this suffix, if `path` is a folder; several (such as two splits) are not joined unasked."""
+    if not path.is_dir():
+        return path
+    files = sorted(path.glob(f"*{suffix}"))
     if len(files) != 1:
         found = ", ".join(file.name for file in files[:4]) or "none"
-        raise InputError(f"got {folder}, expected one file that ends with {suffix}, found {found}", "one of its files")
+        raise InputError(f"got {path}, expected one file that ends with {suffix}, found {found}", "one of its files")
     return files[0]
 
 

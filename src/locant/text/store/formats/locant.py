@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,12 @@ from locant.text.store.formats.manifest import (
     MANIFEST,
     TOKENIZER,
     Manifest,
+    ShardRecord,
     read_manifest,
+    require_files,
     shard_name,
     write_manifest,
-)
+)  # fmt: skip
 from locant.text.store.formats.megatron_index import index_size, read_index
 from locant.text.store.formats.shard_writer import ShardWriter
 from locant.text.store.token_files import read_file, sha256_of, token_dtype
@@ -35,13 +36,13 @@ class LocantFormat(StoreFormat):
     def __init__(self, path: Path, options: StoreOptions) -> None:
         if given := [name for name, value in vars(options).items() if value is not None]:
             raise InputError(f"got {given[0]} for a locant store, which records it", f"format=, or no {given[0]}")
-        self._folder = os.path.abspath(path)  # noqa: PTH100  # a program may change its folder while it reads
+        self._folder = path.absolute()  # a program may change its folder while it reads
         self.manifest: Manifest = read_manifest(path)
         bins = [f"{self._folder}{os.sep}{shard_name(number)}.bin" for number in range(len(self.manifest.tokens))]
         super().__init__(bins, self.manifest.dtype, options, tokens=self.manifest.tokens)
         self.vocab_size = self.manifest.vocab_size
         self.end_of_text = self.manifest.end_of_text
-        _require_sizes(self._folder, self.manifest)
+        require_files(self._folder, self.manifest)
 
     @property
     def identity(self) -> str:
@@ -53,8 +54,8 @@ class LocantFormat(StoreFormat):
         return sha256_of("\n".join([*parts, *self.manifest.bin_sha256, *self.manifest.idx_sha256]).encode())
 
     def offsets(self, shard: int) -> Int[np.ndarray, " offsets"]:
-        path = f"{self._folder}{os.sep}{shard_name(shard)}.idx"
-        index, documents = read_index(path), int(self.manifest.documents[shard])
+        path, documents = self._folder / f"{shard_name(shard)}.idx", int(self.manifest.documents[shard])
+        index = read_index(path)
         offsets = index.offsets
         fits = len(index.sequences) == documents == len(index.documents) - 1 and index.dtype == self.dtype
         if not fits or int(offsets[-1]) != int(self.tokens[shard]) or (np.diff(index.documents) != 1).any():
@@ -62,36 +63,31 @@ class LocantFormat(StoreFormat):
         return offsets
 
     def load_tokenizer(self) -> Tokenizer:
-        record, path = self.manifest.tokenizer, f"{self._folder}{os.sep}{TOKENIZER}"
+        record, path = self.manifest.tokenizer, self._folder / TOKENIZER
         content = read_file(path, record.size, AGAIN)
         _require_hash(path, sha256_of(content), record.sha256)
-        try:
-            text = content.decode()
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path} is not UTF-8: {error}", AGAIN) from None
-        tokenizer = Tokenizer.from_json(text, path)
+        tokenizer = Tokenizer.from_json(content.decode(errors="replace"), str(path))
         known = (tokenizer.fingerprint, tokenizer.vocab_size)
         if known != (self.manifest.tokenizer_fingerprint, self.vocab_size):
             raise InputError(f"{path} is not the tokenizer that {MANIFEST} names", AGAIN)
         return tokenizer
 
     def verify(self) -> None:
-        if read_manifest(Path(self._folder)).sha256 != self.identity:
+        if read_manifest(self._folder).sha256 != self.identity:
             raise InputError(f"{self._folder} was written anew since it was opened", "opening it again")
         _ = self.manifest.sources  # all that opening leaves unread
         self.load_tokenizer()
         for shard, path in enumerate(self.files):
             _require_hash(path, self.check(shard, AGAIN), self.manifest.bin_sha256[shard])
-            path = f"{path.removesuffix('.bin')}.idx"
-            size = index_size(int(self.manifest.documents[shard]))
-            _require_hash(path, sha256_of(read_file(path, size, AGAIN)), self.manifest.idx_sha256[shard])
+            index, size = f"{path.removesuffix('.bin')}.idx", index_size(int(self.manifest.documents[shard]))
+            _require_hash(index, sha256_of(read_file(index, size, AGAIN)), self.manifest.idx_sha256[shard])
             self.offsets(shard)
 
     @classmethod
     def write(cls, source: ExportSource, folder: Path) -> np.dtype:
         if source.tokenizer is None:
             raise InputError("got a store without a tokenizer, which a locant store needs", "tokenizer=, --tokenizer")
-        records: list[Any] = []
+        records: list[ShardRecord] = []
         for shard in source.shards:
             with ShardWriter(folder, shard, source.vocab_size) as writer:
                 for ids, lengths, continues in source.documents(shard):
@@ -114,27 +110,6 @@ def _origin(store: StoreFormat, shard: int) -> dict[str, Any]:
     return {"path": path, "size": size, "sha256": store.check(shard, f"a fresh copy of {path}")}
 
 
-def _require_sizes(folder: str, manifest: Manifest) -> None:
-    """Every file is there and has its size: one system call each, relative to the folder."""
-    sizes = {TOKENIZER: manifest.tokenizer.size}
-    for number, (tokens, documents) in enumerate(
-        zip(manifest.tokens.tolist(), manifest.documents.tolist(), strict=True)
-    ):
-        name = shard_name(number)
-        sizes[f"{name}.bin"], sizes[f"{name}.idx"] = manifest.dtype.itemsize * tokens, index_size(documents)
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            for name, size in sizes.items():
-                found = os.stat(name, dir_fd=handle)  # a `Path` for each of 20 000 files would take longer
-                if found.st_size != size or not stat.S_ISREG(found.st_mode):
-                    raise InputError(f"{folder}{os.sep}{name} has {found.st_size} bytes, expected {size}", AGAIN)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        raise InputError(f"cannot read {error.filename} in {folder}: {error.strerror}", AGAIN) from None
-
-
-def _require_hash(path: str, found: str, expected: str) -> None:
+def _require_hash(path: str | Path, found: str, expected: str) -> None:
     if found != expected:
         raise InputError(f"{path} was changed after it was written: its SHA-256 is another one", AGAIN)

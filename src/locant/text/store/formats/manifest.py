@@ -1,20 +1,19 @@
 """`store.json`, the manifest of a locant store: what the store is made of.
 
-It is written last, so a folder that has one is a complete store.
-
-The text is JSON, one line per field. Its last two fields are the SHA-256 of every byte before them, and
-``"complete": true``, in one spelling that is checked before anything is parsed: a changed or missing byte is always
-found. The shards are a table of columns, because a table of rows takes several times as long to read. No file is
-named: names are made from numbers, so no manifest can point outside its folder.
-
-Opening a store needs everything but the sources, which are most of the text where a store was made from very many
-files: they are hashed with the rest, and parsed when they are first asked for.
+It is written last, so a folder that has one is a complete store. The text is JSON, one line per field. Its last two
+fields are the SHA-256 of every byte before them and ``"complete": true``, in one spelling that is checked before
+anything is parsed: a changed or missing byte is always found. The shards are a table of columns, because a table of
+rows takes several times as long to read. No file is named: names are made from numbers, so no manifest can point
+outside its folder. The sources, most of the text where a store was made from very many files, are hashed with the
+rest, and parsed when they are first asked for.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,22 +27,15 @@ from jaxtyping import Int
 from locant._version import __version__
 from locant.arguments import whole
 from locant.errors import InputError, RangeError
-from locant.files import write_whole
+from locant.files import FaultError, strict_json, write_whole
 from locant.text.store.formats.megatron_index import index_size
-from locant.text.store.formats.records import (
-    FaultError,
-    FileRecord,
-    ShardRecord,
-    count_of,
-    fields_of,
-    file_of,
-    hash_of,
-    is_hex,
-)
 from locant.text.store.token_files import MAX_SIZE, read_file, require_file, sha256_of, token_dtype
 from locant.text.tokenizer import Tokenizer
 
-__all__ = ["AGAIN", "MANIFEST", "TOKENIZER", "Manifest", "read_manifest", "shard_name", "write_manifest"]
+__all__ = [
+    "AGAIN", "MANIFEST", "TOKENIZER", "FileRecord", "Manifest", "ShardRecord", "read_manifest", "require_files",
+    "shard_name", "write_manifest",
+]  # fmt: skip
 
 MANIFEST = "store.json"
 TOKENIZER = "tokenizer.json"
@@ -59,15 +51,30 @@ SOURCES, BEHIND_SOURCES = b'\n "sources": ', b',\n "shards": '
 AGAIN = "preparing the store again, or a fresh copy of it"
 
 SHARD_COLUMNS = ("tokens", "documents", "bin_size", "bin_sha256", "idx_size", "idx_sha256")
+HEX = "0123456789abcdef"
 
 
 def shard_name(number: int) -> str:
-    """The name of a shard, without its suffix.
-
-    >>> shard_name(7)
-    'shard-00007'
-    """
+    """The name of a shard, without its suffix."""
     return f"shard-{number:05d}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    """The size of a file and the SHA-256 of its content."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRecord:
+    """What one shard holds, and its two files."""
+
+    tokens: int
+    documents: int
+    bin: FileRecord
+    idx: FileRecord
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -98,9 +105,10 @@ class Manifest:
             InputError: the manifest is gone, is another one by now, or its sources are not as they were written.
         """
         content = _content(self.path.parent)
-        if parse_manifest(content, self.path).sha256 != self.sha256:
-            raise InputError(f"{self.path} was written anew since it was opened", "opening it again")
-        return parse_sources(content, self.path)
+        with _naming(self.path):
+            if _intact(content) != self.sha256:
+                raise InputError(f"{self.path} was written anew since it was opened", "opening it again")
+            return _sources(strict_json(content, "it"))
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -109,21 +117,13 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         InputError: there is none, it is of a later version, or it is not as it was written.
     """
-    return parse_manifest(_content(folder), folder / MANIFEST)
-
-
-def parse_manifest(content: bytes, path: Path) -> Manifest:
-    """Check the content of a manifest; `path` is its name in errors."""
-    _require_readable(len(content), path)
+    content, path = _content(folder), folder / MANIFEST
+    begin, end = content.find(SOURCES), content.rfind(BEHIND_SOURCES)
+    is_ours = 0 <= begin < end  # else it is spelled otherwise, and all of it is parsed
+    without_sources = content[: begin + len(SOURCES)] + b"[]" + content[end:] if is_ours else content
     with _naming(path):
-        digest = _require_intact(content)
-        return _manifest(_parse(_without_sources(content)), digest, path)
-
-
-def parse_sources(content: bytes, path: Path) -> list[dict[str, Any]]:
-    """The sources in the content of a manifest that `parse_manifest` has checked."""
-    with _naming(path):
-        return _sources(_parse(content).get("sources"))
+        digest = _intact(content)
+        return _manifest(strict_json(without_sources, "it"), digest, path)
 
 
 @contextmanager
@@ -132,14 +132,6 @@ def _naming(path: Path) -> Generator[None]:
         yield
     except FaultError as fault:
         raise InputError(f"{path} is no intact manifest of a store: {fault}", AGAIN) from None
-
-
-def _without_sources(content: bytes) -> bytes:
-    """The same with no sources in it; all of it, if it is not spelled as we write it."""
-    begin, end = content.find(SOURCES), content.rfind(BEHIND_SOURCES)
-    if not 0 <= begin < end:
-        return content
-    return content[: begin + len(SOURCES)] + b"[]" + content[end:]
 
 
 def _content(folder: Path) -> bytes:
@@ -162,7 +154,8 @@ def _require_readable(size: int, path: Path) -> None:
         raise InputError(f"{path} has {size} bytes, more than {LARGEST}", "a store of fewer and larger files")
 
 
-def _require_intact(content: bytes) -> str:
+def _intact(content: bytes) -> str:
+    """Its SHA-256, which its end states."""
     head = HEAD.match(content)
     if not head:
         raise FaultError("it does not begin like one")
@@ -172,47 +165,27 @@ def _require_intact(content: bytes) -> str:
     tail = TAIL.fullmatch(content, max(0, len(content) - TAIL_SIZE))
     if not tail:
         raise FaultError("its end is missing")
-    digest = tail[1].decode()
-    if sha256_of(memoryview(content)[:-TAIL_SIZE]) != digest:
+    if sha256_of(memoryview(content)[:-TAIL_SIZE]) != tail[1].decode():
         raise FaultError("it was changed after it was written")
-    return digest
-
-
-def _parse(content: bytes) -> dict[str, Any]:
-    try:
-        fields = json.loads(content, object_pairs_hook=_without_duplicates, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        raise FaultError("it is not JSON") from None
-    if not isinstance(fields, dict):
-        raise FaultError("it is not a JSON object")
-    return fields
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        raise FaultError("a name occurs twice in it")
-    return fields
-
-
-def _refuse(constant: str) -> None:
-    raise FaultError(f"it holds {constant}, which is not JSON")
+    return tail[1].decode()
 
 
 def _manifest(fields: dict[str, Any], digest: str, path: Path) -> Manifest:
-    vocab_size = count_of(fields.get("vocab_size"), "vocab_size")
+    """The fields, each checked: a hash says that they are what somebody wrote, not that they make sense."""
+    vocab_size = _count(fields, "vocab_size")
     try:
         dtype = token_dtype(vocab_size)
     except RangeError as error:
         raise FaultError(error.cause) from None
     if fields.get("dtype") != dtype.name:
         raise FaultError(f"dtype is {fields.get('dtype')!r}, and {vocab_size} entries take {dtype.name}")
-    shards = _shards(fields.get("shards"), dtype)
+    shards = _shards(_object(fields, "shards"), dtype)
     for name in ("tokens", "documents"):
-        if count_of(fields.get(name), name) != sum(shards[name]):
+        if _count(fields, name) != sum(shards[name]):
             raise FaultError(f"{name} is {fields[name]}, and its shards have {sum(shards[name])}")
-    tokenizer = fields_of(fields.get("tokenizer"), "tokenizer", ("size", "sha256", "fingerprint"))
-    _sources(fields.get("sources"))
+    tokenizer = _object(fields, "tokenizer")
+    _require_hashes([tokenizer.get("sha256"), tokenizer.get("fingerprint")])
+    _sources(fields)
     return Manifest(
         sha256=digest,
         dtype=dtype,
@@ -222,38 +195,48 @@ def _manifest(fields: dict[str, Any], digest: str, path: Path) -> Manifest:
         documents=np.array(shards["documents"], dtype=np.int64),
         bin_sha256=shards["bin_sha256"],
         idx_sha256=shards["idx_sha256"],
-        tokenizer=file_of(tokenizer, "tokenizer"),
-        tokenizer_fingerprint=hash_of(tokenizer["fingerprint"]),
-        options=fields_of(fields.get("options"), "options", ()),
+        tokenizer=FileRecord(size=_count(tokenizer, "size"), sha256=tokenizer["sha256"]),
+        tokenizer_fingerprint=tokenizer["fingerprint"],
+        options=_object(fields, "options"),
         path=path.absolute(),
     )
 
 
-def _shards(value: Any, dtype: np.dtype) -> dict[str, list[Any]]:
-    shards = fields_of(value, "shards", SHARD_COLUMNS)
-    if not all(isinstance(shards[name], list) for name in SHARD_COLUMNS):
-        raise FaultError("a column of its shards is no list")
-    if len({len(shards[name]) for name in SHARD_COLUMNS}) > 1:
-        raise FaultError("the columns of its shards differ in length")
-    for name in ("tokens", "documents", "bin_size", "idx_size"):
-        _require_counts(shards[name], name)
-    _require_hashes(shards["bin_sha256"])
-    _require_hashes(shards["idx_sha256"])
+def _object(fields: dict[str, Any], name: str) -> dict[str, Any]:
+    if not isinstance(fields.get(name), dict):
+        raise FaultError(f"{name} is not an object")
+    return fields[name]
+
+
+def _count(fields: dict[str, Any], name: str) -> int:
+    """An integer from 0 to the largest size of a file; JSON's ``true`` and ``1.0`` are none."""
+    value = fields.get(name)
+    if type(value) is not int or not 0 <= value <= MAX_SIZE:
+        raise FaultError(f"{name} is {value!r}, expected a count")
+    return value
+
+
+def _require_hashes(values: list[Any]) -> None:
+    """Each a SHA-256 in lower-case hexadecimal digits."""
+    if not all(isinstance(value, str) and len(value) == 64 for value in values) or "".join(values).strip(HEX):
+        raise FaultError("a hash is none")
+
+
+def _shards(columns: dict[str, Any], dtype: np.dtype) -> dict[str, list[Any]]:
+    """The columns of the table of shards, checked."""
+    shards: dict[str, Any] = {name: columns.get(name) for name in SHARD_COLUMNS}
+    if not all(isinstance(column, list) and len(column) == len(shards["tokens"]) for column in shards.values()):
+        raise FaultError("the columns of its shards are not lists of one length")
+    for name, column in shards.items():
+        if name.endswith("sha256"):
+            _require_hashes(column)
+        elif not set(map(type, column)) <= {int} or min(column, default=0) < 0 or sum(column) > MAX_SIZE:
+            raise FaultError(f"{name} of its shards are no counts")
     if shards["bin_size"] != [dtype.itemsize * tokens for tokens in shards["tokens"]]:
         raise FaultError("the sizes of its shards do not fit their tokens")
     if shards["idx_size"] != [index_size(documents) for documents in shards["documents"]]:
         raise FaultError("the sizes of its indices do not fit their documents")
     return shards
-
-
-def _require_counts(column: list[Any], name: str) -> None:
-    if not set(map(type, column)) <= {int} or (column and min(column) < 0) or sum(column) > MAX_SIZE:
-        raise FaultError(f"{name} of its shards are no counts")
-
-
-def _require_hashes(column: list[Any]) -> None:
-    if not set(map(type, column)) <= {str} or not set(map(len, column)) <= {64} or not is_hex("".join(column)):
-        raise FaultError("a hash of its shards is none")
 
 
 def _end_of_text(fields: dict[str, Any], vocab_size: int) -> int | None:
@@ -262,15 +245,16 @@ def _end_of_text(fields: dict[str, Any], vocab_size: int) -> int | None:
         raise FaultError(f"end_of_text_appended is {appended!r}, expected true or false")
     if number is None and not appended:
         return None
-    if count_of(number, "end_of_text") >= vocab_size:
+    if _count(fields, "end_of_text") >= vocab_size:
         raise FaultError(f"end_of_text is {number}, and the vocabulary has {vocab_size} entries")
     return number if appended else None
 
 
-def _sources(value: Any) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(source, dict) for source in value):
+def _sources(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    sources = fields.get("sources")
+    if not isinstance(sources, list) or not all(isinstance(source, dict) for source in sources):
         raise FaultError("sources is not a list of objects")
-    return value
+    return sources
 
 
 def write_manifest(
@@ -289,8 +273,7 @@ def write_manifest(
         shards: what `ShardWriter.close` returned for each.
         tokenizer: the one that made the ids.
         end_of_text: the id that was appended to each document, if one was.
-        sources: what the texts came from, as JSON.
-        options: how the store was made, as JSON.
+        sources, options: what the texts came from and how the store was made, as JSON.
 
     Raises:
         InputError: a finished store is there that is another one, a shard is missing, or the system refuses to write.
@@ -298,6 +281,7 @@ def write_manifest(
     text = tokenizer.to_json().encode()
     if end_of_text is not None:
         whole("end_of_text", end_of_text, 0, tokenizer.vocab_size - 1, remedy="an id of the vocabulary, or None")
+    rows = [(s.tokens, s.documents, s.bin.size, s.bin.sha256, s.idx.size, s.idx.sha256) for s in shards]
     fields: dict[str, Any] = {
         "schema": "locant token store",
         "version": VERSION,
@@ -311,17 +295,17 @@ def write_manifest(
         "tokenizer": {"size": len(text), "sha256": sha256_of(text), "fingerprint": tokenizer.fingerprint},
         "options": options,
         "sources": sources,
-        "shards": _columns(shards),
+        "shards": {name: [row[place] for row in rows] for place, name in enumerate(SHARD_COLUMNS)},
     }
-    content = _spelled(fields)
-    path = folder / MANIFEST
-    parse_manifest(content, path)  # what could not be read again is not written
-    parse_sources(content, path)
+    content, path = _spelled(fields), folder / MANIFEST
+    _require_readable(len(content), path)
+    with _naming(path):  # what could not be read again is not written
+        manifest = _manifest(strict_json(content, "it"), _intact(content), path)
     if path.exists():
         if path.read_bytes() == content:
             return
         raise InputError(f"got {folder}, which holds another finished store", "another folder")
-    _require_shards(folder, shards)
+    require_files(folder, manifest, but=TOKENIZER)
     write_whole(folder / TOKENIZER, text)
     write_whole(path, content)
 
@@ -335,11 +319,6 @@ def _spelled(fields: dict[str, Any]) -> bytes:
     return body + f',\n "sha256": "{sha256_of(body)}",\n "complete": true\n}}\n'.encode()
 
 
-def _columns(shards: Sequence[ShardRecord]) -> dict[str, list[Any]]:
-    rows = [(s.tokens, s.documents, s.bin.size, s.bin.sha256, s.idx.size, s.idx.sha256) for s in shards]
-    return {name: [row[place] for row in rows] for place, name in enumerate(SHARD_COLUMNS)}
-
-
 def _json(value: Any) -> str:
     """Plain ASCII; a line for each part of what has parts that have parts."""
     parts = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
@@ -351,10 +330,22 @@ def _json(value: Any) -> str:
     return "[\n" + ",\n".join(f"  {json.dumps(part, allow_nan=False)}" for part in parts) + "\n ]"
 
 
-def _require_shards(folder: Path, shards: Sequence[ShardRecord]) -> None:
-    for number, shard in enumerate(shards):
-        for suffix, record in (("bin", shard.bin), ("idx", shard.idx)):
-            path = folder / f"{shard_name(number)}.{suffix}"
-            size = require_file(path, "writing the shard again")
-            if size != record.size:
-                raise InputError(f"{path} has {size} bytes, expected {record.size}", "writing the shard again")
+def require_files(folder: Path, manifest: Manifest, *, but: str = "") -> None:
+    """Every file is there and has its size: one system call each, relative to the folder."""
+    sizes = {TOKENIZER: manifest.tokenizer.size}
+    counts = zip(manifest.tokens.tolist(), manifest.documents.tolist(), strict=True)
+    for number, (tokens, documents) in enumerate(counts):
+        name = shard_name(number)
+        sizes[f"{name}.bin"], sizes[f"{name}.idx"] = manifest.dtype.itemsize * tokens, index_size(documents)
+    sizes.pop(but, None)
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            for name, size in sizes.items():
+                found = os.stat(name, dir_fd=handle)  # a `Path` for each of 20 000 files would take longer
+                if found.st_size != size or not stat.S_ISREG(found.st_mode):
+                    raise InputError(f"{folder / name} has {found.st_size} bytes, expected {size}", AGAIN)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise InputError(f"cannot read {error.filename} in {folder}: {error.strerror}", AGAIN) from None

@@ -27,8 +27,7 @@ class MegatronFormat(StoreFormat):
     def __init__(self, path: Path, options: StoreOptions) -> None:
         if options.dtype is not None:
             raise InputError("got a dtype for Megatron-LM's files, which say it themselves", "no dtype")
-        file = only_file(path, ".idx") if path.is_dir() else path
-        prefix = os.path.abspath(file)  # noqa: PTH100
+        prefix = os.path.abspath(only_file(path, ".idx"))  # noqa: PTH100
         prefix = prefix[: -len(".bin")] if prefix.endswith((".bin", ".idx")) else prefix
         self._idx = f"{prefix}.idx"
         index = read_index(self._idx)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +24,7 @@ import numpy as np
 from jaxtyping import Int, Integer
 
 from locant.errors import InputError, RangeError
-from locant.files import NewFile
-from locant.text.store.formats.records import FaultError
+from locant.files import FaultError, NewFile
 from locant.text.store.token_files import read_file, require_file
 
 __all__ = ["Index", "IndexWriter", "index_size", "read_index"]
@@ -61,11 +61,7 @@ class Index:
 
 
 def read_index(path: str | Path) -> Index:
-    """Read an index, and check all of it.
-
-    Raises:
-        InputError: it is none, or contradicts itself.
-    """
+    """Read an index; an `InputError` if it is none, or contradicts itself."""
     remedy = f"a fresh copy of {path}"
     size = require_file(path, remedy)
     if size < index_size(0):
@@ -126,11 +122,7 @@ class IndexWriter:
         file.write(bytes(HEADER.size))
 
     def append(self, lengths: Integer[np.ndarray, " documents"], *, continues: bool) -> None:
-        """Add documents; with `continues`, the first length adds to the last document.
-
-        Raises:
-            RangeError: a document is too long for the format. Nothing is added then.
-        """
+        """Add documents, all or, where one is too long, none; with `continues`, the first adds to the last one."""
         if not len(lengths):
             return
         numbers = lengths.astype(np.int64)  # a copy
@@ -141,13 +133,13 @@ class IndexWriter:
         if (longest := int(numbers.max())) > LONGEST:
             cause = f"got a document of {longest} tokens, more than an index can say ({LONGEST})"
             raise RangeError(cause, "a separator that cuts it into shorter documents")
-        self._write(numbers[:-1])
+        self._append(numbers[:-1], "<i4")
         self._last = numbers[-1:]
         self.documents += len(lengths) - continues
 
     def finish(self) -> str:
         """Write what is missing; the SHA-256 of the whole file."""
-        self._write(self._last)
+        self._append(self._last, "<i4")
         header = HEADER.pack(MAGIC, VERSION, CODE_OF[self._dtype], self.documents, self.documents + 1)
         self._file.overwrite(header, at=0)
         digest = hashlib.sha256(header)
@@ -162,15 +154,12 @@ class IndexWriter:
             digest.update(self._append(np.arange(first, min(first + BLOCK, self.documents + 1))))
         return digest.hexdigest()
 
-    def _write(self, lengths: np.ndarray) -> None:
-        self._file.write(lengths.astype("<i4").tobytes())
-
-    def _append(self, numbers: np.ndarray) -> bytes:
-        data = numbers.astype("<i8").tobytes()
+    def _append(self, numbers: np.ndarray, dtype: str = "<i8") -> bytes:
+        data = numbers.astype(dtype).tobytes()
         self._file.write(data)
         return data
 
-    def _blocks(self):
+    def _blocks(self) -> Iterator[np.ndarray]:
         for first in range(0, self.documents, BLOCK):
             size = 4 * min(BLOCK, self.documents - first)
             yield np.frombuffer(self._file.read(size, at=HEADER.size + 4 * first), "<i4")

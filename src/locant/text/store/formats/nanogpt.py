@@ -23,7 +23,7 @@ class NanogptFormat(StoreFormat):
     """A file of tokens: what nanoGPT's ``prepare.py`` writes."""
 
     def __init__(self, path: Path, options: StoreOptions) -> None:
-        file = only_file(path, ".bin") if path.is_dir() else path
+        file = only_file(path, ".bin")
         require_file(file, "the file that nanoGPT's prepare.py wrote, such as train.bin")
         if head_of(file)[:4] == HEADER_OF_LLM_C.to_bytes(4, "little"):
             raise InputError(f"{file} begins with the header of llm.c", "the file without its first 1024 bytes")

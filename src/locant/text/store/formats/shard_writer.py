@@ -11,9 +11,8 @@ from jaxtyping import Integer
 from locant.arguments import shown
 from locant.errors import InputError, ShapeError
 from locant.files import NewFile
-from locant.text.store.formats.manifest import MANIFEST, shard_name
+from locant.text.store.formats.manifest import MANIFEST, FileRecord, ShardRecord, shard_name
 from locant.text.store.formats.megatron_index import IndexWriter
-from locant.text.store.formats.records import FileRecord, ShardRecord
 from locant.text.store.token_files import BLOCK, require_known, token_dtype
 
 __all__ = ["ShardWriter"]
@@ -63,18 +62,11 @@ class ShardWriter:
         return self._index.documents
 
     def append(
-        self,
-        ids: Integer[np.ndarray, " tokens"],
-        lengths: Integer[np.ndarray, " documents"],
-        *,
-        continues: bool = False,
+        self, ids: Integer[np.ndarray, " tokens"], lengths: Integer[np.ndarray, " docs"], *, continues: bool = False
     ) -> None:
-        """Add documents.
+        """Add documents: their tokens, one after the other, and how many each has; 0 is a document too.
 
-        Args:
-            ids: their tokens, one document after the other, of any integer dtype.
-            lengths: how many tokens each document has; 0 is a document too.
-            continues: whether the first of these documents goes on where the last one of the call before ended.
+        With `continues`, the first of them goes on where the last one of the call before ended.
 
         Raises:
             RangeError: an id that is not in the vocabulary. ShapeError: lengths that do not add up to the ids.
@@ -83,7 +75,11 @@ class ShardWriter:
         for name, array in (("ids", ids), ("lengths", lengths)):
             if not isinstance(array, np.ndarray) or array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
                 raise ShapeError(f"got {shown(array)} for {name}, expected one axis of integers", "a NumPy array")
-        _require_sum(lengths, len(ids))
+        # A length that is too large is found first, so that the sum cannot wrap.
+        fits = not len(lengths) or (int(lengths.min()) >= 0 and int(lengths.max()) <= len(ids))
+        if not fits or int(lengths.sum(dtype=np.int64)) != len(ids):
+            remedy = "a length for each document, all tokens counted"
+            raise ShapeError(f"got {len(ids)} ids, and lengths that do not add up to as many", remedy)
         if continues and not self.documents:
             raise ShapeError("got continues=True, but there is no document before", "continues=False")
         require_known(ids, self._vocab_size, self.tokens)
@@ -114,11 +110,3 @@ class ShardWriter:
     def __exit__(self, *error: object) -> None:
         self._bin.discard()
         self._idx.discard()
-
-
-def _require_sum(lengths: np.ndarray, tokens: int) -> None:
-    # One that is too long is found first, so that the sum cannot wrap.
-    fits = not len(lengths) or (int(lengths.min()) >= 0 and int(lengths.max()) <= tokens)
-    if not fits or int(lengths.sum(dtype=np.int64)) != tokens:
-        remedy = "a length for each document, all tokens counted"
-        raise ShapeError(f"got {tokens} ids, and lengths that do not add up to as many", remedy)
