@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import locant
-from locant.lab import Settings, comparison, running
+from locant.lab import Settings, comparison
 from locant.lab.results import command
 from locant.positions.registry import ENCODINGS
 from locant.report.comparison.terminal import Screen
@@ -85,7 +83,7 @@ def test_defaults_are_those_of_the_lab(run: Run, folder: Path, monkeypatch: pyte
         asked.append(settings)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(running, "compare", note)
+    monkeypatch.setattr(comparison, "compare", note)
     (folder / "long.txt").write_text("".join(chr(97 + n * n % 26) + " " * (n % 7 == 0) for n in range(40_000)))
     run("compare", "long.txt", "--tokenizer", "bytes")
     assert asked == [Settings()]
@@ -182,21 +180,6 @@ def test_a_text_too_short_for_the_lengths_leaves_nothing(run: Run, folder: Path)
     assert result.exit_code == 2
     assert "too short to hold out a window of 32000; try: " in result.stderr.splitlines()[-1]
     assert listing(folder) == before
-
-
-def test_help_has_the_defaults_of_the_lab_and_loads_no_torch() -> None:
-    code = (
-        "import sys; from locant.cli import main\n"
-        "try: main(['compare', '--help'])\n"
-        "except SystemExit: pass\n"
-        "print('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    *shown, loaded = done.stdout.splitlines()
-    assert loaded == "False"
-    words = " ".join(" ".join(shown).split())
-    for default in ("0.006", "1,2,4,8", "300, fewer where that is more than 16 epochs"):
-        assert f"Default: {default}." in words
 
 
 def test_little_text_is_said_before_and_after(run: Run, folder: Path) -> None:

@@ -1,32 +1,21 @@
-"""Whatever goes wrong is one line and an exit code; in a real process, through real pipes."""
+"""Whatever goes wrong is one line and an exit code; one process of its own for the pipes and the exit codes."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
-from locant.cli import main
+from locant import PositionEncoding
+from locant.cli import errors, main
+from locant.positions.registry import ENCODINGS
 from tests.cli.conftest import Complains, Run, listing
-
-PROGRAM = "from locant.cli import main; main()"
-
-
-def process(*words: object, before: str = "", **options: object) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own, after some other code."""
-    code = f"{before}\n{PROGRAM}"
-    quiet = {name: value for name, value in os.environ.items() if name != "LOCANT_TRACEBACK"}
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, words)],
-        capture_output=True,
-        text=True,
-        check=False,
-        **{"env": quiet, **options},
-    )
 
 
 @pytest.mark.parametrize(
@@ -118,10 +107,11 @@ def test_no_option_of_a_verb_is_left_without_words() -> None:
     [
         (KeyboardInterrupt(), 130, "locant: interrupted"),
         (MemoryError(), 2, "locant: there is not enough memory; try: smaller sizes"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 2, "not enough memory for tensors"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 2, "there is not enough memory"),
         (OSError(28, "No space left on device"), 2, "locant: the system says 'no space left on device'; try: "),
         (PermissionError(13, "Permission denied", "x"), 2, "the system says 'permission denied': x; try: "),
-        (ValueError, 1, ""),
+        (KeyError("lost"), 1, "locant: this is a mistake in locant: KeyError: 'lost' at test_errors.py:"),
+        (RuntimeError("a shape"), 1, "; try: LOCANT_TRACEBACK=1 locant ..., and report what it prints"),
     ],
 )
 def test_what_happens_to_the_machine_is_one_line(
@@ -131,29 +121,63 @@ def test_what_happens_to_the_machine_is_one_line(
         raise error
 
     monkeypatch.setattr("locant.report.listing.print_all", fail)
-    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     result = run("list")
-    assert result.exit_code == code
-    if code != 1:
-        assert said in result.stderr.splitlines()[-1]
-        assert "Traceback" not in result.output
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert said in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
+    monkeypatch.setenv("LOCANT_TRACEBACK", "1")
+    raised = run("list").exception
+    assert isinstance(raised, click.Abort if isinstance(error, KeyboardInterrupt) else type(error))
 
 
-def test_our_own_mistake_is_one_line_and_with_the_variable_a_traceback() -> None:
-    breaks = "from locant.report import benchmarks\ndef bug(*_, **__): {}['lost']\nbenchmarks.print_recorded = bug"
-    short = process("bench", before=breaks)
-    assert short.returncode == 1
-    (line,) = short.stderr.splitlines()
-    assert line.startswith("locant: this is a mistake in locant: KeyError: 'lost'")
-    assert "; try: LOCANT_TRACEBACK=1" in line
-    long = process("bench", before=breaks, env={**os.environ, "LOCANT_TRACEBACK": "1"})
-    assert long.returncode == 1
-    assert "Traceback (most recent call last)" in long.stderr
+class Broken(PositionEncoding):
+    """Of another package; its `embed` fails, and its `bias` does not take what it is given."""
+
+    def embed(self, x, positions):
+        return x + "one"
+
+    def bias(self, q):
+        return q
+
+
+def test_the_mistake_of_a_plug_in_is_told_by_its_name(complains: Complains, monkeypatch: pytest.MonkeyPatch) -> None:
+    dict(ENCODINGS.items())
+    for name in ("_values", "_aliases"):  # other tests do not see it
+        monkeypatch.setattr(ENCODINGS, name, {**getattr(ENCODINGS, name)})
+    ENCODINGS.register("broken_one", Broken)
+    offers = [EntryPoint("broken_one", f"{__name__}:Broken", "locant.encodings")]
+    monkeypatch.setattr(errors, "entry_points", lambda group: offers if group == "locant.encodings" else [])
+    said = "encoding 'broken_one' of tests.cli.test_errors fails: TypeError: "
+    for words in (("plot", "broken_one"), ("embed", "text.txt", "--tokenizer", "bytes", "--encoding", "broken_one")):
+        assert said in complains(*words)
+    monkeypatch.setattr(Broken, "embed", PositionEncoding.embed)
+    assert f"{said}Broken.bias() takes 2 positional arguments but" in complains("plot", "broken_one")
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (("plot", "rotary", "--base", "nan"), "--base 10000.0, the usual one"),
+        (("plot", "rotary", "--head-dim", 7), "--head-dim 64, or"),
+        (("plot", "xpos", "--head-dim", 7), "--head-dim 64, an even width"),
+        (("plot", "rotary", "--scaling", "yarn:0"), "yarn:4"),
+        (("embed", "text.txt", "--tokenizer", "gpt-of-nobody"), "the path of a tokenizer.json, --download, or a tok"),
+        (("embed", "text.txt", "--scale", "nan", "--tokenizer", "bytes"), "no --scale, or 'sqrt_d_model'"),
+        (("embed", "text.txt", "--encoding", "yarn"), "--encoding rotary"),
+        (("export", "nothing", "--to", "nanogpt", "-o", "out"), "a folder that locant prepare made, or a --format"),
+        (("compare", "text.txt", "--multiples", "0,1"), "--multiples 1,2,4,8"),
+        (("prepare", "text.txt", "-o", "out", "--task", 2), "--task 0, --num-tasks 1"),
+    ],
+)
+def test_a_remedy_is_in_the_words_of_the_command_line(
+    complains: Complains, words: tuple[object, ...], remedy: str
+) -> None:
+    assert f"; try: {remedy}" in complains(*words)
 
 
 def test_a_reader_that_goes_away_hears_no_complaint() -> None:
     writer = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "bench", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "locant", "bench", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert writer.stdout is not None
     assert writer.stderr is not None
@@ -163,27 +187,36 @@ def test_a_reader_that_goes_away_hears_no_complaint() -> None:
     assert writer.wait() == 141
 
 
-def test_a_wrong_input_in_a_real_process_is_one_line_and_exit_code_two(folder: Path) -> None:
-    done = process("embed", "missing.txt")
+def test_an_exit_code_is_that_of_the_process() -> None:
+    done = subprocess.run([sys.executable, "-m", "locant", "bench", "x"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "locant: got missing.txt, but there is no such file; try: the path of a text file\n"
+    assert done.stderr.startswith("locant: got 'x', recorded are ")
 
 
 def test_text_that_stdout_cannot_write_is_escaped(folder: Path) -> None:
     (folder / "wide.txt").write_text("ñandú → 😀", encoding="utf-8")
-    done = process("embed", "wide.txt", "--vocab-size", 300, env={**os.environ, "PYTHONIOENCODING": "ascii"})
-    assert done.returncode == 0, done.stderr
-    assert "\\u2192" in done.stdout
+    result = CliRunner(charset="ascii").invoke(main, ["embed", "wide.txt", "--tokenizer", "bytes"])
+    assert result.exit_code == 0, result.stderr
+    assert "\\u2192" in result.stdout
 
 
 TINY = (
     "text.txt", "--tokenizer", "bytes", "--encodings", "nope", "--seeds", "0", "--steps", "1", "--d-model", "8",
     "--num-heads", "2", "--train-length", "40", "--multiples", "1,4",
 )  # fmt: skip
-LITTLE_ROOM = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))"
 
 
-@pytest.mark.skipif(os.name != "posix", reason="limits of a process are set the POSIX way")
+@pytest.fixture
+def _little_room() -> Iterator[None]:
+    """Files of at most 3000 bytes, as on a disk that is almost full."""
+    resource = pytest.importorskip("resource", reason="limits of a process are set the POSIX way")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("_little_room")
 @pytest.mark.parametrize(
     "words",
     [
@@ -192,25 +225,29 @@ LITTLE_ROOM = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (3000,
         ("compare", *TINY, "-o", "deep/out"),
     ],
 )
-def test_a_disk_without_room_leaves_nothing_half_written(folder: Path, words: tuple[str, ...]) -> None:
+def test_a_disk_without_room_leaves_nothing_half_written(run: Run, folder: Path, words: tuple[str, ...]) -> None:
     before = listing(folder)
-    done = process(*words, before=LITTLE_ROOM)
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("locant: ")
+    result = run(*words)
+    assert result.exit_code == 2, result.exception
+    assert result.stderr.splitlines()[-1].startswith("locant: ")
     assert listing(folder) == before
 
 
-def test_help_loads_no_torch_and_no_pictures() -> None:
+def test_help_has_the_defaults_of_the_lab_and_loads_no_torch_and_no_pictures() -> None:
     code = (
         "import sys; from locant.cli import main\n"
-        "try: main(['--help'])\n"
-        "except SystemExit: pass\n"
+        "for words in (['--help'], ['compare', '--help']):\n"
+        "    try: main(words)\n"
+        "    except SystemExit: pass\n"
         "names = {'torch', 'locant.lab.decoder', 'locant.report', 'matplotlib', 'rich'}\n"
         "print(sorted(names & set(sys.modules)) if 'click' in sys.modules else 'blind')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    *shown, loaded = done.stdout.splitlines()
+    assert loaded == "[]"
+    words = " ".join(" ".join(shown).split())
+    for default in ("0.006", "1,2,4,8", "300, fewer where that is more than 16 epochs"):
+        assert f"Default: {default}." in words
 
 
 def test_the_version_is_that_of_the_package(run: Run) -> None:
@@ -219,7 +256,7 @@ def test_the_version_is_that_of_the_package(run: Run) -> None:
     assert run("--version").stdout == f"locant {__version__}\n"
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
 def test_a_stream_that_is_closed_from_the_start_is_no_fault(closed: str) -> None:
     done = subprocess.run(
         ["sh", "-c", f'"$0" -m locant bench --json {closed}', sys.executable],

@@ -5,17 +5,20 @@ mistake of this package; 130 after Ctrl-C; 141 where the reader of stdout went a
 traceback of any of them.
 """
 
+import click
+
+from locant._version import __version__
 from locant.cli.errors import VerbGroup
-from locant.cli.options import show_version
 
 __all__ = ["main"]
 
 VERBS = ("embed", "compare", "explain", "extend", "convert", "prepare", "export", "plot", "bench", "list")
 
-main = VerbGroup(
-    name="locant",
-    verbs=VERBS,
-    params=[show_version],
-    help="Raw text to attention-ready tensors, with every position encoding behind one interface.",
-    epilog="Nothing touches the network unless --download is given.",
+main = click.version_option(__version__, message="locant %(version)s")(
+    VerbGroup(
+        name="locant",
+        verbs=VERBS,
+        help="Raw text to attention-ready tensors, with every position encoding behind one interface.",
+        epilog="Nothing touches the network unless --download is given.",
+    )
 )

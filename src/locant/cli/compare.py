@@ -54,16 +54,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 @output("The folder of the report.", default="report")
 @click.option("--force", is_flag=True, help="Write into a folder that holds other things; they stay as they are.")
 @as_json
-def verb(
-    files: tuple[str, ...],
-    tokenizer: str | None,
-    vocab_size: int | None,
-    download: bool,
-    output: Path,
-    force: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def verb(files: tuple[str, ...], output: Path, force: bool, as_json: bool, **options: Any) -> None:
     """Train every encoding at a short length, and measure it at longer ones.
 
     Without a FILE the text is the documentation that ships inside Python; - is standard input.
@@ -71,16 +62,14 @@ def verb(
     A report that is already in the folder is replaced once the first result is in.
     """
     from locant.figures.canvas import require_matplotlib
+    from locant.lab.comparison import compare_files
     from locant.lab.folder import PAGE
-    from locant.lab.running import compare_files
     from locant.report.comparison.terminal import Screen, print_losses
     from locant.report.console import print_json
 
     require_matplotlib()
-    results = compare_files(
-        files, only_given(options), tokenizer=tokenizer, vocab_size=vocab_size, download=download, folder=output,
-        force=force, watcher=Screen(),
-    )  # fmt: skip
+    text = {name: options.pop(name) for name in ("tokenizer", "vocab_size", "download")}
+    results = compare_files(files, only_given(options), folder=output, force=force, watcher=Screen(), **text)
     if as_json:
         print_json({**results, "report": str(output / PAGE)})
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ def verb(folder: Path, to: Layout, source: Layout | None, output: Path, config: 
     from tqdm import tqdm
 
     from locant.checkpoints.layout_folder import convert_folder
-    from locant.report.converting import print_conversion
+    from locant.report.console import counted, print_result, talk
 
     with tqdm(disable=None, unit="B", unit_scale=True, leave=False, dynamic_ncols=True) as bar:
 
@@ -46,4 +47,9 @@ def verb(folder: Path, to: Layout, source: Layout | None, output: Path, config: 
             bar.update(done - bar.n)
 
         conversion = convert_folder(folder, output, to=to, source=source, config=config, progress=advance)
-    print_conversion(conversion, as_json=as_json)
+    if conversion.left_out:
+        talk(f"left out: {', '.join(conversion.left_out)}")
+    moved = f"{conversion.converted} of {conversion.tensors} tensors converted"
+    size = f"{counted(conversion.bytes, 'byte')} in {counted(len(conversion.files), 'file')}"
+    line = f"{conversion.output}: {conversion.source} -> {conversion.to}, {moved}, {size}"
+    print_result(asdict(conversion), line, as_json=as_json)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from locant.cli.options import Factor, as_json, files, output, tokenizer_options
+from locant.cli.options import SEED, Factor, as_json, files, output, require_taken, tokenizer_options
 
 __all__ = ["verb"]
 
@@ -29,22 +29,14 @@ VOCAB_SIZE = 4_096
 @click.option(
     "--all", "everything", is_flag=True, help="Embed and write all windows instead: 4 bytes times tokens times d_model."
 )
-@click.option("--seed", type=click.IntRange(min=0, max=2**63 - 1), default=0, help="Of the random tables.")
+@click.option("--seed", type=SEED, default=0, help="Of the random tables.")
 @click.option(
     "--scale", type=Factor(), help="Factor on the token rows: a number, sqrt_d_model or sqrt_d_model_rounded."
 )
 @output("A .safetensors file for ids, targets, positions and embeddings.")
 @as_json
 def verb(
-    files: tuple[str, ...],
-    output: Path | None,
-    batch: int,
-    everything: bool,
-    as_json: bool,
-    tokenizer: str | None,
-    vocab_size: int | None,
-    download: bool,
-    **options: Any,
+    files: tuple[str, ...], output: Path | None, batch: int, everything: bool, as_json: bool, **options: Any
 ) -> None:
     """Turn text into ids, windows and embeddings, and show each step.
 
@@ -58,13 +50,12 @@ def verb(
     from locant.report.embedding import print_flow
     from locant.text.corpus import read_corpus
 
+    require_taken(options["encoding"], {}, "embed")
+    text = {name: options.pop(name) for name in ("tokenizer", "vocab_size", "download")}
     plan = Plan(batch=None if everything else batch, **options)
     if output is not None:
         require_vectors_name(output)
-    corpus = read_corpus(
-        files, tokenizer=tokenizer, vocab_size=vocab_size, usual_vocab_size=VOCAB_SIZE, download=download
-    )
-    embedded = embed(corpus, plan)
+    embedded = embed(read_corpus(files, usual_vocab_size=VOCAB_SIZE, **text), plan)
     if output is not None:
         save_vectors(embedded, output)
         windows = counted(embedded.flow.embedded_windows, "window")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import os
+import re
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import click
@@ -20,12 +22,16 @@ from locant.errors import InputError, LocantError
 
 __all__ = ["VerbGroup"]
 
+OUR_MISTAKE = 1
 WRONG_INPUT = 2
 INTERRUPTED = 130
 READER_GONE = 141
 TRACEBACK = "LOCANT_TRACEBACK"
 NO_MEMORY = ("can't allocate memory", "not enough memory", "overflow", "out of memory", "Invalid buffer size")
 """How torch words it, as a RuntimeError, when a tensor is larger than the machine."""
+
+PLUG_INS = {"locant.encodings": "encoding", "locant.architectures": "architecture", "locant.formats": "store format"}
+"""What installed packages offer, by the group of their entry points."""
 
 
 class VerbGroup(click.Group):
@@ -38,24 +44,19 @@ class VerbGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.verbs)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return import_module(f"locant.cli.{cmd_name}").verb if cmd_name in self.verbs else None
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        """The command of a verb; an unknown verb gets the nearest known one."""
+        if cmd_name in self.verbs:
+            return import_module(f"locant.cli.{cmd_name}").verb
+        close = difflib.get_close_matches(cmd_name.lower(), self.verbs, n=1, cutoff=0.5)
+        remedy = f"locant {close[0]}" if close else "locant --help"
+        raise InputError(f"got verb {cmd_name!r}, expected one of {', '.join(self.verbs)}", remedy)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Every verb with the first line of its help."""
-        commands = ((name, self.get_command(ctx, name)) for name in self.verbs)
         with formatter.section("Verbs"):
-            formatter.write_dl([(name, (verb.help or "").partition("\n")[0]) for name, verb in commands if verb])
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """An unknown verb gets the nearest known one."""
-        if args and args[0] not in self.verbs and not args[0].startswith("-"):
-            close = difflib.get_close_matches(args[0].lower(), self.verbs, n=1, cutoff=0.5)
-            remedy = f"locant {close[0]}" if close else "locant --help"
-            raise InputError(f"got verb {args[0]!r}, expected one of {', '.join(self.verbs)}", remedy)
-        return super().resolve_command(ctx, args)
+            helps = {name: self.get_command(ctx, name).help or "" for name in self.verbs}
+            formatter.write_dl([(name, text.partition("\n")[0]) for name, text in helps.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the verb; a reader of stdout that went away is no error, and click would exit with 1."""
@@ -63,57 +64,53 @@ class VerbGroup(click.Group):
             returned = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
-            _close_stdout()
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the interpreter, which flushes at exit
             ctx.exit(READER_GONE)
+        except LocantError as error:
+            if (verb := ctx.invoked_subcommand) is not None:
+                error.remedy = _as_typed(error.remedy, self.get_command(ctx, verb))
+            raise
         return returned
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        **extra: Any,
+    def main(  # type: ignore[override]  # the others are click's own
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, **options: Any
     ) -> Any:
         """Runs a verb, or prints the help where none is given; outside `standalone_mode` errors are raised."""
-        args = sys.argv[1:] if args is None else [*args]
-
-        def run() -> object:
-            return super(VerbGroup, self).main(
-                args or ["--help"], prog_name or "locant", complete_var, standalone_mode=False, **extra
-            )
-
-        return sys.exit(_guarded(run)) if standalone_mode else run()
+        standalone = options.pop("standalone_mode", True)
+        words = [*(sys.argv[1:] if args is None else args)] or ["--help"]
+        run = functools.partial(super().main, words, prog_name or "locant", standalone_mode=False, **options)
+        return sys.exit(_guarded(run)) if standalone else run()
 
 
-def _guarded(run: Callable[[], object]) -> int:
-    """The exit code of a run; with `TRACEBACK` set, errors are raised as they are."""
-    _open_closed_streams()
+def _guarded(run: Callable[[], int | None]) -> int:
+    """The exit code of a run, which click gives for ``--help`` alone; with `TRACEBACK` set, errors are raised."""
+    _prepare_streams()
     if os.environ.get(TRACEBACK):
-        return _code(run())
-    _print_anything()
+        return run() or 0
     _clean_up_when_told_to_stop()
     try:
-        code = _code(run())
+        return run() or 0
     except (KeyboardInterrupt, click.Abort):
         return _say("interrupted", "", INTERRUPTED)
     except click.ClickException as error:
-        return _say(*_usage(error), WRONG_INPUT)
+        return _say(*_usage(error))
     except LocantError as error:
-        return _say(error.cause, error.remedy, WRONG_INPUT)
-    except MemoryError:
-        return _say("there is not enough memory", "smaller sizes", WRONG_INPUT)
+        return _say(error.cause, error.remedy)
     except OSError as error:
-        return _say(_system(error), "a place with room that you may read and write", WRONG_INPUT)
-    except RuntimeError as error:
-        if any(words in str(error) for words in NO_MEMORY):
-            return _say("there is not enough memory for tensors of these sizes", "smaller sizes", WRONG_INPUT)
-        sys.excepthook = _report_bug
-        raise
-    except BaseException:
-        sys.excepthook = _report_bug
-        raise
-    return code
+        where = f": {error.filename}" if error.filename else ""
+        cause = f"the system says {(error.strerror or str(error)).lower()!r}{where}"
+        return _say(cause, "a place with room that you may read and write")
+    except Exception as error:
+        raise SystemExit(_say(*_unexpected(error))) from error
+
+
+def _prepare_streams() -> None:
+    """What goes to a stream that a shell closed (``>&-``) is discarded; what an encoding cannot write is escaped."""
+    for name in ("stdout", "stderr"):
+        if (stream := getattr(sys, name)) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # open until the end
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _clean_up_when_told_to_stop() -> None:
@@ -124,15 +121,27 @@ def _clean_up_when_told_to_stop() -> None:
                 signal.signal(getattr(signal, name), signal.default_int_handler)
 
 
-def _code(returned: object) -> int:
-    """Click hands back the code of ``--help``; verbs return nothing."""
-    return returned if isinstance(returned, int) else 0
-
-
-def _say(cause: str, remedy: str, code: int) -> int:
+def _say(cause: str, remedy: str, code: int = WRONG_INPUT) -> int:
     line = " ".join(f"locant: {cause}{f'; try: {remedy}' if remedy else ''}".split())
     click.echo(line, err=True)
     return code
+
+
+def _as_typed(remedy: str, verb: click.Command) -> str:
+    """A remedy whose arguments of Python, such as ``head_dim=64``, are options of this verb."""
+    options = {str(one.name): one for one in verb.params if isinstance(one, click.Option)}
+
+    def typed(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        if name not in options:
+            return found[0]
+        flag = options[name].opts[-1]
+        if value in ("None", "False"):
+            return next(iter(options[name].secondary_opts), f"no {flag}")
+        value = re.sub(r"[()' ]|(?<=\d)_(?=\d)", "", value)
+        return f"{flag} {value}" if value not in ("", "True") else flag
+
+    return re.sub(r"\b([a-z_]+)=(\([^)]*\)|'[^']*'|[\w.+-]*)", typed, remedy)
 
 
 def _usage(error: click.ClickException) -> tuple[str, str]:
@@ -142,41 +151,31 @@ def _usage(error: click.ClickException) -> tuple[str, str]:
     remedy = f"{context.command_path if context else 'locant'} --help"
     if isinstance(error, click.NoSuchOption):
         message = f"there is no option {error.option_name}"
-        if error.possibilities:
-            remedy = min(error.possibilities)
+        remedy = min(error.possibilities or [remedy])
     return message[0].lower() + message[1:], remedy
 
 
-def _system(error: OSError) -> str:
-    where = f": {error.filename}" if error.filename else ""
-    return f"the system says {(error.strerror or str(error)).lower()!r}{where}"
+def _unexpected(error: Exception) -> tuple[str, str, int]:
+    """What an error means that is none of this package's: too little memory, or somebody's mistake."""
+    lacks_memory = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+    if lacks_memory or isinstance(error, MemoryError):
+        return "there is not enough memory", "smaller sizes", WRONG_INPUT
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    what = f"{type(error).__name__}: {error} at {Path(last.filename).name}:{last.lineno}"
+    if (plug_in := _plug_in(error)) is not None:
+        package = plug_in.dist.name if plug_in.dist else plug_in.module
+        cause = f"{PLUG_INS[plug_in.group]} {plug_in.name!r} of {package} fails: {what}"
+        return cause, f"pip install -U {package}, or {TRACEBACK}=1 locant ... to see more", WRONG_INPUT
+    cause = f"this is a mistake in locant: {what}"
+    return cause, f"{TRACEBACK}=1 locant ..., and report what it prints", OUR_MISTAKE
 
 
-def _open_closed_streams() -> None:
-    """A shell can start a program with a stream closed (``>&-``): what is printed there is discarded."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # open until the end
-
-
-def _print_anything() -> None:
-    """Show as an escape what the encoding of stdout cannot write: a lone surrogate, or under ASCII most of a text."""
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors="backslashreplace")
-
-
-def _close_stdout() -> None:
-    """The reader of stdout is gone; without this the interpreter would print an error when it flushes it at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
-
-
-def _report_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """One line for what should not have happened; the interpreter exits with 1."""
-    frames = traceback.extract_tb(trace)
-    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    cause = f"this is a mistake in locant: {kind.__name__}: {error}{where}"
-    _say(cause, f"{TRACEBACK}=1 locant ..., and report what it prints", 1)
+def _plug_in(error: Exception) -> EntryPoint | None:
+    """The plug-in whose code was running when an error was raised, or whose objects were at hand."""
+    offers = {entry.module.partition(".")[0]: entry for group in PLUG_INS for entry in entry_points(group=group)}
+    for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):
+        modules = [getattr(value, "__module__", "") for value in frame.f_locals.values()]
+        for module in (frame.f_globals.get("__name__"), *modules):
+            if (top := str(module).partition(".")[0]) in offers:
+                return offers[top]
+    return None

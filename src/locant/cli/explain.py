@@ -24,7 +24,7 @@ def verb(config: str, output: Path | None, as_json: bool) -> None:
     from locant.checkpoints.config_source import read_source
     from locant.checkpoints.explanation import explain
     from locant.figures.canvas import require_figure, save
-    from locant.figures.models import draw_explanation
+    from locant.figures.plot import draw_explanation
     from locant.report.explain import print_explanation
 
     require_figure(output)

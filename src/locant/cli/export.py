@@ -35,7 +35,7 @@ def verb(store: Path, to: str, output: Path, as_json: bool, **options: Any) -> N
     """  # noqa: D301
     import tqdm
 
-    from locant.report.console import out, print_json
+    from locant.report.console import print_result
     from locant.text.store import TokenStore, export_store
 
     opened = TokenStore(store, **only_given(options))
@@ -43,7 +43,4 @@ def verb(store: Path, to: str, output: Path, as_json: bool, **options: Any) -> N
         total=len(opened), disable=None, unit="token", unit_scale=True, leave=False, dynamic_ncols=True
     ) as bar:
         exported = export_store(opened, output, to=to, progress=lambda done: bar.update(done - bar.n))
-    if as_json:
-        print_json(exported.to_dict())
-    else:
-        out().print(str(exported), soft_wrap=True)
+    print_result(exported.to_dict(), str(exported), as_json=as_json)

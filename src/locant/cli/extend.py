@@ -32,8 +32,8 @@ def verb(config: str, to: int, method: str, output: Path | None, figure: Path | 
     """
     from locant.checkpoints.extension import write_extension
     from locant.figures.canvas import require_figure, save
-    from locant.figures.models import draw_extension
-    from locant.report.extend import print_extension
+    from locant.figures.plot import draw_extension
+    from locant.report.explain import print_extension
 
     def draw(extension: Extension) -> None:
         if figure is not None:

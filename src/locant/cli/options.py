@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from locant._version import __version__
 from locant.errors import InputError
 from locant.figures import SIZES
 
 __all__ = [
-    "Factor", "Listed", "Place", "as_json", "encoding_options", "files", "only_given", "output", "require_taken",
-    "show_version", "tokenizer_options",
+    "SEED", "Factor", "Listed", "Place", "as_json", "encoding_options", "files", "only_given", "output",
+    "require_taken", "tokenizer_options",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+SEED = click.IntRange(min=0, max=2**63 - 1)
 
 
 class Listed(click.ParamType):
@@ -63,21 +65,6 @@ class Place(click.Path):
         return super().convert(value, param, ctx)
 
 
-def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
-        click.echo(f"locant {__version__}")
-        ctx.exit()
-
-
-show_version = click.Option(
-    ["--version"],
-    is_flag=True,
-    expose_value=False,
-    is_eager=True,
-    callback=_print_version,
-    help="Show the version and exit.",
-)
-
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else, on stdout.")
 
 files = click.argument("files", nargs=-1, type=str, metavar="[FILE]...")
@@ -88,38 +75,41 @@ def output(help_text: str, default: str | None = None) -> Callable[[F], F]:
     return click.option("-o", "--output", type=Place(), default=default, help=help_text)
 
 
-def tokenizer_options(function: F) -> F:
-    """Which tokenizer reads the text, and whether one may be fetched."""
-    for option in (
-        click.option("--download", is_flag=True, help="Allow fetching the tokenizer from the network."),
-        click.option(
-            "--vocab-size",
-            type=int,
-            metavar="N",
-            help="Entries of the byte-level BPE that is trained on the text; more than 256.",
-        ),
-        click.option(
-            "--tokenizer",
-            metavar="NAME|PATH|bytes",
-            help="A tokenizer.json, a folder that holds one, a name such as gpt2 in local caches, or bytes. "
-            "Default: a BPE trained on the text.",
-        ),
-    ):
-        function = option(function)
-    return function
+def _together(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Several options as one decorator, which the help shows in this order."""
+    return lambda function: functools.reduce(lambda made, option: option(made), reversed(options), function)
 
 
-def encoding_options(function: F) -> F:
-    """The sizes of one encoding, which is taken for a small model where they are not given."""
-    positive = click.IntRange(min=1)
-    for option in (
-        click.option("--base", type=click.FloatRange(min=0, min_open=True), help="Base of the frequencies."),
-        click.option("--num-heads", type=positive, help="Heads.", show_default=str(SIZES["num_heads"])),
-        click.option("--head-dim", type=positive, help="Width of a head.", show_default=str(SIZES["head_dim"])),
-        click.option("--d-model", type=positive, help="Width of embeddings.", show_default=str(SIZES["d_model"])),
-    ):
-        function = option(function)
-    return function
+tokenizer_options = _together(
+    click.option(
+        "--tokenizer",
+        metavar="NAME|PATH|bytes",
+        help="A tokenizer.json, a folder that holds one, a name such as gpt2 in local caches, or bytes. "
+        "Default: a BPE trained on the text.",
+    ),
+    click.option(
+        "--vocab-size",
+        type=int,
+        metavar="N",
+        help="Entries of the byte-level BPE that is trained on the text; more than 256.",
+    ),
+    click.option("--download", is_flag=True, help="Allow fetching the tokenizer from the network."),
+)
+"""Which tokenizer reads the text, and whether one may be fetched."""
+
+
+def _size(name: str, help_text: str) -> Callable[[F], F]:
+    flag = f"--{name.replace('_', '-')}"
+    return click.option(flag, type=click.IntRange(min=1), help=help_text, show_default=str(SIZES[name]))
+
+
+encoding_options = _together(
+    _size("d_model", "Width of embeddings."),
+    _size("head_dim", "Width of a head."),
+    _size("num_heads", "Heads."),
+    click.option("--base", type=click.FloatRange(min=0, min_open=True), help="Base of the frequencies."),
+)
+"""The sizes of one encoding, which is taken for a small model where they are not given."""
 
 
 def require_taken(name: str, given: dict[str, Any], verb: str) -> None:
@@ -130,7 +120,8 @@ def require_taken(name: str, given: dict[str, Any], verb: str) -> None:
     from locant.positions.scaling import SCALINGS
 
     if (scaling := name.rpartition("+")[2]) in SCALINGS:
-        raise InputError(f"got {name}, which is a scaling of rotary", f"locant plot rotary --scaling {scaling}:4")
+        remedy = "--encoding rotary" if verb == "embed" else f"locant plot rotary --scaling {scaling}:4"
+        raise InputError(f"got {name}, which is a scaling of rotary", remedy)
     takes = signature(find(name)).parameters
     if foreign := [_typed(option) for option in given if option not in takes]:
         known = [option for option in ("d_model", "head_dim", "num_heads", "base", "scaling") if option in takes]

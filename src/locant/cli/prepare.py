@@ -114,15 +114,7 @@ def verb(
 def _require_alone(ctx: click.Context) -> None:
     """Refuse other options beside ``--finalize``: what to make was decided by the tasks."""
     others = [one for one in ctx.command.params if one.name not in ("only_join", "output", "as_json")]
-    given = [
-        _word(one, ctx) for one in others if ctx.get_parameter_source(str(one.name)) is ParameterSource.COMMANDLINE
-    ]
-    if given:
-        raise InputError(f"got {', '.join(given)} beside --finalize", "locant prepare --finalize -o STORE")
-
-
-def _word(param: click.Parameter, ctx: click.Context) -> str:
-    """A parameter as it was typed."""
-    if isinstance(param, click.Argument):
-        return param.human_readable_name
-    return (param.secondary_opts if ctx.params[str(param.name)] is False else param.opts)[0]
+    typed = [one for one in others if ctx.get_parameter_source(str(one.name)) is ParameterSource.COMMANDLINE]
+    if typed:
+        given = ", ".join(one.get_error_hint(ctx) for one in typed)
+        raise InputError(f"got {given} beside --finalize", "locant prepare --finalize -o STORE")

@@ -10,18 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from locant.figures.canvas import (
-    ONE_SIGN,
-    SIGNED,
-    Theme,
-    add_legend,
-    color_bar,
-    curve,
-    dress,
-    entitle,
-    heat_map,
-    spread,
-)
+from locant.figures.canvas import ONE_SIGN, SIGNED, Theme, heat_map, spread
 from locant.positions import ALiBi, PositionEncoding, Positions, T5Bias
 from locant.positions.heads import Heads
 
@@ -51,16 +40,16 @@ def draw_bias(part: Figure | SubFigure, encoding: PositionEncoding, length: int,
     bias = _matrix(encoding, length)
     if (bias != _matrix(encoding, length, seed=1)).any():
         title = f"{title}, for random queries and keys"
-    entitle(part, title, theme)
+    theme.entitle(part, title)
     left, right = part.subfigures(1, 2, squeeze=False, width_ratios=WIDTHS)[0]
     axes, style = left.subplots(), "steps-mid" if isinstance(encoding, T5Bias) else "default"
     for number, head in enumerate(spread(len(bias), NUM_CURVES if isinstance(encoding, ALiBi) else NUM_MAPS)):
-        curve(axes, bias[head, -1, ::-1], number, theme, label=_head(encoding, bias, head), drawstyle=style)
+        theme.curve(axes, bias[head, -1, ::-1], number, label=_head(encoding, bias, head), drawstyle=style)
     axes.margins(x=0.01)
     what = "By distance, from the last query back"
-    dress(axes, theme, title=what, x="distance (tokens)", y="added to the score", grid=True)
+    theme.dress(axes, title=what, x="distance (tokens)", y="added to the score", grid=True)
     columns = 2 if isinstance(encoding, ALiBi) else 4
-    add_legend(axes, theme, loc="upper left", bbox_to_anchor=(0, -0.14), ncols=columns, columnspacing=1.2)
+    theme.legend(axes, loc="upper left", bbox_to_anchor=(0, -0.14), ncols=columns, columnspacing=1.2)
     if isinstance(encoding, T5Bias):
         _scale_as_buckets(axes, encoding, length, theme)
     _maps(right, bias, theme, hide_later=not getattr(encoding, "bidirectional", False))
@@ -69,11 +58,11 @@ def draw_bias(part: Figure | SubFigure, encoding: PositionEncoding, length: int,
 def draw_nothing(part: Figure | SubFigure, encoding: PositionEncoding, length: int, theme: Theme) -> None:
     """The causal mask, all that is left to tell the order where an encoding does nothing."""
     name = "NoPE" if type(encoding) is PositionEncoding else type(encoding).__name__
-    entitle(part, f"{name} embeds, rotates and biases nothing", theme)
+    theme.entitle(part, f"{name} embeds, rotates and biases nothing")
     axes = part.subplots()
     axes.imshow(Positions.arange(length).mask()[0, 0].numpy(), cmap=ONE_SIGN, interpolation="nearest")
     title = "The causal mask alone tells the order:\na query attends to itself and earlier keys (bright)"
-    dress(axes, theme, title=title, x="key position", y="query position")
+    theme.dress(axes, title=title, x="key position", y="query position")
 
 
 def _matrix(encoding: PositionEncoding, length: int, seed: int = 0) -> np.ndarray:
@@ -138,6 +127,6 @@ def _maps(part: SubFigure, bias: np.ndarray, theme: Theme, *, hide_later: bool) 
         image = heat_map(axes, shown[head], SIGNED if signed else ONE_SIGN, low, high, logarithmic=logarithmic)
         axes.set_box_aspect(1)
         bottom, left = place + columns >= len(heads), place % columns == 0
-        dress(axes, theme, title=f"head {head}", x="key position" if bottom else "", y="query position" if left else "")
+        theme.dress(axes, title=f"head {head}", x="key position" if bottom else "", y="query position" if left else "")
         if not place:
-            color_bar(image, theme, "added to the score", ax=grid, fraction=0.05, pad=0.03)
+            theme.color_bar(image, "added to the score", ax=grid, fraction=0.05, pad=0.03)

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 __all__ = [
-    "ANGLES", "DARK", "LIGHT", "ONE_SIGN", "SIGNED", "SUFFIXES", "THEMES", "Stroke", "Theme", "add_legend", "blank",
-    "color_bar", "curve", "dress", "entitle", "heat_map", "require_figure", "require_matplotlib", "require_suffix",
-    "save", "spread", "stroke", "svg",
+    "ANGLES", "DARK", "LIGHT", "ONE_SIGN", "SIGNED", "THEMES", "Theme", "heat_map", "require_figure",
+    "require_matplotlib", "save", "spread", "svg",
 ]  # fmt: skip
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -39,10 +38,16 @@ ONE_SIGN = "cividis"
 SIGNED = "RdBu_r"
 ANGLES = "twilight"
 
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (2, 1)), (0, (10, 2, 2, 2)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+WRITTEN = 8
+"""Tables of at most so many rows and columns have their numbers written in."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Theme:
-    """The colours of paper and ink, and of curves that can be told apart on that paper."""
+    """The colours of paper and ink, and of curves that can be told apart on that paper; what is drawn in them."""
 
     paper: str
     ink: str
@@ -50,47 +55,67 @@ class Theme:
     grid: str
     curves: tuple[str, ...]
 
+    def blank(self, width: float, height: float) -> Figure:
+        """An empty figure; sizes in inches."""
+        require_matplotlib()
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(width, height), layout="constrained", facecolor=self.paper)
+        figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.04, hspace=0.05)  # type: ignore[union-attr]
+        return figure
+
+    def entitle(self, part: Figure | SubFigure, title: str) -> None:
+        """The title of a whole picture, which has its whole width."""
+        part.suptitle(title, x=0.012, ha="left", fontsize=11.5, color=self.ink)
+
+    def dress(self, axes: Axes, *, title: str, x: str, y: str, grid: bool = False) -> None:
+        """Titles, axis labels and the theme's colours."""
+        axes.set_title(title, loc="left", fontsize=10.5, color=self.ink, pad=7)
+        axes.set_xlabel(x, fontsize=9.5, color=self.muted)
+        axes.set_ylabel(y, fontsize=9.5, color=self.muted)
+        axes.set_facecolor(self.paper)
+        axes.tick_params(colors=self.muted, labelsize=8.5, which="both")
+        for side, spine in axes.spines.items():
+            spine.set_color(self.grid)
+            spine.set_visible(side in ("left", "bottom") or not grid)
+        if grid:
+            axes.grid(color=self.grid, linewidth=0.8)
+            axes.set_axisbelow(True)
+
+    def legend(self, axes: Axes, *, title: str | None = None, **place: Any) -> None:
+        """A legend to the right of the axes, where it hides nothing; or where `place` says."""
+        place = place or {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0.0}
+        style = {"frameon": False, "fontsize": 9, "labelcolor": self.ink, "handlelength": 3.2, "alignment": "left"}
+        legend = axes.legend(title=title, **style, **place)
+        legend.get_title().set(color=self.muted, fontsize=9)
+
+    def color_bar(self, image: AxesImage, label: str, **place: Any) -> Colorbar:
+        """The scale of a heat map: beside it, or where `place` says."""
+        place = place or {"ax": image.axes, "pad": 0.02, "fraction": 0.05}
+        bar = image.axes.figure.colorbar(image, format="{x:g}", **place)
+        bar.set_label(label, fontsize=9, color=self.muted)
+        bar.ax.tick_params(colors=self.muted, labelsize=8.5, which="both")
+        bar.outline.set_visible(False)
+        return bar
+
+    def stroke(self, number: int) -> tuple[str, Any, str]:
+        """Colour, dash and marker of the curve of this number: never colour alone."""
+        place = number % len(self.curves)
+        return self.curves[place], DASHES[place], MARKERS[(number + number // len(MARKERS)) % len(MARKERS)]
+
+    def curve(self, axes: Axes, values: Any, number: int, **options: Any) -> None:
+        """The curve of this number, in its colour and dash."""
+        color, linestyle, _ = self.stroke(number)
+        axes.plot(values, color=color, linestyle=linestyle, linewidth=1.6, **options)
+
 
 # The palette of Okabe and Ito (https://jfly.uni-koeln.de/color/), without its yellow, which white paper swallows; its
-# black is the theme's ink.
+# black is the theme's ink, and its blue is too dark for dark paper.
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-LIGHT = Theme(
-    paper="#ffffff", ink="#1c2127", muted="#59636e", grid="#e1e5ea", curves=(*OKABE_ITO, "#1c2127", "#8a939d")
-)
-DARK = Theme(
-    paper="#16191d",
-    ink="#e6e9ed",
-    muted="#a1abb6",
-    grid="#31373f",
-    curves=("#3d8fd1", *OKABE_ITO[1:], "#e6e9ed", "#7d8791"),
-)  # the palette's blue is too dark for dark paper
-
+ON_WHITE, ON_BLACK = (*OKABE_ITO, "#1c2127", "#8a939d"), ("#3d8fd1", *OKABE_ITO[1:], "#e6e9ed", "#7d8791")
+LIGHT = Theme(paper="#ffffff", ink="#1c2127", muted="#59636e", grid="#e1e5ea", curves=ON_WHITE)
+DARK = Theme(paper="#16191d", ink="#e6e9ed", muted="#a1abb6", grid="#31373f", curves=ON_BLACK)
 THEMES = {"light": LIGHT, "dark": DARK}
-
-WRITTEN = 8
-"""Tables of at most so many rows and columns have their numbers written in."""
-
-DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (2, 1)), (0, (10, 2, 2, 2)))
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-
-
-@dataclass(frozen=True)
-class Stroke:
-    """How one curve is drawn: never by colour alone."""
-
-    color: str
-    linestyle: str | tuple[int, tuple[int, ...]]
-    marker: str
-
-
-def stroke(number: int, theme: Theme) -> Stroke:
-    """The look of the curve of this number.
-
-    >>> stroke(0, LIGHT).color, stroke(1, LIGHT).linestyle
-    ('#0072B2', '--')
-    """
-    place = number % len(theme.curves)
-    return Stroke(theme.curves[place], DASHES[place], MARKERS[(number + number // len(MARKERS)) % len(MARKERS)])
 
 
 def require_matplotlib() -> None:
@@ -99,67 +124,14 @@ def require_matplotlib() -> None:
         raise InputError("pictures need matplotlib, which is not installed", "pip install 'locant[lab]'")
 
 
-def require_suffix(path: Path | str) -> None:
-    """Raise unless `path` ends in a format that pictures are written in."""
-    suffix = Path(path).suffix.lower()
-    if suffix not in SUFFIXES:
-        known = ", ".join(SUFFIXES)
-        raise InputError(
-            f"got {str(path)!r}, expected a picture's name ending in {known}", str(Path(path).with_suffix(".png"))
-        )
-
-
 def require_figure(path: Path | None) -> None:
     """Raise unless a picture can be written to `path`, where one is asked for."""
-    if path is not None:
-        require_matplotlib()
-        require_suffix(path)
-
-
-def blank(width: float, height: float, theme: Theme) -> Figure:
-    """An empty figure; sizes in inches."""
+    if path is None:
+        return
     require_matplotlib()
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor=theme.paper)
-    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.04, hspace=0.05)  # type: ignore[union-attr]
-    return figure
-
-
-def dress(axes: Axes, theme: Theme, *, title: str, x: str, y: str, grid: bool = False) -> None:
-    """Titles, axis labels and the theme's colours."""
-    axes.set_title(title, loc="left", fontsize=10.5, color=theme.ink, pad=7)
-    axes.set_xlabel(x, fontsize=9.5, color=theme.muted)
-    axes.set_ylabel(y, fontsize=9.5, color=theme.muted)
-    axes.set_facecolor(theme.paper)
-    axes.tick_params(colors=theme.muted, labelsize=8.5, which="both")
-    for side, spine in axes.spines.items():
-        spine.set_color(theme.grid)
-        spine.set_visible(side in ("left", "bottom") or not grid)
-    if grid:
-        axes.grid(color=theme.grid, linewidth=0.8)
-        axes.set_axisbelow(True)
-
-
-def add_legend(axes: Axes, theme: Theme, *, title: str | None = None, **place: Any) -> None:
-    """A legend to the right of the axes, where it hides nothing; or where `place` says."""
-    place = place or {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0.0}
-    legend = axes.legend(
-        title=title, frameon=False, fontsize=9, labelcolor=theme.ink, handlelength=3.2, alignment="left", **place
-    )
-    legend.get_title().set_color(theme.muted)
-    legend.get_title().set_fontsize(9)
-
-
-def entitle(part: Figure | SubFigure, title: str, theme: Theme) -> None:
-    """The title of a whole picture, which has its whole width."""
-    part.suptitle(title, x=0.012, ha="left", fontsize=11.5, color=theme.ink)
-
-
-def curve(axes: Axes, values: Any, number: int, theme: Theme, **options: Any) -> None:
-    """The curve of this number, in its colour and dash."""
-    look = stroke(number, theme)
-    axes.plot(values, color=look.color, linestyle=look.linestyle, linewidth=1.6, **options)
+    if path.suffix.lower() not in SUFFIXES:
+        expected = f"expected a picture's name ending in {', '.join(SUFFIXES)}"
+        raise InputError(f"got {str(path)!r}, {expected}", str(path.with_suffix(".png")))
 
 
 def heat_map(
@@ -191,31 +163,16 @@ def _write_numbers(axes: Axes, image: AxesImage, values: np.ndarray) -> None:
         axes.text(column, row, text, color=ink, ha="center", va="center", fontsize=min(8.0, cell / 4))
 
 
-def color_bar(image: AxesImage, theme: Theme, label: str, **place: Any) -> Colorbar:
-    """The scale of a heat map: beside it, or where `place` says."""
-    place = place or {"ax": image.axes, "pad": 0.02, "fraction": 0.05}
-    bar = image.axes.figure.colorbar(image, format="{x:g}", **place)
-    bar.set_label(label, fontsize=9, color=theme.muted)
-    bar.ax.tick_params(colors=theme.muted, labelsize=8.5, which="both")
-    bar.outline.set_visible(False)
-    return bar
-
-
 def spread(count: int, most: int) -> list[int]:
-    """At most this many numbers below `count`, from the first to the last.
-
-    >>> spread(4, 8), spread(16, 4)
-    ([0, 1, 2, 3], [0, 5, 10, 15])
-    """
+    """At most this many numbers below `count`, from the first to the last."""
     if count <= most:
         return list(range(count))
     return [round(step * (count - 1) / (most - 1)) for step in range(most)]
 
 
-def save(figure: Figure, path: Path | str) -> None:
+def save(figure: Figure, path: Path) -> None:
     """Write a picture as its suffix says; the file appears whole or not at all."""
-    require_suffix(path)
-    write_whole(path, _rendered(figure, Path(path).suffix.lower()[1:]))
+    write_whole(path, _rendered(figure, path.suffix.lower()[1:]))
 
 
 def svg(figure: Figure) -> bytes:
@@ -224,17 +181,17 @@ def svg(figure: Figure) -> bytes:
 
 
 def _rendered(figure: Figure, kind: str, **options: Any) -> bytes:
-    """Without dates and random ids, so that the same picture is the same file."""
-    import matplotlib as mpl
+    """Without dates and random ids, so that the same picture is the same file.
+
+    Clip paths of SVG are numbered: their names are made from the last digits of the layout, which vary by chance.
+    """
+    from matplotlib import rc_context
 
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}[kind]
     page = io.BytesIO()
-    with mpl.rc_context({"svg.hashsalt": "locant", "pdf.fonttype": 42}):
+    with rc_context({"svg.hashsalt": "locant", "pdf.fonttype": 42}):
         figure.savefig(page, format=kind, dpi=DOTS_PER_INCH, metadata=undated, **options)
-    return _numbered(page.getvalue()) if kind == "svg" else page.getvalue()
-
-
-def _numbered(drawing: bytes) -> bytes:
-    """Clip paths called by numbers: their names are made from the last digits of the layout, which vary by chance."""
-    names = {name: b"clip%d" % number for number, name in enumerate(dict.fromkeys(CLIP_PATH.findall(drawing)))}
-    return CLIP_PATH.sub(lambda found: names[found[0]], drawing)
+    if kind != "svg":
+        return page.getvalue()
+    names = {name: b"clip%d" % number for number, name in enumerate(dict.fromkeys(CLIP_PATH.findall(page.getvalue())))}
+    return CLIP_PATH.sub(lambda found: names[found[0]], page.getvalue())

@@ -9,18 +9,7 @@ import torch
 from torch import Tensor
 
 from locant.figures import SIZES
-from locant.figures.canvas import (
-    ONE_SIGN,
-    SIGNED,
-    Theme,
-    add_legend,
-    color_bar,
-    curve,
-    dress,
-    entitle,
-    heat_map,
-    spread,
-)
+from locant.figures.canvas import ONE_SIGN, SIGNED, Theme, heat_map, spread
 from locant.figures.rotate import wavelength_text
 from locant.positions import Learned, PositionEncoding, Positions, Sinusoidal
 
@@ -35,21 +24,21 @@ def draw_sinusoidal(part: Figure | SubFigure, encoding: Sinusoidal, length: int,
     """Every dimension of every position; a few dimensions as curves; the product of any two positions."""
     vectors = encoding.vectors(Positions.arange(length))[0]
     top, bottom = part.subfigures(2, 1, squeeze=False, height_ratios=(3, 3.4))[:, 0]
-    entitle(part, f"Sinusoidal positions, d_model {encoding.d_model}, base {encoding.base:g}", theme)
+    theme.entitle(part, f"Sinusoidal positions, d_model {encoding.d_model}, base {encoding.base:g}")
     _table(top.subplots(), vectors, theme, reach=1.0)
     left, right = bottom.subplots(1, 2, width_ratios=(1.5, 1))
     for number, pair in enumerate(spread((encoding.d_model + 1) // 4 + 1, 5)):
         wave = wavelength_text(float(encoding.angles.frequencies[pair]))
-        curve(left, vectors[:, 2 * pair], number, theme, label=f"{2 * pair}: {wave}")
-    dress(left, theme, title="A few sine dimensions", x="position (tokens)", y="value", grid=True)
+        theme.curve(left, vectors[:, 2 * pair], number, label=f"{2 * pair}: {wave}")
+    theme.dress(left, title="A few sine dimensions", x="position (tokens)", y="value", grid=True)
     below = {"loc": "upper left", "bbox_to_anchor": (0, -0.16), "ncols": 3, "columnspacing": 1.2}
-    add_legend(left, theme, title="dimension: wavelength in tokens", **below)
+    theme.legend(left, title="dimension: wavelength in tokens", **below)
     product = (vectors @ vectors.T).numpy()
     low, high = float(product.min()), float(product.max())
     signed = (SIGNED, -high, high) if low < 0 else (ONE_SIGN, 0.0, high)
-    color_bar(heat_map(right, product, *signed), theme, "PE · PE")
+    theme.color_bar(heat_map(right, product, *signed), "PE · PE")
     right.set_box_aspect(1)
-    dress(right, theme, title="Product of two positions", x="position (tokens)", y="position (tokens)")
+    theme.dress(right, title="Product of two positions", x="position (tokens)", y="position (tokens)")
 
 
 def draw_table(part: Figure | SubFigure, encoding: PositionEncoding, length: int, theme: Theme) -> None:
@@ -63,17 +52,17 @@ def draw_table(part: Figure | SubFigure, encoding: PositionEncoding, length: int
     reach = float(vectors.abs().quantile(0.995)) if vectors.numel() < 2**24 else float(vectors.abs().max())
     _table(left, vectors, theme, reach=max(reach, 1e-12))
     image = heat_map(right, (unit @ unit.T).numpy(), SIGNED, -1.0, 1.0)
-    color_bar(image, theme, "cosine")
-    dress(right, theme, title="How alike two positions are", x="position (tokens)", y="position (tokens)")
+    theme.color_bar(image, "cosine")
+    theme.dress(right, title="How alike two positions are", x="position (tokens)", y="position (tokens)")
     for axes in (left, right):
         axes.set_box_aspect(1)
     name = type(encoding).__name__
     if isinstance(encoding, Learned):
         name = f"Learned positions: {encoding.max_seq_len} rows"
-    entitle(part, f"{name}, d_model {width}", theme)
+    theme.entitle(part, f"{name}, d_model {width}")
 
 
 def _table(axes: Axes, vectors: Tensor, theme: Theme, *, reach: float) -> None:
     table: np.ndarray = vectors.numpy().T
-    color_bar(heat_map(axes, table, SIGNED, -reach, reach), theme, "added to the embedding")
-    dress(axes, theme, title="Every dimension of every position", x="position (tokens)", y="dimension")
+    theme.color_bar(heat_map(axes, table, SIGNED, -reach, reach), "added to the embedding")
+    theme.dress(axes, title="Every dimension of every position", x="position (tokens)", y="dimension")

@@ -1,9 +1,9 @@
-"""`locant.plot`: the picture of an encoding, given as an object, a name or a configuration."""
+"""`locant.plot`: the picture of an encoding, a configuration, and of what `explain` and `extend` found of one."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,13 +11,13 @@ import torch
 
 from locant.arguments import one_of, whole
 from locant.errors import RangeError
-from locant.figures import SIZES
+from locant.figures import MAX_LENGTH, SIZES, TRAINED
 from locant.figures.bias import draw_bias, draw_nothing
-from locant.figures.canvas import LIGHT, THEMES, Theme, blank
+from locant.figures.canvas import LIGHT, THEMES, Theme
 from locant.figures.embed import draw_sinusoidal, draw_table
 from locant.figures.rotate import draw_rotary, draw_rotated, draw_xpos
-from locant.figures.wavelengths import draw_scaled
-from locant.models import encoding_from_config
+from locant.figures.wavelengths import Wavelengths, draw_scaled, draw_wavelengths
+from locant.models import encoding_from_config, with_defaults
 from locant.positions import PositionEncoding, Rotary, Sinusoidal, T5Bias, XPos
 from locant.positions.base import ModelShape
 from locant.positions.registry import find
@@ -26,13 +26,10 @@ from locant.positions.scaling import Unscaled, scaling_by_name
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["TRAINED", "default_length", "draw", "encoding_to_draw", "plot"]
+    from locant.checkpoints.explanation import Explanation
+    from locant.checkpoints.extension import Extension
 
-MAX_LENGTH = 4_096
-"""A map of query x key at this length has as many values as a screen has pixels, and then some."""
-
-TRAINED = 4_096
-"""The trained length, for scalings by name."""
+__all__ = ["default_length", "draw", "draw_explanation", "draw_extension", "encoding_to_draw", "plot"]
 
 Drawing = Callable[..., None]
 
@@ -83,10 +80,8 @@ def plot(
         encoding = encoding_to_draw(what, length=length, seed=seed, **options)
         return draw(encoding, length=length, theme=colors, trained=options.get("trained", TRAINED))
     if options:
-        raise RangeError(
-            f"got {', '.join(options)} for a {type(what).__name__}, expected options only with a name",
-            "plot('rotary', head_dim=64)",
-        )
+        cause = f"got {', '.join(options)} for a {type(what).__name__}, expected options only with a name"
+        raise RangeError(cause, "plot('rotary', head_dim=64)")
     encoding = what if isinstance(what, PositionEncoding) else encoding_from_config(what, layer_type=layer_type)
     return draw(encoding, length=length, theme=colors)
 
@@ -102,7 +97,7 @@ def draw(
     length = usual if length is None else whole("length", length, 2, MAX_LENGTH, remedy=f"length={usual}")
     parts = _drawings(encoding, trained)
     heights = [height for _, height in parts]
-    figure = blank(11.5, sum(heights), theme)
+    figure = theme.blank(11.5, sum(heights))
     places = figure.subfigures(len(parts), 1, height_ratios=heights, squeeze=False)[:, 0] if parts[1:] else [figure]
     for place, (drawing, _) in zip(places, parts, strict=True):
         drawing(place, encoding, length, theme)
@@ -116,13 +111,7 @@ def default_length(encoding: PositionEncoding) -> int:
 
 
 def encoding_to_draw(
-    name: str,
-    *,
-    length: int | None = None,
-    seed: int = 0,
-    scaling: Any = None,
-    trained: int = TRAINED,
-    **options: Any,
+    name: str, *, length: int | None = None, seed: int = 0, scaling: Any = None, trained: int = TRAINED, **options: Any
 ) -> PositionEncoding:
     """A fresh encoding of this name; sizes that are not given are `SIZES`."""
     kind = find(name)
@@ -137,7 +126,7 @@ def encoding_to_draw(
         scaling = scaling_by_name(scaling, trained, options.get("rotary_dim", options["head_dim"]), base)
     if scaling is not None:
         options["scaling"] = scaling
-    shape = ModelShape(d_model=sizes["d_model"], num_heads=sizes["num_heads"], max_seq_len=sizes["max_seq_len"])
+    shape = ModelShape(**{size: sizes[size] for size in ("d_model", "num_heads", "max_seq_len")})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return kind.for_model(shape, **options)
@@ -154,3 +143,29 @@ def _drawings(encoding: PositionEncoding, trained: int | None) -> list[tuple[Dra
         if owner is PositionEncoding or (issubclass(kind, owner) and getattr(kind, door) is getattr(owner, door)):
             found[door] = drawing, height
     return list(found.values()) or [(draw_nothing, 5.6)]
+
+
+def draw_explanation(explanation: Explanation, config: Mapping[str, Any], name: str) -> Figure:
+    """The wavelengths of a rotary model, one row per kind of layer; other encodings as `locant.plot` does."""
+    rotary = [(layers.name, layers.rotary) for layers in explanation.layers if layers.rotary is not None]
+    if not rotary:
+        encoding = encoding_from_config(with_defaults(config), layer_type=explanation.layers[0].name)
+        return draw(encoding, length=max(min(explanation.longest or 128, 128), 2))
+    rows = [
+        Wavelengths(
+            name if kind is None else f"{name}, {kind}",
+            [pair.wavelength / pair.stretch if pair.wavelength and pair.stretch else None for pair in one.pairs],
+            [pair.wavelength for pair in one.pairs],
+            {"trained": one.trained, "longest": one.length},
+        )
+        for kind, one in rotary
+    ]
+    return draw_wavelengths(rows, "without a scaling", "as it is")
+
+
+def draw_extension(extension: Extension, name: str) -> Figure:
+    """The wavelengths before and after a context was extended."""
+    before, after = ([pair.wavelength for pair in each.pairs] for each in (extension.before, extension.after))
+    title = f"{name}: {extension.trained:,} to {extension.to:,} positions by {extension.method}"
+    marks = {"trained": extension.after.trained, "longest": extension.after.length}
+    return draw_wavelengths([Wavelengths(title, before, after, marks)], "before", "after")

@@ -10,17 +10,7 @@ import numpy as np
 import torch
 
 from locant.figures import SIZES
-from locant.figures.canvas import (
-    ANGLES,
-    SIGNED,
-    Theme,
-    add_legend,
-    color_bar,
-    curve,
-    dress,
-    entitle,
-    heat_map,
-)
+from locant.figures.canvas import ANGLES, SIGNED, Theme, heat_map
 from locant.positions import PositionEncoding, Positions, Rotary, XPos
 
 if TYPE_CHECKING:
@@ -37,15 +27,15 @@ def draw_rotary(part: Figure | SubFigure, encoding: Rotary, length: int, theme: 
     cos, sin = (each[0].numpy() for each in encoding.cos_sin(Positions.arange(length)))
     (top, middle, bottom), (side, middle_side, key) = _rows_with_sides(part, (3.0, 3.0, 2.6))
     image = heat_map(top, np.arctan2(sin, cos).T, ANGLES, -math.pi, math.pi)
-    bar = color_bar(image, theme, "angle (radians)", cax=_beside(side))
+    bar = theme.color_bar(image, "angle (radians)", cax=_beside(side))
     bar.set_ticks([-math.pi, -math.pi / 2, 0, math.pi / 2, math.pi], labels=["−π", "−π/2", "0", "π/2", "π"])
     size = f"head_dim {encoding.head_dim}"
     if encoding.rotary_dim < encoding.head_dim:
         size = f"{encoding.rotary_dim} of {encoding.head_dim} dimensions"
-    entitle(part, f"Rotary positions (RoPE), {size}, base {encoding.base:g}", theme)
-    dress(top, theme, title="The angle by which each pair of dimensions is rotated", x="", y="pair")
-    color_bar(heat_map(middle, cos.T, SIGNED, -1.0, 1.0), theme, "cosine", cax=_beside(middle_side))
-    dress(middle, theme, title="Its cosine", x="", y="pair")
+    theme.entitle(part, f"Rotary positions (RoPE), {size}, base {encoding.base:g}")
+    theme.dress(top, title="The angle by which each pair of dimensions is rotated", x="", y="pair")
+    theme.color_bar(heat_map(middle, cos.T, SIGNED, -1.0, 1.0), "cosine", cax=_beside(middle_side))
+    theme.dress(middle, title="Its cosine", x="", y="pair")
     _pairs(bottom, key, cos.T, encoding, theme, "position, or distance of query and key (tokens)", "cosine")
 
 
@@ -56,12 +46,11 @@ def draw_xpos(part: Figure | SubFigure, encoding: XPos, length: int, theme: Them
     distance = np.arange(length)
     product = np.cos(frequency * distance) * np.exp(fading * distance)
     (top, bottom), (side, key) = _rows_with_sides(part, (3.0, 2.6))
-    entitle(
-        part, f"xPos, head_dim {encoding.head_dim}, base {encoding.base:g}, scale base {encoding.scale_base:g}", theme
-    )
+    sizes = f"head_dim {encoding.head_dim}, base {encoding.base:g}, scale base {encoding.scale_base:g}"
+    theme.entitle(part, f"xPos, {sizes}")
     image = heat_map(top, product, SIGNED, -1.0, 1.0)
-    color_bar(image, theme, "share of the pair's product", cax=_beside(side))
-    dress(top, theme, title="What is left of each pair's product", x="", y="pair")
+    theme.color_bar(image, "share of the pair's product", cax=_beside(side))
+    theme.dress(top, title="What is left of each pair's product", x="", y="pair")
     _pairs(bottom, key, product, encoding, theme, "distance of query and key (tokens)", "share")
 
 
@@ -73,11 +62,11 @@ def draw_rotated(part: Figure | SubFigure, encoding: PositionEncoding, length: i
         q, k = (x[0, 0].float() for x in encoding.rotate(ones, ones.clone(), Positions.arange(length)))
     left, right = part.subplots(1, 2)
     reach = float(q.abs().max())
-    color_bar(heat_map(left, q.numpy().T, SIGNED, -reach, reach), theme, "value")
-    dress(left, theme, title="A query of ones, rotated", x="position (tokens)", y="dimension")
-    curve(right, (k.flip(0) @ q[-1] / width).numpy(), 0, theme)
-    dress(right, theme, title="Its product with a key of ones", x="distance (tokens)", y="q · k / head_dim", grid=True)
-    entitle(part, f"{type(encoding).__name__}, head_dim {width}", theme)
+    theme.color_bar(heat_map(left, q.numpy().T, SIGNED, -reach, reach), "value")
+    theme.dress(left, title="A query of ones, rotated", x="position (tokens)", y="dimension")
+    theme.curve(right, (k.flip(0) @ q[-1] / width).numpy(), 0)
+    theme.dress(right, title="Its product with a key of ones", x="distance (tokens)", y="q · k / head_dim", grid=True)
+    theme.entitle(part, f"{type(encoding).__name__}, head_dim {width}")
 
 
 def _pairs(axes: Axes, key: Axes, by_pair: np.ndarray, encoding: Rotary | XPos, theme: Theme, x: str, y: str) -> None:
@@ -85,12 +74,12 @@ def _pairs(axes: Axes, key: Axes, by_pair: np.ndarray, encoding: Rotary | XPos, 
     count = len(by_pair)
     for number, pair in enumerate(sorted({step * (count // 2) // (NUM_CURVES - 1) for step in range(NUM_CURVES)})):
         label = f"{pair}: {wavelength_text(float(encoding.angles.frequencies[pair]))}"
-        curve(axes, by_pair[pair], number, theme, label=label)
+        theme.curve(axes, by_pair[pair], number, label=label)
     axes.plot(by_pair.mean(0), color=theme.ink, linewidth=2.6, label="all: mean")
-    dress(axes, theme, title="A few pairs, and the mean of all", x=x, y=y, grid=True)
+    theme.dress(axes, title="A few pairs, and the mean of all", x=x, y=y, grid=True)
     handles, labels = axes.get_legend_handles_labels()
     place = {"loc": "upper left", "borderaxespad": 0.0}
-    add_legend(key, theme, title="pair: wavelength in tokens", handles=handles, labels=labels, **place)
+    theme.legend(key, title="pair: wavelength in tokens", handles=handles, labels=labels, **place)
 
 
 def _rows_with_sides(part: Figure | SubFigure, heights: tuple[float, ...]) -> tuple[Sequence[Axes], Sequence[Axes]]:
@@ -106,11 +95,7 @@ def _beside(side: Axes) -> Axes:
 
 
 def wavelength_text(frequency: float) -> str:
-    """The wavelength in tokens, with three digits.
-
-    >>> wavelength_text(1.0), wavelength_text(0.0001)
-    ('6.28', '62,800')
-    """
+    """The wavelength in tokens, with three digits."""
     if not frequency:
         return "endless"
     length = 2 * math.pi / frequency

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from locant.figures.canvas import LIGHT, Theme, add_legend, blank, curve, dress, entitle
+from locant.figures.canvas import LIGHT, Theme
 from locant.positions import Rotary
 
 if TYPE_CHECKING:
@@ -19,8 +18,7 @@ __all__ = ["Wavelengths", "draw_scaled", "draw_wavelengths"]
 Lengths = list[float | None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wavelengths:
+class Wavelengths(NamedTuple):
     """Wavelengths of all pairs, in positions; ``None`` for a pair that is not rotated. `marks` are lengths by name."""
 
     title: str
@@ -29,11 +27,11 @@ class Wavelengths:
     marks: Mapping[str, int]
 
 
-def draw_wavelengths(rows: Sequence[Wavelengths], names: tuple[str, str], theme: Theme = LIGHT) -> Figure:
+def draw_wavelengths(rows: Sequence[Wavelengths], *names: str) -> Figure:
     """For each row, the wavelengths before and after, called by these names, and the ratio of the two."""
-    figure = blank(10.5, 0.6 + 3.6 * len(rows), theme)
+    figure = LIGHT.blank(10.5, 0.6 + 3.6 * len(rows))
     for row, axes in zip(rows, figure.subplots(len(rows), 2, squeeze=False, width_ratios=(3, 2)), strict=True):
-        _draw_row(row, axes, names, theme)
+        _draw_row(row, axes, names, LIGHT)
     return figure
 
 
@@ -44,49 +42,42 @@ def draw_scaled(
 
     Where frequencies depend on the length of the sequence, they are those at factor x trained length.
     """
-    scaling = encoding.scaling
+    scaling, name = encoding.scaling, type(encoding.scaling).__name__
+    factor = getattr(scaling, "factor", None)
     trained = getattr(scaling, "original_max_seq_len", trained)
-    longest = encoding.seq_len or round((trained or 0) * getattr(scaling, "factor", 1.0))
+    longest = encoding.seq_len or round((trained or 0) * (1.0 if factor is None else factor))
     plain = Rotary(
         encoding.head_dim, encoding.base,
         rotary_dim=encoding.rotary_dim, sections=encoding.sections, axial=encoding.axial,
     )  # fmt: skip
     scaled = encoding if scaling.length_that_matters is None else encoding.for_length(max(longest, 1))
+    before, after = (
+        [2 * math.pi / float(each) if each else None for each in one.angles.frequencies] for one in (plain, scaled)
+    )
     marks = {"trained": trained, "scaled to": longest}
     row = Wavelengths(
-        title="Wavelength of each pair of dimensions",
-        before=_wavelengths(plain.angles.frequencies),
-        after=_wavelengths(scaled.angles.frequencies),
-        marks={name: mark for name, mark in marks.items() if mark},
+        "Wavelength of each pair of dimensions", before, after, {name: mark for name, mark in marks.items() if mark}
     )
-    entitle(part, f"RoPE, head_dim {encoding.head_dim}, base {encoding.base:g}: {_named(scaling)}", theme)
-    _draw_row(row, part.subplots(1, 2, width_ratios=(3, 2)), ("without the scaling", type(scaling).__name__), theme)
+    named = name if factor is None else f"{name}, factor {factor:g}"
+    theme.entitle(part, f"RoPE, head_dim {encoding.head_dim}, base {encoding.base:g}: {named}")
+    _draw_row(row, part.subplots(1, 2, width_ratios=(3, 2)), ("without the scaling", name), theme)
 
 
-def _named(scaling: Any) -> str:
-    factor = getattr(scaling, "factor", None)
-    return type(scaling).__name__ + ("" if factor is None else f", factor {factor:g}")
-
-
-def _wavelengths(frequencies: Iterable[Any]) -> Lengths:
-    return [2 * math.pi / float(each) if each else None for each in frequencies]
-
-
-def _draw_row(row: Wavelengths, axes: Sequence[Axes], names: tuple[str, str], theme: Theme) -> None:
+def _draw_row(row: Wavelengths, axes: Sequence[Axes], names: Sequence[str], theme: Theme) -> None:
     left, right = axes
     for number, (name, waves) in enumerate(zip(names, (row.before, row.after), strict=True)):
         if still := waves.count(None):
             name = f"{name}; {still} pairs are not rotated"
-        curve(left, [math.nan if wave is None else wave for wave in waves], number, theme, label=name)
+        theme.curve(left, [math.nan if wave is None else wave for wave in waves], number, label=name)
     left.set_yscale("log")
-    dress(left, theme, title=row.title, x="pair of dimensions", y="wavelength (positions)", grid=True)
+    theme.dress(left, title=row.title, x="pair of dimensions", y="wavelength (positions)", grid=True)
     for length, name in {length: name for name, length in row.marks.items()}.items():
         left.axhline(length, color=theme.muted, linewidth=1.0, linestyle=":")
         place = {"xytext": (2, 3), "textcoords": "offset points", "color": theme.muted, "fontsize": 8.5}
         left.annotate(f"{name} {length:,}", (0, length), **place)  # type: ignore[arg-type]
-    add_legend(left, theme, loc="lower right")
+    theme.legend(left, loc="lower right")
     pairs = zip(row.before, row.after, strict=True)
-    curve(right, [after / before if before and after else math.nan for before, after in pairs], 1, theme)
+    theme.curve(right, [after / before if before and after else math.nan for before, after in pairs], 1)
     right.set_ylim(bottom=0)
     right.set_xlim(left.get_xlim())
-    dress(right, theme, title="Stretched by", x="pair of dimensions", y="factor", grid=True)
+    theme.dress(right, title="Stretched by", x="pair of dimensions", y="factor", grid=True)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,11 +18,13 @@ from jaxtyping import Int
 from locant.errors import InputError
 from locant.lab.contestants import Contestant
 from locant.lab.decoder import Decoder
+from locant.lab.folder import ResultsFolder
 from locant.lab.results import Record, Results
-from locant.lab.settings import Settings
+from locant.lab.settings import VOCAB_SIZE, Settings
 from locant.lab.training import build, evaluate, fit, num_steps, shape
+from locant.text.corpus import Corpus, read_corpus
 
-__all__ = ["Progress", "compare", "split"]
+__all__ = ["Progress", "Watcher", "compare", "compare_files", "split"]
 
 HELD_OUT = 0.1
 
@@ -35,8 +40,7 @@ class Progress:
     total: int
 
 
-@dataclass(frozen=True)
-class Trained:
+class Trained(NamedTuple):
     """A trained model, its training loss, and the seconds it took."""
 
     model: Decoder
@@ -79,13 +83,14 @@ def compare(
     with torch.random.fork_rng(devices=()):  # what cannot be built is refused before the first is trained
         for contestant in contestants:
             contestant.build(shape(settings))
-    steps, finished = settings.steps_for(len(training)), 0
+    steps, done = settings.steps_for(len(training)), 0
     total = steps * len(settings.seeds) * len({contestant.encoding for contestant in contestants})
 
     def trained(encoding: str, seed: int) -> Trained:
         def report(step: int, loss: float) -> None:
+            nonlocal done
+            done += 1
             if on_progress is not None:
-                done = finished * steps + step
                 on_progress(Progress(encoding=encoding, seed=seed, loss=loss, done=done, total=total))
 
         began = time.perf_counter()
@@ -96,16 +101,61 @@ def compare(
     text = {"tokens": len(ids), "train_tokens": len(training), "held_out_tokens": len(held_out)}
     results = Results(settings=settings, text=text)
     for seed in settings.seeds:
-        models: dict[str, Trained] = {}
+        trained_once = functools.cache(functools.partial(trained, seed=seed))
         for contestant in contestants:
-            if contestant.encoding not in models:
-                models[contestant.encoding] = trained(contestant.encoding, seed)
-                finished += 1
-            record = _measured(models[contestant.encoding], contestant, seed, held_out, settings)
+            record = _measured(trained_once(contestant.encoding), contestant, seed, held_out, settings)
             results = dataclasses.replace(results, records=(*results.records, record))
             if on_record is not None:
                 on_record(results)
     return results
+
+
+class Watcher:
+    """Called while a comparison runs; a subclass overrides the methods for what it shows."""
+
+    def begin(self, corpus: Corpus, settings: Settings, folder: ResultsFolder) -> None:
+        """Before the first training; what can be wrong with the input has been checked."""
+
+    def advance(self, progress: Progress) -> None:
+        """After every training step."""
+
+    def record(self, results: Mapping[str, Any]) -> None:
+        """After every measured model; `results.json` holds the same."""
+
+    def end(self, results: Mapping[str, Any], folder: ResultsFolder, *, complete: bool) -> None:
+        """After the last model, or when interrupted; `results` are empty where no model was finished."""
+
+
+def compare_files(
+    files: Sequence[str], options: Mapping[str, Any], *, folder: Path, force: bool, watcher: Watcher, **text: Any
+) -> dict[str, Any]:
+    """Compare encodings on texts; returns what is in `results.json`, which is written anew after every model.
+
+    `options` are those of `Settings`; `text` are ``tokenizer``, ``vocab_size`` and ``download`` of `read_corpus`.
+    """
+    if "minutes" in options and "num_steps" in options:
+        raise InputError("got both steps and minutes", "--steps or --minutes alone")
+    settings = Settings(**options)
+    corpus = read_corpus(files, usual_vocab_size=VOCAB_SIZE, **text)
+    place = ResultsFolder(folder, force=force)
+    so_far: dict[str, Any] = {}
+
+    def keep(results: Results) -> None:
+        so_far.update(dataclasses.replace(results, text={**corpus.facts(), **results.text}).to_dict())
+        place.write(so_far)
+        watcher.record(so_far)
+
+    complete = False
+    try:
+        watcher.begin(corpus, settings, place)
+        compare(corpus.ids, corpus.tokenizer.vocab_size, settings, on_progress=watcher.advance, on_record=keep)
+        complete = True
+    finally:
+        try:
+            watcher.end(so_far, place, complete=complete)
+        finally:
+            place.remove_if_empty()
+    return so_far
 
 
 def split(ids: Int[np.ndarray, " tokens"], settings: Settings) -> tuple[np.ndarray, np.ndarray]:
@@ -113,10 +163,8 @@ def split(ids: Int[np.ndarray, " tokens"], settings: Settings) -> tuple[np.ndarr
     cut = int(len(ids) * (1 - HELD_OUT))
     longest = settings.lengths[-1]
     if len(ids) - cut <= longest:
-        raise InputError(
-            f"got a text of {len(ids)} tokens, too short to hold out a window of {longest}",
-            f"a text of at least {math.ceil((longest + 1) / HELD_OUT)} tokens, or a shorter train length",
-        )
+        remedy = f"a text of at least {math.ceil((longest + 1) / HELD_OUT)} tokens, or a shorter train length"
+        raise InputError(f"got a text of {len(ids)} tokens, too short to hold out a window of {longest}", remedy)
     return ids[:cut], ids[cut:]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from typing import Any
 
 from locant.arguments import one_of, shown
 from locant.errors import RangeError
@@ -28,9 +29,6 @@ class Contestant:
 
     The model is trained with the plain encoding, and not again with the scaled one: at each longer length the
     frequencies are scaled by length / trained length, as for a model whose context is extended without fine-tuning.
-
-    >>> Contestant.of("rotary+yarn")
-    Contestant(encoding='rotary', scaling='yarn')
     """
 
     encoding: str
@@ -38,20 +36,15 @@ class Contestant:
 
     @classmethod
     def of(cls, name: str) -> Contestant:
-        """The contestant of a name such as ``alibi`` or ``rotary+yarn``.
-
-        Raises:
-            RangeError: an unknown encoding or scaling, or an encoding without frequencies to scale.
-        """
+        """The contestant of a name such as ``alibi`` or ``rotary+yarn``."""
         encoding, plus, scaling = str(name).partition("+")
         if encoding in SCALINGS:
             raise RangeError(f"got {shown(name)}, which is a scaling of rotary", f"rotary+{encoding}")
         kind = find(encoding)
         encoding = next(known for known, each in encodings().items() if each is kind)
         if plus and "scaling" not in inspect.signature(kind).parameters:
-            raise RangeError(
-                f"got {shown(name)}, but {encoding} has no frequencies to scale", f"{encoding}, or rotary+yarn"
-            )
+            cause = f"got {shown(name)}, but {encoding} has no frequencies to scale"
+            raise RangeError(cause, f"{encoding}, or rotary+yarn")
         if plus:
             remedy = " or ".join(f"{encoding}+{known}" for known in EXTENSIONS)
             scaling = one_of("a scaling", scaling.strip().lower(), EXTENSIONS, remedy)
@@ -65,14 +58,11 @@ class Contestant:
         """The encoding as it is trained."""
         return find(self.encoding).for_model(shape, **OPTIONS.get(self.encoding, {}))
 
-    def at_length(
-        self, trained: PositionEncoding, length: int, train_length: int, shape: ModelShape
-    ) -> PositionEncoding:
+    def at_length(self, trained: Any, length: int, train_length: int, shape: ModelShape) -> PositionEncoding:
         """The trained encoding as it is used in windows of `length` tokens."""
         if not self.scaling or length <= train_length:
             return trained
-        plain = find(self.encoding).for_model(shape)
-        dim, base = getattr(plain, "rotary_dim", shape.head_dim), getattr(plain, "base", 10_000.0)
+        dim, base = getattr(trained, "rotary_dim", shape.head_dim), getattr(trained, "base", 10_000.0)
         scaling = scaling_by_name(f"{self.scaling}:{length / train_length}", train_length, dim, base)
         scaled = find(self.encoding).for_model(shape, scaling=scaling)
         scaled.load_state_dict(trained.state_dict())

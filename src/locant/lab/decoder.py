@@ -57,8 +57,8 @@ class Decoder(nn.Module):
         if positions is None:
             positions = Positions.after(len(caches[0]) if caches else 0, ids.shape[1], device=ids.device)
         x = self.embedding(ids, positions)
-        for number, block in enumerate(self.blocks):
-            x = block(x, self.embedding.encoding, positions, caches[number] if caches else None)
+        for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
+            x = block(x, self.embedding.encoding, positions, cache)
         return self.embedding.token.logits(self.norm(x))
 
 
@@ -77,25 +77,16 @@ class Block(nn.Module):
         for into_stream in (self.out, self.down):  # keeps the stream's variance from growing with depth (GPT-2)
             nn.init.normal_(into_stream.weight, std=0.02 / (2 * num_layers) ** 0.5)
 
-    def forward(
-        self,
-        x: Float[Tensor, "batch seq d_model"],
-        encoding: PositionEncoding,
-        positions: Positions,
-        cache: KVCache | None = None,
-    ) -> Float[Tensor, "batch seq d_model"]:
-        x = x + self._attend(self.attention_norm(x), encoding, positions, cache)
-        return x + self.down(F.gelu(self.up(self.mlp_norm(x))))
-
-    def _attend(self, x: Tensor, encoding: PositionEncoding, positions: Positions, cache: KVCache | None) -> Tensor:
-        heads = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
+    def forward(self, x: Tensor, encoding: PositionEncoding, positions: Positions, cache: KVCache | None) -> Tensor:
+        heads = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.num_heads, -1))
         q, k, v = heads.permute(2, 0, 3, 1, 4)
         q, k = encoding.rotate(q, k, positions)
         k_positions = None
         if cache is not None:
             k, v, k_positions = cache.append(k, v, positions)
         y = attend(q, k, v, encoding=encoding, positions=positions, k_positions=k_positions)
-        return self.out(y.transpose(1, 2).flatten(-2))
+        x = x + self.out(y.transpose(1, 2).flatten(-2))
+        return x + self.down(F.gelu(self.up(self.mlp_norm(x))))
 
 
 @torch.no_grad()
@@ -136,11 +127,10 @@ def generate(
     rows = prompt.view(-1, prompt.shape[-1])
     total, longest = rows.shape[1] + num_tokens, getattr(model.embedding.encoding, "max_seq_len", None)
     if longest is not None and total > longest:
+        fewer = f"num_tokens={longest - rows.shape[1]}" if longest > rows.shape[1] else "a shorter prompt"
         raise RangeError(
             f"got {rows.shape[1]} + {num_tokens} tokens, but the model has learned positions for {longest}",
-            f"num_tokens={longest - rows.shape[1]}, or an encoding without a table, such as rotary"
-            if longest > rows.shape[1]
-            else "a shorter prompt, or an encoding without a table, such as rotary",
+            f"{fewer}, or an encoding without a table, such as rotary",
         )
     generator = torch.Generator(device).manual_seed(seed)
     caches = [KVCache(max_len=total) for _ in model.blocks]
@@ -153,9 +143,7 @@ def generate(
     return rows.view(*prompt.shape[:-1], total)
 
 
-def _drawn(
-    logits: Float[Tensor, "batch vocab_size"], temperature: Real, top_k: int | None, generator: torch.Generator
-) -> Int[Tensor, "batch 1"]:
+def _drawn(logits: Tensor, temperature: Real, top_k: int | None, generator: torch.Generator) -> Tensor:
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     if top_k is not None:

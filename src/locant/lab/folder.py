@@ -18,24 +18,22 @@ PAGE, BY_LENGTH, BY_POSITION = DRAWN = ("report.html", "loss_by_length.png", "lo
 
 
 class ResultsFolder:
-    """A folder to write results into; it is made if it is not there.
+    """A folder to write results into, made if it is not there; what a comparison did not write is never changed.
 
-    One that holds an earlier report is used again: the earlier report stays as it is until the first result of the new
-    one. Any other folder with something in it is refused, unless `force` allows to write beside what is there. Nothing
-    that a comparison did not write is ever changed or removed.
+    An earlier report stays until the first result of the new one. Any other folder with something in it is refused,
+    unless `force` allows to write beside what is there.
     """
 
     def __init__(self, path: Path | str, *, force: bool = False) -> None:
         self.path = Path(path)
         self.holds_earlier = _is_results(self.path / RESULTS)
         self._stale = DRAWN if self.holds_earlier else ()
+        elsewhere = f"-o {self.path}-report"
         if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"got {self.path}, which is a file, as the folder of the report", f"-o {self.path}-report")
+            raise InputError(f"got {self.path}, which is a file, as the folder of the report", elsewhere)
         if self.path.is_dir() and any(self.path.iterdir()) and not (self.holds_earlier or force):
-            raise InputError(
-                f"{self.path} holds other things than a report",
-                f"-o {self.path}-report, or --force to write beside them",
-            )
+            remedy = f"{elsewhere}, or --force to write beside them"
+            raise InputError(f"{self.path} holds other things than a report", remedy)
         self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)

@@ -68,10 +68,8 @@ class Results:
         for record in records:
             for name in ("loss_by_length", "loss_by_window"):
                 record[name] = {str(length): loss for length, loss in record[name].items()}
-        settings = {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in dataclasses.asdict(self.settings).items()
-        }
+        plain = dataclasses.asdict(self.settings).items()
+        settings = {name: list(value) if isinstance(value, tuple) else value for name, value in plain}
         return {"settings": {**settings, "text": self.text}, "environment": self.environment, "records": records}
 
 

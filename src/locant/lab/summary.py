@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,11 +35,7 @@ class Cell:
 
     @classmethod
     def of(cls, values: Sequence[float | None]) -> Cell | None:
-        """``None`` where any seed has no finite value: the mean of the others would look too good.
-
-        >>> Cell.of([2.0, 3.0])
-        Cell(mean=2.5, low=2.0, high=3.0, deviation=0.7071067811865476)
-        """
+        """``None`` where any seed has no finite value: the mean of the others would look too good."""
         finite = [value for value in values if value is not None and math.isfinite(value)]
         if not finite or len(finite) < len(values):
             return None
@@ -71,9 +67,9 @@ class Row:
     def is_clear(self, length: int, other: Row, other_length: int) -> bool:
         """Whether the loss of this row differs from that of another by more than chance: the one rule for it.
 
-        There have to be `ENOUGH_WINDOWS` of both lengths; the difference has to be larger than the deviations over
-        seeds together; and 0 has to lie outside of the 95 % interval of the differences, window by window, as all
-        models read the same windows. Of two lengths, the shorter windows within each longer one are averaged.
+        There have to be `ENOUGH_WINDOWS`; the difference has to be larger than the deviations over seeds together; and
+        0 has to lie outside of the 95 % interval of the differences, window by window, as all models read the same
+        windows. Of two lengths, the shorter windows within each longer one are averaged.
         """
         longer = max(length, other_length)
         here, there = self._segments(length, longer), other._segments(other_length, longer)
@@ -127,8 +123,8 @@ class Summary:
 
     def best(self, length: int) -> Row | None:
         """The encoding with the lowest mean loss at this length."""
-        measured = [row for row in self.rows if row.by_length.get(length)]
-        return min(measured, key=lambda row: row.by_length[length].mean, default=None)  # type: ignore[union-attr]
+        first = self.ranked(length)[0]
+        return first if first.by_length.get(length) else None
 
     def ranked(self, length: int) -> list[Row]:
         """Best first; those without a finite loss last."""
@@ -147,19 +143,17 @@ def summarise(results: Mapping[str, Any]) -> Summary:
 
 
 def _row(name: str, records: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> Row:
-    def over_seeds(lists: Sequence[Sequence[float | None]]) -> tuple[Cell | None, ...]:
+    def over_seeds(lists: Iterable[Sequence[float | None]]) -> tuple[Cell | None, ...]:
         return tuple(map(Cell.of, zip(*lists, strict=False)))
+
+    def at(length: int, kind: str, missing: Any = None) -> list[Any]:
+        return [record[kind].get(str(length), missing) for record in records]
 
     return Row(
         encoding=name,
         num_seeds=len(records),
         train_loss=Cell.of([record["train_loss"] for record in records]),
-        by_length={
-            length: Cell.of([record["loss_by_length"].get(str(length)) for record in records]) for length in lengths
-        },
-        by_position=over_seeds([record["loss_by_position"] for record in records]),
-        by_window={
-            length: over_seeds([record["loss_by_window"].get(str(length), []) for record in records])
-            for length in lengths
-        },
+        by_length={length: Cell.of(at(length, "loss_by_length")) for length in lengths},
+        by_position=over_seeds(record["loss_by_position"] for record in records),
+        by_window={length: over_seeds(at(length, "loss_by_window", [])) for length in lengths},
     )

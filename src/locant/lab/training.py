@@ -6,13 +6,12 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from locant.errors import RangeError
@@ -114,8 +113,7 @@ def fit(
     return float(np.mean(losses[-max(1, steps // 10) :]))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Losses:
+class Losses(NamedTuple):
     """Nats per token: over all targets, at each position of the window, and in each window."""
 
     mean: float
@@ -128,7 +126,7 @@ def evaluate(model: Decoder, ids: Int[np.ndarray, " tokens"], length: int) -> Lo
     """The losses of `ids` in windows of `length` tokens; each target counts once."""
     model.eval()
     windows = Windows(ids, length)
-    total, count = torch.zeros(length, dtype=torch.float64), torch.zeros(length, dtype=torch.float64)
+    total, count = torch.zeros(2, length, dtype=torch.float64)
     by_window: list[float] = []
     batch_size = max(1, EVAL_TOKENS // length)
     for first in range(0, len(windows), batch_size):
@@ -139,7 +137,7 @@ def evaluate(model: Decoder, ids: Int[np.ndarray, " tokens"], length: int) -> Lo
         total += loss.sum(0)
         count += real.sum(0)
         by_window += (loss.sum(1) / real.sum(1)).tolist()
-    return Losses(mean=float(total.sum() / count.sum()), by_position=(total / count).tolist(), by_window=by_window)
+    return Losses(float(total.sum() / count.sum()), (total / count).tolist(), by_window)
 
 
 def num_steps(ids: Int[np.ndarray, " tokens"], vocab_size: int, settings: Settings) -> int:
@@ -158,13 +156,9 @@ def num_steps(ids: Int[np.ndarray, " tokens"], vocab_size: int, settings: Settin
 
 def _optimizer(model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
     """Weight decay for matrices only: gains and biases have no reason to shrink."""
-    matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
-    vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
-    groups: list[dict[str, list[Tensor] | float]] = [
-        {"params": [*matrices], "weight_decay": WEIGHT_DECAY},
-        {"params": [*vectors], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95), fused=True)
+    matrices = {"params": [each for each in model.parameters() if each.ndim >= 2], "weight_decay": WEIGHT_DECAY}
+    vectors = {"params": [each for each in model.parameters() if each.ndim < 2], "weight_decay": 0.0}
+    return torch.optim.AdamW([matrices, vectors], lr=learning_rate, betas=(0.9, 0.95), fused=True)
 
 
 def _schedule(step: int, num_steps: int) -> float:

@@ -391,10 +391,11 @@ def scaling_by_name(text: str, trained: int, dim: int, base: float) -> Scaling:
     name, _, factor = text.partition(":")
     one_of("scaling", name, SCALINGS, "yarn:4, or one of the others")
     try:
-        number = float(factor or 4.0)
+        return SCALINGS[name](float(factor or 4.0), trained, dim, base)
+    except RangeError as error:
+        raise RangeError(error.cause, f"{name}:4") from error
     except ValueError:
         raise RangeError(f"got {text!r} for scaling, expected a number after the colon", f"{name}:4") from None
-    return SCALINGS[name](number, trained, dim, base)
 
 
 def _longrope(factor: float, trained: int, dim: int, base: float) -> LongRoPE:

@@ -18,11 +18,7 @@ PLACES = (Path(__file__).parent / "results", Path(__file__).parents[3] / "benchm
 
 
 def recorded(places: Sequence[Path] = PLACES) -> dict[str, dict[str, Any]]:
-    """What was measured, by device and benchmark: ``environment`` and ``rows`` of each.
-
-    Raises:
-        InputError: if nothing was recorded.
-    """
+    """What was measured, by device and benchmark: ``environment`` and ``rows`` of each."""
     files = sorted(file for place in places if place.is_dir() for file in place.glob("*.json"))
     if not files:
         raise InputError("found no recorded measurements", "make bench, in a checkout")
@@ -30,11 +26,7 @@ def recorded(places: Sequence[Path] = PLACES) -> dict[str, dict[str, Any]]:
 
 
 def print_recorded(names: Sequence[str], *, as_json: bool) -> None:
-    """Show the benchmarks of these names, or all of them.
-
-    Raises:
-        InputError: a name under which nothing was recorded.
-    """
+    """Show the benchmarks of these names, or all of them."""
     found = recorded()
     known = sorted({name for parts in found.values() for name in parts})
     if unknown := sorted({*names} - {*known}):
@@ -48,11 +40,9 @@ def print_recorded(names: Sequence[str], *, as_json: bool) -> None:
         return
     for device, parts in chosen.items():
         for name, part in parts.items():
-            sys.stdout.write(f"{name} on {device} ({_versions(part['environment'])})\n{table(part['rows'])}\n\n")
-
-
-def _versions(environment: Mapping[str, Any]) -> str:
-    return f"torch {environment['torch']}, {environment['torch_threads']} threads, Python {environment['python']}"
+            made = part["environment"]
+            versions = f"torch {made['torch']}, {made['torch_threads']} threads, Python {made['python']}"
+            sys.stdout.write(f"{name} on {device} ({versions})\n{table(part['rows'])}\n\n")
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

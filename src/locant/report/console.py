@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from locant.files import json_text
@@ -11,7 +12,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["BEST", "QUIET", "counted", "out", "print_json", "show", "table", "talk"]
+__all__ = [
+    "BEST", "QUIET", "add_rows", "counted", "named_rows", "out", "print_json", "print_result", "show", "size", "table",
+    "talk",
+]  # fmt: skip
 
 BEST = "bold green"
 QUIET = "dim"
@@ -24,39 +28,69 @@ def out() -> Console:
     return Console(markup=False, emoji=False, highlight=False)
 
 
-def table(*, title: str | None = None) -> Table:
-    """An empty table without vertical rules, whose cells fold and are never cut short."""
+def table(*numbers: str, name: str = "", title: str | None = None) -> Table:
+    """A table without vertical rules, whose cells are never cut short; a column for names, and these for numbers."""
     from rich import box
     from rich.table import Table
 
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-    )
+    look = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "padding": (0, 2, 0, 0)}
+    rows = Table(title=title, title_justify="left", title_style="bold", **look)  # type: ignore[arg-type]
+    if name:
+        rows.add_column(name, no_wrap=True)
+    for heading in numbers:
+        rows.add_column(heading, justify="right", no_wrap=True)
+    return rows
 
 
-def show(console: Console, what: Table | str = "") -> None:
-    """Print a table or a line; into a file or pipe without the blanks that pad the lines of tables."""
+def named_rows() -> Table:
+    """An empty table of names and what they hold."""
+    rows = table()
+    rows.show_header = False
+    rows.box = None
+    rows.add_column(no_wrap=True, style=QUIET)
+    rows.add_column(overflow="fold")
+    return rows
+
+
+def add_rows(rows: Table, name: str, values: Iterable[str]) -> None:
+    """A row for each value, named once."""
+    for number, value in enumerate(values):
+        rows.add_row("" if number else name, value)
+
+
+def show(*parts: Table | str) -> None:
+    """Print tables and texts, an empty line between two; into a file or pipe without the blanks that pad tables."""
+    console = out()
+    spaced = [each for part in parts for each in ("", part)][1:]
     if console.is_terminal:
-        console.print(what)
+        for part in spaced:
+            console.print(part)
         return
     with console.capture() as captured:
-        console.print(what)
+        for part in spaced:
+            console.print(part)
     console.file.write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """A count with its noun, for people; `plural` where it is not the noun with an s.
+def counted(number: int, noun: str) -> str:
+    """A count with its noun, for people.
 
-    >>> counted(1, "shard"), counted(1200, "shard"), counted(0, "entry", "entries")
-    ('1 shard', '1,200 shards', '0 entries')
+    >>> counted(1, "shard"), counted(1200, "shard")
+    ('1 shard', '1,200 shards')
     """
-    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def size(num_bytes: int) -> str:
+    """Bytes with one digit behind the point, in the largest unit that leaves one before it.
+
+    >>> size(12), size(1536), size(32_000 * 4_096 * 2)
+    ('12 bytes', '1.5 KiB', '250.0 MiB')
+    """
+    power = min(max(num_bytes.bit_length() - 1, 0) // 10, 4)
+    return (
+        f"{num_bytes / 1024**power:,.1f} {('', 'KiB', 'MiB', 'GiB', 'TiB')[power]}" if power else f"{num_bytes} bytes"
+    )
 
 
 def talk(line: str) -> None:
@@ -67,3 +101,11 @@ def talk(line: str) -> None:
 def print_json(value: Any) -> None:
     """One JSON value on stdout, and nothing else; ASCII only, so that no terminal or pipe can spoil it."""
     sys.stdout.write(json_text(value))
+
+
+def print_result(facts: Any, line: str, *, as_json: bool) -> None:
+    """A result as JSON, or as one line, however long."""
+    if as_json:
+        print_json(facts)
+    else:
+        out().print(line, soft_wrap=True)

@@ -1,23 +1,27 @@
-"""`locant explain`: how a model encodes positions, in words and numbers."""
+"""`locant explain` and `extend`: how a model encodes positions, and what changes for a longer context."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from locant.checkpoints.explanation import Explanation, Layers
+from locant.checkpoints.extension import Extension
 from locant.checkpoints.rotary_settings import RotarySettings
 from locant.embedding.table import TableSize
-from locant.report.console import QUIET, out, print_json, show, table
+from locant.figures.canvas import spread
+from locant.report.console import add_rows, named_rows, print_json, show, size, table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["explanation_facts", "named_rows", "pair_spans", "print_explanation", "some_pairs", "stretched", "tokens"]
+__all__ = ["explanation_facts", "print_explanation", "print_extension"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DOOR_WORDS = {
@@ -28,7 +32,9 @@ DOOR_WORDS = {
 LAYOUT_WORDS = {"half": "dimension i pairs with i + {half}", "interleaved": "dimension 2i pairs with 2i + 1"}
 ANSWERS = {"yes": "yes", "differently": "yes, but not as the configuration says", "no": "no"}
 NUM_PAIRS = 9
-UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+"""Rows of a table of pairs, from the first pair to the last."""
+SAME = 1e-6
+"""A wavelength that grows by no more than this share is told as unchanged."""
 
 
 def print_explanation(
@@ -39,19 +45,12 @@ def print_explanation(
     if as_json:
         print_json({"config": source, **explanation_facts(explanation), "figure": drawn})
         return
-    console = out()
-    show(console, _summary(explanation, source))
+    parts = [_summary(explanation, source)]
     for layers in explanation.layers:
-        show(console)
-        show(console, _layers(layers))
-        if layers.rotary is not None:
-            show(console)
-            show(console, _pairs(layers.rotary))
-    if explanation.tables:
-        show(console)
-        show(console, _tables(explanation))
+        parts += [_layers(layers)] if layers.rotary is None else [_layers(layers), _pairs(layers.rotary)]
+    show(*parts, *([_tables(explanation)] if explanation.tables else []))
     if drawn is not None:
-        console.print(drawn)
+        show(drawn)
 
 
 def explanation_facts(explanation: Explanation) -> dict[str, Any]:
@@ -65,54 +64,20 @@ def explanation_facts(explanation: Explanation) -> dict[str, Any]:
     return values
 
 
-def pair_spans(pairs: Sequence[int]) -> str:
-    """Numbers in words: ``0-28, 30``.
-
-    >>> pair_spans([0, 1, 2, 5, 7, 8]), pair_spans([])
-    ('0-2, 5, 7-8', 'none')
-    """
-    spans: list[list[int]] = []
-    for pair in pairs:
-        if spans and pair == spans[-1][1] + 1:
-            spans[-1][1] = pair
-        else:
-            spans.append([pair, pair])
-    return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in spans) or "none"
+def _pair_spans(pairs: Sequence[int]) -> str:
+    """Numbers in words: 0-28, 30."""
+    spans = [[pair for _, pair in group] for _, group in groupby(enumerate(pairs), lambda each: each[1] - each[0])]
+    return ", ".join(f"{span[0]}-{span[-1]}" if span[1:] else f"{span[0]}" for span in spans) or "none"
 
 
-def some_pairs(count: int) -> list[int]:
-    """A few pairs from the first to the last.
-
-    >>> some_pairs(64), some_pairs(4)
-    ([0, 8, 16, 24, 32, 39, 47, 55, 63], [0, 1, 2, 3])
-    """
-    return sorted({round(step * (count - 1) / (NUM_PAIRS - 1)) for step in range(NUM_PAIRS)})
+def _tokens(length: float | None) -> str:
+    """A wavelength with three digits, or more where it has them before the point."""
+    return "never" if length is None else f"{length:.3g}" if length < 1000 else f"{length:,.0f}"
 
 
-def tokens(length: float | None) -> str:
-    """A wavelength with three digits, or more where it has them before the point.
-
-    >>> tokens(6.2831), tokens(20473564.1), tokens(None)
-    ('6.28', '20,473,564', 'never')
-    """
-    if length is None:
-        return "never"
-    return f"{length:.3g}" if length < 1000 else f"{length:,.0f}"
-
-
-def stretched(factor: float | None) -> str:
+def _stretched(factor: float | None) -> str:
     """By how much a wavelength grew; nothing for a pair that is not rotated."""
     return "" if factor is None else f"{factor:.4g}"
-
-
-def named_rows() -> Table:
-    """An empty table of names and what they hold."""
-    rows = table()
-    rows.show_header = False
-    rows.box = None
-    rows.add_column(no_wrap=True, style=QUIET)
-    rows.add_column(overflow="fold")
-    return rows
 
 
 def _summary(explanation: Explanation, source: str) -> Table:
@@ -122,9 +87,8 @@ def _summary(explanation: Explanation, source: str) -> Table:
         rows.add_row("longest", f"{explanation.longest:,} positions")
     if explanation.trained not in (None, explanation.longest):
         rows.add_row("trained", f"{explanation.trained:,} positions, before it was stretched")
-    for number, (key, value) in enumerate(explanation.defaults.items()):
-        default = f"{key} {_plain(value)}: not in the configuration, the default of {explanation.model_type}"
-        rows.add_row("" if number else "defaults", f"{default} in transformers")
+    missing = f"not in the configuration, the default of {explanation.model_type} in transformers"
+    add_rows(rows, "defaults", (f"{key} {_plain(value)}: {missing}" for key, value in explanation.defaults.items()))
     rows.add_row("vLLM", "; ".join((ANSWERS[explanation.vllm.answer], *explanation.vllm.reasons)))
     return rows
 
@@ -138,8 +102,7 @@ def _layers(layers: Layers) -> Table:
         rows.add_row("encoding", layers.encoding)
     else:
         _rotary(rows, layers.rotary)
-    for number, warning in enumerate(layers.warnings):
-        rows.add_row("beware" if not number else "", warning)
+    add_rows(rows, "beware", layers.warnings)
     return rows
 
 
@@ -154,31 +117,27 @@ def _rotary(rows: Table, rotary: RotarySettings) -> None:
     if rotary.kept and len(rotary.kept) == len(rotary.pairs):
         rows.add_row("pairs", "all rotated at the frequencies of the base")
     else:
-        rows.add_row("pairs kept", _count(rotary.kept))
-        rows.add_row("pairs between", _count(rotary.between))
-        rows.add_row("pairs stretched", _count(rotary.stretched))
+        for name in ("kept", "between", "stretched"):
+            rows.add_row(f"pairs {name}", _count(getattr(rotary, name)))
     if rotary.still:
         rows.add_row("pairs not rotated", _count(rotary.still))
     if rotary.never_round:
-        rows.add_row(
-            "never round",
-            f"{_count(rotary.never_round)}: less than one rotation in {rotary.trained:,} positions, unscaled",
-        )
+        rounds = f"less than one rotation in {rotary.trained:,} positions, unscaled"
+        rows.add_row("never round", f"{_count(rotary.never_round)}: {rounds}")
     first = rotary.precision.first_visible
     seen = "not below 1,048,576" if first is None else f"from position {first:,} on"
-    rows.add_row(
-        "float32 angles", f"a cosine misses by more than 0.001 {seen}; by {rotary.precision.at_longest:.1g} at the end"
-    )
+    misses = f"{seen}; by {rotary.precision.at_longest:.1g} at the end"
+    rows.add_row("float32 angles", f"a cosine misses by more than 0.001 {misses}")
 
 
 def _scaling(rotary: RotarySettings) -> str:
     if not rotary.scaling_options:
         return "none" if rotary.scaling == "Unscaled" else rotary.scaling
-    options = {
-        name: f"{len(value)} values" if isinstance(value, list) else value
+    options = ", ".join(
+        f"{name} {f'{len(value)} values' if isinstance(value, list) else _plain(value)}"
         for name, value in rotary.scaling_options.items()
-    }
-    return f"{rotary.scaling}: {', '.join(f'{name} {_plain(value)}' for name, value in options.items())}"
+    )
+    return f"{rotary.scaling}: {options}"
 
 
 def _plain(value: Any) -> str:
@@ -186,43 +145,81 @@ def _plain(value: Any) -> str:
 
 
 def _count(pairs: Sequence[int]) -> str:
-    return f"{len(pairs)} ({pair_spans(pairs)})" if pairs else "none"
+    return f"{len(pairs)} ({_pair_spans(pairs)})" if pairs else "none"
 
 
 def _pairs(rotary: RotarySettings) -> Table:
-    rows = table()
-    for heading in ("pair", "wavelength", f"rotations in {rotary.trained:,}, unscaled", "stretched by"):
-        rows.add_column(heading, justify="right", no_wrap=True)
-    for number in some_pairs(len(rotary.pairs)):
+    rows = table("pair", "wavelength", f"rotations in {rotary.trained:,}, unscaled", "stretched by")
+    for number in spread(len(rotary.pairs), NUM_PAIRS):
         pair = rotary.pairs[number]
         rotations = rotary.trained * (pair.stretch or 1) / pair.wavelength if pair.wavelength else 0
-        rows.add_row(str(number), tokens(pair.wavelength), f"{rotations:,.3g}", stretched(pair.stretch))
+        rows.add_row(str(number), _tokens(pair.wavelength), f"{rotations:,.3g}", _stretched(pair.stretch))
     return rows
 
 
 def _tables(explanation: Explanation) -> Table:
-    rows = table()
-    rows.add_column("table")
-    for heading in ("shape", "parameters", *DTYPES):
-        rows.add_column(heading, justify="right", no_wrap=True)
-    for size in explanation.tables:
-        shape = " x ".join(f"{side:,}" for side in size.shape)
-        weights = [_weight(size.num_bytes(dtype)) for dtype in DTYPES.values()]
-        name = f"{size.name}, also the head" if size.name == "tokens" and explanation.tied else size.name
-        rows.add_row(name, shape, f"{size.num_parameters:,}", *weights)
+    rows = table("shape", "parameters", *DTYPES, name="table")
+    for each in explanation.tables:
+        shape = " x ".join(f"{side:,}" for side in each.shape)
+        weights = [size(each.num_bytes(dtype)) for dtype in DTYPES.values()]
+        name = f"{each.name}, also the head" if each.name == "tokens" and explanation.tied else each.name
+        rows.add_row(name, shape, f"{each.num_parameters:,}", *weights)
     return rows
-
-
-def _weight(num_bytes: int) -> str:
-    """Bytes with one digit behind the point, in the largest unit that leaves one before it.
-
-    >>> _weight(1536), _weight(3 * 2**30)
-    ('1.5 KiB', '3.0 GiB')
-    """
-    power = max((power for power in range(len(UNITS)) if num_bytes >= 1024**power), default=0)
-    return f"{num_bytes / 1024**power:,.1f} {UNITS[power]}" if power else f"{num_bytes} {UNITS[0]}"
 
 
 def _table_facts(size: TableSize) -> dict[str, Any]:
     weights = {name: size.num_bytes(dtype) for name, dtype in DTYPES.items()}
     return {"name": size.name, "shape": list(size.shape), "parameters": size.num_parameters, "bytes": weights}
+
+
+def print_extension(
+    extension: Extension, source: str, written: Path, figure: Path | None = None, *, as_json: bool = False
+) -> None:
+    """What changes in the configuration of `source`, and which files were written."""
+    drawn = None if figure is None else str(figure)
+    if as_json:
+        print_json({"config": source, **_extension_facts(extension), "written": str(written), "figure": drawn})
+        return
+    show(
+        _extension_summary(extension, source),
+        _extended_pairs(extension),
+        "\n".join(filter(None, (str(written), drawn))),
+    )
+
+
+def _extension_facts(extension: Extension) -> dict[str, Any]:
+    """What changes, as plain values for JSON."""
+    changed = {key: {"before": old, "after": new} for key, (old, new) in extension.changed.items()}
+    values = {**dataclasses.asdict(extension), "changed": changed, "stretches": extension.stretches}
+    return {name: value for name, value in values.items() if name != "config"}
+
+
+def _extension_summary(extension: Extension, source: str) -> Table:
+    rows = named_rows()
+    rows.add_row("model", source)
+    rows.add_row("context", f"{extension.trained:,} to {extension.to:,} positions, {extension.method}")
+    changes = extension.changed.items()
+    add_rows(rows, "changes", (f"{key}: {_short(old)} -> {_short(new)}" for key, (old, new) in changes))
+    rows.add_row("attention factor", f"{extension.after.attention_factor:.10g}")
+    stretches = extension.stretches
+    kept = [i for i, stretch in enumerate(stretches) if stretch is not None and abs(stretch - 1) <= SAME]
+    rows.add_row("pairs unchanged", f"{len(kept)} ({_pair_spans(kept)}) of {len(stretches)}")
+    add_rows(rows, "note", extension.notes)
+    return rows
+
+
+def _extended_pairs(extension: Extension) -> Table:
+    rows = table("pair", "wavelength", "after", "stretched by")
+    for number in spread(len(extension.stretches), NUM_PAIRS):
+        old, new = (_tokens(each.pairs[number].wavelength) for each in (extension.before, extension.after))
+        rows.add_row(str(number), old, new, _stretched(extension.stretches[number]))
+    return rows
+
+
+def _short(value: Any) -> str:
+    """A value as it stands in the file, long lists in short."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_short(part)}" for key, part in value.items()) + "}"
+    return f"[{len(value)} numbers]" if isinstance(value, list) and len(value) > 4 else json.dumps(value)

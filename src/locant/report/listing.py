@@ -13,7 +13,7 @@ from locant.positions.registry import ENCODINGS, broken_encodings, encodings, fi
 from locant.report.console import QUIET, out, show, table
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.table import Table
 
 __all__ = ["encoding_facts", "facts_of_all", "numbers", "print_all", "print_encoding"]
 
@@ -46,11 +46,7 @@ def encoding_facts(name: str, **options: Any) -> Facts:
 
 
 def numbers(encoding: PositionEncoding) -> dict[str, list[float | None]]:
-    """Slopes, or inverse frequencies and wavelengths, of an encoding that has some; no wavelength: ``None``.
-
-    >>> numbers(ALiBi(2))
-    {'slopes': [0.0625, 0.00390625]}
-    """
+    """Slopes, or inverse frequencies and wavelengths, of an encoding that has some; no wavelength: ``None``."""
     if isinstance(encoding, ALiBi):
         return {"slopes": encoding.slopes.tolist()}
     if not isinstance(angles := getattr(encoding, "angles", None), Angles):
@@ -61,51 +57,38 @@ def numbers(encoding: PositionEncoding) -> dict[str, list[float | None]]:
 
 def print_all(facts: Sequence[Facts]) -> None:
     """Two tables where there is room for them, otherwise one paragraph per encoding."""
-    console = out()
-    if console.width >= WIDE:
-        for columns in (SHORT, LONG):
-            _print_table(console, facts, columns)
-            show(console)
-    else:
-        for one in facts:
-            _print_paragraph(console, one)
-            show(console)
+    wide = out().width >= WIDE
+    show(*([_table(facts, columns) for columns in (SHORT, LONG)] if wide else map(_paragraph, facts)))
+    show("")
 
 
 def print_encoding(facts: Facts) -> None:
     """Everything of one encoding, its numbers in a table."""
-    console = out()
-    _print_paragraph(console, facts)
+    show(_paragraph(facts))
     if not facts["numbers"]:
         return
-    show(console)
-    show(console, facts["built"])
-    rows = table()
-    for heading in ("head" if "slopes" in facts["numbers"] else "pair", *facts["numbers"]):
-        rows.add_column(heading.replace("_", " "), justify="right", no_wrap=True)
+    show("")
+    show(facts["built"])
+    headings = ("head" if "slopes" in facts["numbers"] else "pair", *facts["numbers"])
+    rows = table(*(heading.replace("_", " ") for heading in headings))
     for number, values in enumerate(zip(*facts["numbers"].values(), strict=True)):
         rows.add_row(str(number), *("–" if value is None else f"{value:.8g}" for value in values))
-    show(console, rows)
+    show(rows)
 
 
 def _facts(name: str, kind: type[PositionEncoding]) -> Facts:
-    info = kind.info
+    told = ("parameters", "cost_of_tokens", "cost_of_pairs", "extrapolation", "used_by", "paper")
     return {
         "name": name,
         "aliases": list(ENCODINGS.aliases(name)),
-        "kind": info.kind,
+        "kind": kind.info.kind,
         "doors": list(kind.doors()),
         "sizes": list(kind.sizes()),
-        "parameters": info.parameters,
-        "cost_of_tokens": info.cost_of_tokens,
-        "cost_of_pairs": info.cost_of_pairs,
-        "extrapolation": info.extrapolation,
-        "used_by": info.used_by,
-        "paper": info.paper,
+        **{each: getattr(kind.info, each) for each in told},
     }
 
 
-def _print_table(console: Console, facts: Sequence[Facts], columns: Sequence[str]) -> None:
+def _table(facts: Sequence[Facts], columns: Sequence[str]) -> Table:
     rows = table()
     rows.add_column("name", style="bold", no_wrap=True)
     for column in columns:
@@ -114,19 +97,19 @@ def _print_table(console: Console, facts: Sequence[Facts], columns: Sequence[str
         rows.add_column(HEADINGS[column], no_wrap=narrow, ratio=None if narrow else 1, min_width=width, overflow="fold")
     for one in facts:
         rows.add_row(one["name"], *(_text(one[column]) for column in columns))
-    show(console, rows)
+    return rows
 
 
-def _print_paragraph(console: Console, facts: Facts) -> None:
+def _paragraph(facts: Facts) -> Table:
     rows = table()
     rows.show_header = False
     rows.box = None
-    rows.add_column("name", style="bold", no_wrap=True)
-    rows.add_column("what", style=QUIET, no_wrap=True)
-    rows.add_column("facts", ratio=1, overflow="fold")
+    rows.add_column(style="bold", no_wrap=True)
+    rows.add_column(style=QUIET, no_wrap=True)
+    rows.add_column(ratio=1, overflow="fold")
     for line, column in enumerate(column for column in HEADINGS if facts.get(column) or column == "doors"):
         rows.add_row("" if line else facts["name"], HEADINGS[column], _text(facts[column]))
-    show(console, rows)
+    return rows
 
 
 def _text(fact: str | list[str]) -> str:

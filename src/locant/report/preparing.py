@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from locant.report.console import counted, out, print_json, talk
+from locant.report.console import counted, print_result, talk
 from locant.text.prepare import Estimate
 from locant.text.store import TokenStore
 
@@ -37,49 +37,26 @@ def progress_bar() -> Generator[Callable[[int, int], None]]:
 def print_store(store: TokenStore, *, as_json: bool) -> None:
     """What is in a store."""
     tokens, documents, shards = len(store), len(store.documents) - 1, len(store.shards)
-    size = tokens * store.dtype.itemsize
-    if as_json:
-        print_json(
-            {
-                "store": str(store.path),
-                "tokens": tokens,
-                "documents": documents,
-                "shards": shards,
-                "dtype": store.dtype.name,
-                "bytes": size,
-                "vocab_size": store.vocab_size,
-                "end_of_text": store.end_of_text,
-                "fingerprint": store.fingerprint,
-            }
-        )
-        return
-    _print(
-        f"{store.path}: {counted(tokens, 'token')} in {counted(documents, 'document')}, {counted(shards, 'shard')}, "
-        f"{store.dtype.name}, {counted(size, 'byte')}"
-    )
+    size, dtype = tokens * store.dtype.itemsize, store.dtype.name
+    facts = {
+        "store": str(store.path), "tokens": tokens, "documents": documents, "shards": shards, "dtype": dtype,
+        "bytes": size, "vocab_size": store.vocab_size, "end_of_text": store.end_of_text,
+        "fingerprint": store.fingerprint,
+    }  # fmt: skip
+    where = f"{counted(documents, 'document')}, {counted(shards, 'shard')}, {dtype}, {counted(size, 'byte')}"
+    print_result(facts, f"{store.path}: {counted(tokens, 'token')} in {where}", as_json=as_json)
 
 
 def print_task(store: Path, task: int, num_tasks: int, *, as_json: bool) -> None:
     """That a task is done, and what is to be done when all are."""
-    if as_json:
-        print_json({"store": str(store), "task": task, "num_tasks": num_tasks})
-    else:
-        _print(f"{store}: task {task} of {num_tasks} is done; when all are: locant prepare --finalize -o {store}")
+    line = f"{store}: task {task} of {num_tasks} is done; when all are: locant prepare --finalize -o {store}"
+    print_result({"store": str(store), "task": task, "num_tasks": num_tasks}, line, as_json=as_json)
 
 
 def print_estimate(estimate: Estimate, *, as_json: bool) -> None:
     """What preparing would read and make."""
-    if as_json:
-        print_json(dataclasses.asdict(estimate))
-        return
     about = "" if estimate.exact else "about "
-    made = [counted(estimate.documents, "document"), counted(estimate.tokens, "token")]
-    made.append(f"{counted(estimate.store_bytes, 'byte')} in the store")
-    _print(
-        f"{counted(estimate.files, 'file')} of {counted(estimate.bytes, 'byte')}: "
-        + ", ".join(f"{about}{count}" for count in made)
-    )
-
-
-def _print(line: str) -> None:
-    out().print(line, soft_wrap=True)
+    made = f"{about}{counted(estimate.documents, 'document')}, {about}{counted(estimate.tokens, 'token')}"
+    store = f"{about}{counted(estimate.store_bytes, 'byte')} in the store"
+    line = f"{counted(estimate.files, 'file')} of {counted(estimate.bytes, 'byte')}: {made}, {store}"
+    print_result(dataclasses.asdict(estimate), line, as_json=as_json)

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from locant.figures.canvas import DARK, LIGHT, Theme, stroke
+from locant.figures.canvas import DARK, LIGHT, Theme
 from locant.lab.summary import summarise
 from locant.report.comparison.curves import draw_loss_by_length, draw_loss_by_position
 from tests.lab.fabricated import LENGTHS, THE_FIELD, results
@@ -70,13 +70,11 @@ def test_one_length_and_one_seed_can_be_drawn() -> None:
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 def test_eight_curves_differ_in_colour_and_in_dash_and_stand_out_from_the_paper(theme: Theme) -> None:
-    looks = [stroke(number, theme) for number in range(8)]
+    looks = [theme.stroke(number) for number in range(8)]
     for one, other in itertools.combinations(looks, 2):
-        assert one.color != other.color
-        assert one.linestyle != other.linestyle
-        assert one.marker != other.marker
-    for look in looks:
-        assert contrast(look.color, theme.paper) > 1.9
+        assert all(mine != theirs for mine, theirs in zip(one, other, strict=True))
+    for color, _, _ in looks:
+        assert contrast(color, theme.paper) > 1.9
     assert contrast(theme.ink, theme.paper) > 12
     assert contrast(theme.muted, theme.paper) > 4.5
 

@@ -84,7 +84,7 @@ class Rotary(PositionEncoding):
         one_of("layout", layout, get_args(Layout), "the layout the weights were trained with")
         if scaling is not None and not isinstance(scaling, Scaling):
             raise RangeError(f"got {shown(scaling)} for scaling, expected one of locant.scaling", "Linear(factor=4.0)")
-        whole_head, remedy = rotary_dim is None, "an even head_dim, or rotary_dim, an even number from 2 to head_dim"
+        whole_head, remedy = rotary_dim is None, "head_dim=64, or an even rotary_dim beside it"
         self.head_dim = width_of("head_dim", head_dim, even=whole_head, remedy=remedy)
         self.rotary_dim = self.head_dim if whole_head else _part_of(self.head_dim, rotary_dim)
         self.base = base_of(base)

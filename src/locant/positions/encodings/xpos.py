@@ -81,7 +81,7 @@ class XPos(PositionEncoding):
     ) -> None:
         super().__init__()
         one_of("layout", layout, get_args(Layout), "the layout the weights were trained with")
-        self.head_dim = width_of("head_dim", head_dim, remedy="XPos(64), an even width")
+        self.head_dim = width_of("head_dim", head_dim, remedy="head_dim=64, an even width")
         self.base = base_of(base)
         self.scale_base = real("scale_base", scale_base, above=0, remedy="scale_base=512.0")
         self.gamma = real("gamma", gamma, above=0, remedy="gamma=0.4")

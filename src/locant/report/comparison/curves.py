@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from locant.figures.canvas import LIGHT, Theme, add_legend, blank, dress, stroke
+from locant.figures.canvas import LIGHT, Theme
 from locant.lab.summary import ENOUGH_WINDOWS, Cell, Row, Summary
 
 if TYPE_CHECKING:
@@ -23,65 +23,58 @@ MISSING = Cell(mean=np.nan, low=np.nan, high=np.nan, deviation=np.nan)
 
 def draw_loss_by_length(summary: Summary, theme: Theme = LIGHT) -> Figure:
     """Mean held-out loss at every length, and the training loss; the band goes from the best to the worst seed."""
-    title = f"Trained at {summary.train_length} tokens, read at more"
-    figure, axes = _axes(title, "window (tokens)", theme)
+    figure, axes = _axes(f"Trained at {summary.train_length} tokens, read at more", "window (tokens)", theme)
     for row in summary.ranked(summary.lengths[-1]):
         measured = {float(length): cell for length, cell in row.by_length.items() if cell}
-        _curve(axes, [*measured], [*measured.values()], summary, row, theme, markersize=5.5)
+        color, marker = _curve(axes, [*measured], [*measured.values()], summary, row, theme, markersize=5.5)
         if row.train_loss:
-            look = stroke(_number(summary, row), theme)
-            marks = {"marker": look.marker, "markersize": 4.5, "markerfacecolor": "none", "linestyle": "none"}
-            axes.plot([summary.train_length], [row.train_loss.mean], color=look.color, **marks)  # type: ignore[arg-type]
+            hollow = {"marker": marker, "markersize": 4.5, "markerfacecolor": "none", "linestyle": "none"}
+            axes.plot([summary.train_length], [row.train_loss.mean], color=color, **hollow)  # type: ignore[arg-type]
     axes.set_xscale("log", base=2)
     names = [f"{length:,}\n{length / summary.train_length:g}×" for length in summary.lengths]
     axes.set_xticks(summary.lengths, names)
     axes.minorticks_off()
-    _mark_training_length(axes, summary, theme, words="")
-    few = [length for length in summary.lengths if not summary.has_enough(length)]
-    if few:
+    _mark_training_length(axes, summary, theme)
+    if few := [length for length in summary.lengths if not summary.has_enough(length)]:
         words = f"from {few[0]:,} tokens on, not enough text to tell: fewer than {ENOUGH_WINDOWS} windows"
         axes.text(0.99, 0.01, words, transform=axes.transAxes, ha="right", fontsize=8.5, color=theme.muted)
-    add_legend(axes, theme, title=f"at {summary.lengths[-1]:,}, best first;\nhollow: training loss")
+    theme.legend(axes, title=f"at {summary.lengths[-1]:,}, best first;\nhollow: training loss")
     return figure
 
 
 def draw_loss_by_position(summary: Summary, theme: Theme = LIGHT) -> Figure:
     """Mean held-out loss at the positions of the longest windows, a few neighbours averaged."""
-    figure, axes = _axes(f"Within windows of {summary.lengths[-1]:,} tokens", "position (tokens)", theme)
-    for row in summary.ranked(summary.lengths[-1]):
+    longest = summary.lengths[-1]
+    figure, axes = _axes(f"Within windows of {longest:,} tokens", "position (tokens)", theme)
+    for row in summary.ranked(longest):
         _curve(axes, *_binned(row.by_position), summary, row, theme)
-    axes.set_xlim(0, summary.lengths[-1])
-    _mark_training_length(axes, summary, theme, words=" not seen in training →")
-    add_legend(axes, theme, title=f"at {summary.lengths[-1]:,}, best first")
+    axes.set_xlim(0, longest)
+    if _mark_training_length(axes, summary, theme):
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + 0.07 * (high - low))  # room for the words above the curves
+        words, place, ends = " not seen in training →", (summary.train_length, 0.985), ("data", "axes fraction")
+        axes.annotate(words, place, xycoords=ends, va="top", fontsize=8.5, color=theme.muted)
+    theme.legend(axes, title=f"at {longest:,}, best first")
     return figure
 
 
 def _axes(title: str, x: str, theme: Theme) -> tuple[Figure, Axes]:
-    figure = blank(8.6, 4.6, theme)
+    figure = theme.blank(8.6, 4.6)
     axes = figure.subplots()
-    dress(axes, theme, title=title, x=x, y="loss (nats per token)", grid=True)
+    theme.dress(axes, title=title, x=x, y="loss (nats per token)", grid=True)
     return figure, axes
 
 
-def _number(summary: Summary, row: Row) -> int:
-    """An encoding has the same stroke in both pictures."""
-    return summary.rows.index(row)
-
-
 def _curve(
-    axes: Axes,
-    x: Sequence[float],
-    cells: Sequence[Cell],
-    summary: Summary,
-    row: Row,
-    theme: Theme,
-    markersize: float = 0,
-) -> None:
-    look = stroke(_number(summary, row), theme)
+    axes: Axes, x: Sequence[float], cells: Sequence[Cell], summary: Summary, row: Row, theme: Theme, **style: Any
+) -> tuple[str, str]:
+    """Mean and band, in a colour and marker that an encoding has in both pictures."""
+    color, linestyle, marker = theme.stroke(summary.rows.index(row))
     mean, low, high = ([getattr(cell, name) for cell in cells] for name in ("mean", "low", "high"))
-    style = {"marker": look.marker, "markersize": markersize} if markersize else {}
-    axes.plot(x, mean, color=look.color, linestyle=look.linestyle, linewidth=1.8, label=row.encoding, **style)  # type: ignore[arg-type]
-    axes.fill_between(x, low, high, color=look.color, alpha=BAND, linewidth=0)
+    style = {"marker": marker, **style} if style else {}
+    axes.plot(x, mean, color=color, linestyle=linestyle, linewidth=1.8, label=row.encoding, **style)
+    axes.fill_between(x, low, high, color=color, alpha=BAND, linewidth=0)
+    return color, marker
 
 
 def _binned(cells: Sequence[Cell | None]) -> tuple[list[float], list[Cell]]:
@@ -93,12 +86,9 @@ def _binned(cells: Sequence[Cell | None]) -> tuple[list[float], list[Cell]]:
     return middles, [Cell(mean=mean, low=low, high=high, deviation=0.0) for mean, low, high in means]
 
 
-def _mark_training_length(axes: Axes, summary: Summary, theme: Theme, *, words: str) -> None:
-    if summary.lengths[-1] <= summary.train_length:
-        return
-    axes.axvline(summary.train_length, color=theme.muted, linewidth=1, linestyle=(0, (2, 3)), zorder=0)
-    if words:
-        low, high = axes.get_ylim()
-        axes.set_ylim(low, high + 0.07 * (high - low))  # room for the words above the curves
-        place = (summary.train_length, 0.985)
-        axes.annotate(words, place, xycoords=("data", "axes fraction"), va="top", fontsize=8.5, color=theme.muted)
+def _mark_training_length(axes: Axes, summary: Summary, theme: Theme) -> bool:
+    """Draw a line at the training length, where windows are longer."""
+    longer = summary.lengths[-1] > summary.train_length
+    if longer:
+        axes.axvline(summary.train_length, color=theme.muted, linewidth=1, linestyle=(0, (2, 3)), zorder=0)
+    return longer

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from locant.figures.canvas import DARK, LIGHT, Theme, save, svg
 from locant.files import write_whole
@@ -16,9 +16,6 @@ from locant.lab.summary import Row, Summary, summarise
 from locant.report.comparison.curves import draw_loss_by_length, draw_loss_by_position
 from locant.report.comparison.sentences import sentences
 from locant.report.console import counted
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["page", "write_report"]
 
@@ -72,23 +69,21 @@ def write_report(results: Mapping[str, Any], folder: Path) -> Path:
 def page(results: Mapping[str, Any]) -> str:
     """The whole page, from `Results.to_dict()` or a `results.json`."""
     summary = summarise(results)
-    settings = results["settings"]
-    title = f"Trained at {summary.train_length:,} tokens, read at {summary.lengths[-1]:,}"
+    title = escape(f"Trained at {summary.train_length:,} tokens, read at {summary.lengths[-1]:,}")
     said = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in sentences(summary))
-    body = [
-        f"<h1>{escape(title)}</h1>",
-        f'<p class="facts">{escape(_facts(summary, settings))}</p>',
-        _section("What the numbers say", f"<ul>\n{said}\n</ul>"),
-        _section("Loss by length", _losses(summary)),
-        _section("The two curves", _pictures(summary)),
-        _section("How it was made", _how(results)),
-    ]
+    sections = {
+        "What the numbers say": f"<ul>\n{said}\n</ul>",
+        "Loss by length": _losses(summary),
+        "The two curves": _pictures(summary),
+        "How it was made": _how(results),
+    }
+    body = "\n".join(f"<section>\n<h2>{name}</h2>\n{content}\n</section>" for name, content in sections.items())
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>locant: {escape(title)}</title>\n<style>\n{_stylesheet()}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(body)
-        + "\n</main>\n</body>\n</html>\n"
+        f"<title>locant: {title}</title>\n<style>\n{_stylesheet()}</style>\n</head>\n<body>\n<main>\n"
+        f'<h1>{title}</h1>\n<p class="facts">{escape(_facts(summary, results["settings"]))}</p>\n'
+        f"{body}\n</main>\n</body>\n</html>\n"
     )
 
 
@@ -96,15 +91,11 @@ def _stylesheet() -> str:
     """Light or dark as the reader's system is, on a phone, a screen or paper; it loads nothing."""
 
     def colors(theme: Theme, mark: str) -> str:
-        names = {"paper": theme.paper, "ink": theme.ink, "muted": theme.muted, "grid": theme.grid, "mark": mark}
-        return " ".join(f"--{name}: {color};" for name, color in names.items())
+        names = ("paper", "ink", "muted", "grid")
+        return " ".join([*(f"--{name}: {getattr(theme, name)};" for name in names), f"--mark: {mark};"])
 
     dark = f"@media (prefers-color-scheme: dark) {{ :root {{ {colors(DARK, '#222a35')} }} }}"
     return f":root {{ color-scheme: light dark; {colors(LIGHT, '#eef4fb')} }}\n{dark}\n{RULES.strip()}\n"
-
-
-def _section(heading: str, content: str) -> str:
-    return f"<section>\n<h2>{escape(heading)}</h2>\n{content}\n</section>"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
@@ -123,37 +114,29 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -
 def _facts(summary: Summary, settings: Mapping[str, Any]) -> str:
     """What was done, in one line under the title."""
     text = settings["text"]
-    return " · ".join(
-        [
-            counted(len(summary.rows), "encoding"),
-            f"{counted(summary.num_seeds, 'seed')} each",
-            counted(settings["num_steps"], "step"),
-            text["source"],
-            f"trained on {text['train_tokens']:,} tokens, measured on the last {text['held_out_tokens']:,}",
-        ]
-    )
+    read = f"trained on {text['train_tokens']:,} tokens, measured on the last {text['held_out_tokens']:,}"
+    counts = [counted(len(summary.rows), "encoding"), f"{counted(summary.num_seeds, 'seed')} each"]
+    return " · ".join([*counts, counted(settings["num_steps"], "step"), text["source"], read])
 
 
 def _losses(summary: Summary) -> str:
     """Mean and standard deviation of every encoding at every length, best first at the longest."""
     lengths = summary.lengths
     best = {length: row for length in lengths if (row := summary.best(length))}
-    head = ["encoding", "training"] + [
-        f"{length:,}<small>{length / summary.train_length:g}×</small>" for length in lengths
-    ]
-    rows = [
-        [escape(row.encoding), f"{row.train_loss.mean:.3f}" if row.train_loss else MISSING]
-        + [_loss(row, length, summary, marked=best.get(length) is row) for length in lengths]
-        for row in summary.ranked(lengths[-1])
-    ]
-    rows.append(["windows", ""] + [f"{summary.num_windows(length):,}" for length in lengths])
+    multiples = [f"{length:,}<small>{length / summary.train_length:g}×</small>" for length in lengths]
+    rows = []
+    for row in summary.ranked(lengths[-1]):
+        losses = [_loss(row, length, summary, marked=best.get(length) is row) for length in lengths]
+        rows.append([escape(row.encoding), f"{row.train_loss.mean:.3f}" if row.train_loss else MISSING, *losses])
+    rows.append(["windows", "", *(f"{summary.num_windows(length):,}" for length in lengths)])
     spread = " ± standard deviation over seeds" if summary.num_seeds > 1 else ""
     note = (
         f"Nats per token, mean{spread}: over the last steps of training, and on held-out text in windows. "
         f"Below, half of the 95% interval over the windows, and the ratio to the loss at {summary.base_length:,}. "
         "The lowest of each column is bold and marked."
     )
-    return f'<div class="scroll">{_table(head, rows, "losses")}</div>\n<p class="note">{escape(note)}</p>'
+    table = _table(["encoding", "training", *multiples], rows, "losses")
+    return f'<div class="scroll">{table}</div>\n<p class="note">{escape(note)}</p>'
 
 
 def _loss(row: Row, length: int, summary: Summary, *, marked: bool) -> str:
@@ -168,42 +151,37 @@ def _loss(row: Row, length: int, summary: Summary, *, marked: bool) -> str:
 
 
 def _pictures(summary: Summary) -> str:
+    """Both, each for light and for dark paper; the browser shows the one that fits."""
     band = "The band goes from the lowest to the highest seed. " if summary.num_seeds > 1 else ""
-    by_length = (
-        f"Loss against the length of the window. {band}The dotted line is the training length; on it, the small hollow "
-        "marks are the training losses."
-    )
-    by_position = (
-        f"Loss against the position within windows of {summary.lengths[-1]:,} tokens. {band}"
-        "Right of the dotted line are positions that did not occur in training."
-    )
-    return _picture(draw_loss_by_length, summary, by_length) + _picture(draw_loss_by_position, summary, by_position)
-
-
-def _picture(function: Callable[[Summary, Theme], Figure], summary: Summary, caption: str) -> str:
-    """The picture for light and for dark paper; the browser shows the one that fits."""
-    light, dark = (base64.b64encode(svg(function(summary, theme))).decode("ascii") for theme in (LIGHT, DARK))
-    kind = "data:image/svg+xml;base64,"
-    return (
-        f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{kind}{dark}">'
-        f'<img src="{kind}{light}" alt="{escape(caption)}"></picture>'
-        f"<figcaption>{escape(caption)}</figcaption></figure>\n"
-    )
+    captions = {
+        draw_loss_by_length: f"Loss against the length of the window. {band}The dotted line is the training length; "
+        "on it, the small hollow marks are the training losses.",
+        draw_loss_by_position: "Loss against the position within windows of "
+        f"{summary.lengths[-1]:,} tokens. {band}Right of the dotted line are positions that did not occur in training.",
+    }
+    figures = []
+    for draw, caption in captions.items():
+        light, dark = (base64.b64encode(svg(draw(summary, theme))).decode("ascii") for theme in (LIGHT, DARK))
+        kind = "data:image/svg+xml;base64,"
+        figures.append(
+            f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{kind}{dark}">'
+            f'<img src="{kind}{light}" alt="{escape(caption)}"></picture>'
+            f"<figcaption>{escape(caption)}</figcaption></figure>\n"
+        )
+    return "".join(figures)
 
 
 def _how(results: Mapping[str, Any]) -> str:
     """The command, every setting, every version, every single model."""
-    settings = {name: value for name, value in results["settings"].items() if name != "text"}
     text = {f"text: {name}": value for name, value in results["settings"]["text"].items()}
+    settings = {name: value for name, value in results["settings"].items() if name != "text"}
     line = escape(command(results["settings"])).replace(" --", "</span> <span>--")  # lines may break there
-    made = [
-        _table(
-            (), ([escape(name.replace("_", " ")), escape(_plain(value))] for name, value in facts.items()), "settings"
-        )
-        for facts in ({**settings, **text}, results["environment"])
-    ]
+    made = ""
+    for facts in ({**settings, **text}, results["environment"]):
+        rows = ([escape(name.replace("_", " ")), escape(_plain(value))] for name, value in facts.items())
+        made += _table((), rows, "settings")
     return (
-        f'<p>To make it again:</p>\n<pre><span>{line}</span></pre>\n<div class="pair">\n{"".join(made)}\n</div>\n'
+        f'<p>To make it again:</p>\n<pre><span>{line}</span></pre>\n<div class="pair">\n{made}\n</div>\n'
         f"<details><summary>Every model</summary>\n{_models(results['records'])}\n</details>"
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from statistics import fmean
 
 from locant.lab.comparison import HELD_OUT
 from locant.lab.summary import ENOUGH_WINDOWS, Row, Summary
@@ -50,57 +50,51 @@ def _winner(summary: Summary, length: int) -> str:
     if not summary.has_enough(length):
         return ""
     times = length / summary.train_length
-    where = f"At {length:,} tokens, " + (
-        "the length it was trained at" if times == 1 else f"{times:g} times the training length"
-    )
-    loss = f"{cell.mean:.3f} nats per token (perplexity {_perplexity(cell.mean)})"
+    where = "the length it was trained at" if times == 1 else f"{times:g} times the training length"
+    where = f"At {length:,} tokens, {where}"
+    perplexity = f"{math.exp(cell.mean):,.1f}" if cell.mean < 20 else "beyond measure"
+    loss = f"{cell.mean:.3f} nats per token (perplexity {perplexity})"
     if len(summary.rows) == 1:
         return f"{where}, {best.encoding} has a held-out loss of {loss}."
     others = [row for row in summary.rows if row is not best and row.by_length[length]]
     ties = [row.encoding for row in others if not row.is_clear(length, best, length)]
+    tied = f"{_and(ties)} {'is' if len(ties) == 1 else 'are'} within {_spread(summary)}" if ties else ""
     if ties and len(ties) == len(others):
-        return f"{where}, no encoding is clearly better: {best.encoding} has {loss}, and {_ties(ties)}."
-    return f"{where}, {best.encoding} has the lowest held-out loss: {loss}{f'; {_ties(ties)}' if ties else ''}."
+        return f"{where}, no encoding is clearly better: {best.encoding} has {loss}, and {tied}."
+    lowest = "the lowest held-out loss" + (" of one seed" if summary.num_seeds == 1 else "")
+    return f"{where}, {best.encoding} has {lowest}: {loss}{tied and f'; {tied}'}."
 
 
-def _ties(names: list[str]) -> str:
-    return f"{_and(names)} {'is' if len(names) == 1 else 'are'} within the spread of seeds and windows"
+def _spread(summary: Summary) -> str:
+    return "the spread of windows" if summary.num_seeds == 1 else "the spread of seeds and windows"
 
 
 def _trends(summary: Summary) -> list[str]:
     """Which encodings stay level from the training length to the longest."""
     base, longest = summary.base_length, summary.lengths[-1]
-    groups: dict[str, list[str]] = {
-        "Gains from the longer text": [],
-        f"Stays within {LEVEL:.0%} of its loss": [],
-        "Gets somewhat worse": [],
-        "Gets much worse": [],
-        "Changes by no more than the spread of seeds and windows": [],
-    }
-    gains, level, somewhat, much, unclear = groups.values()
+    gains, level = "Gains from the longer text", f"Stays within {LEVEL:.0%} of its loss"
+    somewhat, much, unclear = "Gets somewhat worse", "Gets much worse", f"Changes by no more than {_spread(summary)}"
+    groups: dict[str, list[str]] = {words: [] for words in (gains, level, somewhat, much, unclear)}
     for row in summary.rows:
-        ratio = row.ratio(longest, base)
-        if ratio is None:
+        if (ratio := row.ratio(longest, base)) is None:
             continue
         if abs(ratio - 1) <= LEVEL:
-            group = level
+            words = level
         elif not row.is_clear(longest, row, base):
-            group = unclear
+            words = unclear
         else:
-            group = gains if ratio < 1 else somewhat if ratio <= 1 + CLEAR else much
-        group.append(f"{row.encoding} (×{ratio:.2f})")
+            words = gains if ratio < 1 else somewhat if ratio <= 1 + CLEAR else much
+        groups[words].append(f"{row.encoding} (×{ratio:.2f})")
     span = f"from {base:,} to {longest:,} tokens"
     return [f"{words}, {span}: {_and(names)}." for words, names in groups.items() if names]
 
 
 def _rises(summary: Summary) -> str:
     """Where, within the longest windows, the loss of an encoding leaves the level of its training length for good."""
-    found = [(row.encoding, place) for row in summary.rows if (place := _rise(row, summary.train_length)) is not None]
-    if not found:
-        return ""
-    places = _and([f"{name} from about position {place:,}" for name, place in found])
+    places = ((row.encoding, _rise(row, summary.train_length)) for row in summary.rows)
+    found = [f"{name} from about position {place:,}" for name, place in places if place is not None]
     level = f"more than {CLEAR:.0%} above its level within the training length"
-    return f"By position, the loss rises {level} and stays there: {places}."
+    return f"By position, the loss rises {level} and stays there: {_and(found)}." if found else ""
 
 
 def _rise(row: Row, train_length: int) -> int | None:
@@ -109,10 +103,10 @@ def _rise(row: Row, train_length: int) -> int | None:
     What lasts for less than a training length may be a few hard tokens, and is not counted.
     """
     losses = [cell.mean if cell else math.nan for cell in row.by_position]
-    level = _mean(losses[train_length // 2 : train_length])
+    level = fmean(losses[train_length // 2 : train_length])
     step = max(4, train_length // 4)
     starts = range(train_length, len(losses) - step + 1, step)
-    above = [_mean(losses[start : start + step]) > level * (1 + CLEAR) for start in starts]
+    above = [fmean(losses[start : start + step]) > level * (1 + CLEAR) for start in starts]
     if not above or not above[-1]:
         return None
     below = [number for number, is_above in enumerate(above) if not is_above]
@@ -128,12 +122,8 @@ def _overfitted(summary: Summary) -> str:
         and row.train_loss
         and held_out.mean > OVERFITTED * row.train_loss.mean
     ]
-    if not pairs:
-        return ""
-    return (
-        f"Overfitted, so that the losses say little about the encoding: {_and(pairs)}. "
-        "More text or fewer steps would help."
-    )
+    advice = "More text or fewer steps would help."
+    return f"Overfitted, so that the losses say little about the encoding: {_and(pairs)}. {advice}" if pairs else ""
 
 
 def _missing(summary: Summary) -> str:
@@ -143,22 +133,10 @@ def _missing(summary: Summary) -> str:
 
 def _caution(summary: Summary) -> str:
     if summary.num_seeds == 1:
-        return "One seed was trained, so there is no spread over seeds: small differences may be chance."
+        return "One seed was trained, so the difference between seeds is not known: small differences may be chance."
     return f"The spread is over {counted(summary.num_seeds, 'seed')} of a small model; larger models may differ."
 
 
-def _perplexity(loss: float) -> str:
-    return f"{math.exp(loss):,.1f}" if loss < 20 else "beyond measure"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else math.nan
-
-
 def _and(words: list[str]) -> str:
-    """A list as it is spoken.
-
-    >>> _and(["a"]), _and(["a", "b"]), _and(["a", "b", "c"])
-    ('a', 'a and b', 'a, b and c')
-    """
+    """A list as it is spoken: a, b and c."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

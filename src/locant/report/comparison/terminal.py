@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from locant.lab.comparison import Progress, split
+from locant.lab.comparison import Progress, Watcher, split
 from locant.lab.folder import ResultsFolder
-from locant.lab.running import Watcher
 from locant.lab.settings import Settings
 from locant.lab.summary import Row, summarise
 from locant.report.comparison.page import write_report
@@ -71,12 +70,7 @@ def _announcement(corpus: Corpus, settings: Settings) -> list[str]:
 
 
 def record_line(record: Mapping[str, Any]) -> str:
-    """One model in one line.
-
-    >>> losses = {"64": 2.31, "128": None}
-    >>> record_line({"encoding": "alibi", "seed": 0, "loss_by_length": losses, "train_loss": 2.25, "seconds": 9.25})
-    'alibi        seed 0   train: 2.250   64: 2.310   128: –       9 s'
-    """
+    """One model in one line."""
     losses = {"train": record["train_loss"], **record["loss_by_length"]}
     cells = [f"{name}: {'–' if loss is None else f'{loss:.3f}':<5}" for name, loss in losses.items()]
     return f"{record['encoding']:<12} seed {record['seed']:<3} {'   '.join(cells)}   {record['seconds']:.0f} s"
@@ -86,41 +80,30 @@ def print_losses(results: Mapping[str, Any]) -> None:
     """The table of losses, best first at the longest length, and what it says."""
     from rich.text import Text
 
-    summary, console = summarise(results), out()
+    summary = summarise(results)
     lengths = summary.lengths
-    between = " " if console.width >= 21 + 17 * len(lengths) else "\n"
+    between = " " if out().width >= 21 + 17 * len(lengths) else "\n"
     rows = table(title="Loss (nats per token)" + (", mean ± deviation over seeds" if summary.num_seeds > 1 else ""))
     rows.add_column("encoding", no_wrap=True)
     rows.add_column("train", justify="right", style=QUIET, overflow="fold")
     for length in lengths:
         rows.add_column(f"{length:,}\n{length / summary.train_length:g}×", justify="right", overflow="fold")
-    best = {length: row for length in lengths if (row := summary.best(length))}
+    best = {length: summary.best(length) for length in lengths}
     for row in summary.ranked(lengths[-1]):
-        styled = [
-            Text(_loss(row, length, between, marked=marked), BEST if marked else "")
-            for length in lengths
-            for marked in [best.get(length) is row]
-        ]
-        training = f"{row.train_loss.mean:.3f}" if row.train_loss else "–"
-        rows.add_row(row.encoding, training, *styled)
+        cells = [Text(_loss(row, length, between)) for length in lengths]
+        for length, cell in zip(lengths, cells, strict=True):
+            if best[length] is row:  # a star too, for where there is no colour
+                cell.plain, cell.style = f"*{cell.plain}", BEST
+        rows.add_row(row.encoding, f"{row.train_loss.mean:.3f}" if row.train_loss else "–", *cells)
+    margins = [row.margin(length) if row else None for length, row in best.items()]
     rows.add_section()
     rows.add_row("windows", "", *(f"{summary.num_windows(length):,}" for length in lengths), style=QUIET)
-    rows.add_row("interval ±", "", *(_margin(best.get(length), length) for length in lengths), style=QUIET)
-    show(console, rows)
-    show(console)
-    for sentence in sentences(summary):
-        show(console, f"· {sentence}")
+    intervals = ("–" if margin is None else f"{margin:.3f}" for margin in margins)
+    rows.add_row("interval ±", "", *intervals, style=QUIET)
+    show(rows, "\n".join(f"· {sentence}" for sentence in sentences(summary)))
 
 
-def _margin(row: Row | None, length: int) -> str:
-    margin = row.margin(length) if row else None
-    return "–" if margin is None else f"{margin:.3f}"
-
-
-def _loss(row: Row, length: int, between: str, *, marked: bool) -> str:
-    """The best is marked by a star too, for where there is no colour."""
-    cell = row.by_length.get(length)
-    if cell is None:
+def _loss(row: Row, length: int, between: str) -> str:
+    if (cell := row.by_length.get(length)) is None:
         return "–"
-    spread = f"{between}±{cell.deviation:.3f}" if row.num_seeds > 1 else ""
-    return f"{'*' if marked else ''}{cell.mean:.3f}{spread}"
+    return f"{cell.mean:.3f}" + (f"{between}±{cell.deviation:.3f}" if row.num_seeds > 1 else "")

@@ -18,7 +18,7 @@ from locant.text.tokenizer.tiktoken_files import cached_encoding, tiktoken_cache
 __all__ = ["find"]
 
 FILE = "tokenizer.json"
-REMEDY = f"the path of a {FILE}, download=True (on the command line: --download), or Tokenizer.train on a text of yours"
+REMEDY = f"the path of a {FILE}, download=True, or a tokenizer trained on a text of yours"
 
 # The first models of the hub had a name without an owner; these accounts hold them now.
 _FIRST_OWNERS = ("openai-community", "google-bert", "FacebookAI", "google-t5", "distilbert", "albert", "xlnet")
@@ -97,5 +97,5 @@ def _download(name: str) -> Path:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
             f"cannot download {FILE} of {name!r}: {reason}",
-            f"a name as on the hub (owner/model), the path of a {FILE}, or Tokenizer.train on a text of yours",
+            f"a name as on the hub (owner/model), the path of a {FILE}, or a tokenizer trained on a text of yours",
         ) from None
