@@ -3,15 +3,25 @@
 Angle tables, ALiBi's slopes and T5's buckets follow from the configuration alone. As buffers they would be cast by
 ``.half()``, shared by DDP, sharded by FSDP, left uninitialised by ``to_empty`` and expected in checkpoints; each of
 these has broken released models. A `Constant` is none of that: a CPU tensor made once, and a copy per device.
+
+A graph that was compiled takes the copy as an input. Were it made inside of the graph, every call would copy it from
+the host again, and CUDA graphs would be skipped.
 """
 
 from __future__ import annotations
+
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from locant.kernels.transforms import is_watched
+
 __all__ = ["Constant"]
+
+CONSTANTS: WeakSet[Constant] = WeakSet()
+"""All that there are."""
 
 
 class Constant:
@@ -24,16 +34,40 @@ class Constant:
     def __init__(self, value: Tensor) -> None:
         self._value = value.detach()
         self._copies: dict[torch.device, Tensor] = {}
+        CONSTANTS.add(self)
+
+    def __reduce__(self) -> tuple[type[Constant], tuple[Tensor]]:
+        return Constant, (self._value,)
 
     def on(self, device: torch.device) -> Tensor:
         """The tensor on this device; copied there once, and kept."""
-        if not torch.compiler.is_compiling() and isinstance(fake := torch.empty(0, device=device), FakeTensor):
+        if torch.compiler.is_compiling():
+            if device != self._value.device:
+                copy_all(device)
+        elif is_watched() and isinstance(fake := torch.empty(0, device=device), FakeTensor):
             return fake.fake_mode.from_tensor(self._value).to(device)  # only shapes are computed there
+        else:
+            self._copy(device)
         if device == self._value.device:
             return self._value
-        if device in self._copies:
-            return self._copies[device]
-        copy = self._value.to(device)
-        if not torch.compiler.is_compiling():  # a graph must not keep memory that it owns
+        return self._copies[device] if device in self._copies else self._value.to(device)
+
+    def _copy(self, device: torch.device) -> None:
+        if device == self._value.device or device in self._copies:
+            return
+        with torch.inference_mode(mode=False):  # or training could not use it later
+            copy = self._value.to(device)
+        if not isinstance(copy, FakeTensor):  # as in `torch.export`, whose graph keeps what it needs
             self._copies[device] = copy
-        return copy
+
+
+def copy_all(device: torch.device) -> bool:
+    """Copy every constant to this device, so that one graph serves all layers: it is compiled for these or those."""
+    for constant in list(CONSTANTS):
+        constant._copy(device)  # pyright: ignore[reportPrivateUsage]
+    return True
+
+
+# What `torch.compiler.assume_constant_result` sets, which would import the whole compiler: it is called while a graph
+# is traced, and is no part of it.
+copy_all._dynamo_marked_constant = True  # type: ignore[attr-defined]
