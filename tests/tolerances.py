@@ -30,6 +30,7 @@ __all__ = [
     "LOSS",
     "MULTIPLIED_UP",
     "ONE_ROUNDING",
+    "OVER_RANKS",
     "PEER",
     "PHASE",
     "POWER_IN_DOUBLE",
@@ -86,6 +87,9 @@ POWER_IN_DOUBLE = 1e-13
 
 FAR_DOUBLE = 1e-12
 """The same with angles of some thousand radians, which the formula beside ours rounds to 2**-42 of one."""
+
+OVER_RANKS = 1e-12
+"""How far a float64 loss or gradient computed over several processes may be, over its size: sums in another order."""
 
 ANGLE_IN_DOUBLE = 4e-15
 """How far a float64 cosine may be from the true one at any position: some roundings of 2**-53 while tables combine."""

@@ -8,6 +8,7 @@ from typing import Literal, overload
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from locant.arguments import flag
 from locant.attention.backends.eager import eager_attention
@@ -27,6 +28,7 @@ from locant.attention.inputs import (
 )
 from locant.attention.mask import AttentionMask
 from locant.attention.merge import shares
+from locant.errors import LocantError
 from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import window_of
 from locant.positions.positions import require_positions
@@ -126,6 +128,7 @@ def attend(
     >>> lse.shape, lse.dtype
     (torch.Size([2, 8, 5]), torch.float32)
     """
+    _require_no_context_parallel()
     require_tensors(q, k, v)
     require_encoding(encoding)
     require_positions(positions)
@@ -146,6 +149,18 @@ def attend(
             y, lse, weights = _beside_sinks(y, lse, weights, column)
     also = [x for x in (weights, lse if wants_lse else None) if x is not None]
     return (y, *also) if also else y
+
+
+def _require_no_context_parallel() -> None:
+    """Raise inside torch's `context_parallel`, whose fused attention knows neither these positions nor a bias."""
+    if torch.compiler.is_compiling():
+        return
+    module = getattr(F.scaled_dot_product_attention, "__module__", None) or ""
+    if module.startswith("torch.distributed.tensor"):
+        raise LocantError(
+            "got attend inside torch's context_parallel, which replaces torch's attention and knows no Positions",
+            "locant.parallel.attend(..., group=mesh, positions=positions.shard(rank, world)), outside of it",
+        )
 
 
 def _computed(choice: Choice, inputs: AttentionInputs) -> Attended:

@@ -1,7 +1,10 @@
-"""More than one device: tables whose rows are split over the ranks of a mesh.
+"""More than one device: tables whose rows are split over the ranks of a mesh, rows whose tokens are.
 
-Parts of a sequence for context parallelism come from `Positions.shard`, heads of a bias from its ``head_slice``.
-Nothing here starts processes or process groups; a mesh of `torch.distributed` comes in ready.
+A bias for the heads of one rank comes from an encoding's ``head_slice``. Nothing here starts processes or process
+groups; they are those of `torch.distributed`.
 """
 
+from locant.parallel.context import attend as attend
+from locant.parallel.context import gather_positions as gather_positions
+from locant.parallel.context import head_slice as head_slice
 from locant.parallel.vocabulary import VocabularyParallel as VocabularyParallel

@@ -1,0 +1,268 @@
+"""Context parallelism: attention over a row whose tokens are spread over the ranks of a group.
+
+Each rank calls `attend` with the queries, keys and values of its own tokens and with their positions
+(`Positions.shard`); the outputs are those of its tokens in attention over the whole row, and every gradient is this
+rank's part of the gradient. Nothing else of a model changes: what acts on one token at a time (embeddings, rotation,
+norms, linear layers) needs only the positions of the shard.
+
+| method | holds, on each rank | sends, in each layer |
+|---|---|---|
+| ``"gather"`` | keys and values of the whole row | an all-gather of them, a reduce-scatter of their gradients |
+| ``"ring"`` | keys and values of two shards | as much, one shard at a time, while the one before is attended to |
+| ``"ulysses"`` | a part of the heads, of the whole row | an all-to-all of queries, keys, values and outputs |
+
+Sources: Ring Attention (arXiv:2310.01889), DeepSpeed-Ulysses (arXiv:2309.14509), striped and zigzag shards
+(arXiv:2311.09431); Llama 3 trains with the gather (arXiv:2407.21783, section 3.3.2).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, get_args
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from locant.arguments import Real, one_of, whole
+from locant.attention.attend import attend as attend_here
+from locant.attention.choice import BackendName
+from locant.attention.merge import merge
+from locant.errors import LocantError, RangeError, ShapeError
+from locant.parallel.ring import Ring, ring_attention
+from locant.positions import PositionEncoding, Positions
+from locant.positions.documents import PADDING
+from locant.positions.positions import require_positions
+from locant.tensors import readable
+
+__all__ = ["Method", "attend", "gather_positions", "head_slice"]
+
+Method = Literal["gather", "ring", "ulysses"]
+Group = ProcessGroup | DeviceMesh | None
+
+SEQUENCE, HEADS = Shard(2), Shard(1)
+"""How ``batch heads seq head_dim`` is spread over the ranks: by tokens, or by heads."""
+
+
+def attend(
+    q: Float[Tensor, "batch heads query head_dim"],
+    k: Float[Tensor, "batch kv_heads key head_dim"],
+    v: Float[Tensor, "batch kv_heads key value_dim"],
+    *,
+    group: Group = None,
+    method: Method = "gather",
+    encoding: PositionEncoding | None = None,
+    positions: Positions,
+    k_positions: Positions | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    dropout_p: Real = 0.0,
+    scale: Real | None = None,
+    sinks: Float[Tensor, " heads"] | None = None,
+    softcap: Real | None = None,
+    backend: BackendName = "auto",
+    return_lse: bool = False,
+) -> Any:
+    """`locant.attend` over a row of which every rank of `group` has an equal part.
+
+    All ranks call it together, with shards of one length. Gradients of parameters (a learned bias, `sinks`) are those
+    of this rank's queries, as for every other layer of the model: their sum over the ranks is the gradient.
+
+    Args:
+        q, k, v: of this rank's tokens, rotated by `positions`; `k` and `v` may have fewer heads.
+        group: the ranks that share the row, or a mesh of one dimension; default: all ranks.
+        method: how ranks meet, never what is computed. ``"ulysses"`` needs a number of heads that divides by the ranks,
+            and an encoding with a bias for each head has to hold the heads of this rank (`head_slice`).
+        positions: of this rank's tokens, such as ``Positions.packed(lengths).shard(rank, world)``.
+        k_positions: those of all ranks, as `gather_positions` returns them: made once per forward pass, they save a
+            small all-gather in every layer.
+        dropout_p: 0 with ``"ring"``.
+        causal, window, scale, sinks, softcap, backend, return_lse: as in `locant.attend`.
+
+    >>> import torch
+    >>> from locant import ALiBi
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> q, k = torch.randn(2, 8, 6, 16), torch.randn(2, 4, 6, 16)
+    >>> mine = Positions.arange(6).shard(dist.get_rank(), dist.get_world_size())
+    >>> attend(q, k, k, method="ring", encoding=ALiBi(8), positions=mine).shape
+    torch.Size([2, 8, 6, 16])
+    >>> dist.destroy_process_group()
+    """
+    one_of("method", method, get_args(Method))
+    require_positions(positions)
+    mesh = _mesh(group, positions.device)
+    everyone = gather_positions(positions, group=mesh) if k_positions is None else k_positions
+    _require_all_tokens(everyone, positions, mesh)
+    options: dict[str, Any] = {
+        "encoding": encoding, "causal": causal, "window": window, "scale": scale, "softcap": softcap,
+        "backend": backend,
+    }  # fmt: skip
+    if method == "ring":
+        if dropout_p:
+            raise RangeError(
+                f"got dropout_p={dropout_p} for method='ring', which computes weights again in the backward pass",
+                "method='gather', or dropout_p=0.0",
+            )
+        y, lse = ring_attention(Ring(mesh.get_group()), q, k, v, positions, everyone, options)
+        if sinks is not None:
+            y, lse = merge([(y, lse), (torch.zeros_like(y), sinks.to(lse)[None, :, None].expand_as(lse))])
+        return (y, lse) if return_lse else y
+    options |= {"dropout_p": dropout_p, "return_lse": return_lse}
+    if method == "gather":
+        whole_k, whole_v = (_moved(x, mesh, SEQUENCE, Replicate()) for x in (k, v))
+        return attend_here(q, whole_k, whole_v, positions=positions, k_positions=everyone, sinks=sinks, **options)
+    return _by_heads(mesh, q, k, v, everyone, sinks, options)
+
+
+def gather_positions(positions: Positions, *, group: Group = None) -> Positions:
+    """The positions of all ranks' tokens, in the order of the ranks.
+
+    Two ranks with the same token are an error, on all ranks alike: ``Positions.arange(local_length)`` on every rank
+    would rotate each shard as if it began the row. Cost: one all-gather of three integers a token.
+
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> gather_positions(Positions.arange(4))
+    Positions(1x4, 0..3)
+    >>> dist.destroy_process_group()
+    """
+    require_positions(positions)
+    mesh = _mesh(group, positions.device)
+    index = positions.index if positions.index.ndim == 3 else positions.index[..., None]
+    mine = torch.cat([positions.document[..., None], positions.order[..., None], index], dim=-1)
+    shards = [torch.empty_like(mine) for _ in range(mesh.size())]
+    dist.all_gather(shards, mine.contiguous(), group=mesh.get_group())
+    document, order, *axes = torch.cat(shards, dim=1).unbind(-1)
+    _require_own_tokens(document, order, len(shards))
+    if len(axes) > 1:
+        return Positions.of(torch.stack(axes, dim=-1), document, order=order)
+    (index,) = axes
+    if readable(index) and not bool(document.any()) and index.numel():
+        first = int(index[0, 0])
+        if first >= 0 and torch.equal(index, torch.arange(first, first + index.shape[1]).expand_as(index)):
+            return Positions.after(first, index.shape[1]).expand(len(index))
+    return Positions.of(index, document, order=None if positions.order_or_none is None else order)
+
+
+def head_slice(num_heads: int, *, group: Group = None) -> slice:
+    """The heads that ``method="ulysses"`` computes on this rank, for the ``head_slice`` of an encoding.
+
+    Where heads are split for tensor parallelism already, `num_heads` counts those of this rank, and the slice is one of
+    them: heads 8 to 15 of a model and ``slice(4, 8)`` make ``head_slice=slice(12, 16)``.
+
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> head_slice(8)
+    slice(0, 8, None)
+    >>> dist.destroy_process_group()
+    """
+    mesh = _mesh(group, torch.device("cpu"))
+    num_heads = whole("num_heads", num_heads, 1, remedy="the number of query heads")
+    _require_divisible(num_heads, mesh.size())
+    here = num_heads // mesh.size()
+    return slice(mesh.get_local_rank() * here, (mesh.get_local_rank() + 1) * here)
+
+
+# ---------------------------------------------------------------------- the ranks
+
+
+def _mesh(group: Group, device: torch.device) -> DeviceMesh:
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise ShapeError(
+                f"got a mesh of {group.ndim} dimensions, a row is spread over one",
+                "the part for context parallelism, mesh['cp']",
+            )
+        return group
+    group = dist.group.WORLD if group is None and dist.is_initialized() else group
+    if group is None:
+        raise LocantError(
+            "got no process group, expected one that torch.distributed has initialised",
+            "torchrun, and torch.distributed.init_process_group()",
+        )
+    return DeviceMesh.from_group(group, device.type)
+
+
+def _moved(x: Tensor, mesh: DeviceMesh, source: Placement, target: Placement) -> Tensor:
+    """Spread over the ranks otherwise; where every rank gets all of it, its gradient is the sum of theirs."""
+    whole = DTensor.from_local(x, mesh, [source]).redistribute(placements=[target])
+    return whole.to_local(grad_placements=[Partial() if target == Replicate() else target])
+
+
+# ---------------------------------------------------------------------- positions
+
+
+def _require_all_tokens(everyone: Positions, positions: Positions, mesh: DeviceMesh) -> None:
+    if everyone.seq_len != positions.seq_len * mesh.size():
+        raise ShapeError(
+            f"got k_positions of {everyone.seq_len} tokens for {mesh.size()} ranks with {positions.seq_len} each",
+            "k_positions=locant.parallel.gather_positions(positions, group=group)",
+        )
+
+
+def _require_own_tokens(document: Tensor, order: Tensor, world: int) -> None:
+    """Raise where two ranks have the same token; on an accelerator, when it gets there, without waiting for it."""
+    rank = torch.arange(world, device=order.device).repeat_interleave(order.shape[1] // world)
+    key, slots = (document * 2**32 + order).sort(dim=1, stable=True)
+    again = (key[:, 1:] == key[:, :-1]) & (rank[slots[:, 1:]] != rank[slots[:, :-1]]) & (key[:, 1:] >= 0)
+    message = "got one token on two ranks, expected positions of each rank's own part of the row"
+    if not readable(again):
+        torch.ops.aten._assert_async.msg(~again.any(), message)
+        return
+    if bool(again.any()):
+        row, place = again.nonzero()[0].tolist()
+        slot = int(slots[row, place])
+        raise RangeError(
+            f"{message}: position {int(order[row, slot])} of document {int(document[row, slot])} is on ranks "
+            f"{int(rank[slot])} and {int(rank[slots[row, place + 1]])}",
+            "positions=whole_row.shard(rank, world), with Positions.arange(length_of_the_row) for one document",
+        )
+
+
+# ---------------------------------------------------------------------- heads over ranks
+
+
+def _by_heads(
+    mesh: DeviceMesh, q: Tensor, k: Tensor, v: Tensor, everyone: Positions, sinks: Tensor | None,
+    options: dict[str, Any],
+) -> Any:  # fmt: skip
+    """Every rank computes a part of the heads, over tokens in the order of the row where that allows fast paths."""
+    _require_divisible(q.shape[1], mesh.size())
+    more = mesh.size() // math.gcd(k.shape[1], mesh.size())  # ranks without a key head of their own get a copy
+    k, v = (x if more == 1 else x.repeat_interleave(more, dim=1) for x in (k, v))
+    q, k, v = (_moved(x, mesh, SEQUENCE, HEADS) for x in (q, k, v))
+    mine = slice(mesh.get_local_rank() * q.shape[1], (mesh.get_local_rank() + 1) * q.shape[1])
+    row, slots = _in_row_order(everyone)
+    if slots is not None:
+        q, k, v = (x[:, :, slots] for x in (q, k, v))
+    found = attend_here(q, k, v, positions=row, sinks=None if sinks is None else sinks[mine], **options)
+    outputs = found if isinstance(found, tuple) else (found,)
+    if slots is not None:
+        back = slots.argsort()
+        outputs = tuple(x[:, :, back] for x in outputs)
+    outputs = tuple(_moved(x, mesh, HEADS, SEQUENCE) for x in outputs)
+    return outputs if isinstance(found, tuple) else outputs[0]
+
+
+def _require_divisible(num_heads: int, world: int) -> None:
+    if num_heads % world:
+        raise ShapeError(
+            f"got {num_heads} heads for method='ulysses' on {world} ranks, expected a multiple",
+            "method='ring', which cuts no heads",
+        )
+
+
+def _in_row_order(everyone: Positions) -> tuple[Positions, Tensor | None]:
+    """One document, counted one by one, where that is what the host finds; otherwise the tokens as they are."""
+    if everyone.start is not None or everyone.axes > 1 or everyone.order_or_none is not None:
+        return everyone, None
+    index, document = everyone.index, everyone.document
+    if not readable(index) or len(index) > 1 or not index.numel() or bool((document != document[0, 0]).any()):
+        return everyone, None
+    row, slots = index[0].sort()
+    first = int(row[0])
+    if int(document[0, 0]) == PADDING or first < 0 or not torch.equal(row, torch.arange(first, first + len(row))):
+        return everyone, None
+    return Positions.after(first, len(row)), slots

@@ -1,0 +1,163 @@
+"""What each rank of the tests of context parallelism does: the same model whole, and on its part of the tokens.
+
+The processes are started by the tests, talk over gloo, and leave what they found as JSON, one file for each rank.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from locant import ALiBi, Fire, Kerple, PositionEncoding, Positions, RangeError, Rotary, T5Bias, XPos, attend
+from locant.parallel import attend as attend_over_ranks
+from locant.parallel import gather_positions, head_slice
+from tests.attention.allocations import allocations_of
+
+VOCABULARY, HEADS, KV_HEADS, WIDTH, LENGTH = 31, 8, 4, 8, 48
+
+ENCODINGS = {
+    "rotary": lambda heads: Rotary(WIDTH),
+    "xpos": lambda heads: XPos(WIDTH),
+    "alibi": lambda heads: ALiBi(HEADS, head_slice=heads),
+    "alibi learned": lambda heads: ALiBi(HEADS, learned=True, head_slice=heads),
+    "t5": lambda heads: T5Bias(HEADS, num_buckets=8, max_distance=20, head_slice=heads),
+    "kerple": lambda heads: Kerple(HEADS, head_slice=heads),
+    "fire": lambda heads: Fire(HEADS, hidden=4, head_slice=heads),
+}
+ROWS = {
+    "one document": lambda: Positions.arange(LENGTH),
+    "packed": lambda: Positions.packed([16, 32]),
+    "padded": lambda: Positions.packed([16, 16], length=LENGTH),
+}
+METHODS = ("gather", "ring", "ulysses")
+
+
+class Layer(nn.Module):
+    def __init__(self, encoding: PositionEncoding) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(HEADS * WIDTH, (HEADS + 2 * KV_HEADS) * WIDTH)
+        self.out = nn.Linear(HEADS * WIDTH, HEADS * WIDTH)
+        self.sinks = nn.Parameter(torch.randn(HEADS))
+        self.encoding = encoding
+
+    def forward(self, x: Tensor, positions: Positions, over_ranks: dict[str, Any] | None, **options: Any) -> Tensor:
+        batch, seq, _ = x.shape
+        q, k, v = (
+            part.view(batch, seq, -1, WIDTH).transpose(1, 2)
+            for part in self.qkv(x).split([HEADS * WIDTH, KV_HEADS * WIDTH, KV_HEADS * WIDTH], -1)
+        )
+        q, k = self.encoding.rotate(q, k, positions)
+        options |= {"encoding": self.encoding, "positions": positions, "sinks": self.sinks}
+        y = attend(q, k, v, **options) if over_ranks is None else attend_over_ranks(q, k, v, **over_ranks, **options)
+        return x + self.out(y.transpose(1, 2).flatten(2))
+
+
+class Net(nn.Module):
+    """Two layers, drawn alike on every rank."""
+
+    def __init__(self, name: str, heads: slice | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.table = nn.Embedding(VOCABULARY, HEADS * WIDTH)
+        self.layers = nn.ModuleList(Layer(ENCODINGS[name](heads)) for _ in range(2))
+        self.head = nn.Linear(HEADS * WIDTH, VOCABULARY)
+
+    def loss(self, ids: Tensor, targets: Tensor, positions: Positions, count: int, **options: Any) -> Tensor:
+        """Summed over the real tokens here, divided by those of all ranks."""
+        x = self.table(ids)
+        for layer in self.layers:
+            x = layer(x, positions, **options)
+        real = positions.document.expand(len(ids), -1) >= 0
+        return F.cross_entropy(self.head(x)[real], targets[real], reduction="sum") / count
+
+
+@functools.cache
+def alone(name: str, row: str, window: int | None) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients of one process."""
+    whole, positions = Net(name).double(), ROWS[row]()
+    loss = whole.loss(*tokens(), positions, real_tokens(row), over_ranks=None, window=window)
+    loss.backward()
+    return float(loss.detach()), {name: required(x.grad) for name, x in whole.named_parameters()}
+
+
+def tokens() -> tuple[Tensor, Tensor]:
+    """Ids and targets."""
+    ids, targets = torch.randint(VOCABULARY, (2, 2, LENGTH), generator=torch.Generator().manual_seed(5))
+    return ids, targets
+
+
+def real_tokens(row: str) -> int:
+    return 2 * int((ROWS[row]().document >= 0).sum())
+
+
+def required(grad: Tensor | None) -> Tensor:
+    assert grad is not None
+    return grad
+
+
+def distances(name: str, row: str, method: str, window: int | None, zigzag: bool) -> tuple[float, float]:
+    """How far, relatively, loss and gradients over the ranks are from those of one process."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    expected, gradients = alone(name, row, window)
+    model = Net(name, head_slice(HEADS) if method == "ulysses" else None).double()
+    ids, targets = tokens()
+    slots, mine = ROWS[row]().shard_slots(rank, world, zigzag), ROWS[row]().shard(rank, world, zigzag)
+    over_ranks = {"method": method, "k_positions": gather_positions(mine)}
+    loss = model.loss(
+        ids[:, slots], targets[:, slots], mine, real_tokens(row), over_ranks=over_ranks, window=window
+    )  # fmt: skip
+    loss.backward()
+    dist.all_reduce(total := loss.detach().clone())
+    worst = 0.0
+    for label, parameter in model.named_parameters():
+        wanted, grad = gradients[label], required(parameter.grad)
+        dist.all_gather(parts := [torch.empty_like(grad) for _ in range(world)], grad)
+        split = [i for i, (here, whole) in enumerate(zip(grad.shape, wanted.shape, strict=True)) if here != whole]
+        found = torch.cat(parts, split[0]) if split else torch.stack(parts).sum(0)  # heads of this rank, or a sum
+        worst = max(worst, float((found - wanted).abs().max() / wanted.abs().max()))
+    return abs(float(total) - expected) / expected, worst
+
+
+EVERY_ROW = [
+    (name, row, method, (None, 7)[(i + j + k) % 2], (i + j + k) % 4 > 0)
+    for (i, name), (j, method), (k, row) in itertools.product(enumerate(ENCODINGS), enumerate(METHODS), enumerate(ROWS))
+]
+"""Every encoding with every method and kind of row; with windows and without zigzag in turns."""
+SOME_CASES = EVERY_ROW[::2]
+
+
+def peak_bytes(method: str) -> int:
+    """The most that one rank holds in forward and backward attention over a row of 4 096 tokens."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mine = Positions.arange(4096).shard(rank, world)
+    everyone = gather_positions(mine)
+    q, k, v = (torch.randn(1, 2, mine.seq_len, 64, requires_grad=True) for _ in range(3))
+
+    def run() -> None:
+        options = {"method": method, "positions": mine, "k_positions": everyone, "encoding": ALiBi(2)}
+        attend_over_ranks(q, k, v, **options).sum().backward()
+
+    return allocations_of(run).peak
+
+
+def find_out(rank: int, world: int, cases: list[tuple[Any, ...]], folder: str) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(minutes=10))
+    found = {"/".join(map(str, case)): distances(*case) for case in cases}
+    found |= {f"bytes/{method}": peak_bytes(method) for method in ("gather", "ring")}
+    try:
+        gather_positions(Positions.arange(4))
+    except RangeError as error:
+        found["one token on all ranks"] = str(error)
+    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()

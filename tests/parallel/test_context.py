@@ -1,0 +1,109 @@
+"""Context parallelism: a row spread over two and four processes gets the numbers of one process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import multiprocessing
+from torch.distributed.device_mesh import init_device_mesh
+
+from locant import LocantError, Positions, RangeError, ShapeError
+from locant.attention import attend as attend_here
+from locant.parallel import attend, head_slice
+from tests.parallel.context_ranks import EVERY_ROW, SOME_CASES, find_out
+from tests.refusal import refuses
+from tests.tolerances import OVER_RANKS, assert_close
+
+pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch is built without gloo")
+
+Found = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, list[tuple[Any, ...]]], Found]:
+    """What each of so many processes found."""
+
+    def run(world: int, cases: list[tuple[Any, ...]]) -> Found:
+        folder = tmp_path_factory.mktemp("ranks")
+        multiprocessing.spawn(find_out, args=(world, cases, str(folder)), nprocs=world)
+        return [json.loads(Path(folder, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(world)]
+
+    return run
+
+
+def require_equal(found: Found, cases: list[tuple[Any, ...]]) -> None:
+    for rank, results in enumerate(found):
+        for case in ("/".join(map(str, case)) for case in cases):
+            assert max(results[case]) <= OVER_RANKS, f"rank {rank}, {case}: they differ by {results[case]}"
+
+
+def test_two_processes_get_the_loss_and_gradients_of_one(on_ranks: Callable[..., Found]) -> None:
+    found = on_ranks(2, SOME_CASES)
+    require_equal(found, SOME_CASES)
+    for results in found:
+        assert "position 0 of document 0 is on ranks 0 and 1" in results["one token on all ranks"]
+
+
+@pytest.mark.slow
+def test_four_processes_too_and_the_ring_holds_less_the_more_there_are(on_ranks: Callable[..., Found]) -> None:
+    found = {2: on_ranks(2, []), 4: on_ranks(4, EVERY_ROW)}
+    require_equal(found[4], EVERY_ROW)
+    ring, gather = ([found[world][0][f"bytes/{method}"] for world in (2, 4)] for method in ("ring", "gather"))
+    assert ring[1] <= 0.6 * ring[0]
+    assert ring[1] < gather[1]
+
+
+@pytest.fixture
+def _alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_alone")
+class TestOneProcess:
+    @pytest.mark.parametrize("method", ["gather", "ring", "ulysses"])
+    def test_returns_the_log_sum_exp_and_takes_sinks(self, method: Any) -> None:
+        q, k, v = torch.randn(3, 1, 4, 12, 8, dtype=torch.float64)
+        options: dict[str, Any] = {"positions": Positions.packed([5, 7]), "sinks": torch.randn(4), "return_lse": True}
+        for found, expected in zip(
+            attend(q, k, v, method=method, **options), attend_here(q, k, v, **options), strict=True
+        ):
+            assert_close(found, expected)
+
+    def test_refuses_what_it_cannot_do(self) -> None:
+        q, positions = torch.randn(1, 2, 4, 8), Positions.arange(4)
+        with refuses(RangeError, "method"):
+            attend(q, q, q, positions=positions, method="star")  # type: ignore[arg-type]
+        with refuses(RangeError, "dropout_p"):
+            attend(q, q, q, positions=positions, method="ring", dropout_p=0.1)
+        with refuses(ShapeError, "k_positions"):
+            attend(q, q, q, positions=positions, k_positions=Positions.arange(5))
+
+    def test_slices_of_heads(self) -> None:
+        assert head_slice(8) == slice(0, 8)
+        with refuses(RangeError, "num_heads"):
+            head_slice(0)
+
+
+def test_without_a_process_group_says_how_to_get_one() -> None:
+    q = torch.randn(1, 2, 4, 8)
+    with refuses(LocantError, "init_process_group"):
+        attend(q, q, q, positions=Positions.arange(4))
+
+
+@pytest.mark.usefixtures("_alone")
+def test_attend_is_refused_inside_of_context_parallel_of_torch() -> None:
+    """There ``Positions.arange`` of a shard would silently count from 0 on every rank."""
+    from torch.distributed.tensor.experimental import context_parallel
+
+    q, mesh = torch.randn(1, 2, 4, 8), init_device_mesh("cpu", (1,))
+    with context_parallel(mesh, buffers=[q], buffer_seq_dims=[2]), refuses(LocantError, "locant.parallel.attend"):
+        attend_here(q, q, q, positions=Positions.arange(4))
+    attend_here(q, q, q, positions=Positions.arange(4))
