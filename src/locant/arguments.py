@@ -61,9 +61,7 @@ def real(
     below: Real = math.inf,
     remedy: str,
 ) -> Real:
-    """A finite number from `low` to `high`, and above and below others where these are given.
-
-    Finite in float32, the narrowest that any number here is computed in.
+    """A number from `low` to `high`, above and below others where these are given, and finite in float32.
 
     >>> real("base", 10_000, above=0, remedy="base=10_000.0"), real("dropout", 0.1, low=0, below=1, remedy="0.1")
     (10000, 0.1)

@@ -2,9 +2,7 @@
 
 A file is written beside its final place, flushed to the disk, and renamed; the rename is atomic, and the folder is
 flushed after it. A reader sees the old file or the new one, and a failed or killed write leaves the old one as it was.
-
-`write_whole` and `NewFile` write themselves, and raise an `InputError` where the system refuses (a full disk, a
-device that fails); in `replacing` the caller writes, and gets the system's own errors.
+Where the system refuses (a full disk, a device that fails), the error is an `InputError`.
 """
 
 from __future__ import annotations
@@ -39,6 +37,8 @@ FLAT = 2
 def replacing(path: Path | str) -> Generator[Path]:
     """A temporary path, with the suffix of `path`, that becomes `path` if the block succeeds and vanishes if it fails.
 
+    What the block writes itself, it gets the system's own errors of.
+
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> with replacing(folder / "a.txt") as temporary:
@@ -50,21 +50,18 @@ def replacing(path: Path | str) -> Generator[Path]:
     handle, temporary = _beside(path)
     os.close(handle)
     try:
-        yield temporary
-        temporary.chmod(0o666 & ~_umask())
-        flush(temporary)
-        temporary.replace(path)
-        flush(path.parent)
+        yield temporary  # which the caller may replace, as safetensors does
+        with _refusing(path):
+            temporary.chmod(0o666 & ~_umask())
+            flush(temporary)
+            temporary.replace(path)
+            flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def write_whole(path: Path | str, content: str | bytes) -> None:
-    """Write a whole file, or leave what was there.
-
-    Raises:
-        InputError: the system refuses to write it, as when the disk is full.
-    """
+    """Write a whole file, or leave what was there."""
     with NewFile(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.settle()
@@ -86,9 +83,6 @@ class NewFile:
     ...     file.publish()
     >>> (folder / "a.txt").read_text(), len(list(folder.iterdir()))
     ('whole', 1)
-
-    Raises:
-        InputError: where the system refuses; nothing has changed then.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -113,7 +107,7 @@ class NewFile:
     def overwrite(self, data: bytes, *, at: int) -> None:
         """Write over what was written, from byte `at` on."""
         self._drain()
-        with self._refusing():
+        with _refusing(self.path):
             os.lseek(self._handle, at, os.SEEK_SET)
             self._write(memoryview(data))
             os.lseek(self._handle, 0, os.SEEK_END)
@@ -121,20 +115,20 @@ class NewFile:
     def read(self, size: int, *, at: int) -> bytes:
         """What was written from byte `at` on."""
         self._drain()
-        with self._refusing():
+        with _refusing(self.path):
             return os.pread(self._handle, size, at)
 
     def settle(self) -> None:
         """Bring everything to the disk, and write no more."""
         self._drain()
-        with self._refusing():
+        with _refusing(self.path):
             os.fchmod(self._handle, 0o666 & ~_umask())
             os.fsync(self._handle)
             self._close()
 
     def publish(self, *, flush_folder: bool = True) -> None:
         """Give the settled file its name; that lasts once the folder is flushed too."""
-        with self._refusing():
+        with _refusing(self.path):
             self._temporary.replace(self.path)
             if flush_folder:
                 flush(self.path.parent)
@@ -163,21 +157,12 @@ class NewFile:
 
     def _write(self, view: memoryview) -> None:
         """The system may write less than it was given."""
-        with self._refusing():
+        with _refusing(self.path):
             while view:
                 written = os.write(self._handle, view)
                 if not written:
                     raise OSError(errno.EIO, "nothing was written")
                 view = view[written:]
-
-    @contextmanager
-    def _refusing(self) -> Generator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise InputError(
-                f"cannot write {self.path}: {error.strerror}", "a disk with room, and a folder that you may write to"
-            ) from error
 
 
 @contextmanager
@@ -192,25 +177,17 @@ def new_folder(path: Path) -> Generator[Path]:
     ...     write_whole(folder / "a.txt", "whole")
     >>> [path.name for path in place.iterdir()]
     ['new']
-
-    Raises:
-        InputError: there is something at `path` already, or no folder can be made there.
     """
     require_new(path)
     place = path.resolve()
     made = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
-    try:
+    with _refusing(path):
         made.mkdir()
-    except OSError as error:
-        cause = f"cannot write in {place.parent}: {error.strerror}"
-        raise InputError(cause, "a folder that you may write to") from None
     try:
         yield made
-        try:
+        with _refusing(path):
             made.replace(place)
             flush(place.parent)
-        except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror}", "a folder that you may write to") from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
@@ -247,11 +224,18 @@ def _beside(path: Path) -> tuple[int, Path]:
         raise InputError(f"got {path}, which is a folder, as the file to write", f"{path / 'a-file-name'}")
     if not path.parent.is_dir():
         raise InputError(f"got {path}, but there is no folder {path.parent}", f"mkdir -p {path.parent}")
-    try:
+    with _refusing(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
-    except OSError as error:
-        raise InputError(f"cannot write in {path.parent}: {error.strerror}", "a folder that you may write to") from None
     return handle, Path(name)
+
+
+@contextmanager
+def _refusing(path: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        remedy = "a disk with room, and a folder that you may write to"
+        raise InputError(f"cannot write {path}: {error.strerror}", remedy) from error
 
 
 def json_text(value: Any) -> str:

@@ -60,11 +60,7 @@ class Registry(Generic[T]):
         """What is wrong with the entry points that could not be loaded, by name."""
 
     def register(self, name: str, value: T, aliases: Iterable[str] = ()) -> None:
-        """Make `value` known under `name` and its aliases.
-
-        Raises:
-                RangeError: a value that cannot be used, or a name that is already taken by another value or is no word.
-        """
+        """Make `value` known under `name` and its aliases; a `RangeError`: it cannot be used, or a name is taken."""
         self._fill()
         self._add(name, value, aliases)
 
@@ -90,11 +86,10 @@ class Registry(Generic[T]):
         """
         self._fill()
         key = _key(name) if isinstance(name, str) else ""
-        if key in self._aliases:
-            return self._values[self._aliases[key]]
-        if key in self._offered():
-            return self._load(key)
-        self._load_all()  # it may be an alias of one that is not loaded yet
+        if key not in self._aliases:
+            if key in self._offered():
+                return self._load(key)
+            self._load_all()  # it may be an alias of one that is not loaded yet
         if key in self._aliases:
             return self._values[self._aliases[key]]
         known = {**self._aliases, **{offer: entry.name for offer, entry in self._offered().items()}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,15 @@ from locant.checkpoints.config_source import read_source
 from locant.checkpoints.explanation import explain
 from locant.checkpoints.extension import extend
 from locant.cli import main
-from locant.models import Architecture, RotaryKeys, layer_types, one_after_another, required, with_defaults
+from locant.models import (
+    Architecture,
+    LayerKind,
+    RotaryKeys,
+    layer_types,
+    one_after_another,
+    required,
+    with_defaults,
+)
 from locant.models.registry import ARCHITECTURES
 from tests.refusal import refuses
 
@@ -175,3 +184,21 @@ def test_widths_of_single_layers_are_not_overruled_by_a_default() -> None:
     single = {"5": {"head_dim": 64}}
     assert with_defaults({"model_type": "gemma4_text"})["global_head_dim"] == 512
     assert "global_head_dim" not in with_defaults({"model_type": "gemma4_text", "per_layer_config": single})
+
+
+@pytest.mark.unchecked  # or the shape checks would find the wrong types first
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: RotaryKeys(layout="neox"), "layout"),  # type: ignore[arg-type]
+        (lambda: RotaryKeys(share_keys="rotary_pct"), "share_keys"),  # type: ignore[arg-type]
+        (lambda: RotaryKeys(fixed_base="1e4"), "fixed_base"),  # type: ignore[arg-type]
+        (lambda: LayerKind(base_key=None), "base_key"),  # type: ignore[arg-type]
+        (lambda: Architecture(rotary={"layout": "half"}), "rotary"),  # type: ignore[arg-type]
+        (lambda: Architecture(rotary=RotaryKeys(), defaults=["rope_theta"]), "defaults"),  # type: ignore[arg-type]
+        (lambda: Architecture(rotary=RotaryKeys(), encoding=5), "encoding"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_field_of_a_wrong_type_is_named(make: Callable[[], object], field: str) -> None:
+    with refuses(RangeError, f"for {field} of", "expected", "help(locant.models."):
+        make()

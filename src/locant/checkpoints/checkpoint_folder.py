@@ -5,43 +5,82 @@ Pickles (``.bin``, ``.pt``) are not opened: opening one runs what is in it.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+
+from safetensors import SafetensorError, safe_open
 
 from locant.checkpoints.config_source import CONFIG, read_json
-from locant.checkpoints.safetensors_header import Header, read_header
 from locant.errors import InputError
 
-__all__ = ["companions", "headers_of", "opened"]
+__all__ = ["Header", "TensorEntry", "companions", "headers_of", "read_header"]
 
 INDEX = "model.safetensors.index.json"
 WHOLE = ("model.safetensors", "adapter_model.safetensors")
+LENGTH = struct.Struct("<Q")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 COMPANIONS = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".md")
 """Kinds of files that belong to a checkpoint and do not depend on its layout, such as its tokenizer."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TensorEntry:
+    """One tensor: its bytes lie from `begin` to `end`, counted from the start of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What stands before the tensors, byte for byte, and the tensors in the order of the file."""
+
+    raw: bytes
+    tensors: tuple[TensorEntry, ...]
+
+
 def headers_of(folder: Path) -> dict[str, Header]:
     """The header of each safetensors file, by the name of the file; the index agrees with them."""
-    headers: dict[str, Header] = {}
-    for name in _weight_files(folder):
-        with opened(folder / name) as file:
-            headers[name] = read_header(file, str(folder / name))
-    _require_once(headers)
+    headers = {name: read_header(folder / name) for name in _weight_files(folder)}
     if (folder / INDEX).exists():
         _require_index(folder, headers)
     return headers
 
 
-@contextmanager
-def opened(path: Path) -> Generator[IO[bytes]]:
-    """A file, open for reading."""
+def read_header(path: Path) -> Header:
+    """The header of a file, of which safetensors itself has checked that every byte belongs to one tensor.
+
+    Eight bytes with its length, the header as JSON, and the tensors: https://huggingface.co/docs/safetensors
+    """
     if not path.is_file():
         raise InputError(f"got no file {path}", "the checkpoint with all of its files")
-    with path.open("rb") as file:
-        yield file
+    try:
+        with safe_open(path, framework="np"), path.open("rb") as file:
+            start = file.read(LENGTH.size)
+            text = file.read(*LENGTH.unpack(start))
+    except SafetensorError as error:
+        raise InputError(f"{path} is no intact safetensors file: {error}", "a fresh copy of the file") from None
+    fields = json.loads(text)
+    fields.pop("__metadata__", None)
+    first = len(start) + len(text)
+    tensors = [
+        TensorEntry(
+            name=name, dtype=entry["dtype"], shape=tuple(entry["shape"]),
+            begin=first + entry["data_offsets"][0], end=first + entry["data_offsets"][1],
+        )
+        for name, entry in fields.items()
+    ]  # fmt: skip
+    return Header(raw=start + text, tensors=tuple(sorted(tensors, key=lambda each: (each.begin, each.end))))
 
 
 def companions(folder: Path, weights: Mapping[str, object]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -61,10 +100,8 @@ def _weight_files(folder: Path) -> list[str]:
     if len(there) > 1:
         raise InputError(f"got {folder} with {' and '.join(there)}, expected one of them", "a folder of one checkpoint")
     if not there and pickles:
-        raise InputError(
-            f"got {folder} with {pickles[0]}, a pickle, which can run anything when it is opened",
-            "the same weights as safetensors: model.save_pretrained(folder)",
-        )
+        got = f"got {folder} with {pickles[0]}, a pickle, which can run anything when it is opened"
+        raise InputError(got, "the same weights as safetensors: model.save_pretrained(folder)")
     if not there:
         raise InputError(f"got {folder} without {WHOLE[0]} or {INDEX}", "the folder of a checkpoint in safetensors")
     return sorted(set(_weight_map(folder).values())) if there == [INDEX] else there
@@ -79,16 +116,6 @@ def _weight_map(folder: Path) -> dict[str, str]:
         if Path(file).name != file or not file.endswith(".safetensors"):
             raise InputError(f"got {file!r} in {folder / INDEX}, expected safetensors files beside it", "their names")
     return weights
-
-
-def _require_once(headers: Mapping[str, Header]) -> None:
-    """A tensor in two files would be two things."""
-    where: dict[str, str] = {}
-    for file, header in headers.items():
-        for tensor in header.tensors:
-            first = where.setdefault(tensor.name, file)
-            if first != file:
-                raise InputError(f"got {tensor.name} in {first} and in {file}", "each tensor in one file")
 
 
 def _require_index(folder: Path, headers: Mapping[str, Header]) -> None:

@@ -52,7 +52,5 @@ def _preset(name: str) -> dict[str, Any]:
     if name in known:
         return known[name]
     close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    raise InputError(
-        f"got {name!r}, which is no file, no folder, and none of the presets {', '.join(known)}",
-        f"{close[0]!r}, did you mean that?" if close else f"the path of a {CONFIG}",
-    )
+    got = f"got {name!r}, which is no file, no folder, and none of the presets {', '.join(known)}"
+    raise InputError(got, f"{close[0]!r}, did you mean that?" if close else f"the path of a {CONFIG}")

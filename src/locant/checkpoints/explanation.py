@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from locant.checkpoints.config_warnings import config_warnings
 from locant.checkpoints.rotary_settings import RotarySettings, rotary_settings
 from locant.embedding.table import TableSize, table_sizes
 from locant.models.architecture import Architecture
@@ -21,11 +20,15 @@ from locant.models.rotary_config import named_layout
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.learned import Learned
 from locant.positions.encodings.rotary import Rotary
-from locant.positions.scaling import DynamicNTK, Linear, LongRoPE, Proportional, YaRN
+from locant.positions.scaling import DynamicNTK, Linear, LongRoPE, Proportional, Scaling, YaRN
 
 __all__ = ["Explanation", "Layers", "explain", "trained_length"]
 
 LENGTH_KEYS = (*LENGTHS, "seq_length")
+MADE_FOR = 2048
+"""Measured where a configuration has no length at all."""
+
+VISIBLE_IN_BFLOAT16 = 2**-8
 TOKEN_WIDTHS = ("embedding_size", "word_embed_proj_dim", "dim", *WIDTHS)
 
 
@@ -39,13 +42,7 @@ class Serving:
 
 @dataclass(frozen=True, kw_only=True)
 class Layers:
-    """The layers that share one encoding.
-
-    Args:
-        name: their type; ``None`` where all layers share one.
-        encoding: the class, as its ``repr`` shows it.
-        doors: where it acts: ``embed``, ``rotate``, ``bias``; none for NoPE.
-    """
+    """The layers that share one encoding; `name` is their type, ``None`` where all layers share one."""
 
     name: str | None
     kind: str
@@ -123,12 +120,8 @@ def _layers(
         doors=encoding.doors(),
         num_parameters=sum(size.num_parameters for size in table_sizes(encoding)),
         rotary=rotary,
-        warnings=tuple(config_warnings(config, architecture, encoding, rotary, longest)),
+        warnings=tuple(_warnings(config, architecture, encoding, rotary, longest)),
     )
-
-
-MADE_FOR = 2048
-"""Measured where a configuration has no length at all."""
 
 
 def _on_meta(config: Config, name: str | None) -> PositionEncoding:
@@ -144,6 +137,81 @@ class _Unfilled(TorchFunctionMode):
         if func in (nn.init.normal_, torch.Tensor.normal_):
             return {"tensor": args[0] if args else None, **(kwargs or {})}["tensor"]
         return func(*args, **(kwargs or {}))
+
+
+def _warnings(
+    config: Config,
+    architecture: Architecture,
+    encoding: PositionEncoding,
+    rotary: RotarySettings | None,
+    longest: int | None,
+) -> Iterator[str]:
+    """What is easily missed of one encoding, and of what was measured of it; of one architecture, its row says it."""
+    if isinstance(encoding, Rotary):
+        yield from _scaling_warnings(encoding.scaling, longest)
+    if rotary is not None:
+        yield from _rotary_warnings(rotary, config, architecture)
+    if isinstance(encoding, Learned):
+        rows = encoding.max_seq_len
+        behind = f" behind {encoding.offset} rows that are none" if encoding.offset else ""
+        yield f"the table ends with position {rows - 1:,}{behind}: the next one is an error, and no scaling helps"
+    for rule in architecture.warnings:
+        sentence = rule(config, encoding)
+        if sentence is not None:
+            yield sentence
+
+
+def _scaling_warnings(scaling: Scaling, longest: int | None) -> Iterator[str]:
+    if isinstance(scaling, (YaRN, LongRoPE)) and longest is not None:
+        reached = scaling.factor * scaling.original_max_seq_len
+        if round(reached) != longest:
+            yield (
+                f"factor {scaling.factor:g} x original {scaling.original_max_seq_len:,} = {reached:,.0f}, but "
+                f"max_position_embeddings is {longest:,}: programs that derive one from the others disagree"
+            )
+    if isinstance(scaling, Linear) and longest is not None:
+        yield (
+            f"linear scaling names no trained length: max_position_embeddings {longest:,} may be before or after the "
+            f"factor {scaling.factor:g}, and published models have both"
+        )
+    if isinstance(scaling, (LongRoPE, DynamicNTK)):
+        yield (
+            f"past {scaling.original_max_seq_len:,} tokens the frequencies change: keys cached before that are rotated "
+            "wrongly, unless the final length is given first (for_length) or they are moved (rerotate)"
+        )
+
+
+def _rotary_warnings(rotary: RotarySettings, config: Config, architecture: Architecture) -> Iterator[str]:
+    width, rotated = rotary.head_dim, rotary.rotary_dim
+    if rotated != width:
+        yield (
+            f"only {rotated} of {width} dimensions are rotated, and exponents, ramps and factors count "
+            f"those {rotated}: code that counts {width} is wrong everywhere but at position 0"
+        )
+    share = _share(config)
+    if share is not None and not (width * share).is_integer() and rotary.scaling != "Proportional":
+        yield f"{share:g} x {width} is {width * share:g} dimensions, rounded down to {rotated}"
+    if width % 2:
+        yield f"head_dim {width} is odd: kernels that work on pairs read past the head"
+    if rotary.precision.at_longest > VISIBLE_IN_BFLOAT16:
+        yield (
+            f"float32 angles miss cosines by up to {rotary.precision.at_longest:.1g} near position {rotary.length:,}, "
+            "more than a rounding of bfloat16; the model was trained with these errors, so compare both on your own "
+            "data"
+        )
+    keys = architecture.rotary
+    if keys is not None and not keys.interleave_key and keys.layout != rotary.layout:
+        yield (
+            f"according to rope_interleave these weights were converted, but the code of {config['model_type']} in "
+            f"transformers and vLLM pairs dimensions as {keys.layout} whatever it is: convert them back for those; "
+            f"here, pass layout={rotary.layout!r}"
+        )
+
+
+def _share(config: Config) -> float | None:
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", config.get("rotary_pct")))
+    return None if share is None else float(share)
 
 
 def _serving(config: Config, architecture: Architecture, rotaries: Sequence[Rotary]) -> Serving:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from locant.checkpoints.config_source import CONFIG, read_source
 from locant.checkpoints.explanation import trained_length
 from locant.checkpoints.rotary_settings import RotarySettings, rotary_settings
 from locant.errors import InputError, RangeError
-from locant.files import replacing
+from locant.files import NewFile
 from locant.models.architecture import Architecture, RotaryKeys
 from locant.models.config_values import LENGTHS, TRAINED, Config, integer_at
 from locant.models.encodings import layer_types, rotary_layer_types
@@ -26,23 +26,21 @@ from locant.models.registry import read_known
 from locant.models.rope_layers import ropes_by_layer
 from locant.models.rope_parameters import WEIGHTS, write_scaling
 from locant.models.rotary_config import named_layout
+from locant.models.rotary_to_config import with_base
 from locant.positions.encodings.rotary import Rotary
-from locant.positions.positions import MAX_INDEX
-from locant.positions.scaling import DynamicNTK, Linear, Llama3, LongRoPE, Scaling, Unscaled, YaRN, ntk_exponent
+from locant.positions.scaling import SCALINGS, LongRoPE, Scaling, Unscaled, YaRN
 
 __all__ = ["METHODS", "Extension", "extend", "write_extension"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extension:
-    """A configuration for longer sequences.
+    """A whole new configuration for longer sequences, and what is different about it.
 
     Args:
-        config: the whole new configuration; keys that have nothing to do with this are as they were.
         changed: the keys that differ, with their old and new values.
         layer_type: the layers that were changed, where they differ.
         before, after: what the encoding does at the trained length, and at the new one.
-        notes: what was decided, and what to know.
     """
 
     method: str
@@ -62,22 +60,18 @@ class Extension:
         return [new.wavelength / old.wavelength if new.wavelength and old.wavelength else None for old, new in pairs]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Stretch:
-    """What a method computes from."""
-
-    rotary: Rotary
-    trained: int
-    factor: float
-    latent: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Method:
-    scaling: Callable[[_Stretch], Scaling]
-    base: Callable[[_Stretch], float] = lambda stretch: float(stretch.rotary.base)
-    longest: Callable[[_Stretch], int] = lambda stretch: round(stretch.factor * stretch.trained)
-    note: str
+METHODS: Mapping[str, str] = {
+    "yarn": "fast pairs stay, slow ones are interpolated, with a ramp between (arXiv 2309.00071)",
+    "linear": "every pair is interpolated; without training on it, near tokens blur (arXiv 2306.15595)",
+    "ntk": "a larger base, base x factor ** (d / (d - 2)): the slowest pair is stretched by the factor, the fastest "
+    "stays as it is",
+    "dynamic": "the base grows with the sequence, by factor x length / trained - (factor - 1), in the end more than "
+    "the factor; programs take max_position_embeddings for the trained length, so it stays",
+    "longrope": "the factors are not searched on data, as the paper's are (arXiv 2402.13753): the long ones are those "
+    "of YaRN's ramp, the short ones are 1",
+    "llama3": "Llama 3.1's blend by wavelength, with its low_freq_factor 1 and high_freq_factor 4",
+}
+"""The scalings of `SCALINGS` that `locant extend --method` takes, and what to know about each."""
 
 
 def extend(config: Mapping[str, Any] | object, *, to: int, method: str = "yarn") -> Extension:
@@ -98,11 +92,11 @@ def extend(config: Mapping[str, Any] | object, *, to: int, method: str = "yarn")
     layout = named_layout(values)  # of converted weights, which may not be the architecture's
     rotary = Rotary.from_config(values, layer_type=layer_type, layout=layout)
     trained = _trained(values, rotary)
-    to = whole("the new length", to, 1, MAX_INDEX, remedy=f"--to {4 * trained}")
+    to = whole("the new length", to, 1, remedy=f"--to {4 * trained}")
     if to <= trained:
         raise RangeError(f"got {to} tokens for a model of {trained}, expected more", f"--to {4 * trained}")
-    stretch = _Stretch(rotary=rotary, trained=trained, factor=to / trained, latent=architecture.rotary_keys.latent)
-    changed = _changed(values, architecture, stretch, METHODS[method], layer_type)
+    scaling = _scaling(method, rotary, trained, to / trained, architecture.rotary_keys.latent)
+    changed = _changed(values, architecture, layer_type, rotary, scaling, trained if method == "dynamic" else to)
     after = Rotary.from_config({**values, **changed}, layer_type=layer_type, layout=layout)
     names = {key: architecture.attribute_map.get(key, key) for key in changed}
     return Extension(
@@ -114,7 +108,7 @@ def extend(config: Mapping[str, Any] | object, *, to: int, method: str = "yarn")
         layer_type=layer_type,
         before=rotary_settings(rotary, trained, trained),
         after=rotary_settings(after, to, trained),
-        notes=_notes(METHODS[method], stretch, layer_type, values),
+        notes=tuple(_notes(values, architecture, layer_type, method)),
     )
 
 
@@ -126,13 +120,9 @@ def write_extension(
     output: Path | None = None,
     beside: Callable[[Extension], None] = lambda extension: None,
 ) -> tuple[Extension, Path]:
-    """Write the configuration at `source`, extended, to a file.
+    """Write the configuration at `source`, extended, to `output`, or to ``NAME-METHOD-TOKENS.json`` in this folder.
 
-    Args:
-        source: see `read_source`.
-        to, method: see `extend`.
-        output: the file; default: ``NAME-METHOD-TOKENS.json`` in the current folder.
-        beside: writes what belongs to it, such as a picture; if it fails, the file is not written either.
+    `beside` writes what belongs to it, such as a picture; if it fails, the file is not written either.
     """
     name = Path(source).name.removesuffix(".json") or "config"
     path = Path(f"{name}-{method}-{to}.json") if output is None else output
@@ -140,9 +130,11 @@ def write_extension(
     if path.exists() and here.exists() and path.samefile(here):
         raise InputError(f"got {path} as the place to write, which is the configuration itself", "-o another-name.json")
     extension = extend(read_source(source), to=to, method=method)
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(extension.config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    with NewFile(path) as file:
+        file.write((json.dumps(extension.config, indent=2, ensure_ascii=False) + "\n").encode())
+        file.settle()
         beside(extension)
+        file.publish()
     return extension, path
 
 
@@ -150,36 +142,27 @@ def _require_method(config: Config, architecture: Architecture, method: str) -> 
     one_of("method", method, METHODS)
     name = config["model_type"]
     if architecture.rotary is None or not rotary_layer_types(config):
-        raise InputError(
-            f"got a {name} of which no layer has rotary positions, and a scaling extends nothing else",
-            "a model with them, such as llama-3.1-8b",
-        )
+        got = f"got a {name} of which no layer has rotary positions, and a scaling extends nothing else"
+        raise InputError(got, "a model with them, such as llama-3.1-8b")
     if architecture.rotary.fixed_base is not None:
-        raise InputError(
-            f"got a {name}, whose code knows no scaling and no other base", "a model whose configuration has rope_theta"
-        )
+        got = f"got a {name}, whose code knows no scaling and no other base"
+        raise InputError(got, "a model whose configuration has rope_theta")
     if method not in (architecture.extend_methods or METHODS):
-        raise InputError(
-            f"got method {method!r}, but {name} takes {' or '.join(architecture.extend_methods or ())} only",
-            f"--method {(architecture.extend_methods or ('',))[-1]}",
-        )
+        got = f"got method {method!r}, but {name} takes {' or '.join(architecture.extend_methods or ())} only"
+        raise InputError(got, f"--method {(architecture.extend_methods or ('',))[-1]}")
 
 
 def _layers_to_change(config: Config, architecture: Architecture) -> str | None:
     """Sliding windows of fixed width reach no longer distances; only full attention does."""
     kinds, rotary = layer_types(config), rotary_layer_types(config)
     if rotary == ("sliding_attention",):
-        raise InputError(
-            f"got a {config['model_type']}, whose rotary layers attend to a window and no farther",
-            "the configuration as it is: layers of full attention have no positions to scale",
-        )
+        got = f"got a {config['model_type']}, whose rotary layers attend to a window and no farther"
+        raise InputError(got, "the configuration as it is: layers of full attention have no positions to scale")
     if architecture.layer_types is not None or not kinds:
         return None
     if "full_attention" not in kinds:
-        raise InputError(
-            f"got layers of types {', '.join(kinds)}, expected full_attention among them",
-            "rope parameters of 'full_attention'",
-        )
+        got = f"got layers of types {', '.join(kinds)}, expected full_attention among them"
+        raise InputError(got, "rope parameters of 'full_attention'")
     return "full_attention"
 
 
@@ -189,90 +172,33 @@ def _trained(config: Config, rotary: Rotary) -> int:
         raise InputError(f"got a configuration that {name} stretches already", "the configuration without its scaling")
     trained = trained_length(config, rotary)
     if trained is None:
-        raise InputError(
-            "got a configuration without max_position_embeddings",
-            "'max_position_embeddings': the length it was trained with",
-        )
+        got = "got a configuration without max_position_embeddings"
+        raise InputError(got, "'max_position_embeddings': the length it was trained with")
     return trained
 
 
-# ------------------------------------------------------------------ the methods
-
-
-def _yarn(stretch: _Stretch) -> YaRN:
-    weight = 1.0 if stretch.latent else None
-    return YaRN(factor=stretch.factor, original_max_seq_len=stretch.trained, mscale=weight, mscale_all_dim=weight)
-
-
-def _longrope(stretch: _Stretch) -> LongRoPE:
-    dim, base = stretch.rotary.rotary_dim, stretch.rotary.base
-    ramp = YaRN(factor=stretch.factor, original_max_seq_len=stretch.trained).frequencies(dim, base)
-    pairs = zip(Unscaled().frequencies(dim, base), ramp, strict=True)
-    return LongRoPE(
-        short_factor=(1.0,) * (dim // 2),
-        long_factor=tuple(round(float(before / after), 6) for before, after in pairs),
-        original_max_seq_len=stretch.trained,
-        factor=stretch.factor,
-    )
-
-
-def _larger_base(stretch: _Stretch) -> float:
-    return stretch.rotary.base * stretch.factor ** ntk_exponent(stretch.rotary.rotary_dim)
-
-
-METHODS: Mapping[str, _Method] = {
-    "yarn": _Method(
-        scaling=_yarn,
-        note="fast pairs stay, slow ones are interpolated, with a ramp between (arXiv 2309.00071)",
-    ),
-    "linear": _Method(
-        scaling=lambda stretch: Linear(factor=stretch.factor),
-        note="every pair is interpolated; without training on it, near tokens blur (arXiv 2306.15595)",
-    ),
-    "ntk": _Method(
-        scaling=lambda stretch: Unscaled(),
-        base=_larger_base,
-        note="a larger base, base x factor ** (d / (d - 2)): the slowest pair is stretched by the factor, the fastest "
-        "stays as it is",
-    ),
-    "dynamic": _Method(
-        scaling=lambda stretch: DynamicNTK(factor=stretch.factor, original_max_seq_len=stretch.trained),
-        longest=lambda stretch: stretch.trained,
-        note="the base grows with the sequence, by factor x length / trained - (factor - 1), in the end more than the "
-        "factor; programs take max_position_embeddings for the trained length, so it stays",
-    ),
-    "longrope": _Method(
-        scaling=_longrope,
-        note="the factors are not searched on data, as the paper's are (arXiv 2402.13753): the long ones are those of "
-        "YaRN's ramp, the short ones are 1",
-    ),
-    "llama3": _Method(
-        scaling=lambda stretch: Llama3(
-            factor=stretch.factor, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=stretch.trained
-        ),
-        note="Llama 3.1's blend by wavelength, with its low_freq_factor 1 and high_freq_factor 4",
-    ),
-}
-"""By name, as `locant extend --method` takes them."""
-
-
-# ------------------------------------------------------------------ writing
+def _scaling(method: str, rotary: Rotary, trained: int, factor: float, latent: bool) -> Scaling:
+    """With numbers that are short enough to be read, and the weights of DeepSeek where attention is latent."""
+    scaling = SCALINGS[method](factor, trained, rotary.rotary_dim, rotary.base)
+    if isinstance(scaling, LongRoPE):
+        return replace(scaling, long_factor=tuple(round(each, 6) for each in scaling.long_factor))
+    return replace(scaling, mscale=1.0, mscale_all_dim=1.0) if isinstance(scaling, YaRN) and latent else scaling
 
 
 def _changed(
-    config: Config, architecture: Architecture, stretch: _Stretch, method: _Method, layer_type: str | None
+    config: Config, architecture: Architecture, layer_type: str | None, rotary: Rotary, scaling: Scaling, longest: int
 ) -> dict[str, Any]:
     """The new values of the keys that change, in the form that the configuration has."""
-    scaling, base = method.scaling(stretch), method.base(stretch)
+    scaling, base = with_base(scaling, rotary)
     keys = architecture.rotary_keys
     written = write_scaling(scaling)
     if isinstance(scaling, LongRoPE) and keys.weighted_longrope:
         written |= dict.fromkeys(WEIGHTS, scaling.effective_attention_factor)
-    lengths = {key: method.longest(stretch) for key in LENGTHS if key in config}
+    lengths = {key: longest for key in LENGTHS if key in config}
     if isinstance(scaling, LongRoPE) and (TRAINED in config or architecture.extend_methods):
-        lengths[TRAINED] = stretch.trained  # the classes of Phi have a default for it, which would win
+        lengths[TRAINED] = scaling.original_max_seq_len  # the classes of Phi have a default for it, which would win
     rope: Any = config.get("rope_parameters")
-    if rope is None and _reaches_other_layers(keys, layer_type, written, base != stretch.rotary.base):
+    if rope is None and _reaches_other_layers(keys, layer_type, written, base != rotary.base):
         rope = ropes_by_layer(config, keys)  # the older form cannot express it
         lengths |= {"rope_scaling": None} if "rope_scaling" in config else {}
     if rope is None:
@@ -290,10 +216,8 @@ def _reaches_other_layers(
     """Whether a ``rope_scaling`` would act on layers that are to stay; a base that all layers share is refused."""
     others = [kind for name, kind in keys.layer_kinds.items() if name != layer_type]
     if other_base and any(kind.base_key in keys.base_keys_of(layer_type) for kind in others):
-        raise InputError(
-            "got a configuration with one base for all layers, and a method that changes it for some",
-            "another method, or rope_parameters with a dictionary per layer type",
-        )
+        got = "got a configuration with one base for all layers, and a method that changes it for some"
+        raise InputError(got, "another method, or rope_parameters with a dictionary per layer type")
     return written != {"rope_type": "default"} and any(kind.scaled for kind in others)
 
 
@@ -321,12 +245,12 @@ def _put_back(config: Mapping[str, Any] | object, changed: Mapping[str, Any]) ->
     return whole
 
 
-def _notes(method: _Method, stretch: _Stretch, layer_type: str | None, config: Config) -> tuple[str, ...]:
-    notes, window = [method.note], integer_at(config, "sliding_window", low=0)
+def _notes(config: Config, architecture: Architecture, layer_type: str | None, method: str) -> Iterator[str]:
+    yield METHODS[method]
+    window = integer_at(config, "sliding_window", low=0)
     if layer_type is not None:
-        notes.append(f"only {layer_type} layers change: the others attend to no more than their window")
+        yield f"only {layer_type} layers change: the others attend to no more than their window"
     elif window is not None:
-        notes.append(f"sliding_window is {window:,}: layers that have it attend to no more, whatever the positions")
-    if stretch.latent:
-        notes.append("mscale and mscale_all_dim are set, as DeepSeek does: the temperature acts on all scores")
-    return tuple(notes)
+        yield f"sliding_window is {window:,}: layers that have it attend to no more, whatever the positions"
+    if architecture.rotary_keys.latent:
+        yield "mscale and mscale_all_dim are set, as DeepSeek does: the temperature acts on all scores"

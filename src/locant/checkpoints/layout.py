@@ -5,24 +5,28 @@ Rotary positions rotate pairs of dimensions. Llama and NeoX pair dimension i wit
 rows of its projections of queries and keys, and the weights of their norms, change their order too. Values do not.
 
 Nothing is computed with, rows are only moved: there and back gives the same bytes, whatever the dtype.
+
+Which tensors hold such rows is told by their names, which are those of `transformers`, and in the row of an
+architecture. A name that looks like a part of attention and is not known is not guessed at.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
 from locant.arguments import one_of
-from locant.checkpoints.projections import NORMS, SEPARATE, Part, layer_of, norm_rows, part_of
 from locant.errors import InputError, ShapeError
 from locant.kernels.rotary import Layout
 from locant.models.config_values import Config
 from locant.models.head_shapes import head_shape_of
-from locant.models.projections import HeadRows
+from locant.models.projections import HeadRows, HeadShape, RowOrder, key_rows, query_rows
 from locant.models.registry import read
 from locant.models.rotary_config import named_layout
 
@@ -31,6 +35,60 @@ __all__ = ["LayoutChange", "convert_layout", "row_order"]
 LAYOUTS = ("half", "interleaved")
 SHOWN = 8
 """How many names an error lists."""
+
+
+class Part(Enum):
+    """What a tensor is to attention."""
+
+    KEPT = "no part of queries or keys"
+    ROWS = "rows of queries or keys"
+    NORM = "a weight for each of their dimensions"
+    QUANTISED = "belongs to quantised rows"
+    UNKNOWN = "may be any of these"
+
+
+SEPARATE: Mapping[str, RowOrder] = {
+    "q_proj": lambda shape: (query_rows(shape),),
+    "k_proj": lambda shape: (key_rows(shape),),
+}
+"""Projections that mean the same in every architecture."""
+
+NORMS: Mapping[str, Callable[[HeadShape], int]] = {
+    **dict.fromkeys(("q_norm", "q_layernorm"), lambda shape: shape.queries),
+    **dict.fromkeys(("k_norm", "k_layernorm"), lambda shape: shape.keys),
+}
+"""Norms of queries and keys, and how many heads they may have weights for."""
+
+PLAIN = frozenset(
+    {
+        "v_proj", "o_proj", "out_proj", "dense", "Wo", "v_norm", "sinks", "rotary_emb", "attn_sub_norm",
+        "q_a_proj", "q_a_layernorm", "kv_a_layernorm", "kv_b_proj",
+    }
+)  # fmt: skip
+"""What else attention has. Queries and keys are not in them, or not yet."""
+
+TOWERS = frozenset({"visual", "vision_tower", "vision_model", "vision_encoder", "audio_tower", "audio_model"})
+"""Encoders of images and sound, whose positions have nothing to do with the configuration of the text."""
+
+TAILS: Mapping[Part, re.Pattern[str]] = {
+    Part.ROWS: re.compile(
+        r"(?:base_layer\.)?(?:weight|bias)|lora_B(?:\.\w+)?\.(?:weight|bias)|lora_magnitude_vector(?:\.\w+)*"
+    ),
+    Part.KEPT: re.compile(r"lora_A(?:\.\w+)?\.weight"),
+    Part.QUANTISED: re.compile(
+        r"(?:base_layer\.)?(?:qweight|qzeros|scales|g_idx|SCB|weight_format|(?:weight|input|output)_(?:packed|shape|g_idx)"
+        r"|(?:weight|input|output)_(?:global_scale|(?:scale|zero_point)\w*)|[kv]_(?:scale|zero_point)"
+        r"|weight\.(?:absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..+))"
+    ),
+}
+"""What follows the name of a projection."""
+
+_NORM = re.compile(r"(?:norms\.\d+\.)?(?:weight|bias)")
+_BUFFER = re.compile(r"(?:.*\.)?attn(?:ention)?\.(?:bias|masked_bias|causal_mask|embed_positions)")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
+_ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
+_IS_NORM = re.compile(r"norm|^ln_|_ln$", re.IGNORECASE)
+_QUERY_OR_KEY = re.compile(r"w?(?:q|k|qk|kv|qkv)(?:\d*|_\w+)|\w*(?:query|queries|key|keys|qkv)(?:_\w+)?", re.IGNORECASE)
 
 
 def convert_layout(
@@ -72,13 +130,7 @@ def convert_layout(
 
 
 class LayoutChange:
-    """From which layout to which, for the tensors of one model.
-
-    Args:
-        config: the model's configuration.
-        to: the layout to convert to.
-        source: the layout of the weights; ``None``: what the configuration has.
-    """
+    """From which layout to which, for the tensors of one model; see `convert_layout`."""
 
     def __init__(self, config: Config | object, *, to: Layout, source: Layout | None = None) -> None:
         self.config, self.row = read(config)
@@ -91,10 +143,8 @@ class LayoutChange:
             one_of("source", source, LAYOUTS)
         stated = source or named_layout(self.config) or self.row.rotary_keys.layout
         if stated is None:
-            raise InputError(
-                f"got model_type={self.architecture!r}, whose layout is not known",
-                "source='half' or 'interleaved' (--from), as its weights were trained with",
-            )
+            got = f"got model_type={self.architecture!r}, whose layout is not known"
+            raise InputError(got, "source='half' or 'interleaved' (--from), as its weights were trained with")
         if stated == to:
             because = f"source={source!r}" if source else "the configuration"
             other = "interleaved" if to == "half" else "half"
@@ -118,27 +168,28 @@ class LayoutChange:
                 "names as in transformers, without these tensors if they have nothing to do with it",
             )
         if quantised:
-            raise InputError(
-                f"got {_listed(quantised)}: queries or keys are quantised, and their rows share what they are "
-                "scaled by",
-                "the weights before they were quantised",
+            got = (
+                f"got {_listed(quantised)}: queries or keys are quantised, and their rows share what they are scaled by"
             )
+            raise InputError(got, "the weights before they were quantised")
         moved = {
             name: self._rows(name, shapes[name], component)
             for name, (part, component) in parts.items()
             if part in (Part.ROWS, Part.NORM)
         }
-        if not moved:  # a checkpoint without queries and keys is not what was meant
-            raise InputError(
-                "got no tensor of queries or keys, so that there is nothing to convert", "names as in transformers"
-            )
+        if not moved:
+            raise InputError("got no tensor of queries or keys, and nothing to convert", "names as in transformers")
         return moved
 
     def _rows(self, name: str, shape: Sequence[int], component: str) -> tuple[HeadRows, ...]:
-        heads = head_shape_of(self.config, self.row, layer_of(name))
+        layer = _LAYER.search(name)
+        heads = head_shape_of(self.config, self.row, int(layer[1]) if layer else None)
         norm = component in NORMS
         rows = math.prod(shape) if norm or ".lora_magnitude_vector" in name else shape[0] if shape else 0
-        found = norm_rows(component, heads, rows) if norm else self.projections[component](heads)
+        if norm:  # one weight for each dimension of a head, or of all heads (OLMo 2, Cohere)
+            found = (query_rows(heads, 1 if rows == heads.width else NORMS[component](heads)),)
+        else:
+            found = self.projections[component](heads)
         expected = sum(each.rows for each in found)
         if rows != expected:
             latent = f" after {heads.latent} latent rows" if heads.latent else ""
@@ -177,3 +228,33 @@ def _reordered(tensor: Tensor, parts: Sequence[HeadRows], to: Layout) -> Tensor:
 def _listed(names: Sequence[str]) -> str:
     shown = ", ".join(names[:SHOWN])
     return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
+
+
+def part_of(name: str, projections: Mapping[str, RowOrder]) -> tuple[Part, str]:
+    """What this tensor is, and which component of its name decides it.
+
+    >>> part_of("model.layers.0.self_attn.q_proj.weight", SEPARATE)
+    (<Part.ROWS: 'rows of queries or keys'>, 'q_proj')
+    >>> part_of("model.layers.0.mlp.up_proj.weight", SEPARATE)[0].name
+    'KEPT'
+    """
+    components = name.split(".")
+    if TOWERS.intersection(components):
+        return Part.KEPT, ""
+    for place, component in enumerate(components):
+        tail = ".".join(components[place + 1 :])
+        if component in projections:
+            return next((part for part, form in TAILS.items() if form.fullmatch(tail)), Part.UNKNOWN), component
+        if component in NORMS:
+            return Part.NORM if _NORM.fullmatch(tail) else Part.UNKNOWN, component
+        if component in PLAIN:
+            return Part.KEPT, component
+    if _BUFFER.fullmatch(name):
+        return Part.KEPT, ""
+    return (Part.UNKNOWN if any(map(_like_attention, components)) else Part.KEPT), ""
+
+
+def _like_attention(component: str) -> bool:
+    if _IS_NORM.search(component) and not _QUERY_OR_KEY.fullmatch(component):
+        return False
+    return bool(_ATTENTION.search(component) or _QUERY_OR_KEY.fullmatch(component))

@@ -1,28 +1,31 @@
 """The layout of a whole checkpoint on disk: a folder of safetensors files, converted into another folder.
 
-The folder appears under its name when all of it is written and on the disk, or not at all. Files are streamed, see
-`layout_stream`: memory is one head of one tensor, and the headers.
+The folder appears under its name when all of it is written and on the disk, or not at all. A file is written while it
+is read: memory holds one head of one tensor, and the headers. Names, dtypes, shapes, offsets and metadata do not
+change, so a header is written as it was read, byte for byte; what a byte of a tensor means is not looked at.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from locant.checkpoints.checkpoint_folder import companions, headers_of, opened
+from locant.checkpoints.checkpoint_folder import Header, TensorEntry, companions, headers_of
 from locant.checkpoints.config_source import CONFIG, read_json
-from locant.checkpoints.layout import LayoutChange
-from locant.checkpoints.layout_stream import write_reordered
-from locant.checkpoints.safetensors_header import read_header
+from locant.checkpoints.layout import LayoutChange, row_order
 from locant.errors import InputError
-from locant.files import new_folder, replacing, require_new, write_whole
+from locant.files import NewFile, flush, new_folder, require_new, write_whole
 from locant.kernels.rotary import Layout
+from locant.models.projections import HeadRows
 
-__all__ = ["Conversion", "convert_folder"]
+__all__ = ["CHUNK", "Conversion", "convert_folder", "write_reordered"]
+
+CHUNK = 2**20
+"""Bytes that are copied at once where nothing changes its place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +85,15 @@ def convert_folder(
 
     with new_folder(output) as made:
         for name, header in headers.items():
-            with opened(folder / name) as file, replacing(made / name) as path, path.open("wb") as target:
-                if read_header(file, str(folder / name)) != header:
+            with (folder / name).open("rb") as file, NewFile(made / name) as target:
+                if file.read(len(header.raw)) != header.raw:
                     raise InputError(f"{folder / name} changed while it was read", "a checkpoint that nobody writes to")
                 write_reordered(file, target, header, moves, to, count)
+                target.settle()
+                target.publish()
         for name in copied:
-            with replacing(made / name) as path:
-                shutil.copyfile(folder / name, path)
+            shutil.copyfile(folder / name, made / name)
+            flush(made / name)
         if (folder / CONFIG).exists():
             write_whole(made / CONFIG, json.dumps(_with_layout(facts, change), indent=2, ensure_ascii=False) + "\n")
     return Conversion(
@@ -96,6 +101,57 @@ def convert_folder(
         files=tuple(headers), copied=copied, left_out=left_out, bytes=total,
         tensors=sum(len(header.tensors) for header in headers.values()), converted=len(moves),
     )  # fmt: skip
+
+
+def write_reordered(
+    source: IO[bytes],
+    target: NewFile,
+    header: Header,
+    moves: Mapping[str, Sequence[HeadRows]],
+    to: Layout,
+    progress: Callable[[int], None],
+) -> None:
+    """Write the file at `source`, read up to its tensors, with the rows of those in `moves` in the order of `to`.
+
+    `progress` is given the number of bytes after each write.
+    """
+    target.write(header.raw)
+    for tensor in header.tensors:
+        heads = moves.get(tensor.name)
+        for data in _copied(source, tensor.num_bytes) if heads is None else _moved(source, tensor, heads, to):
+            target.write(data)
+            progress(len(data))
+
+
+def _copied(source: IO[bytes], num_bytes: int) -> Iterator[bytes]:
+    while num_bytes:
+        data = _exactly(source, min(num_bytes, CHUNK))
+        num_bytes -= len(data)
+        yield data
+
+
+def _moved(source: IO[bytes], tensor: TensorEntry, heads: Sequence[HeadRows], to: Layout) -> Iterator[bytes]:
+    """One head after the other; what is not rotated is copied."""
+    rows = sum(part.rows for part in heads)
+    size, rest = divmod(tensor.num_bytes, rows)
+    if rest:
+        raise InputError(f"got {tensor.name} of {tensor.dtype}, whose rows are no whole bytes", "a wider dtype")
+    for part in heads:
+        if not part.rotated:
+            yield from _copied(source, part.rows * size)
+            continue
+        order = row_order(part, to)
+        for _ in range(part.count):
+            head = memoryview(_exactly(source, part.width * size))
+            yield b"".join(head[row * size : (row + 1) * size] for row in order)
+
+
+def _exactly(source: IO[bytes], num_bytes: int) -> bytes:
+    data = source.read(num_bytes)
+    if len(data) != num_bytes:
+        got = f"{source.name} ended while it was read: {num_bytes - len(data)} bytes are missing"
+        raise InputError(got, "a file that nobody writes to")
+    return data
 
 
 def _with_layout(facts: Mapping[str, Any], change: LayoutChange) -> dict[str, Any]:

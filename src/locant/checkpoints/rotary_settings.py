@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,19 +18,13 @@ VISIBLE = 1e-3
 
 CHUNK = 4096
 SEARCHED = 2**20
-
 KEPT = 1e-6
 """A pair whose frequency changed by less than this share was left alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairSettings:
-    """One pair of dimensions.
-
-    Args:
-        wavelength: positions per full rotation; ``None`` for a pair that is not rotated.
-        stretch: by how much that is longer than without the scaling.
-    """
+    """Positions per full rotation of a pair, and by how much the scaling stretches them; ``None``: it is still."""
 
     wavelength: float | None
     stretch: float | None
@@ -38,11 +32,11 @@ class PairSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """The largest difference that float32 angles make to a cosine.
+    """What float32 angles miss of cosines.
 
     Args:
-        first_visible: the first position where it exceeds 1e-3; ``None``: not below 2**20.
-        at_longest: the largest over the last 4096 positions that the model is made for.
+        first_visible: the first position where that is more than 1e-3; ``None``: not below 2**20.
+        at_longest: the most over the last 4096 positions that the model is made for.
     """
 
     first_visible: int | None
@@ -98,13 +92,7 @@ class RotarySettings:
 
 
 def rotary_settings(rotary: Rotary, length: int, trained: int) -> RotarySettings:
-    """The settings of an encoding at this length.
-
-    Args:
-        rotary: any.
-        length: the longest sequence that the model is made for.
-        trained: the one that it was trained with, before it was stretched.
-    """
+    """What an encoding does with sequences of `length`; `trained`: its length before it was stretched."""
     rotary = rotary.for_length(length)
     plain = Unscaled().frequencies(rotary.rotary_dim, rotary.base)
     pairs = [
@@ -132,10 +120,8 @@ def rotary_settings(rotary: Rotary, length: int, trained: int) -> RotarySettings
 
 def _options(scaling: Scaling) -> dict[str, Any]:
     """The fields that are set, as plain values."""
-    options = {field.name: getattr(scaling, field.name) for field in fields(scaling)}  # type: ignore[arg-type]
-    return {
-        name: list(value) if isinstance(value, tuple) else value for name, value in options.items() if value is not None
-    }
+    options = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(scaling).items()}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _precision(rotary: Rotary, length: int) -> Precision:

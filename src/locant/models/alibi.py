@@ -16,11 +16,6 @@ from locant.positions.encodings.alibi import ALiBi, alibi_slopes
 __all__ = ["ARCHITECTURES"]
 
 
-def _bloom(config: Config, layer_type: str | None) -> PositionEncoding:
-    """The slopes of the paper."""
-    return ALiBi(required(config, *HEADS))
-
-
 def _mpt(config: Config, layer_type: str | None) -> PositionEncoding:
     """Slopes of which the smallest is ``2 ** -alibi_bias_max``.
 
@@ -78,7 +73,9 @@ FALCON_7B = {
 }  # fmt: skip
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "bloom": Architecture(encoding=_bloom, presets={"bloom-7b1": BLOOM_7B1}, vllm=True),
+    "bloom": Architecture(
+        encoding=lambda config, _: ALiBi(required(config, *HEADS)), presets={"bloom-7b1": BLOOM_7B1}, vllm=True
+    ),
     "mpt": Architecture(
         encoding=_mpt,
         defaults={"max_seq_len": 2048, "attn_config": {"alibi": True, "alibi_bias_max": 8}},

@@ -7,9 +7,12 @@ were read off the code of `transformers`, which ``tests/models/`` runs to compar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from functools import cache
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from locant.arguments import Real, shown
 from locant.errors import InputError, RangeError
 from locant.kernels.rotary import Layout
 from locant.models.config_values import Config, missing
@@ -31,7 +34,10 @@ class LayerKind:
 
     base_key: str
     scaled: bool = True
-    only_base: float | None = None
+    only_base: Real | None = None
+
+    def __post_init__(self) -> None:
+        _require_types(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +66,7 @@ class RotaryKeys:
 
     layout: Layout | None = "half"
     base_key: str = "rope_theta"
-    fixed_base: float | None = None
+    fixed_base: Real | None = None
     share_keys: tuple[str, ...] = ()
     share_required: bool = False
     head_dim_key: str = "head_dim"
@@ -74,6 +80,9 @@ class RotaryKeys:
     sections_required: bool = False
     refused_sections: str | None = None
     interleave_key: bool = False
+
+    def __post_init__(self) -> None:
+        _require_types(self)
 
     @property
     def latent(self) -> bool:
@@ -143,6 +152,7 @@ class Architecture:
     vllm: bool = False
 
     def __post_init__(self) -> None:
+        _require_types(self)
         if self.rotary is None and self.encoding is None:
             raise RangeError("got an architecture without rotary and without encoding", "rotary=RotaryKeys()")
 
@@ -157,6 +167,25 @@ class Architecture:
         known = f"{default!r}, the default of {config.get('model_type')}"
         remedy = "..., as the model was trained with" if default is None else known
         return missing(config, f"{key}, {meaning}" if meaning else key, f"{key!r}: {remedy}")
+
+
+def _require_types(row: Any) -> None:
+    """Raise where a field of a row is of another type; what a mapping or a tuple holds is not looked at."""
+    for each in fields(row):
+        value, kinds = getattr(row, each.name), _kinds(type(row), each.name)
+        choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+        classes = tuple(get_origin(kind) or kind for kind in kinds if get_origin(kind) is not Literal)
+        if value not in choices and not isinstance(value, classes):
+            expected = " or ".join(map(repr, choices)) or each.type
+            got = f"got {shown(value)} for {each.name} of {type(row).__name__}, expected {expected}"
+            raise RangeError(got, f"help(locant.models.{type(row).__name__})")
+
+
+@cache
+def _kinds(row: type, name: str) -> tuple[Any, ...]:
+    """The types that a field may have."""
+    hint = get_type_hints(row)[name]
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def standard(base: float, max_seq_len: int, **others: Any) -> dict[str, Any]:

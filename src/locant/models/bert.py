@@ -29,10 +29,8 @@ def _bert(config: Config, layer_type: str | None) -> PositionEncoding:
         return learned_table(config)
     if not isinstance(kind, str) or kind not in RELATIVE_KEYS:
         known = ", ".join(("absolute", *RELATIVE_KEYS))
-        raise InputError(
-            f"got position_embedding_type={shown(kind)}, expected one of {known}",
-            "'position_embedding_type': 'absolute'",
-        )
+        got = f"got position_embedding_type={shown(kind)}, expected one of {known}"
+        raise InputError(got, "'position_embedding_type': 'absolute'")
     return Shaw(width_per_head(config), required(config, *LENGTHS) - 1, key_term=RELATIVE_KEYS[kind])
 
 
@@ -43,16 +41,12 @@ def _roberta(config: Config, layer_type: str | None) -> PositionEncoding:
     offset = integer("pad_token_id", config["pad_token_id"], 0) + 1
     kind = config.get("position_embedding_type", "absolute")
     if kind != "absolute":
-        raise InputError(
-            f"got position_embedding_type={shown(kind)} for {config['model_type']}, expected 'absolute'",
-            "model_type 'bert', which has the others",
-        )
+        got = f"got position_embedding_type={shown(kind)} for {config['model_type']}, expected 'absolute'"
+        raise InputError(got, "model_type 'bert', which has the others")
     rows = required(config, *LENGTHS)
     if rows <= offset:
-        raise InputError(
-            f"got max_position_embeddings={rows}, of which {offset} are no positions",
-            "'max_position_embeddings': 514, usually",
-        )
+        got = f"got max_position_embeddings={rows}, of which {offset} are no positions"
+        raise InputError(got, "'max_position_embeddings': 514, usually")
     return Learned(rows - offset, table_width(config), offset=offset)
 
 
@@ -115,12 +109,10 @@ BERT_BASE = {
     "max_position_embeddings": 512, "type_vocab_size": 2,
 }  # fmt: skip
 ROBERTA_BASE = {
-    "vocab_size": 50265, "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12,
-    "max_position_embeddings": 514, "type_vocab_size": 1, "pad_token_id": 1,
+    **BERT_BASE, "vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1, "pad_token_id": 1,
 }  # fmt: skip
 DEBERTA_V3_BASE = {
-    "vocab_size": 128100, "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12,
-    "max_position_embeddings": 512, "type_vocab_size": 0, "relative_attention": True, "position_biased_input": False,
+    **BERT_BASE, "vocab_size": 128100, "type_vocab_size": 0, "relative_attention": True, "position_biased_input": False,
     "pos_att_type": "p2c|c2p", "position_buckets": 256, "share_att_key": True, "max_relative_positions": -1,
     "norm_rel_ebd": "layer_norm",
 }  # fmt: skip

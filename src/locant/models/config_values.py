@@ -11,7 +11,7 @@ from locant.errors import InputError, LocantError
 
 __all__ = [
     "HEADS", "LENGTHS", "TRAINED", "WIDTHS", "Config", "agreed", "config_dict", "flag", "integer", "integer_at",
-    "layer_types_in", "missing", "number", "of_single_layers", "one_of", "required", "width_per_head",
+    "layer_types_in", "missing", "number", "of_single_layers", "required", "value_at", "width_per_head",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -31,33 +31,31 @@ def config_dict(config: Config | object) -> dict[str, Any]:
     to_dict = getattr(config, "to_dict", None)
     values = to_dict() if callable(to_dict) else config
     if not isinstance(values, Mapping):
-        raise InputError(
-            f"got {type(config).__name__}, expected a Hugging Face configuration or a dictionary",
-            "the content of config.json",
-        )
+        got = f"got {type(config).__name__}, expected a Hugging Face configuration or a dictionary"
+        raise InputError(got, "the content of config.json")
     text = values.get("text_config")
     if text is not None:
         return config_dict(text)
     return {key: value for key, value in values.items() if value is not None or key in MEANINGFUL_NULLS}
 
 
-def one_of(config: Config, *keys: str) -> Any:
+def value_at(config: Config, *keys: str) -> Any:
     """The value under whichever of these synonyms is there, or ``None``; two that differ raise."""
     return agreed({key: config[key] for key in keys if config.get(key) is not None})
 
 
 def agreed(values: Mapping[str, Any]) -> Any:
     """The one value that all of these keys have; ``None`` where there is none."""
-    found = list(values.values())
-    if any(value is not found[0] and value != found[0] for value in found):  # NaN differs from itself
+    first = next(iter(values.values()), None)
+    if any(value is not first and value != first for value in values.values()):  # NaN differs from itself
         got = " and ".join(f"{key}={shown(value)}" for key, value in values.items())
         raise InputError(f"got {got}, expected one value", f"the configuration without {next(iter(values))}")
-    return found[0] if found else None
+    return first
 
 
 def integer_at(config: Config, *keys: str, low: int = 1) -> int | None:
     """The integer under whichever of these synonyms is there, or ``None``."""
-    value = one_of(config, *keys)
+    value = value_at(config, *keys)
     return None if value is None else integer(next(key for key in keys if config.get(key) is not None), value, low)
 
 
@@ -82,9 +80,7 @@ def width_per_head(config: Config) -> int:
     """The width of a model divided by its heads."""
     width, heads = required(config, *WIDTHS), required(config, *HEADS)
     if width % heads:
-        raise InputError(
-            f"got hidden_size={width} for {heads} heads, expected a multiple", "the sizes that the model was built with"
-        )
+        raise InputError(f"got hidden_size={width} for {heads} heads, expected a multiple", "the sizes of the model")
     return width // heads
 
 

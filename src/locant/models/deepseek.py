@@ -31,10 +31,8 @@ def _latent_attention(config: Config, encoding: PositionEncoding) -> str | None:
 
 
 def _scale_of_scores(config: Config, encoding: PositionEncoding) -> str | None:
-    scaling = getattr(encoding, "scaling", None)
+    scaling = encoding.scaling if isinstance(encoding, Rotary) and "qk_nope_head_dim" in config else None
     if not isinstance(encoding, Rotary) or not isinstance(scaling, YaRN) or not scaling.mscale_all_dim:
-        return None
-    if "qk_nope_head_dim" not in config:
         return None
     width = required(config, "qk_nope_head_dim") + encoding.head_dim
     weight = 0.1 * scaling.mscale_all_dim * math.log(scaling.factor) + 1

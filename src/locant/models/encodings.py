@@ -49,13 +49,10 @@ def encoding_from_config(
     chosen = architecture.default_layer_type if layer_type is None else layer_type
     shared = () if kinds else (None, *layer_types_in(values))
     if chosen not in (*kinds, *shared):
-        expected = (
-            f"one of {', '.join(kinds)}: their encodings differ" if kinds else "none: its layers share one encoding"
-        )
-        raise InputError(
-            f"got layer_type={shown(layer_type)} for {values['model_type']}, expected {expected}",
-            f"layer_type={kinds[0]!r}" if kinds else "no layer_type",
-        )
+        got = f"got layer_type={shown(layer_type)} for {values['model_type']}, expected "
+        if not kinds:
+            raise InputError(f"{got}none: its layers share one encoding", "no layer_type")
+        raise InputError(f"{got}one of {', '.join(kinds)}: their encodings differ", f"layer_type={kinds[0]!r}")
     other = _other_than_rotary(values, architecture, chosen)
     if other is not None:
         return other

@@ -5,7 +5,6 @@ Only sizes are read. A base or a scaling that this package would refuse does not
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from locant.errors import InputError
@@ -59,10 +58,8 @@ def _shape(
 def _keys(config: Config, architecture: Architecture, layer: int | None, queries: int) -> int:
     """Key/value heads of a layer."""
     if config.get("attention_k_eq_v"):
-        raise InputError(
-            "got attention_k_eq_v=true: the rows of k_proj are values too, and may not change their order",
-            "a model with a v_proj in every layer",
-        )
+        got = "got attention_k_eq_v=true: the rows of k_proj are values too, and may not change their order"
+        raise InputError(got, "a model with a v_proj in every layer")
     of_model = None if architecture.key_heads is None else architecture.key_heads(config, queries)
     if of_model is not None:
         return of_model
@@ -70,25 +67,22 @@ def _keys(config: Config, architecture: Architecture, layer: int | None, queries
     stated = integer_at(config, *KEY_HEADS) if of_layer is None else integer(KEY_HEADS[0], of_layer)
     keys = stated or queries
     if queries % keys:
-        raise InputError(
-            f"got {queries} query heads for {keys} key/value heads, expected a multiple",
-            f"{KEY_HEADS[0]!r}: {queries}, if every query head has a key head of its own",
-        )
+        got = f"got {queries} query heads for {keys} key/value heads, expected a multiple"
+        raise InputError(got, f"{KEY_HEADS[0]!r}: {queries}, if every query head has a key head of its own")
     return keys
 
 
 def _parameters(config: Config, layer: int | None) -> dict[str | None, Config | None]:
     """The rope parameters that may hold for this layer, by layer type; one entry where that is known."""
     rope = rope_dictionary(config)
-    nested: Mapping[Any, Any] = rope if is_per_layer(rope) else {}
     types = layer_types_in(config)
     layer_type = types[layer] if layer is not None and layer < len(types) else None
-    if not nested:
+    if not is_per_layer(rope):
         return {layer_type: rope}
+    nested: dict[str | None, Any] = dict(rope)
     if layer_type is None:
-        return dict(nested)
+        return nested
     if layer_type not in nested:
-        raise InputError(
-            f"got layer type {layer_type!r}, expected one of {', '.join(nested)}", f"rope parameters of {layer_type!r}"
-        )
+        got = f"got layer type {layer_type!r}, expected one of {', '.join(rope)}"
+        raise InputError(got, f"rope parameters of {layer_type!r}")
     return {layer_type: nested[layer_type]}

@@ -22,10 +22,8 @@ FAMILIES = (llama, qwen, gemma, phi, deepseek, gpt, bert, t5, alibi)
 
 def _require_architecture(name: str, architecture: Architecture) -> None:
     if not isinstance(architecture, Architecture):
-        raise RangeError(
-            f"got {shown(architecture)} for {name}, expected a locant.models.Architecture",
-            "Architecture(rotary=RotaryKeys(...))",
-        )
+        got = f"got {shown(architecture)} for {name}, expected a locant.models.Architecture"
+        raise RangeError(got, "Architecture(rotary=RotaryKeys(...))")
     if architecture.rotary is not None and architecture.rotary.layout is None:
         raise RangeError(f"got layout=None for {name}", "layout='half' or 'interleaved'")
 

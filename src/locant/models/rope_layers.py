@@ -12,7 +12,7 @@ from typing import Any
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import LayerKind, RotaryKeys
-from locant.models.config_values import Config, layer_types_in, missing, one_of
+from locant.models.config_values import Config, layer_types_in, missing, value_at
 
 __all__ = ["is_per_layer", "rope_dictionary", "rope_of_layers", "ropes_by_layer"]
 
@@ -24,23 +24,16 @@ def rope_of_layers(config: Config, keys: RotaryKeys, layer_type: str | None) -> 
     nested = ropes_by_layer(config, keys)
     if nested is None:
         if layer_type is not None and layer_type not in layer_types_in(config):
-            raise InputError(
-                f"got layer_type={shown(layer_type)} for a configuration whose layers share one encoding",
-                "no layer_type",
-            )
+            got = f"got layer_type={shown(layer_type)} for a configuration whose layers share one encoding"
+            raise InputError(got, "no layer_type")
         rope = rope_dictionary(config)
         if not rope and keys.scaling_required:
-            raise missing(
-                config,
-                "rope parameters, where its class takes a scaling",
-                "'rope_scaling', as the model has it, or {'rope_type': 'default'} for none",
-            )
+            remedy = "'rope_scaling', as the model has it, or {'rope_type': 'default'} for none"
+            raise missing(config, "rope parameters, where its class takes a scaling", remedy)
         return rope
     if layer_type not in nested:
-        raise InputError(
-            f"got layer_type={shown(layer_type)}, expected one of {', '.join(nested)}: their rotary positions differ",
-            f"layer_type={next(iter(nested))!r}",
-        )
+        got = f"got layer_type={shown(layer_type)}, expected one of {', '.join(nested)}: their rotary positions differ"
+        raise InputError(got, f"layer_type={next(iter(nested))!r}")
     rope = nested[layer_type]
     if rope is None:
         raise InputError(f"got layer_type={layer_type!r}, which has no rotary positions", "PositionEncoding() for them")
@@ -52,10 +45,8 @@ def ropes_by_layer(config: Config, keys: RotaryKeys) -> dict[str, Config | None]
     rope = rope_dictionary(config)
     if is_per_layer(rope):
         if keys.layer_kinds and not config.get("rope_parameters"):
-            raise InputError(
-                f"got a dictionary per layer type as rope_scaling, which {config['model_type']} reads as one for all",
-                "the same as 'rope_parameters'",
-            )
+            got = f"got a dictionary per layer type as rope_scaling, which {config['model_type']} reads as one for all"
+            raise InputError(got, "the same as 'rope_parameters'")
         return _nested(config, rope, keys)
     if keys.layer_kinds:
         if config.get("rope_parameters"):
@@ -65,17 +56,14 @@ def ropes_by_layer(config: Config, keys: RotaryKeys) -> dict[str, Config | None]
             )
         return {name: _older(config, rope, name, kind) for name, kind in keys.layer_kinds.items()}
     if keys.per_layer and keys.layout is not None:
-        raise missing(
-            config,
-            "rope_parameters per layer type",
-            "{'full_attention': {'rope_type': ..., 'rope_theta': ...}, 'sliding_attention': ...}",
-        )
+        remedy = "{'full_attention': {'rope_type': ..., 'rope_theta': ...}, 'sliding_attention': ...}"
+        raise missing(config, "rope_parameters per layer type", remedy)
     return None
 
 
 def rope_dictionary(config: Config) -> Config:
     """The dictionary of rope parameters, or an empty one."""
-    rope = one_of(config, "rope_parameters", "rope_scaling")
+    rope = value_at(config, "rope_parameters", "rope_scaling")
     if rope is not None and not isinstance(rope, Mapping):
         raise InputError(f"got rope parameters {shown(rope)}, expected a dictionary", "{'rope_theta': ...}")
     return rope or {}
@@ -97,8 +85,8 @@ def _nested(config: Config, rope: Config, keys: RotaryKeys) -> dict[str, Config 
     if missing:
         raise InputError(f"got rope parameters without those of {' and '.join(missing)} layers", f"{missing[0]!r}")
     for name, kind in keys.layer_kinds.items():
-        if config.get(kind.base_key) is not None and rope[name].get("rope_theta") is None:
-            _require_base_counts(config[kind.base_key], name, kind)
+        if rope[name].get("rope_theta") is None:
+            _require_base_counts(config.get(kind.base_key), name, kind)
     return dict(rope)
 
 
@@ -113,7 +101,7 @@ def _older(config: Config, rope: Config, name: str, kind: LayerKind) -> dict[str
 
 
 def _require_base_counts(base: object, name: str, kind: LayerKind) -> None:
-    if kind.only_base not in (None, base):
+    if base is not None and kind.only_base not in (None, base):
         raise InputError(
             f"got {kind.base_key}={shown(base)}, but transformers rotates {name} layers with {kind.only_base:g}, "
             "whatever stands outside of their own dictionary",

@@ -13,18 +13,9 @@ from typing import Any
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.config_values import TRAINED, flag, integer, number
-from locant.positions.scaling import (
-    DynamicNTK,
-    Linear,
-    Llama3,
-    LongRoPE,
-    Proportional,
-    Scaling,
-    Unscaled,
-    YaRN,
-)
+from locant.positions.scaling import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Scaling, Unscaled, YaRN
 
-__all__ = ["ROPE_TYPES", "WEIGHTS", "Lengths", "RopeType", "read_scaling", "rope_type_of", "write_scaling"]
+__all__ = ["ROPE_TYPES", "WEIGHTS", "RopeType", "read_scaling", "rope_type_of", "write_scaling"]
 
 FIELDS = {TRAINED: "original_max_seq_len", "partial_rotary_factor": "rotated_share"}
 """Keys of configurations that our dataclasses call otherwise."""
@@ -48,7 +39,7 @@ class RopeType:
 
 
 WEIGHTS = ("short_mscale", "long_mscale")
-"""What Phi-3.5-MoE multiplies cosines and sines with, up to the trained length and past it."""
+"""What Phi-3.5-MoE has for an attention factor, up to the trained length and past it."""
 
 YARN_OPTIONS = ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim")
 LLAMA_3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", TRAINED)
@@ -69,56 +60,34 @@ ROPE_TYPES: Mapping[str, RopeType] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lengths:
-    """What stands outside the dictionary: the longest sequence, and the one that the model was trained with."""
-
-    longest: int | None
-    trained: int | None
-
-    def ratio_to(self, trained: int) -> float:
-        """The factor by which `longest` exceeds `trained`."""
-        if self.longest is None:
-            raise InputError("got no factor and no max_position_embeddings to derive it from", "factor=...")
-        return self.longest / trained
-
-
 def rope_type_of(rope: Mapping[str, Any], aliases: Mapping[str, str], *, weighted: bool = False) -> RopeType:
-    """The type that a dictionary names, as ``rope_type`` or in the older way as ``type``.
-
-    Args:
-        rope: the dictionary.
-        aliases: other names of types.
-        weighted: whether LongRoPE reads the two weights of Phi-3.5-MoE instead of an attention factor.
-    """
+    """The type that a dictionary names, as ``rope_type`` or in the older way as ``type``; `weighted`: see `WEIGHTS`."""
     names = [rope[key] for key in ("rope_type", "type") if rope.get(key) is not None]
     resolved = {aliases.get(name, name) for name in names if isinstance(name, str)}
     if len(resolved) > 1 or not all(isinstance(name, str) for name in names):
         raise InputError(f"got the types {shown(names)} in rope parameters, expected one name", "rope_type alone")
     name = resolved.pop() if resolved else "default"
     if name not in ROPE_TYPES:
-        raise InputError(
-            f"got rope_type {name!r}, expected one of {', '.join(ROPE_TYPES)}",
-            "'rope_type': 'default', if the model has no scaling",
-        )
+        got = f"got rope_type {name!r}, expected one of {', '.join(ROPE_TYPES)}"
+        raise InputError(got, "'rope_type': 'default', if the model has no scaling")
     return WEIGHTED_LONGROPE if weighted and name == WEIGHTED_LONGROPE.name else ROPE_TYPES[name]
 
 
-def read_scaling(rope: Mapping[str, Any], rope_type: RopeType, lengths: Lengths) -> Scaling:
-    """The scaling that a dictionary of rope parameters describes; an `InputError` names the key that is wrong."""
+def read_scaling(rope: Mapping[str, Any], rope_type: RopeType, longest: int | None, trained: int | None) -> Scaling:
+    """The scaling that a dictionary of rope parameters describes.
+
+    `longest` and `trained` are the lengths that stand outside of it. An `InputError` names the key that is wrong.
+    """
     given = _given(rope, rope_type)
-    _require_known(given, rope_type)
-    _settle_original(given, rope_type, lengths)
+    _settle_original(given, rope_type, longest, trained)
     missing = [key for key in rope_type.required if key not in given]
     if missing:
-        raise InputError(
-            f"got rope parameters of type {rope_type.name!r} without {' and '.join(missing)}",
-            f"the value the model was trained with, as {missing[0]!r}",
-        )
+        got = f"got rope parameters of type {rope_type.name!r} without {' and '.join(missing)}"
+        raise InputError(got, f"the value the model was trained with, as {missing[0]!r}")
     if rope_type.name == "yarn":
-        _check_yarn(given, lengths)
+        _settle_yarn(given, longest)
     elif rope_type.name == "longrope":
-        _check_longrope(given, lengths)
+        _settle_longrope(given, longest)
     read = {key: READERS.get(key, number)(key, value) for key, value in given.items() if value is not None}
     return rope_type.scaling(**{FIELDS.get(key, key): value for key, value in read.items()})
 
@@ -127,10 +96,8 @@ def write_scaling(scaling: Scaling) -> dict[str, Any]:
     """The dictionary of a scaling, without its base; fields that have no effect are left out."""
     rope_type = next((each for each in ROPE_TYPES.values() if each.scaling is type(scaling)), None)
     if rope_type is None:
-        raise InputError(
-            f"got {type(scaling).__name__}, which no configuration can express",
-            f"one of {', '.join(known.scaling.__name__ for known in ROPE_TYPES.values())}",
-        )
+        got = f"got {type(scaling).__name__}, which no configuration can express"
+        raise InputError(got, f"one of {', '.join(known.scaling.__name__ for known in ROPE_TYPES.values())}")
     fields = {key: getattr(scaling, FIELDS.get(key, key)) for key in rope_type.keys}
     weighted = isinstance(scaling, YaRN) and scaling.attention_factor is None and scaling.mscale
     if isinstance(scaling, YaRN) and not (weighted and scaling.mscale_all_dim):
@@ -157,12 +124,9 @@ def _given(rope: Mapping[str, Any], rope_type: RopeType) -> dict[str, Any]:
     """The keys that concern the scaling. A null means absent, but for the factor of YaRN: it is derived then."""
     keeps_null = {"factor"} if rope_type.name == "yarn" else set[str]()
     elsewhere = set(OUTSIDE) - set(rope_type.keys)
-    return {
+    given = {
         key: value for key, value in rope.items() if key not in elsewhere and (value is not None or key in keeps_null)
     }
-
-
-def _require_known(given: Mapping[str, Any], rope_type: RopeType) -> None:
     unknown = [key for key in given if key not in rope_type.keys]
     if unknown:
         reads = ", ".join(rope_type.keys) or "nothing but rope_theta"
@@ -171,33 +135,36 @@ def _require_known(given: Mapping[str, Any], rope_type: RopeType) -> None:
             f"which reads {reads}",
             f"the configuration without {unknown[0]!r}, if it was without effect, or another rope_type",
         )
+    return given
 
 
-def _settle_original(given: dict[str, Any], rope_type: RopeType, lengths: Lengths) -> None:
+def _settle_original(given: dict[str, Any], rope_type: RopeType, longest: int | None, trained: int | None) -> None:
     """The trained length may stand in the dictionary, beside it, or be the longest one (dynamic); but not be two."""
-    outside = lengths.longest if rope_type.name == "dynamic" else lengths.trained
-    if TRAINED not in rope_type.keys or outside is None:
-        if rope_type.name == "dynamic":
-            raise InputError(
-                "got rope parameters of type 'dynamic' without max_position_embeddings",
-                "the trained length as max_position_embeddings",
-            )
-        return
-    if given.setdefault(TRAINED, outside) != outside:
-        where = "max_position_embeddings" if rope_type.name == "dynamic" else f"{TRAINED} outside the rope parameters"
+    dynamic = rope_type.name == "dynamic"
+    if dynamic and longest is None:
+        cause = "got rope parameters of type 'dynamic' without max_position_embeddings"
+        raise InputError(cause, "the trained length as max_position_embeddings")
+    outside = longest if dynamic else trained
+    if TRAINED in rope_type.keys and outside is not None and given.setdefault(TRAINED, outside) != outside:
+        where = "max_position_embeddings" if dynamic else f"{TRAINED} outside the rope parameters"
         got = f"got {TRAINED}={shown(given[TRAINED])} and {where}={outside}"
         raise InputError(f"{got}, expected one value", f"{TRAINED}={outside}")
 
 
-def _check_yarn(given: dict[str, Any], lengths: Lengths) -> None:
+def _ratio(longest: int | None, trained: int) -> float:
+    """The factor where none is stated."""
+    if longest is None:
+        raise InputError("got no factor and no max_position_embeddings to derive it from", "factor=...")
+    return longest / trained
+
+
+def _settle_yarn(given: dict[str, Any], longest: int | None) -> None:
     if given["factor"] is None:
-        given["factor"] = lengths.ratio_to(integer(TRAINED, given[TRAINED]))
+        given["factor"] = _ratio(longest, integer(TRAINED, given[TRAINED]))
     weights = [key for key in ("mscale", "mscale_all_dim") if key in given]
     if weights and "attention_factor" in given:
-        raise InputError(
-            f"got attention_factor and {' and '.join(weights)}, of which only attention_factor would count",
-            f"the configuration without {' and '.join(weights)}",
-        )
+        got = f"got attention_factor and {' and '.join(weights)}, of which only attention_factor would count"
+        raise InputError(got, f"the configuration without {' and '.join(weights)}")
     if weights and not (len(weights) == 2 and all(number(key, given[key]) > 0 for key in weights)):
         got = ", ".join(f"{key}={shown(given[key])}" for key in weights)
         raise InputError(
@@ -207,7 +174,7 @@ def _check_yarn(given: dict[str, Any], lengths: Lengths) -> None:
         )
 
 
-def _check_longrope(given: dict[str, Any], lengths: Lengths) -> None:
+def _settle_longrope(given: dict[str, Any], longest: int | None) -> None:
     trained = integer(TRAINED, given[TRAINED])
     if WEIGHTS[0] in given:
         short, long = (number(key, given.pop(key)) for key in WEIGHTS)
@@ -219,10 +186,10 @@ def _check_longrope(given: dict[str, Any], lengths: Lengths) -> None:
             )
         given["attention_factor"] = short
     if "factor" not in given:
-        given["factor"] = lengths.ratio_to(trained)
-    elif "attention_factor" in given and round(number("factor", given["factor"]) * trained) != lengths.longest:
+        given["factor"] = _ratio(longest, trained)
+    elif "attention_factor" in given and round(number("factor", given["factor"]) * trained) != longest:
         raise InputError(
             f"got factor={given['factor']} and an attention factor, of which only the latter would count, and "
-            f"max_position_embeddings={lengths.longest} instead of factor x {trained}",
+            f"max_position_embeddings={longest} instead of factor x {trained}",
             "the configuration without factor",
         )

@@ -26,18 +26,15 @@ from locant.models.config_values import (
     layer_types_in,
     number,
     of_single_layers,
-    one_of,
+    value_at,
     width_per_head,
 )
 from locant.models.rope_layers import rope_of_layers
-from locant.models.rope_parameters import Lengths, read_scaling, rope_type_of
+from locant.models.rope_parameters import read_scaling, rope_type_of
 from locant.positions.angles import AngleMode
 from locant.positions.scaling import Proportional
 
 __all__ = ["head_dim_of", "named_layout", "read_rotary", "rotary_dim_of"]
-
-AXES = ("time", "height", "width")
-"""Of positions in images and video."""
 
 
 def read_rotary(
@@ -55,12 +52,12 @@ def read_rotary(
     rope_type = rope_type_of(rope, {"su": "longrope", **keys.rope_types}, weighted=keys.weighted_longrope)
     proportional = rope_type.scaling is Proportional
     head_dim = head_dim_of(config, architecture, layer_type)
-    lengths = Lengths(longest=integer_at(config, *LENGTHS), trained=integer_at(config, TRAINED))
+    lengths = integer_at(config, *LENGTHS), integer_at(config, TRAINED)
     scaled = {**rope, **_rotated_share(config, rope)} if proportional else rope
     return {
         "head_dim": head_dim,
         "base": _base(config, rope, architecture, layer_type),
-        "scaling": read_scaling(scaled, rope_type, lengths),
+        "scaling": read_scaling(scaled, rope_type, *lengths),
         "layout": _layout(config, keys, layout),
         "rotary_dim": head_dim if proportional else rotary_dim_of(config, rope, architecture, head_dim),
         "angles": angles,
@@ -72,23 +69,20 @@ def _require_rotary(config: Config, keys: RotaryKeys) -> None:
     """Refuse a model without rotation, and keys about rotary positions that are not understood."""
     if config.get("alibi"):
         raise InputError("got alibi=true, a model without rotary positions", "locant.encoding_from_config(config)")
-    strange = [key for key in config if ("rope" in str(key) or "rotary" in str(key)) and key not in keys.keys]
-    strange = [key for key in strange if key != "qk_rope_head_dim" or keys is UNKNOWN]
+    known = keys.keys if keys is UNKNOWN else (*keys.keys, "qk_rope_head_dim")
+    strange = [repr(key) for key in config if ("rope" in str(key) or "rotary" in str(key)) and key not in known]
     if strange:
         name = config.get("model_type", "a configuration of this kind")
-        raise InputError(
-            f"got {', '.join(map(repr, strange))}, which {name} is not known to read", "the configuration without it"
-        )
+        raise InputError(f"got {', '.join(strange)}, which {name} is not known to read", "the configuration without it")
 
 
 def _rotated_share(config: Config, rope: Config) -> dict[str, Any]:
     """The share of the pairs that are rotated, in or beside the dictionary; it has no other name there."""
-    others = [key for key in ("rotary_pct", "rotary_dim") if key in config]
-    key = "partial_rotary_factor"
+    key, others = "partial_rotary_factor", [other for other in ("rotary_pct", "rotary_dim") if other in config]
     if others:
         raise InputError(f"got {others[0]!r} beside rope_type 'proportional', which reads {key}", f"{key!r} for it")
     values = {"in the rope parameters": rope.get(key), "beside them": config.get(key)}
-    share = one_of(values, *values)
+    share = value_at(values, *values)
     return {} if share is None else {key: share}
 
 
@@ -110,7 +104,7 @@ def head_dim_of(config: Config, architecture: Architecture, layer_type: str | No
     stated = _head_dim_of_layers(config, architecture, layer_type) or config.get(keys.head_dim_key)
     if stated is not None:
         return integer(keys.head_dim_key, stated)
-    if keys.latent or keys.head_dim_required or one_of(config, *WIDTHS) is None or one_of(config, *HEADS) is None:
+    if keys.latent or keys.head_dim_required or value_at(config, *WIDTHS) is None or value_at(config, *HEADS) is None:
         raise architecture.lacks(keys.head_dim_key, config)
     return width_per_head(config)
 
@@ -143,9 +137,7 @@ def rotary_dim_of(config: Config, rope: Config, architecture: Architecture, head
 def _share_of(head_dim: int, key: str, share: Any) -> int:
     share = number(key, share)
     if not 0 < share <= 1:
-        raise InputError(
-            f"got {key}={share:g}, expected a number above 0 and of at most 1", "0.5 for half of each head"
-        )
+        raise InputError(f"got {key}={share:g}, expected a number above 0 and of at most 1", "0.5 for half of a head")
     return int(head_dim * share)
 
 
@@ -162,12 +154,9 @@ def _sections(config: Config, rope: Config, keys: RotaryKeys) -> tuple[int, ...]
     if keys.layout is not None and not keys.sections_required:
         because = keys.refused_sections or "its code does not read it"
         raise InputError(f"got mrope_section for {name}: {because}", without)
-    axes = len(AXES) if keys.sections_required else None
-    if not isinstance(sections, (list, tuple)) or axes not in (None, len(sections)):
-        raise InputError(
-            f"got mrope_section={shown(sections)}, expected a list of pairs for each of {', '.join(AXES)}",
-            "[16, 24, 24]",
-        )
+    if not isinstance(sections, (list, tuple)) or (keys.sections_required and len(sections) != 3):
+        got = f"got mrope_section={shown(sections)}, expected a list of pairs for each of time, height, width"
+        raise InputError(got, "[16, 24, 24]")
     return tuple(integer("mrope_section", section, 0) for section in sections)
 
 
@@ -205,10 +194,8 @@ def _head_dim_of_layers(config: Config, architecture: Architecture, layer_type: 
         return None
     types, layers = layer_types_in(config), of_single_layers(config)
     if any(place >= len(types) for place in layers):
-        raise InputError(
-            f"got per_layer_config of layer {max(layers)}, and layer_types of {len(types)} layers",
-            "layer_types with the type of each layer",
-        )
+        got = f"got per_layer_config of layer {max(layers)}, and layer_types of {len(types)} layers"
+        raise InputError(got, "layer_types with the type of each layer")
     widths = {
         f"head_dim of layer {place}": layer["head_dim"]
         for place, layer in layers.items()

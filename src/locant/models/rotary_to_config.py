@@ -22,7 +22,7 @@ from locant.positions.scaling import (
     ntk_exponent,
 )
 
-__all__ = ["rotary_to_config"]
+__all__ = ["rotary_to_config", "with_base"]
 
 
 def rotary_to_config(
@@ -36,31 +36,17 @@ def rotary_to_config(
     from it. The length of `for_length` and `angles` are not part of it.
 
     ``rope_interleave`` and ``partial_rotary_factor`` are written so that a configuration is refused when it is read
-    for an architecture of another layout or share.
-
-    Args:
-        rotary: any, but for sections with ladders of their own, and `Proportional` over a part of the head.
-        max_seq_len: the longest sequence; default: what the scaling implies, if it does.
-        form: ``"rope_parameters"`` (transformers 5), or the older ``"rope_scaling"`` beside ``rope_theta``, which
-            earlier releases of both programs read.
-
-    >>> rotary_to_config(Rotary(64, 500_000.0))["rope_parameters"]
-    {'rope_type': 'default', 'rope_theta': 500000.0}
+    for an architecture of another layout or share. The arguments are those of `Rotary.to_config`.
     """
     if rotary.axial:
-        raise InputError(
-            "got axial=True, which no text model's configuration can express", "sections without axial=True"
-        )
+        raise InputError("got axial=True, which no text model's configuration can express", "sections alone")
     if isinstance(rotary.scaling, Proportional) and rotary.rotary_dim != rotary.head_dim:
-        raise InputError(
-            f"got Proportional scaling of {rotary.rotary_dim} of {rotary.head_dim} dimensions, where a configuration "
-            "has one share for both",
-            "rotary_dim=head_dim, or another scaling",
-        )
+        got = f"got Proportional scaling of {rotary.rotary_dim} of {rotary.head_dim} dimensions, and one share for both"
+        raise InputError(got, "rotary_dim=head_dim, or another scaling")
     one_of("form", form, ("rope_parameters", "rope_scaling"))
     if max_seq_len is not None:
         max_seq_len = whole("max_seq_len", max_seq_len, 1, remedy="the longest sequence in tokens")
-    scaling, base = _with_base(rotary)
+    scaling, base = with_base(rotary.scaling, rotary)
     lengths = _written_lengths(scaling, max_seq_len)
     rope = write_scaling(scaling)
     if _is_idle_factor(scaling, lengths):
@@ -75,12 +61,12 @@ def rotary_to_config(
     return {"rope_scaling": None if rope == {"rope_type": "default"} else rope, "rope_theta": base, **share, **sizes}
 
 
-def _with_base(rotary: Rotary) -> tuple[Scaling, float]:
-    """NTK scaling is nothing but a larger base."""
-    if not isinstance(rotary.scaling, NTK):
-        return rotary.scaling, float(rotary.base)
-    exponent = ntk_exponent(rotary.rotary_dim) if rotary.scaling.form == "aware" else 1.0
-    return Unscaled(), rotary.base * rotary.scaling.factor**exponent
+def with_base(scaling: Scaling, rotary: Rotary) -> tuple[Scaling, float]:
+    """What is written for this scaling of an encoding: NTK scaling is nothing but a larger base."""
+    if not isinstance(scaling, NTK):
+        return scaling, float(rotary.base)
+    exponent = ntk_exponent(rotary.rotary_dim) if scaling.form == "aware" else 1.0
+    return Unscaled(), rotary.base * scaling.factor**exponent
 
 
 def _share_of(rotary: Rotary) -> float:
@@ -99,12 +85,11 @@ def _is_idle_factor(scaling: Scaling, lengths: Mapping[str, Any]) -> bool:
 def _written_lengths(scaling: Scaling, max_seq_len: int | None) -> dict[str, Any]:
     """The longest sequence as far as it is known, and the trained one where an architecture reads it outside."""
     if isinstance(scaling, DynamicNTK):  # the reference takes max_position_embeddings for the trained length
-        if max_seq_len not in (None, scaling.original_max_seq_len):
-            trained = scaling.original_max_seq_len
-            raise InputError(
-                f"got max_seq_len={max_seq_len}, but dynamic scaling needs {trained} there", f"max_seq_len={trained}"
-            )
-        return {"max_position_embeddings": scaling.original_max_seq_len}
+        trained = scaling.original_max_seq_len
+        if max_seq_len not in (None, trained):
+            got = f"got max_seq_len={max_seq_len}, but dynamic scaling needs {trained} there"
+            raise InputError(got, f"max_seq_len={trained}")
+        return {"max_position_embeddings": trained}
     if isinstance(scaling, (YaRN, LongRoPE, Llama3)) and max_seq_len is None:
         max_seq_len = round(scaling.factor * scaling.original_max_seq_len)
     longest = {} if max_seq_len is None else {"max_position_embeddings": max_seq_len}
