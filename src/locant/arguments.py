@@ -34,13 +34,7 @@ FINITE = 3.4028235e38
 
 
 def whole(name: str, value: Any, low: int, high: int | None = MAX_INT32, *, even: bool = False, remedy: str) -> int:
-    """An integer from `low` to `high`; ``None`` for no end.
-
-    >>> whole("num_heads", "8", 1, remedy="the number of query heads")
-    Traceback (most recent call last):
-    ...
-    locant.errors.RangeError: got '8' for num_heads, expected an integer of 1 or more; try: the number of query heads
-    """
+    """An integer from `low` to `high`; ``None`` for no end."""
     number = _integer(value)
     if number is None or number < low:
         raise RangeError(f"got {shown(value)} for {name}, expected an integer of {low} or more", remedy)
@@ -80,13 +74,7 @@ def scale_of(scale: Any, usual: float) -> Real:
 
 
 def flag(name: str, value: Any) -> bool:
-    """``True`` or ``False``, or NumPy's.
-
-    >>> flag("causal", 1)
-    Traceback (most recent call last):
-    ...
-    locant.errors.RangeError: got 1 for causal, expected True or False; try: causal=True
-    """
+    """``True`` or ``False``, or NumPy's."""
     of_numpy = getattr(getattr(value, "dtype", None), "kind", None) == "b" and value.ndim == 0
     if not (isinstance(value, bool) or of_numpy):
         raise RangeError(f"got {shown(value)} for {name}, expected True or False", f"{name}=True")
@@ -120,14 +108,7 @@ def entries(name: str, value: Any, remedy: str) -> tuple[Any, ...]:
 
 
 def shape_error(name: str, x: Any, expected: str, remedy: str) -> ShapeError:
-    """The error for a tensor or array whose shape is not the expected one.
-
-    >>> import numpy as np
-    >>> raise shape_error("q", np.zeros((2, 3)), "(batch, heads, query, head_dim)", "q[None, None]")
-    Traceback (most recent call last):
-    ...
-    locant.errors.ShapeError: got q of shape (2, 3), expected (batch, heads, query, head_dim); try: q[None, None]
-    """
+    """The error for a tensor or array whose shape is not the expected one."""
     return ShapeError(f"got {name} of shape {tuple(x.shape)}, expected {expected}", remedy)
 
 

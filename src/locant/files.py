@@ -29,9 +29,6 @@ __all__ = [
 BUFFER = 1 << 20
 """Bytes that `NewFile` gathers from small writes; larger ones go to the system at once."""
 
-FLAT = 2
-"""Brackets within brackets that stay on one line of JSON."""
-
 
 @contextmanager
 def replacing(path: Path | str) -> Generator[Path]:
@@ -254,7 +251,7 @@ def json_text(value: Any) -> str:
 
 
 def _json(value: Any, new_line: str) -> str:
-    if _depth(value) <= FLAT:
+    if _depth(value) <= 2:
         return json.dumps(value, allow_nan=False)
     inner = new_line + " "
     if isinstance(value, dict):

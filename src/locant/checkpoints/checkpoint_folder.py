@@ -108,7 +108,6 @@ def _weight_files(folder: Path) -> list[str]:
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
-    """Which file each tensor is in, according to the index."""
     weights = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weights, dict) or not weights or not all(isinstance(file, str) for file in weights.values()):
         raise InputError(f"got {folder / INDEX} without a weight_map of names to files", "the index of this checkpoint")

@@ -29,7 +29,7 @@ MADE_FOR = 2048
 """Measured where a configuration has no length at all."""
 
 VISIBLE_IN_BFLOAT16 = 2**-8
-TOKEN_WIDTHS = ("embedding_size", "word_embed_proj_dim", "dim", *WIDTHS)
+TOKEN_WIDTHS = ("embedding_size", "word_embed_proj_dim", "dim", *WIDTHS)  # narrower than the layers come first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,10 +215,7 @@ def _share(config: Config) -> float | None:
 
 
 def _serving(config: Config, architecture: Architecture, rotaries: Sequence[Rotary]) -> Serving:
-    """Whether vLLM rotates as a configuration prescribes, by its sources and its open issues in 2025.
-
-    vLLM's ``get_rope`` picks keys out of the dictionary of rope parameters; it drops the others in silence.
-    """
+    """Whether vLLM rotates as a configuration prescribes, by its sources and its open issues in 2025."""
     if not architecture.vllm:
         return Serving(answer="no", reasons=(f"it has no model for {config['model_type']}",))
     if config.get("position_embedding_type", "absolute") != "absolute":
@@ -242,7 +239,8 @@ def _reasons(rotary: Rotary, architecture: Architecture) -> Iterator[str]:
 
 
 def _tables(config: Config, named: Mapping[str | None, PositionEncoding]) -> tuple[TableSize, ...]:
-    vocab, width = integer_at(config, "vocab_size"), _token_width(config)
+    vocab = integer_at(config, "vocab_size")
+    width = next((integer_at(config, key) for key in TOKEN_WIDTHS if config.get(key) is not None), None)
     tables: list[TableSize] = []
     if vocab is not None and width is not None:
         tables.append(TableSize(name="tokens", shape=(vocab, width)))
@@ -254,9 +252,3 @@ def _tables(config: Config, named: Mapping[str | None, PositionEncoding]) -> tup
             what = "positions" if isinstance(encoding, Learned) else f"positions.{size.name}"
             tables.append(TableSize(name=what if name is None else f"{what} ({name})", shape=size.shape))
     return tuple(tables)
-
-
-def _token_width(config: Config) -> int | None:
-    """The width of the token table, which may be narrower than the layers."""
-    found = next((key for key in TOKEN_WIDTHS if config.get(key) is not None), None)
-    return None if found is None else integer_at(config, found)

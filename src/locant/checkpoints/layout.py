@@ -33,16 +33,13 @@ from locant.models.rotary_config import named_layout
 __all__ = ["LayoutChange", "convert_layout", "row_order"]
 
 LAYOUTS = ("half", "interleaved")
-SHOWN = 8
-"""How many names an error lists."""
 
 
 class Part(Enum):
     """What a tensor is to attention."""
 
     KEPT = "no part of queries or keys"
-    ROWS = "rows of queries or keys"
-    NORM = "a weight for each of their dimensions"
+    ROWS = "rows of queries or keys, or a weight for each"
     QUANTISED = "belongs to quantised rows"
     UNKNOWN = "may be any of these"
 
@@ -175,7 +172,7 @@ class LayoutChange:
         moved = {
             name: self._rows(name, shapes[name], component)
             for name, (part, component) in parts.items()
-            if part in (Part.ROWS, Part.NORM)
+            if part is Part.ROWS
         }
         if not moved:
             raise InputError("got no tensor of queries or keys, and nothing to convert", "names as in transformers")
@@ -226,17 +223,14 @@ def _reordered(tensor: Tensor, parts: Sequence[HeadRows], to: Layout) -> Tensor:
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:SHOWN])
-    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def part_of(name: str, projections: Mapping[str, RowOrder]) -> tuple[Part, str]:
     """What this tensor is, and which component of its name decides it.
 
     >>> part_of("model.layers.0.self_attn.q_proj.weight", SEPARATE)
-    (<Part.ROWS: 'rows of queries or keys'>, 'q_proj')
-    >>> part_of("model.layers.0.mlp.up_proj.weight", SEPARATE)[0].name
-    'KEPT'
+    (<Part.ROWS: 'rows of queries or keys, or a weight for each'>, 'q_proj')
     """
     components = name.split(".")
     if TOWERS.intersection(components):
@@ -246,7 +240,7 @@ def part_of(name: str, projections: Mapping[str, RowOrder]) -> tuple[Part, str]:
         if component in projections:
             return next((part for part, form in TAILS.items() if form.fullmatch(tail)), Part.UNKNOWN), component
         if component in NORMS:
-            return Part.NORM if _NORM.fullmatch(tail) else Part.UNKNOWN, component
+            return Part.ROWS if _NORM.fullmatch(tail) else Part.UNKNOWN, component
         if component in PLAIN:
             return Part.KEPT, component
     if _BUFFER.fullmatch(name):

@@ -119,7 +119,6 @@ def rotary_settings(rotary: Rotary, length: int, trained: int) -> RotarySettings
 
 
 def _options(scaling: Scaling) -> dict[str, Any]:
-    """The fields that are set, as plain values."""
     options = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(scaling).items()}
     return {name: value for name, value in options.items() if value is not None}
 

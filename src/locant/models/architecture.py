@@ -107,11 +107,8 @@ class RotaryKeys:
         """Every key about rotary positions that this architecture reads."""
         dictionaries = () if self.fixed_base is not None else ("rope_parameters", "rope_scaling")
         shares = self.share_keys or ("partial_rotary_factor",)  # a whole head may be called a share of 1
-        return (*dictionaries, *self.base_keys, *shares, self.head_dim_key, "rope_interleave", *WHICH_LAYERS)
-
-
-WHICH_LAYERS = ("no_rope_layers", "no_rope_layer_interval")
-"""They decide which layers have rotary positions, and nothing about the rotation."""
+        which_layers = ("no_rope_layers", "no_rope_layer_interval")  # they say nothing about the rotation
+        return (*dictionaries, *self.base_keys, *shares, self.head_dim_key, "rope_interleave", *which_layers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +180,6 @@ def _require_types(row: Any) -> None:
 
 @cache
 def _kinds(row: type, name: str) -> tuple[Any, ...]:
-    """The types that a field may have."""
     hint = get_type_hints(row)[name]
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 

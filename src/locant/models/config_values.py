@@ -22,9 +22,6 @@ HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 TRAINED = "original_max_position_embeddings"
 
-MEANINGFUL_NULLS = ("sliding_window",)
-"""Keys whose null is not their absence: there is no window, whatever the class has for a default."""
-
 
 def config_dict(config: Config | object) -> dict[str, Any]:
     """A configuration as a dictionary, without nulls that mean absence; the text part of a multimodal one."""
@@ -36,7 +33,8 @@ def config_dict(config: Config | object) -> dict[str, Any]:
     text = values.get("text_config")
     if text is not None:
         return config_dict(text)
-    return {key: value for key, value in values.items() if value is not None or key in MEANINGFUL_NULLS}
+    # A null for sliding_window is no absence: there is no window, whatever the class has for a default.
+    return {key: value for key, value in values.items() if value is not None or key == "sliding_window"}
 
 
 def value_at(config: Config, *keys: str) -> Any:

@@ -57,7 +57,7 @@ def encoding_from_config(
     if other is not None:
         return other
     of_ropes = chosen if architecture.layer_types is None else None  # others share one dictionary of rope parameters
-    return Rotary(**read_rotary(values, architecture, layer_type=of_ropes, angles=angles, layout=layout))
+    return Rotary(**read_rotary(values, architecture, layer_type=of_ropes, layout=layout), angles=angles)
 
 
 def layer_types(config: Config | object) -> tuple[str, ...]:

@@ -13,9 +13,6 @@ from locant.positions.scaling import YaRN
 
 __all__ = ["ARCHITECTURES", "learned_table", "table_width"]
 
-OPT_OFFSET = 2
-"""Rows before position 0, written into OPT's code."""
-
 
 def table_width(config: Config) -> int:
     """The width of the position table, which may be narrower than the layers (ALBERT, ELECTRA)."""
@@ -29,8 +26,8 @@ def learned_table(config: Config, layer_type: str | None = None) -> PositionEnco
 
 
 def _opt(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A table whose row 2 is position 0; its width is that of the layers, not of the token table."""
-    return Learned(required(config, *LENGTHS), required(config, *WIDTHS), offset=OPT_OFFSET)
+    """A table whose row 2 is position 0, by OPT's code; its width is that of the layers, not of the token table."""
+    return Learned(required(config, *LENGTHS), required(config, *WIDTHS), offset=2)
 
 
 def _in_four_parts(shape: HeadShape) -> tuple[HeadRows, ...]:

@@ -20,13 +20,7 @@ KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 
 
 def head_shape_of(config: Config, architecture: Architecture, layer: int | None) -> HeadShape:
-    """The heads of this layer; without a number, those that all layers share.
-
-    >>> from locant.models.registry import architecture_of
-    >>> config = {"model_type": "phi", "hidden_size": 2560, "num_attention_heads": 32, "partial_rotary_factor": 0.4}
-    >>> head_shape_of(config, architecture_of(config), 0)
-    HeadShape(queries=32, keys=32, width=80, start=0, rotated=32, latent=0)
-    """
+    """The heads of this layer; without a number, those that all layers share."""
     parameters = _parameters(config, layer)
     shapes = {_shape(config, rope, architecture, layer_type, layer) for layer_type, rope in parameters.items()}
     if len(shapes) > 1:
@@ -56,7 +50,6 @@ def _shape(
 
 
 def _keys(config: Config, architecture: Architecture, layer: int | None, queries: int) -> int:
-    """Key/value heads of a layer."""
     if config.get("attention_k_eq_v"):
         got = "got attention_k_eq_v=true: the rows of k_proj are values too, and may not change their order"
         raise InputError(got, "a model with a v_proj in every layer")
@@ -79,7 +72,7 @@ def _parameters(config: Config, layer: int | None) -> dict[str | None, Config | 
     layer_type = types[layer] if layer is not None and layer < len(types) else None
     if not is_per_layer(rope):
         return {layer_type: rope}
-    nested: dict[str | None, Any] = dict(rope)
+    nested: dict[str | None, Any] = {**rope}
     if layer_type is None:
         return nested
     if layer_type not in nested:

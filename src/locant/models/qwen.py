@@ -9,9 +9,10 @@ from locant.models.architecture import Architecture, RotaryKeys, standard
 
 __all__ = ["ARCHITECTURES"]
 
-ALTERNATING = "its axes alternate pair by pair, instead of a section each"
 VISION = RotaryKeys(rope_types={"mrope": "default"}, sections_required=True)
-VISION_3 = RotaryKeys(rope_types={"mrope": "default"}, refused_sections=ALTERNATING)
+VISION_3 = RotaryKeys(
+    rope_types={"mrope": "default"}, refused_sections="its axes alternate pair by pair, instead of a section each"
+)
 
 QWEN_2_5_7B = {
     "vocab_size": 152064, "hidden_size": 3584, "num_attention_heads": 28, "num_hidden_layers": 28,

@@ -152,7 +152,6 @@ def _settle_original(given: dict[str, Any], rope_type: RopeType, longest: int | 
 
 
 def _ratio(longest: int | None, trained: int) -> float:
-    """The factor where none is stated."""
     if longest is None:
         raise InputError("got no factor and no max_position_embeddings to derive it from", "factor=...")
     return longest / trained

@@ -31,21 +31,15 @@ from locant.models.config_values import (
 )
 from locant.models.rope_layers import rope_of_layers
 from locant.models.rope_parameters import read_scaling, rope_type_of
-from locant.positions.angles import AngleMode
 from locant.positions.scaling import Proportional
 
 __all__ = ["head_dim_of", "named_layout", "read_rotary", "rotary_dim_of"]
 
 
 def read_rotary(
-    config: Config,
-    architecture: Architecture,
-    *,
-    layer_type: str | None = None,
-    angles: AngleMode = "exact",
-    layout: Layout | None = None,
+    config: Config, architecture: Architecture, *, layer_type: str | None, layout: Layout | None
 ) -> dict[str, Any]:
-    """The arguments of `Rotary` for a configuration of this architecture."""
+    """The arguments of `Rotary` for a configuration of this architecture, but for its angles."""
     keys = architecture.rotary_keys
     _require_rotary(config, keys)
     rope = rope_of_layers(config, keys, layer_type)
@@ -60,7 +54,6 @@ def read_rotary(
         "scaling": read_scaling(scaled, rope_type, *lengths),
         "layout": _layout(config, keys, layout),
         "rotary_dim": head_dim if proportional else rotary_dim_of(config, rope, architecture, head_dim),
-        "angles": angles,
         "sections": _sections(config, rope, keys),
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from locant.arguments import one_of, whole
@@ -49,8 +48,10 @@ def rotary_to_config(
     scaling, base = with_base(rotary.scaling, rotary)
     lengths = _written_lengths(scaling, max_seq_len)
     rope = write_scaling(scaling)
-    if _is_idle_factor(scaling, lengths):
-        del rope["factor"]
+    if isinstance(scaling, LongRoPE) and scaling.attention_factor is not None:
+        stretched = round(scaling.factor * scaling.original_max_seq_len)
+        if stretched != lengths["max_position_embeddings"]:  # then the factor decides nothing, and would be refused
+            del rope["factor"]
     if rotary.sections is not None:
         rope["mrope_section"] = list(rotary.sections)
     share = {} if rotary.rotary_dim == rotary.head_dim else {"partial_rotary_factor": _share_of(rotary)}
@@ -73,13 +74,6 @@ def _share_of(rotary: Rotary) -> float:
     """A factor from which ``int(head_dim * factor)`` gives the rotary dimension back, however it rounds."""
     share = rotary.rotary_dim / rotary.head_dim
     return share if int(rotary.head_dim * share) == rotary.rotary_dim else (rotary.rotary_dim + 0.5) / rotary.head_dim
-
-
-def _is_idle_factor(scaling: Scaling, lengths: Mapping[str, Any]) -> bool:
-    """Whether the factor of LongRoPE decides nothing and differs from the longest sequence that is written."""
-    if not isinstance(scaling, LongRoPE) or scaling.attention_factor is None:
-        return False
-    return round(scaling.factor * scaling.original_max_seq_len) != lengths["max_position_embeddings"]
 
 
 def _written_lengths(scaling: Scaling, max_seq_len: int | None) -> dict[str, Any]:

@@ -12,14 +12,11 @@ from locant.positions.encodings.t5 import T5Bias
 
 __all__ = ["ARCHITECTURES"]
 
-MAX_DISTANCE = 128
-"""What T5's code had before its configuration had a key for it."""
-
 
 def _t5(config: Config, layer_type: str | None) -> PositionEncoding:
     """The table of relative buckets; the encoder's tells earlier keys from later ones."""
     buckets = required(config, "relative_attention_num_buckets")
-    distance = config.get("relative_attention_max_distance", MAX_DISTANCE)
+    distance = config.get("relative_attention_max_distance", 128)  # as T5's code had it before there was a key
     return T5Bias(
         required(config, *HEADS),
         num_buckets=buckets,

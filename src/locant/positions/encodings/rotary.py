@@ -123,7 +123,7 @@ class Rotary(PositionEncoding):
         from locant.models.registry import read
         from locant.models.rotary_config import read_rotary
 
-        return cls(**read_rotary(*read(config_or_dict), layer_type=layer_type, angles=angles, layout=layout))
+        return cls(**read_rotary(*read(config_or_dict), layer_type=layer_type, layout=layout), angles=angles)
 
     def to_config(self, *, max_seq_len: int | None = None, form: str = "rope_parameters") -> dict[str, Any]:
         """The keys of a configuration with which `transformers` and vLLM rotate as this encoding does.
