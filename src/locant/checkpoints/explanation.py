@@ -28,7 +28,6 @@ LENGTH_KEYS = (*LENGTHS, "seq_length")
 MADE_FOR = 2048
 """Measured where a configuration has no length at all."""
 
-VISIBLE_IN_BFLOAT16 = 2**-8
 TOKEN_WIDTHS = ("embedding_size", "word_embed_proj_dim", "dim", *WIDTHS)  # narrower than the layers come first
 
 
@@ -58,9 +57,7 @@ class Explanation:
     """A configuration, explained.
 
     Args:
-        longest: the longest sequence that the configuration has.
-        trained: the length before it was stretched, where it is known.
-        tables: embedding tables: tokens, segments, positions.
+        longest, trained: the longest sequence, and what it was before it was stretched, where it is known.
         defaults: values that the configuration lacks, and that the class of its architecture in `transformers` has.
     """
 
@@ -155,10 +152,7 @@ def _warnings(
         rows = encoding.max_seq_len
         behind = f" behind {encoding.offset} rows that are none" if encoding.offset else ""
         yield f"the table ends with position {rows - 1:,}{behind}: the next one is an error, and no scaling helps"
-    for rule in architecture.warnings:
-        sentence = rule(config, encoding)
-        if sentence is not None:
-            yield sentence
+    yield from filter(None, (rule(config, encoding) for rule in architecture.warnings))
 
 
 def _scaling_warnings(scaling: Scaling, longest: int | None) -> Iterator[str]:
@@ -193,7 +187,7 @@ def _rotary_warnings(rotary: RotarySettings, config: Config, architecture: Archi
         yield f"{share:g} x {width} is {width * share:g} dimensions, rounded down to {rotated}"
     if width % 2:
         yield f"head_dim {width} is odd: kernels that work on pairs read past the head"
-    if rotary.precision.at_longest > VISIBLE_IN_BFLOAT16:
+    if rotary.precision.at_longest > 2**-8:
         yield (
             f"float32 angles miss cosines by up to {rotary.precision.at_longest:.1g} near position {rotary.length:,}, "
             "more than a rounding of bfloat16; the model was trained with these errors, so compare both on your own "

@@ -13,9 +13,7 @@ from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import LENGTHS, Config, config_dict, of_single_layers
 from locant.registry import Registry
 
-__all__ = [
-    "ARCHITECTURES", "architecture_of", "presets", "read", "read_known", "register_architecture", "with_defaults",
-]  # fmt: skip
+__all__ = ["ARCHITECTURES", "presets", "read", "read_known", "register_architecture", "with_defaults"]
 
 FAMILIES = (llama, qwen, gemma, phi, deepseek, gpt, bert, t5, alibi)
 
@@ -62,21 +60,16 @@ def register_architecture(name: str, architecture: Architecture, aliases: Iterab
     ARCHITECTURES.register(name, architecture, aliases)
 
 
-def architecture_of(config: Config) -> Architecture:
-    """The row of a configuration; that of an unknown architecture has no layout."""
-    name = config.get("model_type", "")
+def read(config: Config | object) -> tuple[dict[str, Any], Architecture]:
+    """A configuration as a dictionary under standard keys, and its row; an unknown architecture has no layout."""
+    values = config_dict(config)
+    name = values.get("model_type", "")
     if not isinstance(name, str):
         raise InputError(f"got model_type={shown(name)}, expected a name", "'model_type': 'llama'")
     try:
-        return ARCHITECTURES.find(name)
+        architecture = ARCHITECTURES.find(name)
     except RangeError:
-        return Architecture(rotary=UNKNOWN)
-
-
-def read(config: Config | object) -> tuple[dict[str, Any], Architecture]:
-    """A configuration as a dictionary under standard keys, and the row of its architecture."""
-    values = config_dict(config)
-    architecture = architecture_of(values)
+        architecture = Architecture(rotary=UNKNOWN)
     standard = {name: key for key, name in architecture.attribute_map.items()}
     return {standard.get(key, key): value for key, value in values.items()}, architecture
 

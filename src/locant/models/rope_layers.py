@@ -19,8 +19,6 @@ __all__ = ["is_per_layer", "rope_dictionary", "rope_of_layers", "ropes_by_layer"
 
 def rope_of_layers(config: Config, keys: RotaryKeys, layer_type: str | None) -> Config:
     """The dictionary of rope parameters for these layers."""
-    if not isinstance(layer_type, str | None):
-        raise InputError(f"got layer_type={shown(layer_type)}, expected a name", "'full_attention'")
     nested = ropes_by_layer(config, keys)
     if nested is None:
         if layer_type is not None and layer_type not in layer_types_in(config):
@@ -31,7 +29,7 @@ def rope_of_layers(config: Config, keys: RotaryKeys, layer_type: str | None) -> 
             remedy = "'rope_scaling', as the model has it, or {'rope_type': 'default'} for none"
             raise missing(config, "rope parameters, where its class takes a scaling", remedy)
         return rope
-    if layer_type not in nested:
+    if layer_type not in [*nested]:
         got = f"got layer_type={shown(layer_type)}, expected one of {', '.join(nested)}: their rotary positions differ"
         raise InputError(got, f"layer_type={next(iter(nested))!r}")
     rope = nested[layer_type]
