@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +222,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-Write = Callable[[Any, Any, Header, Any, Any, Any], None]
+Write = Callable[[Any, Any, Header, Any, Any], Iterable[int]]
 
 
 def peak(path: Path, write: Write, source: Callable[[Path], Any] = lambda path: path.open("rb")) -> int:
@@ -235,7 +235,8 @@ def peak(path: Path, write: Write, source: Callable[[Path], Any] = lambda path: 
         assert len(moves) == 2
         tracemalloc.start()
         try:
-            write(file, target, header, moves, "interleaved", lambda num_bytes: None)
+            for _ in write(file, target, header, moves, "interleaved"):
+                pass
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -246,11 +247,12 @@ def test_memory_holds_a_few_copies_of_one_head_and_never_a_tensor(wide: Path) ->
 
 
 def test_the_measurement_sees_a_tensor_in_memory(wide: Path) -> None:
-    def at_once(source: Any, target: Any, header: Header, moves: Any, to: Any, progress: Any) -> None:
+    def at_once(source: Any, target: Any, header: Header, moves: Any, to: Any) -> list[int]:
         target.write(header.raw)
         for tensor in header.tensors:
             source.seek(tensor.begin)
             target.write(source.read(tensor.num_bytes))
+        return []
 
     assert peak(wide, at_once) > TENSOR
 

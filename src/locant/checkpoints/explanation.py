@@ -110,10 +110,11 @@ def _layers(
     if isinstance(encoding, Rotary):
         trained = trained_length(config, encoding) or longest or MADE_FOR
         rotary = rotary_settings(encoding, longest or trained, trained)
+    nope = type(encoding) is PositionEncoding
     return Layers(
         name=name,
-        kind="none" if type(encoding) is PositionEncoding else type(encoding).__name__,
-        encoding="no position encoding (NoPE)" if type(encoding) is PositionEncoding else repr(encoding),
+        kind="none" if nope else type(encoding).__name__,
+        encoding="no position encoding (NoPE)" if nope else repr(encoding),
         doors=encoding.doors(),
         num_parameters=sum(size.num_parameters for size in table_sizes(encoding)),
         rotary=rotary,

@@ -77,18 +77,14 @@ def convert_folder(
     copied, left_out = companions(folder, headers)
     total = sum(tensor.num_bytes for header in headers.values() for tensor in header.tensors)
     done = 0
-
-    def count(num_bytes: int) -> None:
-        nonlocal done
-        done += num_bytes
-        progress(done, total)
-
     with new_folder(output) as made:
         for name, header in headers.items():
             with (folder / name).open("rb") as file, NewFile(made / name) as target:
                 if file.read(len(header.raw)) != header.raw:
                     raise InputError(f"{folder / name} changed while it was read", "a checkpoint that nobody writes to")
-                write_reordered(file, target, header, moves, to, count)
+                for num_bytes in write_reordered(file, target, header, moves, to):
+                    done += num_bytes
+                    progress(done, total)
                 target.settle()
                 target.publish()
         for name in copied:
@@ -104,23 +100,18 @@ def convert_folder(
 
 
 def write_reordered(
-    source: IO[bytes],
-    target: NewFile,
-    header: Header,
-    moves: Mapping[str, Sequence[HeadRows]],
-    to: Layout,
-    progress: Callable[[int], None],
-) -> None:
+    source: IO[bytes], target: NewFile, header: Header, moves: Mapping[str, Sequence[HeadRows]], to: Layout
+) -> Iterator[int]:
     """Write the file at `source`, read up to its tensors, with the rows of those in `moves` in the order of `to`.
 
-    `progress` is given the number of bytes after each write.
+    Yields the number of bytes after each write.
     """
     target.write(header.raw)
     for tensor in header.tensors:
         heads = moves.get(tensor.name)
         for data in _copied(source, tensor.num_bytes) if heads is None else _moved(source, tensor, heads, to):
             target.write(data)
-            progress(len(data))
+            yield len(data)
 
 
 def _copied(source: IO[bytes], num_bytes: int) -> Iterator[bytes]:

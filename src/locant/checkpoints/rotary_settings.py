@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from locant.positions.encodings.rotary import Rotary
-from locant.positions.scaling import Scaling, Unscaled
+from locant.positions.scaling import Unscaled
 
 __all__ = ["PairSettings", "Precision", "RotarySettings", "rotary_settings"]
 
@@ -109,18 +109,17 @@ def rotary_settings(rotary: Rotary, length: int, trained: int) -> RotarySettings
         base=float(rotary.base),
         sections=rotary.sections,
         scaling=type(rotary.scaling).__name__,
-        scaling_options=_options(rotary.scaling),
+        scaling_options={
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in vars(rotary.scaling).items()
+            if value is not None
+        },
         attention_factor=rotary.scaling.effective_attention_factor,
         length=length,
         trained=trained,
         pairs=tuple(pairs),
         precision=_precision(rotary, length),
     )
-
-
-def _options(scaling: Scaling) -> dict[str, Any]:
-    options = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(scaling).items()}
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _precision(rotary: Rotary, length: int) -> Precision:

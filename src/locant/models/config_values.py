@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from locant import arguments
-from locant.arguments import shown
+from locant.arguments import Real, shown
 from locant.errors import InputError, LocantError
 
 __all__ = [
@@ -87,9 +87,9 @@ def flag(key: str, value: object) -> bool:
     return _checked(lambda: arguments.flag(key, value), f"{key!r}: true or false")
 
 
-def number(key: str, value: object) -> float:
-    """`value`, if it is a finite number."""
-    return float(_checked(lambda: arguments.real(key, value, remedy=""), f"{key!r}: a number"))
+def number(key: str, value: object, **ends: Real) -> float:
+    """`value`, if it is a finite number within these ends; see `arguments.real`."""
+    return float(_checked(lambda: arguments.real(key, value, **ends, remedy=""), f"{key!r}: a number"))
 
 
 def integer(key: str, value: object, low: int = 1) -> int:

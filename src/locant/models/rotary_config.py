@@ -112,7 +112,8 @@ def rotary_dim_of(config: Config, rope: Config, architecture: Architecture, head
     share = agreed(shares)
     dims: dict[str, int] = {}
     if share is not None:
-        dims[f"int({head_dim} x {shown(share)})"] = _share_of(head_dim, next(iter(shares)), share)
+        exact = head_dim * number(next(iter(shares)), share, above=0, high=1)
+        dims[f"int({head_dim} x {shown(share)})"] = int(exact)
     if "rotary_dim" in config and "rotary_dim" in keys.share_keys:
         dims["rotary_dim"] = integer("rotary_dim", config["rotary_dim"])
     if not dims and keys.share_required:
@@ -125,13 +126,6 @@ def rotary_dim_of(config: Config, rope: Config, architecture: Architecture, head
             "the configuration without it, if the model was trained that way",
         )
     return rotated
-
-
-def _share_of(head_dim: int, key: str, share: Any) -> int:
-    share = number(key, share)
-    if not 0 < share <= 1:
-        raise InputError(f"got {key}={share:g}, expected a number above 0 and of at most 1", "0.5 for half of a head")
-    return int(head_dim * share)
 
 
 def _sections(config: Config, rope: Config, keys: RotaryKeys) -> tuple[int, ...] | None:
