@@ -64,7 +64,7 @@ def test_what_is_no_tensor_is_refused(backend: Any) -> None:
     ):
         with refuses(ShapeError, "list", "expected a tensor", "tensor("):
             call()
-    with refuses(ShapeError, "[1.0]", "expected vectors"):
+    with refuses(ShapeError, "list", "expected a tensor"):
         embedding.token.logits([1.0])  # type: ignore[arg-type]
     for encoding in (Learned(7, 4), Sinusoidal(4)):
         with refuses(ShapeError, "list", "tensor(x)"):

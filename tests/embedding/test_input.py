@@ -298,7 +298,7 @@ def test_ids_outside_the_table_are_refused() -> None:
 
 
 def test_an_encoding_of_another_width_is_refused() -> None:
-    with refuses(ShapeError, "width 6", "d_model=8"):
+    with refuses(ShapeError, "6)", "d_model=8"):
         InputEmbedding(11, 6, encoding=Sinusoidal(8))(torch.tensor([[0]]))
 
 

@@ -25,7 +25,7 @@ SHAPE = ModelShape(d_model=24, num_heads=3, max_seq_len=17)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A registry that the other tests do not see."""
     old = registry.ENCODINGS
-    fresh = Registry(old.kind, old.group, registry._require_encoding, registry._register_own, registry._aliases)
+    fresh = Registry(old.kind, old.group, old._check, registry._register_own, old._aliases_of)
     monkeypatch.setattr(registry, "ENCODINGS", fresh)
     return
 

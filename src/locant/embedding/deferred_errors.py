@@ -1,14 +1,15 @@
 """Errors found on a GPU, raised later without waiting for it.
 
-A kernel cannot raise. An assertion on the device ends the process' use of it, and asking the device before every
-look-up makes the host wait. So a kernel notes the first token that has no row, the note travels to the host behind the
-kernel, and it is read once it is there: at the next call, or when the caller waits for it.
+An assertion on the device ends the process' use of it, and asking the device before every look-up makes the host wait.
+So a kernel notes the first token that has no row, and the note is read once it is on the host: at a later call, or when
+the caller waits for it.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Int
@@ -22,22 +23,16 @@ __all__ = ["Asked", "DeferredErrors"]
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """The ids that were looked up in one table."""
+    """The ids that were looked up in one table, of `num_rows` rows; `limit` is its size as the error words it."""
 
     ids: Int[Tensor, "#batch seq"]
-    what: str
-    """What an id is called: ``"id"`` or ``"position"``."""
+    what: Literal["id", "position"]
     layer: str
     limit: str
-    """The size of the layer, as the error words it."""
     num_rows: int
-    """Ids from 0 to one less than this have a row."""
 
     def at(self, row: int, slot: int, version: int | None) -> str:
-        """The id as the error words it, without its value where other ids may have taken its place by now.
-
-        Batches that are copied into the same memory one after the other, as for CUDA graphs, are not kept for this.
-        """
+        """The id as the error words it, without its value where other ids may have taken its place by now."""
         value = int(self.ids[row if self.ids.shape[0] > 1 else 0, slot])
         unchanged = version is not None and version == _version(self.ids)
         return f"{self.what} {value}" if unchanged and not 0 <= value < self.num_rows else f"a bad {self.what}"
@@ -56,14 +51,11 @@ class _Note:
 
     def raise_fault(self) -> None:
         for asked, version, first in zip(self.asked, self.versions, self.first.tolist(), strict=True):
-            if asked is None or first == NO_FAULT:
-                continue
-            row, slot = divmod(first, asked.ids.shape[1])
-            got = asked.at(row, slot, version)
-            raise RangeError(
-                f"got {got} at ({row}, {slot}) in an earlier call, {asked.layer} has {asked.limit}",
-                "ids within the table; the output of that token was NaN, all others are right",
-            )
+            if asked is not None and first != NO_FAULT:
+                row, slot = divmod(first, asked.ids.shape[1])
+                got = f"got {asked.at(row, slot, version)} at ({row}, {slot}) in an earlier call"
+                remedy = "ids within the table; the output of that token was NaN, all others are right"
+                raise RangeError(f"{got}, {asked.layer} has {asked.limit}", remedy)
 
 
 def _version(ids: Tensor) -> int | None:
@@ -83,18 +75,16 @@ class DeferredErrors:
     def watch(self, first: Int[Tensor, " tables"], asked: list[Asked | None]) -> None:
         """Remember to read `first`, the number of the first token without a row in each table.
 
-        Not while a graph is captured or compiled: there is no later call in it.
+        Not while a graph is captured: there is no later call in it.
         """
-        versions = [None if one is None else _version(one.ids) for one in asked]
-        if not first.is_cuda:
-            self._notes.append(_Note(first, asked, versions, None))
-            return
-        if torch.cuda.is_current_stream_capturing():
-            return
-        on_host = torch.empty_like(first, device="cpu", pin_memory=True).copy_(first, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()
-        self._notes.append(_Note(on_host, asked, versions, arrived))
+        versions, arrived = [None if one is None else _version(one.ids) for one in asked], None
+        if first.is_cuda:
+            if torch.cuda.is_current_stream_capturing():
+                return
+            first = torch.empty_like(first, device="cpu", pin_memory=True).copy_(first, non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record()
+        self._notes.append(_Note(first, asked, versions, arrived))
 
     def raise_arrived(self) -> None:
         """Raise for the first fault that is known by now, without waiting."""

@@ -1,12 +1,9 @@
-"""From a text to its embeddings: ids, windows and vectors, and the facts about every stage.
-
-Every token is embedded, also the last one, which no token follows. Nothing is trained: the tables hold the random
-numbers that a model would start with, so the vectors show what is added to what, and in which shape.
-"""
+"""From a text to its embeddings, with tables of random numbers: ids, windows, vectors, and the facts of every stage."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from locant.embedding.input import InputEmbedding
-from locant.embedding.table import table_sizes
+from locant.embedding.table import TableSize, table_sizes
 from locant.embedding.token import Scale
 from locant.errors import InputError, RangeError
 from locant.files import replacing
@@ -54,9 +51,8 @@ class Plan:
         by_head = {"head_dim", "num_heads"} & {*find(self.encoding).sizes()}
         if by_head and self.d_model % self.num_heads:
             nearest = max(1, self.d_model // self.num_heads) * self.num_heads
-            raise RangeError(
-                f"got d_model={self.d_model} for {self.num_heads} heads, expected a multiple", f"a d_model of {nearest}"
-            )
+            got = f"got d_model={self.d_model} for {self.num_heads} heads, expected a multiple"
+            raise RangeError(got, f"a d_model of {nearest}")
 
     @property
     def shape(self) -> ModelShape:
@@ -82,6 +78,12 @@ class Table:
     parameters: int
     bytes_fp32: int
     bytes_bf16: int
+
+    @classmethod
+    def of(cls, size: TableSize) -> Table:
+        name = {"token.weight": "token", "encoding.weight": "position"}.get(size.name, size.name)
+        fp32, bf16 = size.num_bytes(torch.float32), size.num_bytes(torch.bfloat16)
+        return cls(name=name, shape=size.shape, parameters=size.num_parameters, bytes_fp32=fp32, bytes_bf16=bf16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +119,7 @@ class Flow:
 
 @dataclass(frozen=True, kw_only=True)
 class Vectors:
-    """What is written to a file.
-
-    `targets` are the ids that follow; -100 where none does, at the end of a text. Where a window is filled up,
-    `targets` are -100, `positions` -1 and `ids` 0.
-    """
+    """What is written to a file: targets are -100 at a text's end; in padding, also positions -1 and ids 0."""
 
     ids: Int[Tensor, "windows context"]
     targets: Int[Tensor, "windows context"]
@@ -209,7 +207,7 @@ def _flow(
         embeddings=tuple(x.shape),
         cos_sin=_cos_sin_shape(embedding.encoding, plan.context),
         bias=_bias_shape(embedding.encoding, plan.shape),
-        tables=tuple(_tables(embedding)),
+        tables=tuple(map(Table.of, table_sizes(embedding))),
         first=tuple(_first(corpus, vectors)),
         seed=plan.seed,
     )
@@ -217,9 +215,8 @@ def _flow(
 
 def _cos_sin_shape(encoding: PositionEncoding, context: int) -> tuple[int, ...] | None:
     """Of the cosines and sines that rotate the queries and keys of a window: positions, pairs."""
-    angles = getattr(encoding, "angles", None)
-    rotates = type(encoding).rotate is not PositionEncoding.rotate
-    return (context, len(angles.frequencies)) if rotates and isinstance(angles, Angles) else None
+    angles = getattr(encoding, "angles", None) if "rotate" in encoding.doors() else None
+    return (context, len(angles.frequencies)) if isinstance(angles, Angles) else None
 
 
 def _bias_shape(encoding: PositionEncoding, shape: ModelShape) -> tuple[int, ...] | None:
@@ -229,28 +226,9 @@ def _bias_shape(encoding: PositionEncoding, shape: ModelShape) -> tuple[int, ...
     return None if bias is None else (shape.num_heads, shape.max_seq_len, bias.shape[3])
 
 
-def _tables(embedding: InputEmbedding) -> list[Table]:
-    return [
-        Table(
-            name={"token.weight": "token", "encoding.weight": "position"}.get(size.name, size.name),
-            shape=size.shape,
-            parameters=size.num_parameters,
-            bytes_fp32=size.num_bytes(torch.float32),
-            bytes_bf16=size.num_bytes(torch.bfloat16),
-        )
-        for size in table_sizes(embedding)
-    ]
-
-
-def _first(corpus: Corpus, vectors: Vectors) -> list[Token]:
+def _first(corpus: Corpus, vectors: Vectors) -> Iterator[Token]:
     """The first tokens of the first windows, in reading order."""
-    places = [(row, column) for row, column in (vectors.positions >= 0).nonzero().tolist()][:NUM_FIRST]
-    return [
-        Token(
-            text=corpus.tokenizer.token(int(vectors.ids[place])),
-            id=int(vectors.ids[place]),
-            position=int(vectors.positions[place]),
-            values=tuple(vectors.embeddings[place][:NUM_VALUES].tolist()),
-        )
-        for place in places
-    ]
+    for row, column in (vectors.positions >= 0).nonzero().tolist()[:NUM_FIRST]:
+        token, position = int(vectors.ids[row, column]), int(vectors.positions[row, column])
+        values = tuple(vectors.embeddings[row, column, :NUM_VALUES].tolist())
+        yield Token(text=corpus.tokenizer.token(token), id=token, position=position, values=values)

@@ -181,12 +181,7 @@ def _learned_index(encoding: Learned, positions: Positions) -> Int[Tensor, "#bat
     positions.require_single_axis("Learned")
     bounds_known = positions.min_index is not None and positions.max_index is not None
     if bounds_known or positions.device.type == "cpu":
-        positions.require_within(
-            0,
-            encoding.max_seq_len - 1,
-            f"Learned(max_seq_len={encoding.max_seq_len})",
-            "shorter windows, or a larger max_seq_len",
-        )
+        encoding.require_rows(positions)
     return encoding.row_of(positions)
 
 

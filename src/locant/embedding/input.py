@@ -13,9 +13,10 @@ from locant.embedding.deferred_errors import DeferredErrors
 from locant.embedding.fused import EmbeddingModules, embed, why_plain
 from locant.embedding.segment import SegmentEmbedding, require_segments
 from locant.embedding.token import Scale, TokenEmbedding
-from locant.errors import LocantError, RangeError, ShapeError
+from locant.errors import LocantError, RangeError
 from locant.positions import PositionEncoding, Positions
 from locant.positions.positions import require_positions
+from locant.tensors import require_tensor
 
 __all__ = ["InputEmbedding"]
 
@@ -38,16 +39,12 @@ class InputEmbedding(EmbeddingModules):
         norm: ``"layer_norm"`` (eps 1e-5), or any module applied to the sum.
         dropout: probability, after the norm.
         backend: ``"plain"`` calls one module after another; ``"fused"`` does everything in one pass and raises where
-            that is not possible; ``"auto"`` is fused where possible, see `why_plain`. Both have the same parameters
-            and sum the gradients of 16-bit tables in float32; the fused one rounds less often. On a GPU it does not
-            wait to check the ids: an id without a row gives NaN, and a `RangeError` at a later call or in
-            `raise_deferred_errors`.
+            that is not possible; ``"auto"`` is fused where possible, see `why_plain`. The fused one rounds less often;
+            on a GPU it does not wait to check the ids: an id without a row gives NaN, and a `RangeError` at a later
+            call or in `raise_deferred_errors`.
 
     >>> from locant.positions import Learned
     >>> embedding = InputEmbedding(10_000, 256, encoding=Learned(512, 256))
-    >>> sum(p.numel() for p in embedding.parameters())
-    2691072
-    >>> import torch
     >>> embedding(torch.zeros(8, 4, dtype=torch.long)).shape
     torch.Size([8, 4, 256])
     >>> InputEmbedding(10_000, 256, encoding=Learned(512, 32), combine="concat").token.d_model
@@ -74,19 +71,15 @@ class InputEmbedding(EmbeddingModules):
         dropout = real("dropout", dropout, low=0, below=1, remedy="dropout=0.1, a probability")
         num_segments = whole("num_segments", num_segments, 0, remedy="num_segments=2, or 0 for none")
         if not (norm is None or isinstance(norm, nn.Module) or (isinstance(norm, str) and norm == "layer_norm")):
-            raise RangeError(
-                f"got {shown(norm)} for norm, expected 'layer_norm', a module or None", "norm='layer_norm'"
-            )
-        if encoding is not None and not isinstance(encoding, PositionEncoding):
-            raise RangeError(
-                f"got an encoding of type {type(encoding).__name__}, expected a PositionEncoding",
-                "locant.encoding('sinusoidal', d_model=...)",
-            )
+            got = f"got {shown(norm)} for norm, expected 'layer_norm', a module or None"
+            raise RangeError(got, "norm='layer_norm'")
         encoding = PositionEncoding() if encoding is None else encoding
+        if not isinstance(encoding, PositionEncoding):
+            got = f"got an encoding of type {type(encoding).__name__}, expected a PositionEncoding"
+            raise RangeError(got, "locant.encoding('sinusoidal', d_model=...)")
+        one_of("combine", combine, ("add", "concat"))
         self.combine_by = combine
-        width = d_model
-        if one_of("combine", combine, ("add", "concat")) == "concat":
-            width = _token_width(d_model, encoding)
+        width = d_model if combine == "add" else _token_width(d_model, encoding)
         self.token = TokenEmbedding(vocab_size, width, scale=scale, init_std=init_std, padding_idx=padding_idx)
         self.encoding = encoding
         self.segment = SegmentEmbedding(num_segments, d_model) if num_segments else None
@@ -102,8 +95,7 @@ class InputEmbedding(EmbeddingModules):
         segments: Integer[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
         """Without `positions` every row counts from 0; without `segments` all tokens are in segment 0."""
-        if not isinstance(ids, Tensor):
-            raise ShapeError(f"got ids of type {type(ids).__name__}, expected a tensor", "torch.tensor(ids)")
+        require_tensor("ids", ids)
         if ids.ndim != 2:
             raise shape_error("ids", ids, "(batch, seq)", "ids[None] for a single row")
         if self.backend != "plain":
@@ -115,10 +107,7 @@ class InputEmbedding(EmbeddingModules):
         return self.combine(self.token(ids), positions, segments)
 
     def raise_deferred_errors(self) -> None:
-        """Wait for the GPU, and raise if an id, position or segment of an earlier call had no row.
-
-        Without it, the first later call that finds such an error finished on the device raises it.
-        """
+        """Wait for the GPU, and raise if an id, position or segment of an earlier call had no row."""
         self._deferred_errors.raise_all()
 
     def combine(
@@ -128,8 +117,7 @@ class InputEmbedding(EmbeddingModules):
         segments: Integer[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
         """The same for vectors that are embedded already, such as image patches: they are not scaled."""
-        if not isinstance(x, Tensor):
-            raise ShapeError(f"got x of type {type(x).__name__}, expected a tensor", "torch.tensor(x)")
+        require_tensor("x", x)
         if x.ndim != 3:
             raise shape_error("x", x, "(batch, seq, d_model)", "x.view(1, *x.shape)")
         batch, seq_len, _ = x.shape
@@ -137,43 +125,33 @@ class InputEmbedding(EmbeddingModules):
         require_positions(positions)
         positions.require_fits(batch, seq_len, x.device, "the input")
         if self.combine_by == "concat":
-            x = torch.cat(
-                [x, self.encoding.embed(x.new_zeros(batch, seq_len, _position_width(self.encoding)), positions)], -1
-            )
+            nothing = x.new_zeros(batch, seq_len, _position_width(self.encoding))
+            x = torch.cat([x, self.encoding.embed(nothing, positions)], -1)
         else:
             x = self.encoding.embed(x, positions)
-        x = self._with_segments(x, segments)
-        if self.norm is not None:
-            x = self.norm(x)
-        return self.dropout(x)
-
-    def _with_segments(self, x: Tensor, segments: Tensor | None) -> Tensor:
         require_segments(self.segment, segments, x.shape[:2])
-        if self.segment is None:
-            return x
-        if x.shape[-1] != self.segment.weight.shape[1]:
-            raise shape_error("x", x, f"a last dimension of {self.segment.weight.shape[1]}", "the model's d_model")
-        return x + (self.segment.weight[0] if segments is None else self.segment(segments))
+        if self.segment is not None:
+            width = self.segment.weight.shape[1]
+            if x.shape[-1] != width:
+                raise shape_error("x", x, f"a last dimension of {width}", "the model's d_model")
+            x = x + (self.segment.weight[0] if segments is None else self.segment(segments))
+        return self.dropout(x if self.norm is None else self.norm(x))
 
 
 def _token_width(d_model: int, encoding: PositionEncoding) -> int:
     """The dimensions that concatenated position vectors leave for the token rows."""
-    position_width = _position_width(encoding)
+    positions_take = _position_width(encoding)
     d_model = whole("d_model", d_model, 1, MAX_WIDTH, remedy="the width of the model")
-    if d_model <= position_width:
-        raise RangeError(
-            f"got combine='concat' with d_model={d_model} and position vectors of width {position_width}, "
-            "expected room for the tokens",
-            f"an encoding with d_model={max(d_model // 4, 1)}",
-        )
-    return d_model - position_width
+    if d_model <= positions_take:
+        got = f"got combine='concat' with d_model={d_model} and position vectors of width {positions_take}"
+        remedy = f"an encoding with d_model={max(d_model // 4, 1)}"
+        raise RangeError(f"{got}, expected room for the tokens", remedy)
+    return d_model - positions_take
 
 
 def _position_width(encoding: PositionEncoding) -> int:
     width = getattr(encoding, "d_model", None)
-    if type(encoding).embed is PositionEncoding.embed or not isinstance(width, int):
-        raise RangeError(
-            f"got combine='concat' with {type(encoding).__name__}, expected an encoding that adds vectors",
-            "encoding=Sinusoidal(64)",
-        )
+    if "embed" not in encoding.doors() or not isinstance(width, int):
+        got = f"got combine='concat' with {type(encoding).__name__}, expected an encoding that adds vectors"
+        raise RangeError(got, "encoding=Sinusoidal(64)")
     return width

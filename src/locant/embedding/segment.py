@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, shape_error, whole
 from locant.embedding.table import require_ids
-from locant.errors import LocantError, ShapeError
+from locant.errors import LocantError
 from locant.kernels.input_embedding import look_up
+from locant.tensors import require_tensor
 
 __all__ = ["SegmentEmbedding", "require_segments"]
 
@@ -51,8 +52,6 @@ def require_segments(
         return
     if table is None:
         raise LocantError("got segments for an InputEmbedding that has none", "num_segments=2 when building it")
-    if not isinstance(segments, Tensor):
-        got = f"got segments of type {type(segments).__name__}, expected a tensor"
-        raise ShapeError(got, "torch.tensor(segments)")
+    require_tensor("segments", segments)
     if segments.shape != shape:
         raise shape_error("segments", segments, str(tuple(shape)), "torch.zeros_like(ids)")

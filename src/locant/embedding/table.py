@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Integer
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 from locant.errors import RangeError, ShapeError
 from locant.kernels.input_embedding import look_up
-from locant.tensors import has_values
+from locant.tensors import has_values, require_tensor
 
 __all__ = ["Table", "TableSize", "WholeTable", "require_ids", "table_sizes"]
 
@@ -33,12 +34,8 @@ class Table(ABC):
         """The product of every vector with every row."""
 
     @abstractmethod
-    def draw(self, weight: Float[Tensor, "vocab_size d_model"], std: float) -> None:
-        """Fill every row from N(0, std**2)."""
-
-    @abstractmethod
-    def clear(self, weight: Float[Tensor, "vocab_size d_model"], row: int) -> None:
-        """Fill one row with zeros."""
+    def draw(self, weight: Float[Tensor, "vocab_size d_model"], std: float, padding_idx: int | None) -> None:
+        """Fill every row from N(0, std**2), and the padding row with zeros."""
 
     @abstractmethod
     def longer(self, weight: Float[Tensor, "vocab_size d_model"], num_rows: int) -> Float[Tensor, "num_rows d_model"]:
@@ -48,34 +45,23 @@ class Table(ABC):
 class WholeTable(Table):
     """A weight that is all on one device; `locant.parallel` has one for rows split over several."""
 
-    def rows(
-        self, weight: Float[Tensor, "vocab_size d_model"], ids: Integer[Tensor, "*batch"], padding_idx: int | None
-    ) -> Float[Tensor, "*batch d_model"]:
+    def rows(self, weight: Tensor, ids: Tensor, padding_idx: int | None) -> Tensor:
         return look_up(ids, weight, padding_idx)
 
-    def logits(
-        self, weight: Float[Tensor, "vocab_size d_model"], x: Float[Tensor, "*batch d_model"]
-    ) -> Float[Tensor, "*batch vocab_size"]:
+    def logits(self, weight: Tensor, x: Tensor) -> Tensor:
         return F.linear(x, weight)
 
-    def draw(self, weight: Float[Tensor, "vocab_size d_model"], std: float) -> None:
+    def draw(self, weight: Tensor, std: float, padding_idx: int | None) -> None:
         weight.normal_(std=std)
+        if padding_idx is not None:
+            weight[padding_idx].zero_()
 
-    def clear(self, weight: Float[Tensor, "vocab_size d_model"], row: int) -> None:
-        weight[row].zero_()
-
-    def longer(self, weight: Float[Tensor, "vocab_size d_model"], num_rows: int) -> Float[Tensor, "num_rows d_model"]:
+    def longer(self, weight: Tensor, num_rows: int) -> Tensor:
         return torch.cat([weight, weight.new_empty(num_rows - weight.shape[0], weight.shape[1])])
 
 
 def require_ids(
-    ids: Integer[Tensor, "*batch"],
-    num_rows: int,
-    layer: str,
-    limit: str,
-    device: torch.device,
-    *,
-    read: bool = True,
+    ids: Any, num_rows: int, layer: str, limit: str, device: torch.device, *, read: bool = True
 ) -> Int[Tensor, "*batch"]:
     """`ids` as int64; raises unless they are integers in ``0 .. num_rows - 1`` on `device`.
 
@@ -83,24 +69,21 @@ def require_ids(
     device-side assert that poisons the process. Not while compiling or capturing a graph: nothing may be read there.
     Nor without `read`, for look-ups that can cope with any id.
     """
-    if not isinstance(ids, Tensor):
-        raise ShapeError(f"got ids of type {type(ids).__name__} for {layer}, expected a tensor", "torch.tensor(ids)")
+    require_tensor("ids", ids)
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise ShapeError(f"got ids of dtype {ids.dtype} for {layer}, expected integers", "ids.long()")
     if ids.device != device:
         raise ShapeError(f"got ids on {ids.device}, {layer} is on {device}", f"ids.to({str(device)!r})")
-    if not read or not has_values(ids) or not ids.numel():
-        return ids.long()
-    if ids.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return ids.long()
     ids = ids.long()
+    if not read or not has_values(ids) or not ids.numel():
+        return ids
+    if ids.is_cuda and torch.cuda.is_current_stream_capturing():
+        return ids
     low, high = torch.aminmax(ids)
     if int(low) < 0 or int(high) >= num_rows:
         place = tuple(((ids < 0) | (ids >= num_rows)).nonzero()[0].tolist())
-        raise RangeError(
-            f"got id {int(ids[place])} at {place}, {layer} has {limit}={num_rows}",
-            f"ids from 0 to {num_rows - 1}, or a larger {limit}",
-        )
+        got = f"got id {int(ids[place])} at {place}, {layer} has {limit}={num_rows}"
+        raise RangeError(got, f"ids from 0 to {num_rows - 1}, or a larger {limit}")
     return ids
 
 
@@ -124,12 +107,9 @@ class TableSize:
 
 
 def table_sizes(module: nn.Module) -> list[TableSize]:
-    """The size of every parameter of `module`, which may be on the meta device: nothing needs to be allocated.
+    """The size of every parameter of `module`, which may be on the meta device.
 
-    >>> from locant.embedding import TokenEmbedding
-    >>> with torch.device("meta"):
-    ...     large = TokenEmbedding(50_257, 768)
-    >>> [size.num_parameters for size in table_sizes(large)]
+    >>> [size.num_parameters for size in table_sizes(nn.Embedding(50_257, 768, device="meta"))]
     [38597376]
     """
     return [TableSize(name=name, shape=tuple(parameter.shape)) for name, parameter in module.named_parameters()]

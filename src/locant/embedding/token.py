@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from locant.arguments import MAX_WIDTH, one_of, real, shape_error, shown, whole
+from locant.arguments import MAX_WIDTH, one_of, real, shape_error, whole
 from locant.embedding.table import Table, WholeTable, require_ids
 from locant.errors import ShapeError
+from locant.tensors import require_tensor
 
 __all__ = ["Scale", "TokenEmbedding"]
 
@@ -21,10 +22,8 @@ Scale = float | Literal["sqrt_d_model", "sqrt_d_model_rounded"]
 class TokenEmbedding(nn.Module):
     """Looks up a row for every id.
 
-    By default rows start as N(0, 1 / d_model), so that a row has length about 1: tied logits begin moderate, and with
-    ``scale="sqrt_d_model"`` every entry has variance 1.
-
-    The gradient of a 16-bit table is summed in float32 and rounded once, unless the look-up has been exported.
+    By default rows start as N(0, 1 / d_model), so that a row has length about 1. The gradient of a 16-bit table is
+    summed in float32 and rounded once, unless the look-up has been exported.
 
     Args:
         vocab_size: rows of the table.
@@ -55,16 +54,16 @@ class TokenEmbedding(nn.Module):
         self.scale: Scale | None = None if scale is None else _scale(scale)
         std = width**-0.5 if init_std is None else init_std
         self.init_std = real("init_std", std, low=0, remedy="init_std=0.02, or None for d_model ** -0.5")
-        self.padding_idx = None if padding_idx is None else _row(padding_idx, rows)
+        remedy = f"None, or a row of the {rows}"
+        row = None if padding_idx is None else whole("padding_idx", padding_idx, -rows, rows - 1, remedy=remedy)
+        self.padding_idx = None if row is None else row % rows
         self.table: Table = WholeTable()
         self.weight = nn.Parameter(torch.empty(rows, width))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         with torch.no_grad():
-            self.table.draw(self.weight, self.init_std)
-            if self.padding_idx is not None:
-                self.table.clear(self.weight, self.padding_idx)
+            self.table.draw(self.weight, self.init_std, self.padding_idx)
 
     @property
     def vocab_size(self) -> int:
@@ -77,28 +76,24 @@ class TokenEmbedding(nn.Module):
     def forward(self, ids: Integer[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
         """The (scaled) row of every id; a `RangeError` names the first id that has none."""
         ids = require_ids(ids, self.vocab_size, "TokenEmbedding", "vocab_size", self.weight.device)
-        return self._scaled(self.table.rows(self.weight, ids, self.padding_idx))
-
-    def _scaled(self, rows: Tensor) -> Tensor:
-        if self.scale is None:
-            return rows
-        factor = self.d_model**0.5 if isinstance(self.scale, str) else self.scale
-        if self.scale == "sqrt_d_model_rounded":
-            return rows * torch.tensor(factor, dtype=rows.dtype, device=rows.device)
-        return rows * factor
+        rows = self.table.rows(self.weight, ids, self.padding_idx)
+        return rows if self.scale is None else rows * self.factor()
 
     def factor(self) -> float:
         """The number that rows are multiplied with."""
         if not isinstance(self.scale, str):
             return 1.0 if self.scale is None else float(self.scale)
         factor = self.d_model**0.5
-        return _rounded(factor, self.weight.dtype) if self.scale == "sqrt_d_model_rounded" else factor
+        if self.scale == "sqrt_d_model":
+            return factor
+        mantissa, exponent = math.frexp(factor)  # rounded without a tensor, which compilers could not look into
+        steps = 2 / torch.finfo(self.weight.dtype).eps
+        return math.ldexp(round(mantissa * steps) / steps, exponent)
 
     def logits(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab_size"]:
         """Scores of all tokens from the same table (tied head, Press and Wolf 2017); the scale is not applied."""
-        if not isinstance(x, Tensor) or not x.ndim:
-            raise ShapeError(f"got {shown(x)} for x, expected vectors", "the model's last hidden state")
-        if x.shape[-1] != self.d_model:
+        require_tensor("x", x)
+        if not x.ndim or x.shape[-1] != self.d_model:
             raise shape_error("x", x, f"a last dimension of d_model={self.d_model}", "the model's last hidden state")
         dtype = self.weight.dtype
         if x.dtype != dtype and not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
@@ -113,11 +108,11 @@ class TokenEmbedding(nn.Module):
         """
         has = self.vocab_size
         vocab_size = whole("vocab_size", vocab_size, has, remedy=f"resize({has}) or more; rows are never dropped")
-        if vocab_size == self.vocab_size:
+        if vocab_size == has:
             return
         with torch.no_grad():
             grown = self.table.longer(self.weight, vocab_size)
-            grown[self.vocab_size :].normal_(std=self.init_std)
+            grown[has:].normal_(std=self.init_std)
             self.weight = nn.Parameter(grown, requires_grad=self.weight.requires_grad)
 
     def extra_repr(self) -> str:
@@ -130,16 +125,4 @@ def _scale(scale: Any) -> Scale:
     if not isinstance(scale, str):
         return real("scale", scale, remedy="scale=None, or 'sqrt_d_model'")
     names = get_args(get_args(Scale)[1])
-    one_of("scale", scale, names, "scale='sqrt_d_model', or a number")
-    return cast(Scale, scale)
-
-
-def _row(padding_idx: Any, rows: int) -> int:
-    return whole("padding_idx", padding_idx, -rows, rows - 1, remedy=f"None, or a row of the {rows}") % rows
-
-
-def _rounded(factor: float, dtype: torch.dtype) -> float:
-    """A number of the size of a scale as a dtype has it, without a tensor, which compilers could not look into."""
-    mantissa, exponent = math.frexp(factor)
-    steps = 2 / torch.finfo(dtype).eps
-    return math.ldexp(round(mantissa * steps) / steps, exponent)
+    return cast(Scale, one_of("scale", scale, names, "scale='sqrt_d_model', or a number"))

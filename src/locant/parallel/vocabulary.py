@@ -89,7 +89,7 @@ class SplitTable(Table):
         logits = cast(DTensor, F.linear(everywhere, split))
         return logits.redistribute(placements=[Replicate()]).to_local()
 
-    def draw(self, weight: Tensor, std: float) -> None:
+    def draw(self, weight: Tensor, std: float, padding_idx: int | None) -> None:
         """Draws the parts of all ranks in turn and keeps its own.
 
         Ranks with one seed end with slices of one table and go on in step; a draw for each part alone would give them
@@ -100,10 +100,7 @@ class SplitTable(Table):
             drawn = part.rows.new_empty(min(part.size, weight.shape[0] - first), weight.shape[1]).normal_(std=std)
             if first == part.first:
                 part.rows.copy_(drawn)
-
-    def clear(self, weight: Tensor, row: int) -> None:
-        part = Part.of(_split(weight))
-        if (place := part.place(row)) is not None:
+        if (place := part.place(padding_idx)) is not None:
             part.rows[place].zero_()
 
     def longer(self, weight: Tensor, num_rows: int) -> Float[Tensor, "num_rows d_model"]:

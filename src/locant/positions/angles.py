@@ -5,9 +5,8 @@ by 0.03, and in bfloat16 from the start. Here a position is read as four bytes, 
 
     e^(i p f) = T0[p & 255] * T1[p >> 8 & 255] * T2[p >> 16 & 255] * T3[p >> 24 & 255]
 
-The tables hold float64 values whose angles were reduced in 96-bit fixed point, so no position up to 2**31 is further
-from the truth than the rounding of the float32 result (3e-8). The last byte is signed: negative positions work.
-Bytes known to be zero are skipped, which changes no bit, since T[0] is exactly 1.
+The tables hold float64 values whose angles were reduced in 96-bit fixed point, so the error is that of rounding the
+float32 result (3e-8). The last byte is signed. Bytes known to be zero are skipped: T[0] is exactly 1.
 
 Cost: 16 KiB of tables per pair (1 MiB for a 128-dimensional head), made in a few milliseconds; two row look-ups and
 four products per angle below 65 536, up to twice that above. Nothing grows with the length of the sequence.
@@ -34,17 +33,14 @@ __all__ = ["AngleMode", "Angles"]
 
 AngleMode = Literal["exact", "float32"]
 
-LIMB = 2**32
-
 
 class Angles:
     """The angles of a set of frequencies.
 
     Args:
         frequencies: radians per position, one per pair.
-        mode: ``"exact"``, or ``"float32"`` for the rounding that models were trained with: position and frequency are
-            rounded to float32 and multiplied, as `transformers` does, bit for bit; where a model of theirs makes its
-            cosines with `torch.polar` (DeepSeek-V2, Llama 4), the last bit may differ.
+        mode: ``"exact"``, or ``"float32"``: position and frequency are rounded to float32 and multiplied, as
+            `transformers` does, bit for bit but for models with `torch.polar` (DeepSeek-V2, Llama 4).
         rounded: the frequencies as a reference implementation rounds them, for the float32 mode.
         attention_factor: a factor on every cosine and sine.
 
@@ -65,11 +61,10 @@ class Angles:
         self.mode: AngleMode = mode
         self.attention_factor = attention_factor
         self.frequencies = tuple(frequencies)
-        if mode == "exact":
-            self._table = Constant(_byte_tables(self.frequencies))
-        else:
-            nearest = torch.tensor([float(f) for f in self.frequencies], dtype=torch.float32, device="cpu")
-            self._table = Constant(nearest if rounded is None else rounded)
+        nearest = torch.tensor([*map(float, self.frequencies)], dtype=torch.float32, device="cpu")
+        self._table = Constant(
+            _byte_tables(self.frequencies) if mode == "exact" else nearest if rounded is None else rounded
+        )
 
     def cos_sin(
         self,
@@ -78,12 +73,9 @@ class Angles:
         min_index: int | None = 0,
         dtype: torch.dtype = torch.float32,
     ) -> tuple[Float[Tensor, "*tokens pairs"], Float[Tensor, "*tokens pairs"]]:
-        """The cosine and sine of every index times every frequency.
+        """The cosine and sine of every index times every frequency, in float32 or float64.
 
-        Args:
-            index: positions, from -2**31 + 1 to 2**31 - 1.
-            max_index, min_index: bounds known on the host; they save work and change no bit. ``None``: unknown.
-            dtype: float32, or float64 (correct to 1e-15 in exact mode).
+        Bounds that are known on the host, `max_index` and `min_index`, save work and change no bit.
         """
         return cos_sin(index, self.tables(index.device, max_index, min_index), dtype)
 
@@ -111,22 +103,20 @@ def _byte_tables(frequencies: Sequence[Decimal]) -> Float[Tensor, "4 256 pairs 2
     byte = torch.arange(256, device="cpu")
     signed = torch.where(byte < 128, byte, byte - 256)
     steps = torch.stack([byte, byte << 8, byte << 16, signed << 24])
-    angle = _turns(steps, frequencies) * (2 * math.pi)
+    angle = _rotations(steps, frequencies) * (2 * math.pi)
     return torch.stack([angle.cos(), angle.sin()], dim=-1)
 
 
-def _turns(steps: Int[Tensor, "*shape"], frequencies: Sequence[Decimal]) -> Float[Tensor, "*shape pairs"]:
-    """``steps * frequency`` in turns, reduced to -1/2 .. 1/2: fixed-point arithmetic that wraps where a turn is full.
+def _rotations(steps: Int[Tensor, "*shape"], frequencies: Sequence[Decimal]) -> Float[Tensor, "*shape pairs"]:
+    """``steps * frequency`` in whole rotations, reduced to -1/2 .. 1/2.
 
-    The fraction of a turn per step is held in three 32-bit limbs. int64 products overflow by whole turns only, so
-    the reduction costs nothing and loses nothing.
+    The fraction of a rotation per step is held in three limbs of 32 bits. int64 products overflow by whole rotations
+    only, so the reduction loses nothing.
     """
-    limbs = [[], [], []]
-    for frequency in frequencies:
-        fixed = int((PRECISION.divide(frequency, TWO_PI) * LIMB**3).to_integral_value(context=PRECISION))
-        for place, limb in enumerate(limbs):
-            limb.append(fixed >> 32 * (2 - place) & LIMB - 1)
-    high, middle, low = (torch.tensor(limb, dtype=torch.int64, device="cpu") for limb in limbs)
+    per_step = [PRECISION.divide(frequency, TWO_PI) for frequency in frequencies]
+    fixed = [int(PRECISION.multiply(each, 2**96).to_integral_value(context=PRECISION)) for each in per_step]
+    limbs = [[each >> shift & 2**32 - 1 for each in fixed] for shift in (64, 32, 0)]
+    high, middle, low = torch.tensor(limbs, dtype=torch.int64, device="cpu")
     n = steps[..., None]
     phase = (n * high << 32) + n * middle + (n * low >> 32)
     return phase.double() * 2.0**-64

@@ -17,17 +17,21 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from locant.arguments import shape_error, whole
-from locant.errors import LocantError, RangeError, ShapeError
+from locant.errors import LocantError, RangeError
 from locant.positions.positions import Positions, require_positions
 from locant.tensors import require_arithmetic
 
 __all__ = [
     "Bias", "EncodingInfo", "Keys", "ModelShape", "PositionEncoding", "Queries", "ScoreMod", "bias_dtype",
-    "bias_matrix", "build", "has_bias", "has_score_mod", "owner_of",
-    "require_embeddings",
+    "bias_matrix", "build", "has_bias", "has_score_mod", "owner_of", "require_embeddings", "require_heads",
 ]  # fmt: skip
 
-DOORS = ("embed", "rotate", "bias")
+DOORS = {
+    "embed": "encoding.embed(x, positions)",
+    "rotate": "encoding.rotate(q, k, positions)",
+    "bias": "attend(q, k, v, encoding=encoding, positions=positions), or encoding.bias(q, k, positions)",
+}
+"""How each is called, for the remedy of an error."""
 
 E = TypeVar("E", bound="PositionEncoding")
 
@@ -54,21 +58,24 @@ class ModelShape:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingInfo:
-    """What `locant list` shows of an encoding. Every field may be left out."""
+    """What `locant list` shows of an encoding. Every field may be left out.
+
+    Args:
+        name: by which `locant.encoding` finds an encoding of this package; others are registered under a name.
+        kind: whether a model can tell where a token stands, or only how far it is from another.
+        parameters: how many numbers it learns.
+        cost_of_tokens: work and memory for every token.
+        cost_of_pairs: work and memory for every pair of a query and a key, in each head.
+        extrapolation: what happens beyond the trained length.
+    """
 
     name: str = ""
-    """By which `locant.encoding` finds an encoding of this package; others are registered under a name."""
     aliases: tuple[str, ...] = ()
     kind: Literal["absolute", "relative", "none", ""] = ""
-    """Whether a model can tell where a token stands, or only how far it is from another."""
     parameters: str = ""
-    """How many numbers it learns."""
     cost_of_tokens: str = ""
-    """Work and memory for every token."""
     cost_of_pairs: str = ""
-    """Work and memory for every pair of a query and a key, in each head."""
     extrapolation: str = ""
-    """What happens beyond the trained length."""
     used_by: str = ""
     paper: str = ""
 
@@ -85,8 +92,6 @@ class PositionEncoding(nn.Module):
     Parameters are sharded with the block that uses them. FSDP gathers those of an encoding that is sharded by itself
     only for ``forward``, unless torch is told: ``register_fsdp_forward_method(encoding, "bias")``.
 
-    >>> PositionEncoding().embed(torch.ones(1, 2, 3), Positions.arange(2)).shape
-    torch.Size([1, 2, 3])
     """
 
     info: ClassVar[EncodingInfo] = EncodingInfo(
@@ -112,11 +117,7 @@ class PositionEncoding(nn.Module):
 
     @classmethod
     def doors(cls) -> tuple[str, ...]:
-        """Which of ``embed``, ``rotate`` and ``bias`` this class overrides.
-
-        >>> PositionEncoding.doors()
-        ()
-        """
+        """Which of ``embed``, ``rotate`` and ``bias`` this class overrides."""
         return tuple(door for door in DOORS if getattr(cls, door) is not getattr(PositionEncoding, door))
 
     @classmethod
@@ -130,13 +131,11 @@ class PositionEncoding(nn.Module):
 
         Overridden where the constructor requires something else than sizes of a `ModelShape`.
         """
-        foreign = [size for size in cls.sizes() if size not in options and not hasattr(shape, size)]
-        if foreign:
-            raise LocantError(
-                f"got {cls.__name__}, which requires {' and '.join(foreign)}: no size of a model",
-                "a default for it, or a classmethod for_model(cls, shape, **options)",
-            )
-        return build(cls, {**{size: getattr(shape, size) for size in cls.sizes() if hasattr(shape, size)}, **options})
+        known = {size: getattr(shape, size) for size in cls.sizes() if hasattr(shape, size)} | options
+        if foreign := [size for size in cls.sizes() if size not in known]:
+            got = f"got {cls.__name__}, which requires {' and '.join(foreign)}: no size of a model"
+            raise LocantError(got, "a default for it, or a classmethod for_model(cls, shape, **options)")
+        return build(cls, known)
 
     def forward(
         self, x: Float[Tensor, "batch seq d_model"], positions: Positions | None = None
@@ -147,12 +146,10 @@ class PositionEncoding(nn.Module):
         >>> Sinusoidal(4)(torch.zeros(1, 2, 4))[0, 1]
         tensor([0.8415, 0.5403, 0.0100, 0.9999])
         """
-        elsewhere = [door for door in self.doors() if door != "embed"]
-        if elsewhere:
-            raise LocantError(
-                f"got {type(self).__name__} called like a function, expected a call of its method {elsewhere[0]}",
-                self._call_of(elsewhere[0]),
-            )
+        for door in self.doors():
+            if door != "embed":
+                got = f"got {type(self).__name__} called like a function, expected a call of its method {door}"
+                raise LocantError(got, self._call_of(door))
         return self.embed(x, Positions.arange(x.shape[1], device=x.device) if positions is None else positions)
 
     def embed(self, x: Float[Tensor, "batch seq d_model"], positions: Positions) -> Float[Tensor, "batch seq d_model"]:
@@ -188,31 +185,21 @@ class PositionEncoding(nn.Module):
     def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:
         """What `bias` adds to the scores, to look at: for encodings whose bias does not depend on the tokens.
 
-        Args:
-            query_len: how many queries.
-            key_len: how many keys, counted from position 0; the queries are the last of them. Default: `query_len`.
+        The keys count from position 0 (default: as many as queries), and the queries are the last of them.
 
         >>> from locant import ALiBi
         >>> ALiBi(2).matrix(2, 3)[0]
         tensor([[-0.0625, -0.0000, -0.0625],
                 [-0.1250, -0.0625, -0.0000]])
         """
-        name = type(self).__name__
-        if not has_bias(self):
-            door = next(iter(self.doors()), "embed")
-            raise LocantError(f"got matrix() of {name}, which adds nothing to attention scores", self._call_of(door))
-        raise LocantError(
-            f"got matrix() of {name}, whose bias depends on the queries and keys", "encoding.bias(q, k, positions)"
-        )
+        got = f"got matrix() of {type(self).__name__}"
+        if has_bias(self):
+            raise LocantError(f"{got}, whose bias depends on the queries and keys", "encoding.bias(q, k, positions)")
+        door = next(iter(self.doors()), "embed")
+        raise LocantError(f"{got}, which adds nothing to attention scores", self._call_of(door))
 
     def _call_of(self, door: str) -> str:
-        """How a method is called, for the remedy of an error."""
-        calls = {
-            "embed": "encoding.embed(x, positions)",
-            "rotate": "encoding.rotate(q, k, positions)",
-            "bias": "attend(q, k, v, encoding=encoding, positions=positions), or encoding.bias(q, k, positions)",
-        }
-        return calls[door]
+        return DOORS[door]
 
 
 def has_bias(encoding: PositionEncoding | None) -> bool:
@@ -237,12 +224,22 @@ def require_embeddings(owner: PositionEncoding, x: Tensor, positions: Positions,
     require_positions(positions)
     require_arithmetic("x", x)
     name = type(owner).__name__
-    if x.ndim != 3:
-        raise shape_error("x", x, f"(batch, seq, d_model={d_model})", "x.view(1, *x.shape)")
-    if x.shape[-1] != d_model:
-        raise ShapeError(f"got x of width {x.shape[-1]}, expected d_model={d_model}", f"{name}(d_model={x.shape[-1]})")
+    if x.ndim != 3 or x.shape[-1] != d_model:
+        remedy = "x.view(1, *x.shape)" if x.ndim == 2 else f"{name}(d_model={x.shape[-1] if x.ndim else 1})"
+        raise shape_error("x", x, f"(batch, seq, d_model={d_model})", remedy)
     positions.require_single_axis(name)
     positions.require_fits(x.shape[0], x.shape[1], x.device, "x")
+
+
+def require_heads(name: str, x: Any, positions: Positions, head_dim: int | None = None) -> None:
+    """Raise unless queries or keys fit their positions and, if given, a width of heads."""
+    require_arithmetic(name, x)
+    if x.ndim != 4 or head_dim not in (None, x.shape[-1]):
+        width = "head_dim" if head_dim is None else f"head_dim={head_dim}"
+        remedy = f"{name}.view(batch, seq, heads, head_dim).transpose(1, 2)"
+        raise shape_error(name, x, f"(batch, heads, seq, {width})", remedy)
+    require_positions(positions)
+    positions.require_fits(x.shape[0], x.shape[2], x.device, name)
 
 
 def bias_matrix(
@@ -267,12 +264,11 @@ def build(kind: type[E], options: Mapping[str, Any]) -> E:
     """An encoding of this kind; an option that it does not take is refused by name, as is one that is missing."""
     accepted = _options(kind)
     unknown = [option for option in options if accepted is not None and option not in accepted]
-    missing = [option for option, required in (accepted or {}).items() if required and option not in options]
+    missing = [option for option in kind.sizes() if option not in options]
     if unknown or missing:
         got = f"unknown options {unknown}" if unknown else f"no {' or '.join(missing)}"
-        name = repr(kind.info.name) if kind.info.name else kind.__name__
         raise RangeError(
-            f"got {got} for {name}, which takes {', '.join(accepted or {}) or 'no options'}",
+            f"got {got} for {kind.info.name or kind.__name__!r}, which takes {', '.join(accepted or ['no options'])}",
             f"{kind.__name__}({', '.join(f'{size}=...' for size in kind.sizes())})",
         )
     return kind(**options)

@@ -17,15 +17,14 @@ __all__ = ["index_bound", "integers", "known_device", "padding_mask", "row_of", 
 
 
 def token_count(name: str, value: Any, remedy: str = "a length in tokens") -> int:
-    """A number of tokens or rows, 0 or more. In a graph without upper end, which would become one of its conditions."""
+    """A number of tokens or rows. In a graph without upper end, which would become one of its conditions."""
     return whole(name, value, 0, None if torch.compiler.is_compiling() else MAX_INT32 + 1, remedy=remedy)
 
 
 def index_bound(value: Any) -> int | None:
     """The largest index, where the caller gives it."""
-    if value is None:
-        return None
-    return whole("max_index", value, -MAX_INT32, remedy="a bound of 2**31 - 1 or less, or None")
+    remedy = "a bound of 2**31 - 1 or less, or None"
+    return None if value is None else whole("max_index", value, -MAX_INT32, remedy=remedy)
 
 
 def known_device(value: Any) -> torch.device | None:
@@ -44,18 +43,15 @@ def rows_of(lengths: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]
     nested = [[*row] for row in rows if isinstance(row, Sequence)]
     flat = [number for number in rows if not isinstance(number, Sequence)]
     if nested and flat:
-        raise ShapeError(
-            f"got lengths {lengths}, expected numbers or a list per row", "Positions.packed([[5, 3], [8]])"
-        )
+        got = f"got lengths {shown(lengths)}, expected numbers or a list per row"
+        raise ShapeError(got, "Positions.packed([[5, 3], [8]])")
     return [[token_count("a document's length", number) for number in row] for row in nested or [flat]]
 
 
 def integers(name: str, value: object, device: torch.device | str | None = None) -> Int[Tensor, "*shape"]:
     """`value` as int64; floats and booleans are refused rather than rounded."""
     tensor = _as_tensor(name, value, device)
-    if tensor.numel() == 0:
-        return tensor.long()
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+    if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool):
         raise ShapeError(f"got {name} of dtype {tensor.dtype}, expected integers", f"{name}.long()")
     if tensor.dtype == torch.uint64 and readable(tensor) and bool((tensor.long() < 0).any()):
         raise RangeError(f"got {name} of 2**63 or more, expected {MAX_INT32} at most", "counting from 0")
@@ -78,10 +74,8 @@ def padding_mask(value: object) -> Bool[Tensor, "batch seq"]:
     if mask.ndim != 2:
         raise shape_error("attention_mask", mask, "(batch, seq)", "the 2-D padding mask of the tokenizer")
     if readable(mask) and mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
-        raise RangeError(
-            "got an attention_mask with values other than 0 and 1",
-            "attention_mask == 0 for an additive mask, or tokenizer(...).attention_mask",
-        )
+        remedy = "attention_mask == 0 for an additive mask, or tokenizer(...).attention_mask"
+        raise RangeError("got an attention_mask with values other than 0 and 1", remedy)
     return mask.bool()
 
 

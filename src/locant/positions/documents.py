@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,14 +28,9 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def is_allowed(
-    q_document: Int[Tensor, "*#pairs"],
-    k_document: Int[Tensor, "*#pairs"],
-    q_order: Int[Tensor, "*#pairs"],
-    k_order: Int[Tensor, "*#pairs"],
-    causal: bool,
-    window: int | None,
-) -> Bool[Tensor, "*#pairs"]:
-    """Whether a query may attend to a key: the rule that every attention mask of this package is made from.
+    q_document: Tensor, k_document: Tensor, q_order: Tensor, k_order: Tensor, causal: bool, window: int | None
+) -> Bool[Tensor, "*pairs"]:
+    """Whether a query may attend to a key, for pairs that broadcast: the rule that every attention mask is made from.
 
     Both belong to one document, and neither is padding; if `causal`, the key is not later in order; if there is a
     sliding `window`, the two are fewer than `window` positions apart.
@@ -54,10 +50,9 @@ def window_of(window: Any) -> int | None:
 
 def require_documents(document: Int[Tensor, "batch seq"]) -> None:
     """Raise where a number is neither -1 (padding) nor that of a document, as far as the host can read them."""
-    low, high = bounds(document)
-    if low is not None and high is not None and (low < PADDING or high > MAX_INT32):
-        worst = low if low < PADDING else high
-        raise RangeError(f"got document {worst}, expected 0 to {MAX_INT32}, or -1 for padding", "0, 1, 2, ...")
+    for number in bounds(document):
+        if number is not None and not PADDING <= number <= MAX_INT32:
+            raise RangeError(f"got document {number}, expected 0 to {MAX_INT32}, or -1 for padding", "0, 1, 2, ...")
 
 
 def pack(
@@ -80,13 +75,12 @@ def pack(
 
 def joined_orders(parts: Sequence[Int[Tensor, "batch _"]]) -> Int[Tensor, "batch seq"]:
     """The orders of several parts as one: a part whose order begins at 0 goes on where the parts before it ended."""
-    orders: list[Tensor] = []
-    for order in parts:
-        if orders and orders[-1].shape[1] and order.shape[1]:
-            reached = torch.stack([before.amax(1) for before in orders if before.shape[1]]).amax(0)
-            order = order + torch.where(order.amin(1) == 0, reached + 1, 0)[:, None]
-        orders.append(order)
-    return torch.cat(orders, dim=1)
+    joined = parts[0]
+    for order in parts[1:]:
+        if joined.shape[1] and order.shape[1]:
+            order = order + torch.where(order.amin(1) == 0, joined.amax(1) + 1, 0)[:, None]
+        joined = torch.cat([joined, order], dim=1)
+    return joined
 
 
 def cu_seqlens(document: Int[Tensor, "batch seq"]) -> Int[Tensor, " documents_plus_1"]:
@@ -100,30 +94,17 @@ def cu_seqlens(document: Int[Tensor, "batch seq"]) -> Int[Tensor, " documents_pl
 
 
 def shard_slots(document: Int[Tensor, "batch seq"], rank: int, world: int, zigzag: bool) -> Int[Tensor, " n"]:
-    """The slots of a row that belong to `rank`: an equal part of every document."""
-    parts = 2 * world if zigzag else world
-    slots: list[Tensor] = []
-    for start, stop in _documents(document.cpu()):
-        if (stop - start) % parts:
-            raise ShapeError(
-                f"got a document of {stop - start} tokens at slot {start} for {parts} equal parts",
-                f"documents padded to a multiple of {parts} tokens before Positions.packed",
-            )
-        of_rank = (rank, parts - 1 - rank) if zigzag else (rank,)
-        slots.extend(torch.arange(start, stop).chunk(parts)[part] for part in of_rank)
-    return torch.cat(slots) if slots else torch.arange(0)
-
-
-def _documents(document: Int[Tensor, "batch seq"]) -> list[tuple[int, int]]:
-    """Start and stop of each document, and of each stretch of padding; the same in all rows."""
-    first = torch.ones_like(document, dtype=torch.bool)
-    first[:, 1:] = document.diff() != 0
-    if not document.shape[1]:
-        return []
+    """The slots of a row that belong to `rank`: an equal part of every document, and of every stretch of padding."""
+    first = torch.ones_like(document, dtype=torch.bool, device="cpu")
+    first[:, 1:] = document.diff().cpu() != 0
     if not bool((first == first[:1]).all()):
-        raise ShapeError(
-            "got rows whose documents begin at different slots, expected the same slots in all rows",
-            "Positions.packed(lengths_of_row).shard(rank, world), for each row",
-        )
-    starts = first[0].nonzero().flatten().tolist()
-    return list(zip(starts, [*starts[1:], document.shape[1]], strict=True))
+        got = "got rows whose documents begin at different slots, expected the same slots in all rows"
+        raise ShapeError(got, "Positions.packed(lengths_of_row).shard(rank, world), for each row")
+    parts, of_rank = (2 * world, [rank, 2 * world - 1 - rank]) if zigzag else (world, [rank])
+    slots: list[Tensor] = []
+    for start, stop in itertools.pairwise([*first[:1].nonzero()[:, 1].tolist(), document.shape[1]]):
+        if (stop - start) % parts:
+            got = f"got a document of {stop - start} tokens at slot {start} for {parts} equal parts"
+            raise ShapeError(got, f"documents padded to a multiple of {parts} tokens before Positions.packed")
+        slots.append(torch.arange(start, stop).view(parts, -1)[of_rank].flatten())
+    return torch.cat([torch.arange(0), *slots])

@@ -1,14 +1,11 @@
-"""Inverse frequencies, made in decimals of 50 digits.
+"""Inverse frequencies, made in decimals of 50 digits: a rounded one, times a far position, is a wrong angle.
 
-Rounding a frequency to float32 (or even float64) first and multiplying by a position later is what loses angles at
-long contexts. Everything that decides a frequency is therefore computed in decimals, once, when an encoding is
-built; `locant.positions.angles` makes tables of the result. Costs about 20 microseconds a frequency.
+Costs about 20 microseconds a frequency, once, when an encoding is built.
 """
 
 from __future__ import annotations
 
 import decimal
-import operator
 from decimal import Decimal
 from typing import Any
 
@@ -45,9 +42,8 @@ def inverse_frequencies(dim: int, base: float | Decimal) -> tuple[Decimal, ...]:
     >>> [round(float(frequency), 4) for frequency in inverse_frequencies(64, 10_000.0)[:4]]
     [1.0, 0.7499, 0.5623, 0.4217]
     """
-    dim = operator.index(dim)
     log_base = (base if isinstance(base, Decimal) else Decimal(base_of(base))).ln(PRECISION)
     return tuple(
-        PRECISION.exp(PRECISION.multiply(log_base, PRECISION.divide(Decimal(-2 * pair), Decimal(dim))))
+        PRECISION.exp(PRECISION.multiply(log_base, PRECISION.divide(-2 * pair, int(dim))))
         for pair in range((dim + 1) // 2)
     )

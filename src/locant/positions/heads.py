@@ -1,8 +1,7 @@
 """Which heads a module holds: all of them, or the share of one rank under tensor parallelism.
 
-A rank that takes the first slopes or the first columns of a table for its own heads is a mistake that no shape shows.
-So an encoding with anything per head knows all heads and which of them it holds, and draws its parameters for
-all of them: ranks with one seed hold slices of one and the same model.
+An encoding with anything per head draws its parameters for all heads, and keeps those that it holds: ranks with one
+seed hold slices of one and the same model.
 """
 
 from __future__ import annotations
@@ -14,13 +13,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from locant.arguments import shown, whole
-from locant.errors import RangeError, ShapeError
+from locant.arguments import shape_error, shown, whole
+from locant.errors import RangeError
 
 __all__ = ["Heads", "blank_linear", "for_query_heads", "heads_of"]
 
-MAX_HEADS = 2**20
-"""Slopes and slices are made head by head."""
+MAX_HEADS = 2**20  # slopes and slices are made head by head
 
 
 def heads_of(num_heads: Any) -> int:
@@ -45,10 +43,8 @@ class Heads:
         num_heads = heads_of(num_heads)
         mine = range(num_heads) if head_slice is None else _cut(num_heads, head_slice)
         if not mine:
-            raise RangeError(
-                f"got {shown(head_slice)} for head_slice, expected a slice of some of {num_heads} heads",
-                f"slice(rank * n, (rank + 1) * n) with n = {num_heads} // number of ranks",
-            )
+            got = f"got {shown(head_slice)} for head_slice, expected a slice of some of {num_heads} heads"
+            raise RangeError(got, f"slice(rank * n, (rank + 1) * n) with n = {num_heads} // number of ranks")
         return cls(num_heads, mine)
 
     def __len__(self) -> int:
@@ -74,12 +70,9 @@ class Heads:
     def require(self, owner: nn.Module, q: Tensor) -> None:
         """Raise unless `q` has the heads that are here."""
         if q.ndim != 4 or q.shape[1] != len(self):
-            raise ShapeError(
-                f"got q of shape {tuple(q.shape)}, "
-                f"{type(owner).__name__}({self}) expects (batch, {len(self)}, query, head_dim)",
-                f"{type(owner).__name__} built with the number of query heads"
-                + ("" if len(self) == self.num_heads else ", and the head_slice of this rank"),
-            )
+            name, part = type(owner).__name__, "" if self._are_all() else ", and the head_slice of this rank"
+            expected = f"(batch, {len(self)}, query, head_dim) by {name}({self})"
+            raise shape_error("q", q, expected, f"{name} built with the number of query heads{part}")
 
     def _are_all(self) -> bool:
         return self.mine == range(self.num_heads)
@@ -105,17 +98,11 @@ def for_query_heads(
 ) -> Float[Tensor, "batch heads key head_dim"]:
     """The keys that each query head attends to: under grouped-query attention, neighbouring heads share them."""
     if k.ndim != 4 or k.shape[1] == 0 or num_heads % k.shape[1]:
-        raise ShapeError(
-            f"got k of shape {tuple(k.shape)} for {num_heads} query heads, expected a number of heads that divides it",
-            "num_heads % k.shape[1] == 0",
-        )
+        expected = f"a number of heads that divides the {num_heads} query heads"
+        raise shape_error("k", k, expected, "num_heads % k.shape[1] == 0")
     return k if k.shape[1] == num_heads else k.repeat_interleave(num_heads // k.shape[1], dim=1)
 
 
 def blank_linear(width: int, out: int) -> nn.Linear:
-    """A linear layer that draws no random numbers: its caller draws those of all heads, and fills it.
-
-    The usual constructor draws as many as it has weights, and ranks with shares of different sizes would go on from
-    different states.
-    """
+    """A linear layer that draws no random numbers: its caller draws those of all heads, and fills it."""
     return nn.Linear(width, out, device="meta").to_empty(device=torch.get_default_device())

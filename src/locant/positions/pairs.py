@@ -1,8 +1,4 @@
-"""Pairs of a query and a key: how far apart they are, and what a table of products holds for them.
-
-`bias` needs all pairs at once; a score function of FlexAttention is asked for one pair at a time, and nothing as large
-as all pairs is made for it.
-"""
+"""Pairs of a query and a key: how far apart they are, and what a table of products holds for them."""
 
 from __future__ import annotations
 
@@ -10,34 +6,29 @@ from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from locant.arguments import shape_error
-from locant.positions.base import Bias, Keys, PositionEncoding, Queries, ScoreMod
+from locant.positions.base import Bias, Keys, PositionEncoding, Queries, ScoreMod, require_heads
 from locant.positions.positions import Positions
 
-__all__ = ["MAX_DISTANCE", "TableBias", "bias_lookup", "distance_mod", "distances", "require_tokens"]
+__all__ = [
+    "MAX_DISTANCE", "Products", "TableBias", "bias_lookup", "distance_mod", "distances", "exact_dot", "require_tokens",
+]  # fmt: skip
+
+Products = tuple[Float[Tensor, "batch heads query rows"] | None, Float[Tensor, "batch heads key rows"] | None]
 
 MAX_DISTANCE = 2**24
 """Encodings that list the bucket of every distance go no farther: 128 MiB, and seconds to make."""
 
 
 def require_tokens(
-    owner: nn.Module,
-    q: Tensor,
-    k: Tensor,
-    positions: Positions,
-    k_positions: Positions | None,
-    head_dim: int | None = None,
+    owner: object, q: Tensor, k: Tensor, positions: Positions, keys: Positions | None, head_dim: int | None = None
 ) -> Positions:
     """Raise unless queries, keys and positions fit each other and, if given, `head_dim`; returns those of the keys."""
-    keys, name = positions if k_positions is None else k_positions, type(owner).__name__
-    for argument, x, where in (("q", q, positions), ("k", k, keys)):
-        if x.ndim != 4 or head_dim not in (None, x.shape[-1]):
-            width = "head_dim" if head_dim is None else f"head_dim={head_dim}"
-            raise shape_error(argument, x, f"(batch, heads, seq, {width})", f"{name}(..., head_dim={x.shape[-1]})")
-        where.require_single_axis(name)
-        where.require_fits(x.shape[0], x.shape[2], x.device, argument)
+    keys = positions if keys is None else keys
+    for name, x, where in (("q", q, positions), ("k", k, keys)):
+        require_heads(name, x, where, head_dim)
+        where.require_single_axis(type(owner).__name__)
     return keys
 
 
@@ -68,8 +59,7 @@ def bias_lookup(bias: Float[Tensor, "batch heads query key"]) -> ScoreMod:
 class TableBias(PositionEncoding):
     """A bias made of products of tokens with the rows of a table, of which each distance has one.
 
-    A subclass has `head_dim`, `row_of` and `products`. Costs one product per token and row, and a look-up per pair and
-    head.
+    A subclass has `head_dim`, `row_of` and `products`.
     """
 
     head_dim: int
@@ -82,9 +72,7 @@ class TableBias(PositionEncoding):
         """`rows` as a function that copies nothing to this device, which would end a CUDA graph."""
         raise NotImplementedError
 
-    def products(
-        self, q: Queries, k: Keys
-    ) -> tuple[Float[Tensor, "batch heads query rows"] | None, Float[Tensor, "batch heads key rows"] | None]:
+    def products(self, q: Queries, k: Keys) -> Products:
         """Every query, and every key, times every row; ``None`` for those that have no part in it."""
         raise NotImplementedError
 
@@ -112,8 +100,41 @@ class TableBias(PositionEncoding):
         return add
 
 
-def _pick(
-    products: Float[Tensor, "batch heads n rows"], rows: Int[Tensor, "#batch n m"]
-) -> Float[Tensor, "batch heads n m"]:
+def _pick(products: Float[Tensor, "batch heads n rows"], rows: Int[Tensor, "#batch n m"]) -> Tensor:
     """For every pair of a token and another, the token's product with the row that belongs to the pair."""
     return products.gather(3, rows[:, None].expand(*products.shape[:3], rows.shape[-1]))
+
+
+def exact_dot(
+    a: Float[Tensor, "*#batch n dim"], b: Float[Tensor, "*#batch m dim"], dtype: torch.dtype
+) -> Float[Tensor, "*batch n m"]:
+    """Every row of `a` times every row of `b`, in float64, with bits that depend on the two rows alone.
+
+    A matrix product adds up in an order that the library chooses by shape, so one query against a cache and the same
+    query in a prompt differ in the last bits. Here each vector is first put on a grid of its own: as fine as float32,
+    and coarse enough that float64 holds every partial sum without rounding. Such sums have no order. Gradients pass
+    the grid unchanged. Costs a float64 matrix product, and two passes over the vectors.
+
+    Args:
+        a, b: rows of vectors, of any dtype.
+        dtype: what the result is for. For float32 each entry moves by at most 2**-22 of the largest one of its row
+            (for 128 dimensions or fewer). For float64 there is no grid, and the last bits may depend on the shapes.
+
+    >>> q = torch.randn(40, 64)
+    >>> torch.equal(exact_dot(q, q, torch.float32)[:1], exact_dot(q[:1], q, torch.float32))
+    True
+    """
+    if dtype == torch.float64:
+        return a.double() @ b.double().transpose(-1, -2)
+    bits = (53 - max(a.shape[-1] - 1, 0).bit_length()) // 2  # of the 53 of a float64
+    return _on_grid(a, bits) @ _on_grid(b, bits).transpose(-1, -2)
+
+
+def _on_grid(x: Float[Tensor, "*batch n dim"], bits: int) -> Float[Tensor, "*batch n dim"]:
+    """Each row rounded to whole multiples of its step, at most ``2**bits`` of them in size."""
+    exact = x.double()
+    if not x.shape[-1]:
+        return exact
+    largest = exact.detach().abs().amax(-1, keepdim=True)
+    step = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - bits)
+    return exact + ((exact / step).round() * step - exact).detach()  # exactly the rounded value: both share its grid

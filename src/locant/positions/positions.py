@@ -1,17 +1,8 @@
 """`Positions`: the position of every token, as one immutable object.
 
 Position ids, padding masks, document boundaries and cache offsets are usually passed side by side, and most
-position bugs are two of them disagreeing. Here they come from one place:
-
-* ``index``: how far each token is into its document, ``batch seq`` (or ``batch seq axes`` for images and video);
-* ``document``: which document of its row each token belongs to; padding is document -1;
-* ``order``: which token comes before which, for causal masks. It is the index itself, except on grids, where
-  the index is a coordinate and the order is the slot in the row.
-
-Attention masks follow from document and order: see `locant.positions.documents.is_allowed`.
-
-It does not hold float angles, embeddings or anything of a model. Building one costs one or two integers a token;
-the bounds ``min_index`` and ``max_index`` are Python integers, so checking a table's size needs no device sync.
+position bugs are two of them disagreeing. Here they come from one place. Attention masks follow from document and
+order, by the rule in `locant.positions.documents.is_allowed`. Costs one or two integers a token.
 """
 
 from __future__ import annotations
@@ -27,34 +18,17 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from locant.arguments import entries, flag, shape_error, whole
+from locant.arguments import MAX_INT32, entries, flag, shape_error, whole
 from locant.errors import LocantError, RangeError, ShapeError
-from locant.positions.checks import (
-    index_bound,
-    integers,
-    known_device,
-    padding_mask,
-    row_of,
-    rows_of,
-    token_count,
-)
-from locant.positions.documents import (
-    PADDING,
-    MaskMod,
-    cu_seqlens,
-    is_allowed,
-    joined_orders,
-    pack,
-    require_documents,
-    shard_slots,
-    window_of,
-)
+from locant.positions import documents
+from locant.positions.checks import index_bound, integers, known_device, padding_mask, row_of, rows_of, token_count
+from locant.positions.documents import PADDING, MaskMod, is_allowed, window_of
 from locant.tensors import bounds, has_values, readable
 
-__all__ = ["MAX_INDEX", "Positions", "require_positions"]
+__all__ = ["Positions", "require_positions"]
 
-MAX_INDEX = 2**31 - 1
-"""The largest index: angles are exact up to here, and every index fits 32 bits."""
+Device = torch.device | str | None
+Numbers = Tensor | np.ndarray | Sequence[object]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -63,49 +37,39 @@ class Positions:
 
     Use the named constructors; the plain one checks nothing.
 
-    >>> Positions.arange(4).index
-    tensor([[0, 1, 2, 3]])
+    Args:
+        index: how far each token is into its document; on a grid, its coordinates.
+        document_or_none: ``None``: one document, no padding. `document` is the same as a tensor.
+        order_or_none: ``None``: the index itself. `order` is the same as a tensor.
+        min_index, max_index: no index is smaller, or larger; ``None`` where only the device knows.
+        start: set where every row is known to be one document counting ``start, start + 1, ...``.
+
     >>> Positions.packed([2, 3]).index, Positions.packed([2, 3]).document
     (tensor([[0, 1, 0, 1, 2]]), tensor([[0, 0, 1, 1, 1]]))
-    >>> Positions.from_mask(torch.tensor([[0, 0, 1, 1]])).document
-    tensor([[-1, -1,  0,  0]])
-    >>> Positions.after(7, 2).index
-    tensor([[7, 8]])
     """
 
     index: Int[Tensor, "batch seq"] | Int[Tensor, "batch seq axes"]
     document_or_none: Int[Tensor, "batch seq"] | None = None
-    """``None``: one document, no padding. `document` is the same as a tensor."""
     order_or_none: Int[Tensor, "batch seq"] | None = None
-    """``None``: the index itself. `order` is the same as a tensor."""
     min_index: int | None = None
-    """No index is smaller; ``None`` where only the device knows."""
     max_index: int | None = None
-    """No index is larger; ``None`` where only the device knows."""
     start: int | None = None
-    """Set where every row is known to be one document counting ``start, start + 1, ...``."""
 
     @classmethod
-    def arange(cls, seq_len: int, *, batch: int = 1, device: torch.device | str | None = None) -> Positions:
+    def arange(cls, seq_len: int, *, batch: int = 1, device: Device = None) -> Positions:
         """0, 1, ..., seq_len - 1 in every row."""
         return cls._counting(0, token_count("seq_len", seq_len), batch, device)
 
     @classmethod
     def after(
-        cls,
-        cache_len: int | Sequence[int] | Int[Tensor, " batch"],
-        n: int,
-        *,
-        device: torch.device | str | None = None,
-        max_index: int | None = None,
+        cls, cache_len: int | Numbers, n: int, *, device: Device = None, max_index: int | None = None
     ) -> Positions:
         """The `n` positions that follow `cache_len` cached tokens; `cache_len` may differ from row to row.
 
         `max_index` saves the sync that reading `cache_len` from an accelerator would cost.
 
-        >>> Positions.after([3, 5], 2).index
-        tensor([[3, 4],
-                [5, 6]])
+        >>> Positions.after([3, 5], 2).index.tolist()
+        [[3, 4], [5, 6]]
         """
         device, max_index, n = known_device(device), index_bound(max_index), token_count("n", n)
         if isinstance(cache_len, (int, np.integer)):
@@ -126,50 +90,40 @@ class Positions:
 
         Args:
             attention_mask: ``batch seq`` (or ``seq``), bool or 0/1 numbers, one for every real token.
+
+        >>> Positions.from_mask(torch.tensor([[0, 0, 1, 1]])).document
+        tensor([[-1, -1,  0,  0]])
         """
         real = padding_mask(attention_mask)
         if readable(real) and bool(real.all()):
             return cls.arange(real.shape[1], batch=real.shape[0], device=real.device)
         index = (real.long().cumsum(1) - 1).clamp(min=0)
-        low, high = bounds(index)
-        if high is None:
-            low, high = 0, max(real.shape[1] - 1, 0)  # a bound, known without asking the device
+        low, high = bounds(index) if readable(index) else (0, max(real.shape[1] - 1, 0))
         return cls(index, torch.where(real, 0, PADDING), None, low, high)
 
     @classmethod
     def packed(
-        cls,
-        lengths: Sequence[int] | Sequence[Sequence[int]],
-        *,
-        length: int | None = None,
-        device: torch.device | str | None = None,
+        cls, lengths: Sequence[int] | Sequence[Sequence[int]], *, length: int | None = None, device: Device = None
     ) -> Positions:
         """Several documents in one row, each counting from 0; or one such list per row.
 
         Rows are filled up with padding to `length` (default: the longest row). A document of length 0 leaves no
         token, but keeps its number.
 
-        >>> Positions.packed([[2, 1], [1]]).document
-        tensor([[ 0,  0,  1],
-                [ 0, -1, -1]])
+        >>> Positions.packed([[2, 1], [1]]).document.tolist()
+        [[0, 0, 1], [0, -1, -1]]
         """
         rows = rows_of(lengths)
-        index, document = pack(rows, None if length is None else token_count("length", length))
-        high = max(itertools.chain.from_iterable(rows), default=0) - 1
-        device = known_device(device) or "cpu"
-        return cls._checked(
-            torch.from_numpy(index).to(device), torch.from_numpy(document).to(device), None, 0, max(high, 0)
-        )
+        packed = documents.pack(rows, None if length is None else token_count("length", length))
+        index, document = (torch.from_numpy(each).to(known_device(device) or "cpu") for each in packed)
+        return cls._checked(index, document, None, 0, max([1, *itertools.chain.from_iterable(rows)]) - 1)
 
     @classmethod
-    def grid(cls, *sizes: int, device: torch.device | str | None = None) -> Positions:
+    def grid(cls, *sizes: int, device: Device = None) -> Positions:
         """The coordinates of a grid, row-major: ``grid(h, w)`` for an image, ``grid(t, h, w)`` for a video.
 
-        >>> Positions.grid(2, 2).index
-        tensor([[[0, 0],
-                 [0, 1],
-                 [1, 0],
-                 [1, 1]]])
+        >>> Positions.grid(2, 2).index.tolist()
+        [[[0, 0], [0, 1], [1, 0], [1, 1]]]
         """
         if not sizes:
             raise ShapeError("got a grid without sizes, expected one per axis", "Positions.grid(height, width)")
@@ -183,10 +137,10 @@ class Positions:
     @classmethod
     def of(
         cls,
-        index: Tensor | np.ndarray | Sequence[object],
-        document: Tensor | np.ndarray | Sequence[object] | None = None,
+        index: Numbers,
+        document: Numbers | None = None,
         *,
-        order: Tensor | np.ndarray | Sequence[object] | None = None,
+        order: Numbers | None = None,
         max_index: int | None = None,
     ) -> Positions:
         """Anything else: any integer index per token, negative ones included.
@@ -195,7 +149,7 @@ class Positions:
             index: ``seq``, ``batch seq`` or ``batch seq axes``, each in -2**31 + 1 .. 2**31 - 1.
             document: ``seq`` or ``batch seq``; -1 is padding; default: one document.
             order: ``seq`` or ``batch seq``; default: the index, or the slot in the row where there are several axes.
-            max_index: saves the sync that reading the bound from an accelerator would cost.
+            max_index: as in `after`.
         """
         max_index = index_bound(max_index)
         where = integers("index", index).clone()  # the caller may write into its tensor later
@@ -203,13 +157,13 @@ class Positions:
         if where.ndim not in (2, 3):
             raise shape_error("index", where, "(batch, seq) or (batch, seq, axes)", "Positions.of([[0, 1, 2]])")
         where = _without_single_axis(where)
-        documents, orders = row_of("document", document, where), row_of("order", order, where)
-        if documents is not None:
-            require_documents(documents)
+        document_ids, orders = row_of("document", document, where), row_of("order", order, where)
+        if document_ids is not None:
+            documents.require_documents(document_ids)
         if where.ndim == 3 and orders is None:
             orders = torch.arange(where.shape[1], device=where.device).expand(where.shape[:2])
         low, high = bounds(where) if max_index is None else (None, max_index)
-        return cls._checked(where, documents, orders, low, high)
+        return cls._checked(where, document_ids, orders, low, high)
 
     @classmethod
     def cat(cls, parts: Sequence[Positions]) -> Positions:
@@ -224,10 +178,8 @@ class Positions:
         if not parts:
             raise ShapeError("got no positions to join, expected at least one", "Positions.arange(0) for no tokens")
         if len(axes := {part.axes for part in parts}) > 1:
-            raise ShapeError(
-                f"got positions with {sorted(axes)} axes, expected the same number",
-                "Positions.of(index[..., None].expand(-1, -1, axes)) for text",
-            )
+            got = f"got positions with {sorted(axes)} axes, expected the same number"
+            raise ShapeError(got, "Positions.of(index[..., None].expand(-1, -1, axes)) for text")
         batch = max(part.batch for part in parts)
         wide = [part.expand(batch) for part in parts]
         lows = [part.min_index for part in wide if part.seq_len]
@@ -238,35 +190,26 @@ class Positions:
         return cls(
             torch.cat([part.index for part in wide], dim=1),
             None if one_document else torch.cat([part.document for part in wide], dim=1),
-            None if by_index else joined_orders([part.order for part in wide]),
-            None if None in lows else min((low for low in lows if low is not None), default=0),
-            None if None in highs else max((high for high in highs if high is not None), default=0),
+            None if by_index else documents.joined_orders([part.order for part in wide]),
+            None if None in lows else min(lows, default=0),
+            None if None in highs else max(highs, default=0),
             wide[0].start if counting else None,
         )
 
     @classmethod
-    def _counting(cls, start: int, n: int, batch: int, device: torch.device | str | None) -> Positions:
+    def _counting(cls, start: int, n: int, batch: int, device: Device) -> Positions:
         batch = token_count("batch", batch, "a number of rows")
         index = torch.arange(start, start + n, device=known_device(device)).expand(batch, n)
         return cls._checked(index, None, None, start, max(start + n - 1, start), start)
 
     @classmethod
-    def _checked(
-        cls,
-        index: Tensor,
-        document: Tensor | None,
-        order: Tensor | None,
-        low: int | None,
-        high: int | None,
-        start: int | None = None,
-    ) -> Positions:
-        for bound in (low, high):
-            if bound is not None and abs(bound) > MAX_INDEX:
-                raise RangeError(
-                    f"got position {bound}, expected at most 2**31 - 1 = {MAX_INDEX} in size",
-                    "Positions.packed(lengths), which counts each document from 0",
-                )
-        return cls(index, document, order, low, high, start)
+    def _checked(cls, *fields: Any) -> Positions:
+        positions = cls(*fields)
+        for bound in (positions.min_index, positions.max_index):
+            if bound is not None and abs(bound) > MAX_INT32:
+                got = f"got position {bound}, expected at most 2**31 - 1 = {MAX_INT32} in size"
+                raise RangeError(got, "Positions.packed(lengths), which counts each document from 0")
+        return positions
 
     @property
     def batch(self) -> int:
@@ -305,10 +248,8 @@ class Positions:
         if self.batch == batch:
             return self
         if self.batch != 1:
-            raise ShapeError(
-                f"got positions for {self.batch} rows, expected 1 or {batch}",
-                f"Positions made for {batch} rows, or for one row",
-            )
+            remedy = f"Positions made for {batch} rows, or for one row"
+            raise ShapeError(f"got positions for {self.batch} rows, expected 1 or {batch}", remedy)
         return self._map(lambda tensor: tensor.expand(batch, *tensor.shape[1:]), self.start)
 
     def slice(self, start: int, stop: int) -> Positions:
@@ -342,7 +283,7 @@ class Positions:
         """
         world = whole("world", world, 1, remedy="the number of ranks")
         rank = whole("rank", rank, 0, world - 1, remedy=f"0 to {world - 1}, the rank within its group")
-        return shard_slots(self.document, rank, world, flag("zigzag", zigzag))
+        return documents.shard_slots(self.document, rank, world, flag("zigzag", zigzag))
 
     def mask(
         self, k_positions: Positions | None = None, *, causal: bool = True, window: int | None = None
@@ -354,15 +295,13 @@ class Positions:
             causal: whether later keys are hidden.
             window: width of a sliding window: keys `window` positions away, or farther, are hidden.
 
-        >>> Positions.packed([2, 1]).mask().int()
-        tensor([[[[1, 0, 0],
-                  [1, 1, 0],
-                  [0, 0, 1]]]], dtype=torch.int32)
+        >>> Positions.packed([2, 1]).mask().int().tolist()
+        [[[[1, 0, 0], [1, 1, 0], [0, 0, 1]]]]
         """
         queries, keys = self._paired(k_positions)
-        documents = (queries.document[:, :, None], keys.document[:, None])
+        pairs = (queries.document[:, :, None], keys.document[:, None])
         orders = (queries.order[:, :, None], keys.order[:, None])
-        return is_allowed(*documents, *orders, causal, window_of(window))[:, None]
+        return is_allowed(*pairs, *orders, causal, window_of(window))[:, None]
 
     def mask_mod(
         self, k_positions: Positions | None = None, *, causal: bool = True, window: int | None = None
@@ -374,8 +313,8 @@ class Positions:
 
         def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             row = batch * 0 if one_row else batch  # FlexAttention asks about every row of its batch
-            documents = (q_document[row, query], k_document[row, key])
-            return is_allowed(*documents, q_order[row, query], k_order[row, key], causal, window)
+            pair = (q_document[row, query], k_document[row, key])
+            return is_allowed(*pair, q_order[row, query], k_order[row, key], causal, window)
 
         return allowed
 
@@ -386,14 +325,8 @@ class Positions:
         from torch.nn.attention.flex_attention import create_block_mask
 
         queries, keys = self._paired(k_positions)
-        return create_block_mask(
-            self.mask_mod(k_positions, causal=causal, window=window),
-            B=queries.batch,
-            H=None,
-            Q_LEN=self.seq_len,
-            KV_LEN=keys.seq_len,
-            device=str(self.device),
-        )
+        mask_mod = self.mask_mod(k_positions, causal=causal, window=window)
+        return create_block_mask(mask_mod, queries.batch, None, self.seq_len, keys.seq_len, str(self.device))
 
     def _paired(self, k_positions: Positions | None) -> tuple[Positions, Positions]:
         """Queries and keys, with as many rows as the larger of the two has."""
@@ -410,43 +343,38 @@ class Positions:
         >>> Positions.packed([2, 3], length=6).cu_seqlens()
         tensor([0, 2, 5], dtype=torch.int32)
         """
-        return cu_seqlens(self.document)
+        return documents.cu_seqlens(self.document)
 
     def require_within(self, low: int, high: int, owner: str, remedy: str) -> None:
         """Raise unless every index lies in ``low .. high``; asks the device only where the bounds leave a doubt.
 
-        Under `torch.compile` a doubt that only the data could settle is left standing.
+        In a graph such a doubt is left standing.
         """
-        within = (
+        if (
             self.min_index is not None
             and self.max_index is not None
-            and self.min_index >= low
-            and self.max_index <= high
-        )
-        if within or not self.index.numel() or not has_values(self.index):
+            and low <= self.min_index <= self.max_index <= high
+        ):
+            return
+        if not self.index.numel() or not has_values(self.index):
             return
         outside = ((self.index < low) | (self.index > high)).nonzero()
         if len(outside):
             place = tuple(outside[0].tolist())
-            raise RangeError(
-                f"got position {int(self.index[place])} at {place}, {owner} is defined for {low}..{high}", remedy
-            )
+            got = f"got position {int(self.index[place])} at {place}, {owner} is defined for {low}..{high}"
+            raise RangeError(got, remedy)
 
     def require_single_axis(self, owner: str) -> None:
         """Raise unless every token has one index."""
         if self.axes != 1:
-            raise ShapeError(
-                f"got positions with {self.axes} axes, {owner} needs one index per token",
-                "Rotary(sections=...) for grids",
-            )
+            got = f"got positions with {self.axes} axes, {owner} needs one index per token"
+            raise ShapeError(got, "Rotary(sections=...) for grids")
 
     def require_fits(self, batch: int, seq_len: int, device: torch.device, what: str) -> None:
         """Raise unless these are the positions of `what`, which has this batch, length and device."""
         if self.seq_len != seq_len or self.batch not in (1, batch):
-            raise ShapeError(
-                f"got positions for {self.batch} x {self.seq_len} tokens, {what} has {batch} x {seq_len}",
-                f"Positions.arange({seq_len})",
-            )
+            got = f"got positions for {self.batch} x {self.seq_len} tokens, {what} has {batch} x {seq_len}"
+            raise ShapeError(got, f"Positions.arange({seq_len})")
         if self.device != device:
             raise ShapeError(f"got positions on {self.device}, {what} is on {device}", f"positions.to({str(device)!r})")
 
@@ -454,13 +382,10 @@ class Positions:
         """Whether every token has the same index, document and order."""
         if not isinstance(other, Positions):
             return NotImplemented
-        return (
-            self.index.shape == other.index.shape
-            and self.device == other.device
-            and torch.equal(self.index, other.index)
-            and torch.equal(self.document, other.document)
-            and (self.order_or_none is other.order_or_none or torch.equal(self.order, other.order))
-        )
+        if self.device != other.device or not torch.equal(self.index, other.index):
+            return False
+        same_order = self.order_or_none is other.order_or_none or torch.equal(self.order, other.order)
+        return same_order and torch.equal(self.document, other.document)
 
     __hash__ = None  # type: ignore[assignment]  # compared by value, held in tensors: not a key
 
@@ -473,20 +398,18 @@ class Positions:
 
 
 def _without_single_axis(index: Tensor) -> Tensor:
-    """An index of one axis is written as ``batch seq``, and as that alone: encodings of tokens in a row read it so."""
+    """An index of one axis is always written as ``batch seq``."""
     return index.squeeze(2) if index.ndim == 3 and index.shape[2] == 1 else index
 
 
 def require_positions(positions: object) -> None:
     """Raise unless these are `Positions`: position ids or masks alone are not enough."""
     if not isinstance(positions, Positions):
-        raise LocantError(
-            f"got positions of type {type(positions).__name__}, expected Positions",
-            "Positions.of(position_ids), or Positions.from_mask(attention_mask)",
-        )
+        got = f"got positions of type {type(positions).__name__}, expected Positions"
+        raise LocantError(got, "Positions.of(position_ids), or Positions.from_mask(attention_mask)")
 
 
-def _flatten(positions: Positions) -> tuple[list[Tensor | None], tuple[int | None, ...]]:
+def _flatten(positions: Positions) -> tuple[list[Any], tuple[int | None, ...]]:
     leaves = [positions.index, positions.document_or_none, positions.order_or_none]
     return leaves, (positions.min_index, positions.max_index, positions.start)
 
@@ -494,16 +417,17 @@ def _flatten(positions: Positions) -> tuple[list[Tensor | None], tuple[int | Non
 def _flatten_with_keys(positions: Positions) -> tuple[list[Any], tuple[int | None, ...]]:
     """Under the names that exported programs and error messages call the leaves by."""
     leaves, context = _flatten(positions)
-    names = ("index", "document_or_none", "order_or_none")
-    return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(names, leaves, strict=True)], context
-
-
-def _unflatten(leaves: object, context: tuple[int | None, ...]) -> Positions:
-    return Positions(*leaves, *context)  # type: ignore[misc]  # the leaves of _flatten, in their order
+    names = map(pytree.GetAttrKey, ("index", "document_or_none", "order_or_none"))
+    return list(zip(names, leaves, strict=True)), context
 
 
 pytree.register_pytree_node(
-    Positions, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys, serialized_type_name="locant.Positions",
-    to_dumpable_context=list, from_dumpable_context=tuple,  # what comes back from a file is a list
-)  # fmt: skip
+    Positions,
+    _flatten,
+    lambda leaves, context: Positions(*leaves, *context),  # those of _flatten, in their order
+    flatten_with_keys_fn=_flatten_with_keys,
+    serialized_type_name="locant.Positions",
+    to_dumpable_context=list,
+    from_dumpable_context=tuple,  # what comes back from a file is a list
+)
 torch.serialization.add_safe_globals([Positions])  # a saved program holds those that it was exported with

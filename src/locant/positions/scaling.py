@@ -1,8 +1,5 @@
 """Ways to stretch rotary frequencies over contexts longer than those a model was trained on.
 
-Each is a frozen dataclass: a pure function of its fields, the rotary dimension, the base and, for two of them, the
-length of the sequence. Nothing is remembered from one call to the next.
-
 Every scaling gives its frequencies twice: ``frequencies`` in 50-digit decimals, the formula itself, and ``rounded``
 step by step in float32 as `transformers` computes them, for models that were trained with those roundings.
 """
@@ -31,9 +28,6 @@ __all__ = [
 Frequencies = tuple[Decimal, ...]
 Rounded = Float[Tensor, " pairs"]
 
-FEWEST_ROTATIONS = 1e-9
-"""YaRN takes the logarithm of the trained length over these."""
-
 
 class Scaling(ABC):
     """How the frequencies of a rotary encoding follow from its base."""
@@ -56,24 +50,25 @@ class Scaling(ABC):
         """The length from which on the frequencies depend on the length of the sequence; ``None``: they never do."""
         return None
 
-    def _settle(self, **values: object) -> None:
-        """Set fields, which are frozen afterwards."""
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+    def _settle(self, name: str, value: object) -> None:
+        """Set a field, which is frozen afterwards."""
+        object.__setattr__(self, name, value)
 
     def _settle_reals(self, *names: str, **ends: Real) -> None:
-        """Make plain numbers of these fields, within `ends`; a ``None`` stays."""
-        kind, remedy = type(self).__name__, _example(type(self))
-        optional = {field.name for field in fields(type(self)) if field.default is None}  # type: ignore[arg-type]  # all are dataclasses
+        """Make plain numbers of these fields, within `ends`; a ``None`` that is the default stays."""
+        kind = type(self).__name__
+        defaults = {field.name: field.default for field in fields(self)}  # type: ignore[arg-type]  # all are dataclasses
+        remedy = f"{kind}({', '.join(f'{name}=...' for name in defaults)})"
         for name in names:
             value = getattr(self, name)
-            if value is not None or name not in optional:
-                self._settle(**{name: real(f"{kind}'s {name}", value, remedy=remedy, **ends)})
+            if value is not None or defaults[name] is not None:
+                self._settle(name, real(f"{kind}'s {name}", value, remedy=remedy, **ends))
 
     def _settle_length(self, low: int = 1) -> None:
         """The same for the trained length."""
-        name, given = f"{type(self).__name__}'s original_max_seq_len", getattr(self, "original_max_seq_len", None)
-        self._settle(original_max_seq_len=whole(name, given, low, remedy="the trained length"))
+        name = "original_max_seq_len"
+        length = whole(f"{type(self).__name__}'s {name}", getattr(self, name), low, remedy="the trained length")
+        self._settle(name, length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,13 +159,12 @@ class YaRN(Scaling):
     """NTK by parts, with a temperature: Peng et al. 2023, arXiv 2309.00071.
 
     Pairs that rotate more than `beta_fast` times within the trained length keep their frequency, pairs that rotate
-    less than `beta_slow` times are interpolated by `factor`, and over the pairs between a linear ramp leads from one to
-    the other. The attention factor is ``0.1 ln(factor) + 1`` unless given, or DeepSeek's ratio of two of these.
+    less than `beta_slow` times are interpolated by `factor`, with a linear ramp over the pairs between.
+    The attention factor is ``0.1 ln(factor) + 1`` unless given, or DeepSeek's ratio of two of these.
 
     Args:
         factor: the new length over the trained one.
-        original_max_seq_len: the trained length.
-        beta_fast, beta_slow: rotations within the trained length.
+        beta_fast, beta_slow: rotations within the trained length, `original_max_seq_len`.
         truncate: whether the ends of the ramp are rounded outwards to whole pairs (gpt-oss does not).
         attention_factor: overrides everything about the temperature.
         mscale, mscale_all_dim: DeepSeek's weights; both must be given, and not be zero, to have an effect.
@@ -188,14 +182,13 @@ class YaRN(Scaling):
     def __post_init__(self) -> None:
         self._settle_reals("factor", low=1)
         self._settle_length()
-        self._settle_reals("beta_fast", "beta_slow", low=FEWEST_ROTATIONS)
+        self._settle_reals("beta_fast", "beta_slow", low=1e-9)  # the trained length is divided by these
         self._settle_reals("mscale", "mscale_all_dim", low=0)
         self._settle_reals("attention_factor", above=0)
-        self._settle(truncate=flag("YaRN's truncate", self.truncate))
+        self._settle("truncate", flag("YaRN's truncate", self.truncate))
         if self.beta_fast < self.beta_slow:
-            raise RangeError(
-                f"got beta_fast={self.beta_fast} below beta_slow={self.beta_slow}", "beta_fast=32, beta_slow=1"
-            )
+            got = f"got beta_fast={self.beta_fast} below beta_slow={self.beta_slow}"
+            raise RangeError(got, "beta_fast=32, beta_slow=1")
 
     @property
     def effective_attention_factor(self) -> float:
@@ -207,12 +200,10 @@ class YaRN(Scaling):
 
     def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
         low, high = (Decimal(end) for end in self._ramp_ends(dim, base))
-        factor = Decimal(self.factor)
         scaled: list[Decimal] = []
         for pair, frequency in enumerate(inverse_frequencies(dim, base)):
-            ramp = PRECISION.divide(PRECISION.subtract(pair, low), PRECISION.subtract(high, low))
-            share = min(max(ramp, Decimal(0)), Decimal(1))
-            scaled.append(_blend(PRECISION.divide(frequency, factor), frequency, PRECISION.subtract(1, share)))
+            ramp = _share(PRECISION.subtract(pair, low), PRECISION.subtract(high, low))
+            scaled.append(_blend(frequency, self.factor, PRECISION.subtract(1, ramp)))
         return tuple(scaled)
 
     def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
@@ -224,14 +215,12 @@ class YaRN(Scaling):
     def _ramp_ends(self, dim: int, base: float) -> tuple[float, float]:
         """First and last pair of the ramp. The reference computes them in float64, so that is their definition."""
         if base == 1:
-            raise RangeError(
-                "got 1 for base, at which all pairs rotate alike and YaRN has no ramp", "Linear(factor=...)"
-            )
-
-        def pair_that_rotates(times: float) -> float:
-            return dim * math.log(self.original_max_seq_len / (times * 2 * math.pi)) / (2 * math.log(base))
-
-        low, high = pair_that_rotates(self.beta_fast), pair_that_rotates(self.beta_slow)
+            got = "got 1 for base, at which all pairs rotate alike and YaRN has no ramp"
+            raise RangeError(got, "Linear(factor=...)")
+        low, high = (
+            dim * math.log(self.original_max_seq_len / (rotations * 2 * math.pi)) / (2 * math.log(base))
+            for rotations in (self.beta_fast, self.beta_slow)
+        )
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, dim - 1)
@@ -242,12 +231,11 @@ class YaRN(Scaling):
 class LongRoPE(Scaling):
     """A factor of its own for every pair, short and long sequences apart: Ding et al. 2024, arXiv 2402.13753.
 
-    The rule of the switch: sequences of up to `original_max_seq_len` tokens use `short_factor`, longer ones
+    Sequences of up to `original_max_seq_len` tokens, the trained length, use `short_factor`, longer ones
     `long_factor`. The length is that of the whole sequence, and has to be given: see `Rotary.for_length`.
 
     Args:
         short_factor, long_factor: one divisor per pair; kept as tuples.
-        original_max_seq_len: the trained length.
         factor: the new length over the trained one; decides the attention factor.
         attention_factor: overrides ``sqrt(1 + ln(factor) / ln(original_max_seq_len))``.
     """
@@ -263,8 +251,8 @@ class LongRoPE(Scaling):
             given = entries(f"LongRoPE's {name}", getattr(self, name), "one number per pair")
             if not given:
                 raise RangeError(f"got nothing for LongRoPE's {name}, expected numbers above 0", f"{name}=[1.0] * 32")
-            numbers = (real(f"an entry of LongRoPE's {name}", one, above=0, remedy="one per pair") for one in given)
-            self._settle(**{name: tuple(numbers)})
+            what, remedy = f"an entry of LongRoPE's {name}", "one per pair"
+            self._settle(name, tuple(real(what, one, above=0, remedy=remedy) for one in given))
         self._settle_reals("factor", "attention_factor", above=0)
         self._settle_length(2)
 
@@ -276,23 +264,19 @@ class LongRoPE(Scaling):
     def effective_attention_factor(self) -> float:
         if self.attention_factor is not None:
             return self.attention_factor
-        if self.factor <= 1:
-            return 1.0
-        return math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_seq_len))
+        return math.sqrt(1 + math.log(max(self.factor, 1)) / math.log(self.original_max_seq_len))
 
     def factors(self, dim: int, seq_len: int | None) -> Sequence[float]:
         """The divisors for a sequence of this length."""
         chosen = self.long_factor if (seq_len or 0) > self.original_max_seq_len else self.short_factor
         if len(chosen) != dim // 2:
-            raise ShapeError(
-                f"got {len(chosen)} LongRoPE factors for {dim // 2} pairs, expected one per pair",
-                f"{dim // 2} factors, or rotary_dim={2 * len(chosen)}",
-            )
+            got = f"got {len(chosen)} LongRoPE factors for {dim // 2} pairs, expected one per pair"
+            raise ShapeError(got, f"{dim // 2} factors, or rotary_dim={2 * len(chosen)}")
         return chosen
 
     def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
-        pairs = zip(inverse_frequencies(dim, base), self.factors(dim, seq_len), strict=True)
-        return tuple(PRECISION.divide(frequency, Decimal(factor)) for frequency, factor in pairs)
+        divisors = map(Decimal, self.factors(dim, seq_len))
+        return tuple(map(PRECISION.divide, inverse_frequencies(dim, base), divisors))
 
     def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
         factors = torch.tensor(self.factors(dim, seq_len), dtype=torch.float32, device="cpu")
@@ -317,35 +301,27 @@ class Llama3(Scaling):
         self._settle_reals("factor", "low_freq_factor", "high_freq_factor", above=0)
         self._settle_length()
         if self.high_freq_factor < self.low_freq_factor:
-            raise RangeError(
-                f"got high_freq_factor={self.high_freq_factor}, "
-                f"expected at least low_freq_factor={self.low_freq_factor}",
-                "low_freq_factor=1, high_freq_factor=4",
-            )
+            low, high = (f"{name}_freq_factor={getattr(self, f'{name}_freq_factor')}" for name in ("low", "high"))
+            raise RangeError(f"got {high}, expected at least {low}", "low_freq_factor=1, high_freq_factor=4")
 
     def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
-        factor, low, high = Decimal(self.factor), Decimal(self.low_freq_factor), Decimal(self.high_freq_factor)
+        low, high = Decimal(self.low_freq_factor), Decimal(self.high_freq_factor)
         scaled: list[Decimal] = []
         for frequency in inverse_frequencies(dim, base):
             rotations = PRECISION.divide(PRECISION.multiply(frequency, self.original_max_seq_len), TWO_PI)
-            above, width = PRECISION.subtract(rotations, low), PRECISION.subtract(high, low)
-            kept = min(max(PRECISION.divide(above, width), Decimal(0)), Decimal(1)) if width else Decimal(above >= 0)
-            scaled.append(_blend(PRECISION.divide(frequency, factor), frequency, kept))
+            kept = _share(PRECISION.subtract(rotations, low), PRECISION.subtract(high, low))
+            scaled.append(_blend(frequency, self.factor, kept))
         return tuple(scaled)
 
     def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
+        trained, low, high = self.original_max_seq_len, self.low_freq_factor, self.high_freq_factor
         plain = 1.0 / _powers(dim, base)
         wavelength = 2 * math.pi / plain
-        longest, shortest = (
-            self.original_max_seq_len / self.low_freq_factor,
-            self.original_max_seq_len / self.high_freq_factor,
-        )
+        longest, shortest = trained / low, trained / high
         scaled = torch.where(wavelength > longest, plain / self.factor, plain)
-        if self.high_freq_factor == self.low_freq_factor:
+        if high == low:
             return scaled
-        kept = (self.original_max_seq_len / wavelength - self.low_freq_factor) / (
-            self.high_freq_factor - self.low_freq_factor
-        )
+        kept = (trained / wavelength - low) / (high - low)
         blended = (1 - kept) * scaled / self.factor + kept * scaled
         between = (wavelength >= shortest) & (wavelength <= longest)
         return torch.where(between, blended, scaled)
@@ -367,9 +343,7 @@ class Proportional(Scaling):
 
     def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
         rotated = int(self.rotated_share * dim // 2)
-        factor = Decimal(self.factor)
-        scaled = [PRECISION.divide(frequency, factor) for frequency in inverse_frequencies(dim, base)[:rotated]]
-        return (*scaled, *[Decimal(0)] * (dim // 2 - rotated))
+        return Linear(factor=self.factor).frequencies(dim, base)[:rotated] + (Decimal(0),) * (dim // 2 - rotated)
 
     def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
         rotated = int(self.rotated_share * dim // 2)
@@ -381,7 +355,6 @@ def scaling_by_name(text: str, trained: int, dim: int, base: float) -> Scaling:
     """A scaling by its name and factor, such as ``"yarn:8"``; without a factor it is 4.
 
     Args:
-        text: one of `SCALINGS`, and a factor.
         trained: the trained length.
         dim, base: of the rotary encoding.
 
@@ -425,10 +398,8 @@ def _powers(dim: int, base: float | Float[Tensor, ""], pairs: int | None = None)
 
     Takes as many pairs as are needed and no more: torch's power rounds a number differently at the end of a tensor.
     """
-    exponents = (
-        torch.arange(0, dim if pairs is None else 2 * pairs, 2, dtype=torch.int64, device="cpu").to(torch.float32) / dim
-    )
-    return base**exponents
+    even = torch.arange(0, dim if pairs is None else 2 * pairs, 2, dtype=torch.int64, device="cpu")
+    return base ** (even.to(torch.float32) / dim)
 
 
 def ntk_exponent(dim: int) -> float:
@@ -440,19 +411,20 @@ def ntk_exponent(dim: int) -> float:
 
 def _stretched_base(dim: int, base: float, stretch: Decimal, form: str) -> Decimal:
     ntk_exponent(dim)
-    exponent = PRECISION.divide(Decimal(dim), Decimal(dim - 2)) if form == "aware" else Decimal(1)
+    exponent = PRECISION.divide(dim, dim - 2) if form == "aware" else Decimal(1)
     return PRECISION.multiply(Decimal(base), PRECISION.power(stretch, exponent))
 
 
-def _blend(stretched: Decimal, plain: Decimal, kept: Decimal) -> Decimal:
-    """`kept` of one and the rest of the other; Python's operators would round as the process set decimals to."""
+def _share(part: Decimal, width: Decimal) -> Decimal:
+    """One over the other, from 0 to 1; a step where there is no width."""
+    return min(max(PRECISION.divide(part, width), Decimal(0)), Decimal(1)) if width else Decimal(part >= 0)
+
+
+def _blend(plain: Decimal, factor: float, kept: Decimal) -> Decimal:
+    """`kept` of a frequency and the rest of it divided; Python's operators round as the process set decimals to."""
+    stretched = PRECISION.divide(plain, Decimal(factor))
     return PRECISION.fma(kept, PRECISION.subtract(plain, stretched), stretched)
 
 
 def _temperature(factor: float, weight: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-
-def _example(scaling: type[Scaling]) -> str:
-    given = ", ".join(f"{field.name}=..." for field in fields(scaling))  # type: ignore[arg-type]  # all are dataclasses
-    return f"{scaling.__name__}({given})"

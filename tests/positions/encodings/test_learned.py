@@ -113,7 +113,7 @@ def test_a_negative_offset_is_refused() -> None:
 
 def test_tokens_of_another_shape_are_refused() -> None:
     learned = Learned(9, 6)
-    with refuses(ShapeError, "width 7", "d_model=6"):
+    with refuses(ShapeError, "7)", "d_model=6"):
         learned.embed(torch.zeros(1, 5, 7), Positions.arange(5))
     with refuses(ShapeError, "1 x 4", "2 x 5"):
         learned.embed(torch.zeros(2, 5, 6), Positions.arange(4))

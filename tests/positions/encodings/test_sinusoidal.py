@@ -102,7 +102,7 @@ def test_a_width_below_one_is_refused(d_model: int) -> None:
 
 def test_tokens_of_another_shape_are_refused() -> None:
     encoding = Sinusoidal(6)
-    with refuses(ShapeError, "width 7", "d_model=6"):
+    with refuses(ShapeError, "7)", "d_model=6"):
         encoding.embed(torch.zeros(1, 5, 7), Positions.arange(5))
     with refuses(ShapeError, "1 x 4", "2 x 5"):
         encoding.embed(torch.zeros(2, 5, 6), Positions.arange(4))

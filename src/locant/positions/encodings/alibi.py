@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from locant.arguments import entries, flag, real, shown
@@ -38,19 +37,15 @@ def alibi_slopes(num_heads: int) -> list[float]:
 class ALiBi(DistanceBias):
     """Subtracts slope x distance from every score: nearer tokens count more, and each head has its own reach.
 
-    No maximal length, and no parameters unless the slopes are learned. The bias is ``-m_h |i - j|``: symmetric where
-    attention is not causal.
+    The bias is ``-m_h |i - j|``: symmetric where attention is not causal. No parameters unless the slopes are learned.
 
     Args:
-        num_heads: the number of query heads.
+        num_heads, head_slice: as in `DistanceBias`.
         learned: make the slopes a parameter that begins with these; their signs are left free.
         slopes: one per head of the model; default: the paper's, `alibi_slopes`.
-        head_slice: the heads of this rank under tensor parallelism; default: all.
 
     >>> ALiBi(4).matrix(6)[0, 0]
     tensor([-0.0000, -0.2500, -0.5000, -0.7500, -1.0000, -1.2500])
-    >>> ALiBi(4).slopes.tolist()
-    [0.25, 0.0625, 0.015625, 0.00390625]
     >>> ALiBi(4, head_slice=slice(2, 4)).matrix(2)[0, 0, 1]
     tensor(-0.0156)
     """
@@ -93,9 +88,7 @@ class ALiBi(DistanceBias):
         slopes = self.slopes if self.learned else self._initial.on(q.device)
         return {"slopes": slopes.to(bias_dtype(q))}
 
-    def of_distance(
-        self, distance: Int[Tensor, "*#pairs"], head: Int[Tensor, "*#pairs"], *, slopes: Float[Tensor, " heads"]
-    ) -> Float[Tensor, "*#pairs"]:
+    def of_distance(self, distance: Tensor, head: Tensor, *, slopes: Tensor) -> Tensor:
         return -slopes[self.heads.here(head)] * distance.abs()
 
     def extra_repr(self) -> str:

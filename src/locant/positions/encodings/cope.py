@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, scale_of, whole
 from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, ScoreMod, bias_dtype
-from locant.positions.exact_dot import exact_dot
 from locant.positions.heads import for_query_heads
-from locant.positions.pairs import bias_lookup, require_tokens
+from locant.positions.pairs import bias_lookup, exact_dot, require_tokens
 from locant.positions.positions import Positions
 
 __all__ = ["Cope"]
@@ -27,9 +26,8 @@ class Cope(PositionEncoding):
     authors' code the gates see the scaled product, the embeddings the plain query, all heads share the embeddings,
     and these begin as zeros.
 
-    Gates count what a causal mask lets the query see: tokens of its own document up to itself, and no padding. Keys
-    may come in any order and queries may be any part of the sequence, but all keys between a key and the query have
-    to be given (a cache does). A later key is at position 0. A window of `attend` does not shorten the count.
+    Gates count what a causal mask lets the query see; a window of `attend` does not shorten the count. Keys may come
+    in any order, but all keys between a key and the query have to be given. A later key is at position 0.
 
     Costs ``batch x heads x query x key`` numbers in float64 several times over: it is the heaviest bias here.
 
@@ -76,7 +74,7 @@ class Cope(PositionEncoding):
         gates = 1 / (1 + torch.exp(-product))  # torch.sigmoid's rounding depends on an entry's place in memory
         if dtype != torch.float64:
             gates = gates + ((gates / GRID).round() * GRID - gates).detach()
-        return _sums_from_key(_only(gates, positions.mask(k_positions, causal=True)), keys)
+        return _sums_from_key(gates.masked_fill(~positions.mask(k_positions), 0.0), keys)
 
     def bias(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> Bias:
         """The query's product with the interpolated embedding of every count, float32 at least."""
@@ -95,19 +93,8 @@ class Cope(PositionEncoding):
         return f"head_dim={self.head_dim}, max_positions={self.max_positions}, scale={self.scale:g}"
 
 
-def _only(
-    gates: Float[Tensor, "batch heads query key"], visible: Bool[Tensor, "#batch 1 query key"]
-) -> Float[Tensor, "batch heads query key"]:
-    return gates.masked_fill(~visible, 0.0)
-
-
-def _sums_from_key(
-    gates: Float[Tensor, "batch heads query key"], keys: Positions
-) -> Float[Tensor, "batch heads query key"]:
-    """For every key, the sum of its gate and those of all keys after it, in the order of tokens, not of slots.
-
-    Keys of other documents fall in between, but their gates are zero.
-    """
+def _sums_from_key(gates: Float[Tensor, "batch heads query key"], keys: Positions) -> Tensor:
+    """For every key, the sum of its gate and those of all keys after it, in the order of tokens, not of slots."""
     if keys.start is not None:
         return gates.flip(-1).cumsum(-1).flip(-1)
     last_first = keys.order.argsort(dim=-1, descending=True, stable=True)

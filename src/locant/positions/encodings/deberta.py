@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -14,16 +14,14 @@ from locant.arguments import MAX_WIDTH, entries, flag, scale_of, shown, whole
 from locant.errors import RangeError
 from locant.positions.base import EncodingInfo, Keys, Queries, bias_dtype
 from locant.positions.constant import Constant
-from locant.positions.exact_dot import exact_dot
 from locant.positions.heads import Heads, blank_linear, for_query_heads
-from locant.positions.pairs import MAX_DISTANCE, TableBias
+from locant.positions.pairs import MAX_DISTANCE, Products, TableBias, exact_dot
 
 __all__ = ["Deberta", "DebertaTerm"]
 
 DebertaTerm = Literal["c2p", "p2c"]
 
 INIT_STD = 0.02
-LAYER_NORM_EPS = 1e-7
 
 
 class Deberta(TableBias):
@@ -34,12 +32,10 @@ class Deberta(TableBias):
     that of released checkpoints (the paper writes ``b(j - i)`` in the second term).
 
     Content and positions share one scale, ``1 / sqrt(3 head_dim)`` with both terms, which attention has to be given
-    too: ``attend(q, k, v, encoding=deberta, scale=deberta.scale, causal=False, positions=positions)``. The products
-    here carry it already.
+    too: ``attend(q, k, v, encoding=deberta, scale=deberta.scale, causal=False, positions=positions)``.
 
     In DeBERTa-v2 all layers share the table, and the projections are those of each layer's own keys and queries
-    (``share_att_key``): give each layer a `Deberta`, and set its `weight`, `key_projection` and `query_projection`
-    to the modules to be shared.
+    (``share_att_key``): set `weight`, `key_projection` and `query_projection` of each layer's `Deberta` to these.
 
     Costs two projections of the table, one row of scores per token over it (float64 while it is computed), and
     two look-ups per pair of tokens and head.
@@ -100,7 +96,7 @@ class Deberta(TableBias):
         self.span = self.max_distance if self.num_buckets is None else self.num_buckets
         self._bucket_of = Constant(_bucket_table(self.num_buckets, self.max_distance))
         self.weight = nn.Parameter(torch.empty(2 * self.span, self.d_model))
-        self.norm = nn.LayerNorm(self.d_model, eps=LAYER_NORM_EPS) if flag("norm", norm) else None
+        self.norm = nn.LayerNorm(self.d_model, eps=1e-7) if flag("norm", norm) else None
         width = len(self.heads) * self.head_dim
         self.key_projection = blank_linear(self.d_model, width) if "c2p" in self.terms else None
         self.query_projection = blank_linear(self.d_model, width) if "p2c" in self.terms else None
@@ -110,11 +106,10 @@ class Deberta(TableBias):
         nn.init.normal_(self.weight, std=INIT_STD)
         if self.norm is not None:
             self.norm.reset_parameters()
-        for projection in (self.key_projection, self.query_projection):
-            if projection is not None:
-                full = projection.weight.new_empty(self.num_heads, self.head_dim, self.d_model).normal_(std=INIT_STD)
-                self.heads.fill(projection.weight, full)
-                nn.init.zeros_(projection.bias)
+        for projection in filter(None, (self.key_projection, self.query_projection)):
+            full = projection.weight.new_empty(self.num_heads, self.head_dim, self.d_model).normal_(std=INIT_STD)
+            self.heads.fill(projection.weight, full)
+            nn.init.zeros_(projection.bias)
 
     def buckets(self, distance: Int[Tensor, "*pairs"]) -> Int[Tensor, "*pairs"]:
         """The bucket of every distance (query index minus key index), negative for later keys."""
@@ -124,28 +119,23 @@ class Deberta(TableBias):
         bucket_of = self._bucket_of.on(device)
         return lambda distance: (_bucket(distance, bucket_of) + self.span).clamp(0, 2 * self.span - 1)
 
-    def products(
-        self, q: Queries, k: Keys
-    ) -> tuple[Float[Tensor, "batch heads query rows"] | None, Float[Tensor, "batch heads key rows"] | None]:
+    def products(self, q: Queries, k: Keys) -> Products:
         """Queries times the table as keys, and keys times the table as queries, scaled."""
         self.heads.require(self, q)
         dtype = bias_dtype(q)
-        of_query, of_key = None, None
-        if self.key_projection is not None:
-            of_query = (exact_dot(q, self._projected(self.key_projection, dtype), dtype) * self.scale).to(dtype)
-        if self.query_projection is not None:
-            keys = for_query_heads(k, q.shape[1])
-            of_key = (exact_dot(keys, self._projected(self.query_projection, dtype), dtype) * self.scale).to(dtype)
-        return of_query, of_key
+        return self._product(q, self.key_projection, dtype), self._product(k, self.query_projection, dtype)
 
-    def _projected(self, projection: nn.Linear, dtype: torch.dtype) -> Float[Tensor, "heads rows head_dim"]:
+    def _product(self, x: Tensor, projection: nn.Linear | None, dtype: torch.dtype) -> Tensor | None:
+        """Tokens times the projected table, scaled."""
+        if projection is None:
+            return None
         table = self.weight.to(dtype)
         if self.norm is not None:
-            table = F.layer_norm(
-                table, (self.d_model,), self.norm.weight.to(dtype), self.norm.bias.to(dtype), self.norm.eps
-            )
+            gain, shift = self.norm.weight.to(dtype), self.norm.bias.to(dtype)
+            table = F.layer_norm(table, (self.d_model,), gain, shift, self.norm.eps)
         rows = F.linear(table, projection.weight.to(dtype), projection.bias.to(dtype))
-        return rows.unflatten(1, (len(self.heads), self.head_dim)).transpose(0, 1)
+        of_heads = rows.unflatten(1, (len(self.heads), self.head_dim)).transpose(0, 1)
+        return (exact_dot(for_query_heads(x, len(self.heads)), of_heads, dtype) * self.scale).to(dtype)
 
     def extra_repr(self) -> str:
         sizes = f"head_dim={self.head_dim}, num_buckets={self.num_buckets}, max_distance={self.max_distance}"
@@ -159,22 +149,18 @@ def _bucket(distance: Int[Tensor, "*pairs"], bucket_of: Int[Tensor, " distances"
 def _terms(terms: Any) -> tuple[DebertaTerm, ...]:
     remedy = "terms=('c2p', 'p2c')"
     given = entries("terms", terms, remedy)
-    if any(not isinstance(term, str) or term not in get_args(DebertaTerm) for term in given) or not given:
+    if given not in (("c2p",), ("p2c",), ("c2p", "p2c"), ("p2c", "c2p")):
         raise RangeError(f"got {shown(given)} for terms, expected 'c2p', 'p2c' or both", remedy)
-    if len(set(given)) < len(given):
-        raise RangeError(f"got {shown(given)} for terms, expected each once", remedy)
     return given
 
 
 def _farthest(max_distance: Any, num_buckets: int | None) -> int:
-    """The largest distance, as the constructor was given it."""
     least = 1 if num_buckets is None else num_buckets // 2 + 2
     remedy = f"num_buckets=256, max_distance=512: from {least} to {MAX_DISTANCE} for num_buckets={num_buckets}"
     farthest = whole("max_distance", max_distance, least, MAX_DISTANCE, remedy=remedy)
     if num_buckets is not None and _first_out_of_table(num_buckets, farthest) > MAX_DISTANCE:
-        raise RangeError(
-            f"got {farthest} for max_distance, whose {num_buckets} buckets reach farther than {MAX_DISTANCE}", remedy
-        )
+        got = f"got {farthest} for max_distance, whose {num_buckets} buckets reach farther than {MAX_DISTANCE}"
+        raise RangeError(got, remedy)
     return farthest
 
 
@@ -185,11 +171,7 @@ def _first_out_of_table(num_buckets: int, max_distance: int) -> float:
 
 
 def _bucket_table(num_buckets: int | None, max_distance: int) -> Int[Tensor, " distances"]:
-    """The bucket of each distance, as integers, so that no device rounds a logarithm its own way.
-
-    A few distances past the first that is out of the table are listed, all farther ones are clamped to the last. In
-    float32, because that is how the reference decides where a logarithm lands on a whole bucket.
-    """
+    """The bucket of each distance up to a few past the table, in float32, as the reference computes the logarithm."""
     if num_buckets is None:
         return torch.arange(max_distance + 1, device="cpu")
     exact = num_buckets // 2

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,22 +18,19 @@ from locant.positions.positions import Positions
 
 __all__ = ["Fire"]
 
-EPS = 1e-6
-"""Added to the denominator, as the authors do."""
+EPS = 1e-6  # added to the denominator, as the authors do
 
 
 class Fire(PositionEncoding):
     """A learned function of relative distance: ``MLP(psi(|i - j|) / psi(max(L, i, j)))``, ``psi(x) = log(1 + c x)``.
 
     The ratio runs from 0 at the query to 1 at the beginning of its document, so a longer context than any trained on
-    asks the function nothing new. Up to the threshold L the denominator is constant. c and L are learned.
-
-    The paper defines ``max(L, i)`` for keys up to the query, where it is the same as here. With j in it the ratio
-    stays within 0 .. 1 for later keys, too, and the bias is symmetric where attention is not causal.
+    asks the function nothing new. Up to the threshold L the denominator is constant. c and L are learned. The paper's
+    ``max(L, i)`` is the same for keys up to the query; with j, the bias is symmetric where attention is not causal.
 
     An MLP of one ReLU layer over one number is a function of straight pieces: they are worked out once per call
     (``hidden + 1`` per head), and a pair of tokens costs one search among the ``hidden`` kinks, one look-up and one
-    line per head, instead of the MLP. Its values and gradients are those of the MLP.
+    line per head. Values and gradients are those of the MLP.
 
     Args:
         num_heads: the number of query heads.
@@ -85,18 +82,15 @@ class Fire(PositionEncoding):
         nn.init.ones_(self.threshold_multiple)
         self.hidden.reset_parameters()
         bound = self.hidden_width**-0.5
-        for parameter, shape in (
-            (self.output.weight, (self.num_heads, self.hidden_width)),
-            (self.output.bias, (self.num_heads,)),
-        ):
-            self.heads.fill(parameter, parameter.new_empty(shape).uniform_(-bound, bound))
+        for parameter in (self.output.weight, self.output.bias):
+            full = parameter.new_empty(self.num_heads, *parameter.shape[1:]).uniform_(-bound, bound)
+            self.heads.fill(parameter, full)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **options: Any) -> None:
         """Where c and L were saved without a dimension, as they were once, they are given one."""
         for name in (prefix + "c", prefix + "threshold_multiple"):
-            stored = state_dict.get(name)
-            if isinstance(stored, Tensor) and stored.ndim == 0:
-                state_dict[name] = stored[None]
+            if name in state_dict:
+                state_dict[name] = torch.atleast_1d(state_dict[name])
         super()._load_from_state_dict(state_dict, prefix, *args, **options)
 
     def bias(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> Bias:
@@ -130,7 +124,7 @@ class Fire(PositionEncoding):
     def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:
         return bias_matrix(self, len(self.heads), query_len, key_len)
 
-    def _ratio_of(self, dtype: torch.dtype) -> Callable[[Int[Tensor, "*pairs"], Int[Tensor, "*pairs"]], Tensor]:
+    def _ratio_of(self, dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
         """``psi(distance) / psi(max(L, later of the two))`` as a function of both."""
         c = self.c[0].to(dtype).abs()
         threshold = (self.threshold_multiple[0].to(dtype) * self.initial_threshold).abs()
@@ -141,13 +135,10 @@ class Fire(PositionEncoding):
 
         return ratio
 
-    def _pieces(
-        self, dtype: torch.dtype
-    ) -> tuple[Float[Tensor, " hidden"], Float[Tensor, "pieces heads"], Float[Tensor, "pieces heads"]]:
-        """Where the MLP has its kinks, and the line it follows before, between and after them.
+    def _pieces(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """Where the MLP has its kinks, and slope and offset before, between and after them (``pieces heads``).
 
-        A hidden unit is on above its kink where its weight is positive, below where negative, and always or never
-        where it is zero. In float64, so that adding up a line loses nothing that the MLP would keep.
+        A hidden unit is on above its kink where its weight is positive, below where negative. Added up in float64.
         """
         weight, shift = self.hidden.weight[:, 0].double(), self.hidden.bias.double()
         fixed = weight == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from locant.arguments import one_of
@@ -16,12 +15,8 @@ __all__ = ["Kerple", "KerpleKind"]
 
 KerpleKind = Literal["log", "power"]
 
-SMALLEST = 1e-2
-"""Both parameters act as if they were never smaller, as in the authors' code."""
-
-LARGEST_POWER = 2.0
-"""Beyond this exponent the kernel is no longer conditionally positive definite (the paper's theorem)."""
-
+SMALLEST = 1e-2  # of both parameters, as in the authors' code
+LARGEST_POWER = 2.0  # beyond it the kernel is no longer conditionally positive definite (the paper's theorem)
 INITIAL = {"log": (2.0, 1.0), "power": (1.0, 2.0)}
 """The authors draw r1 and r2 uniformly from 0 to these."""
 
@@ -29,17 +24,15 @@ INITIAL = {"log": (2.0, 1.0), "power": (1.0, 2.0)}
 class Kerple(DistanceBias):
     """Lets every head learn how fast distance fades: ``-r1 log(1 + r2 |i - j|)``, or ``-r1 |i - j|^r2``.
 
-    Two parameters per head, no maximal length; symmetric where attention is not causal. `r1` and `r2` are stored as
-    they are used; where training pushes one below 0.01 (or an exponent above 2) it acts as that bound, and its
-    gradient still passes, so that it can come back.
+    Two parameters per head, no maximal length; symmetric where attention is not causal. Where training pushes one
+    below 0.01 (or an exponent above 2) it acts as that bound, and its gradient still passes, so that it can come back.
 
-    The logarithmic form is computed in float32. The power is computed in float64 and rounded: float32 would lose
-    the difference between neighbours a hundred thousand tokens away.
+    The logarithmic form is computed in float32, the power in float64: float32 would lose the difference between
+    neighbours a hundred thousand tokens away.
 
     Args:
-        num_heads: the number of query heads.
+        num_heads, head_slice: as in `DistanceBias`.
         kind: ``"log"``, the paper's best, or ``"power"`` (with r2 = 1 ALiBi with a learned slope).
-        head_slice: the heads of this rank under tensor parallelism; default: all.
 
     >>> Kerple(4).matrix(6).shape
     torch.Size([4, 6, 6])
@@ -74,14 +67,7 @@ class Kerple(DistanceBias):
         bound = LARGEST_POWER if self.kind == "power" else None
         return {"r1": _held(self.r1, None).to(dtype), "r2": _held(self.r2, bound).to(dtype)}
 
-    def of_distance(
-        self,
-        distance: Int[Tensor, "*#pairs"],
-        head: Int[Tensor, "*#pairs"],
-        *,
-        r1: Float[Tensor, " heads"],
-        r2: Float[Tensor, " heads"],
-    ) -> Float[Tensor, "*#pairs"]:
+    def of_distance(self, distance: Tensor, head: Tensor, *, r1: Tensor, r2: Tensor) -> Tensor:
         here = self.heads.here(head)
         r1, r2, far = r1[here], r2[here], distance.abs().to(r1.dtype)
         if self.kind == "log":

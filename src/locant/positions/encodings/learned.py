@@ -30,10 +30,7 @@ class Learned(PositionEncoding):
         init_std: rows start as N(0, init_std**2); default 0.02, as in GPT-2 and BERT. Rows much smaller than the token
             rows they are added to are learned slowly.
 
-    >>> learned = Learned(512, 256)
-    >>> sum(p.numel() for p in learned.parameters())
-    131072
-    >>> learned.embed(torch.zeros(8, 4, 256), Positions.arange(4)).shape
+    >>> Learned(512, 256).embed(torch.zeros(8, 4, 256), Positions.arange(4)).shape
     torch.Size([8, 4, 256])
     """
 
@@ -68,13 +65,13 @@ class Learned(PositionEncoding):
     def embed(self, x: Float[Tensor, "batch seq d_model"], positions: Positions) -> Float[Tensor, "batch seq d_model"]:
         """`x` with each token's row added; a `RangeError` names the first position that has no row."""
         require_embeddings(self, x, positions, self.d_model)
-        positions.require_within(
-            0,
-            self.max_seq_len - 1,
-            f"Learned(max_seq_len={self.max_seq_len})",
-            "shorter windows, or a larger max_seq_len",
-        )
+        self.require_rows(positions)
         return x + look_up(self.row_of(positions), self.weight)
+
+    def require_rows(self, positions: Positions) -> None:
+        """Raise unless every position has a row; see `Positions.require_within`."""
+        name, remedy = f"Learned(max_seq_len={self.max_seq_len})", "shorter windows, or a larger max_seq_len"
+        positions.require_within(0, self.max_seq_len - 1, name, remedy)
 
     def row_of(self, positions: Positions) -> Int[Tensor, "batch seq"]:
         """Which row of the table each position has; in a graph, one before 0 may come, and gets -1, which has none."""
@@ -92,8 +89,7 @@ class Learned(PositionEncoding):
         Args:
             max_seq_len: how many positions there shall be.
             method: ``"extend"`` keeps every old row byte for byte and starts the new ones like fresh ones.
-                ``"interpolate"`` stretches the table: row p becomes the linear interpolation at
-                ``p (old - 1) / (new - 1)``, so the first and the last row stay what they are.
+                ``"interpolate"`` stretches the table: row p is interpolated at ``p (old - 1) / (new - 1)``.
 
         >>> learned = Learned(2, 1)
         >>> _ = learned.weight.data.copy_(torch.tensor([[0.0], [1.0]]))
@@ -104,22 +100,20 @@ class Learned(PositionEncoding):
         one_of("method", method, get_args(ResizeMethod))
         has = self.max_seq_len
         max_seq_len = whole("max_seq_len", max_seq_len, has, remedy=f"resize({has}) or more; rows are never dropped")
-        if max_seq_len == self.max_seq_len:
+        if max_seq_len == has:
             return
         with torch.no_grad():
-            before, rows = self.weight[: self.offset], self.weight[self.offset :]
             if method == "interpolate":
-                rows = _stretched(rows, max_seq_len)
+                parts = [self.weight[: self.offset], _stretched(self.weight[self.offset :], max_seq_len)]
             else:
-                fresh = rows.new_empty(max_seq_len - len(rows), self.d_model).normal_(std=self.init_std)
-                rows = torch.cat([rows, fresh])
-            self.weight = nn.Parameter(torch.cat([before, rows]), requires_grad=self.weight.requires_grad)
+                fresh = self.weight.new_empty(max_seq_len - has, self.d_model).normal_(std=self.init_std)
+                parts = [self.weight, fresh]
+            self.weight = nn.Parameter(torch.cat(parts), requires_grad=self.weight.requires_grad)
         self.max_seq_len = max_seq_len
 
     def extra_repr(self) -> str:
-        return f"max_seq_len={self.max_seq_len}, d_model={self.d_model}" + (
-            f", offset={self.offset}" if self.offset else ""
-        )
+        offset = f", offset={self.offset}" if self.offset else ""
+        return f"max_seq_len={self.max_seq_len}, d_model={self.d_model}{offset}"
 
 
 def _stretched(rows: Float[Tensor, "old d_model"], new: int) -> Float[Tensor, "new d_model"]:

@@ -10,17 +10,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locant.arguments import entries, flag, one_of, shape_error, shown, whole
+from locant.arguments import MAX_INT32, entries, flag, one_of, shown, whole
 from locant.errors import RangeError, ShapeError
 from locant.kernels.rotary import Layout, Tables, is_transformed, require_writable, rotate, rotate_pairs
 from locant.kernels.rotary.reference import cos_sin
 from locant.positions.angles import AngleMode, Angles
-from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries
+from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads
 from locant.positions.constant import Constant
 from locant.positions.frequencies import base_of, width_of
-from locant.positions.positions import MAX_INDEX, Positions, require_positions
+from locant.positions.positions import Positions, require_positions
 from locant.positions.scaling import Scaling, Unscaled
-from locant.tensors import has_values, require_arithmetic
+from locant.tensors import has_values
 
 __all__ = ["Rotary"]
 
@@ -38,21 +38,18 @@ class Rotary(PositionEncoding):
         base: the frequencies fall from 1 towards 1 / base (the theta of most configurations).
         scaling: how frequencies are stretched for contexts longer than the trained one, see `locant.scaling`.
         layout: which dimensions form a pair: ``"half"`` (Llama, NeoX: i with i + d/2) or ``"interleaved"``
-            (the paper, GPT-J: 2i with 2i + 1). Weights trained with one are wrong with the other.
+            (the paper, GPT-J: 2i with 2i + 1); weights trained with one are wrong with the other.
         rotary_dim: rotate only the first dimensions of a head, and leave the rest as it is (GPT-J, NeoX, Phi).
-        angles: ``"exact"``, or ``"float32"`` for the rounding that a model was trained with (eager code; what
-            `torch.compile` makes of a cosine may differ from that in the last bit).
+        angles: ``"exact"``, or ``"float32"`` for the rounding that a model was trained with (in eager code).
         sections: pairs per position axis for images and video, as in Qwen2-VL: ``(16, 24, 24)`` gives the first 16
             pairs the first axis, and so on. Text has the same index on every axis, or positions of one axis.
         axial: whether each section has a ladder of frequencies of its own, from 1 down (vision encoders), or all
             sections share the one over the whole head (M-RoPE).
         seq_len: the length of the whole sequence, for a scaling that depends on it: see `for_length`.
 
-    >>> rotary = Rotary(64)
     >>> q, k = torch.randn(2, 8, 5, 64), torch.randn(2, 2, 5, 64)
-    >>> q_rotated, k_rotated = rotary.rotate(q, k, Positions.arange(5))
-    >>> q_rotated.shape, k_rotated.shape
-    (torch.Size([2, 8, 5, 64]), torch.Size([2, 2, 5, 64]))
+    >>> [rotated.shape for rotated in Rotary(64).rotate(q, k, Positions.arange(5))]
+    [torch.Size([2, 8, 5, 64]), torch.Size([2, 2, 5, 64])]
     """
 
     info = EncodingInfo(
@@ -84,9 +81,11 @@ class Rotary(PositionEncoding):
         one_of("layout", layout, get_args(Layout), "the layout the weights were trained with")
         if scaling is not None and not isinstance(scaling, Scaling):
             raise RangeError(f"got {shown(scaling)} for scaling, expected one of locant.scaling", "Linear(factor=4.0)")
-        whole_head, remedy = rotary_dim is None, "head_dim=64, or an even rotary_dim beside it"
-        self.head_dim = width_of("head_dim", head_dim, even=whole_head, remedy=remedy)
-        self.rotary_dim = self.head_dim if whole_head else _part_of(self.head_dim, rotary_dim)
+        remedy = "head_dim=64, or an even rotary_dim beside it"
+        self.head_dim = width_of("head_dim", head_dim, even=rotary_dim is None, remedy=remedy)
+        rotary_dim = self.head_dim if rotary_dim is None else rotary_dim
+        remedy = f"an even number from 2 to head_dim={self.head_dim}"
+        self.rotary_dim = whole("rotary_dim", rotary_dim, 2, self.head_dim, even=True, remedy=remedy)
         self.base = base_of(base)
         self.scaling = Unscaled() if scaling is None else scaling
         self.layout: Layout = layout
@@ -94,9 +93,10 @@ class Rotary(PositionEncoding):
         self.axial = flag("axial", axial)
         if self.axial and self.sections is None:
             raise RangeError("got axial=True without sections", "sections=(pairs of the first axis, ...)")
-        self._axis_of_pair = Constant(_axis_of_pair(self.sections or (self.rotary_dim // 2,)))
+        pairs = torch.tensor(self.sections or [self.rotary_dim // 2], dtype=torch.int64, device="cpu")
+        self._axis_of_pair = Constant(torch.repeat_interleave(pairs))
         remedy = "the length of the whole sequence, cache included"
-        self.seq_len = None if seq_len is None else whole("seq_len", seq_len, 1, MAX_INDEX + 1, remedy=remedy)
+        self.seq_len = None if seq_len is None else whole("seq_len", seq_len, 1, MAX_INT32 + 1, remedy=remedy)
         self.angles = self._angles(angles)
 
     @classmethod
@@ -113,7 +113,6 @@ class Rotary(PositionEncoding):
         Args:
             config_or_dict: a configuration object, or the dictionary of a ``config.json``.
             layer_type: which layers, where they differ (Gemma 3); required then.
-            angles: as above.
             layout: needed where the architecture is not known, since configurations do not state it.
 
         >>> config = {"model_type": "qwen2", "hidden_size": 3584, "num_attention_heads": 28, "rope_theta": 1e6}
@@ -144,49 +143,33 @@ class Rotary(PositionEncoding):
 
         >>> from locant.positions.scaling import DynamicNTK
         >>> rotary = Rotary(64, scaling=DynamicNTK(factor=4.0, original_max_seq_len=2048)).for_length(8192)
-        >>> rotary.cos_sin(Positions.after(8000, 1))[0].shape
-        torch.Size([1, 1, 32])
         """
-        return Rotary(
-            self.head_dim,
-            self.base,
-            scaling=self.scaling,
-            layout=self.layout,
-            rotary_dim=self.rotary_dim,
-            angles=self.angles.mode,
-            sections=self.sections,
-            axial=self.axial,
-            seq_len=seq_len,
-        )
+        same = {name: getattr(self, name) for name in ("scaling", "layout", "rotary_dim", "sections", "axial")}
+        return Rotary(self.head_dim, self.base, **same, angles=self.angles.mode, seq_len=seq_len)
 
     def rerotate(
         self, k: Float[Tensor, "batch kv_heads key head_dim"], positions: Positions, from_len: int, to_len: int
     ) -> Float[Tensor, "batch kv_heads key head_dim"]:
         """Keys that were rotated under ``for_length(from_len)``, as ``for_length(to_len)`` would have rotated them.
 
-        One more rotation, by the difference of the two angles: a cache outgrows the length it was made for without
-        the unrotated keys being kept. Values need nothing. Exact but for one more rounding to the dtype of `k`.
+        One more rotation, by the difference of the two angles: a cache grows without the unrotated keys being kept.
+        Values need nothing. Exact but for one more rounding to the dtype of `k`.
         """
-        before, after = self.for_length(from_len), self.for_length(to_len)
-        before._require_fits(k, positions, "k")
-        cos_before, sin_before = before.cos_sin(positions, torch.float64)
-        cos_after, sin_after = after.cos_sin(positions, torch.float64)
-        size = (
-            before.scaling.effective_attention_factor**2
-        )  # dividing by a rotation of size m is multiplying by its inverse over m^2
+        require_heads("k", k, positions, self.head_dim)
+        cos_before, sin_before = self.for_length(from_len).cos_sin(positions, torch.float64)
+        cos_after, sin_after = self.for_length(to_len).cos_sin(positions, torch.float64)
+        size = self.scaling.effective_attention_factor**2  # dividing by e^(ia) m is multiplying by e^(-ia) / m
         cos = (cos_after * cos_before + sin_after * sin_before) / size
         sin = (sin_after * cos_before - cos_after * sin_before) / size
         dtype = torch.promote_types(k.dtype, torch.float32)
         return rotate_pairs(k, cos.to(dtype), sin.to(dtype), self.layout)
 
     def _angles(self, mode: AngleMode) -> Angles:
-        ladders = [2 * pairs for pairs in self.sections or ()] if self.axial else [self.rotary_dim]
-        frequencies = [self.scaling.frequencies(dim, self.base, self.seq_len) for dim in ladders if dim]
-        rounded = [self.scaling.rounded(dim, self.base, self.seq_len) for dim in ladders if dim]
-        together = tuple(itertools.chain.from_iterable(frequencies))
-        return Angles(
-            together, mode, rounded=torch.cat(rounded), attention_factor=self.scaling.effective_attention_factor
-        )
+        ladders = [2 * pairs for pairs in self.sections or () if pairs] if self.axial else [self.rotary_dim]
+        frequencies = [self.scaling.frequencies(dim, self.base, self.seq_len) for dim in ladders]
+        rounded = torch.cat([self.scaling.rounded(dim, self.base, self.seq_len) for dim in ladders])
+        factor = self.scaling.effective_attention_factor
+        return Angles([*itertools.chain(*frequencies)], mode, rounded=rounded, attention_factor=factor)
 
     def cos_sin(
         self, positions: Positions, dtype: torch.dtype = torch.float32
@@ -203,9 +186,7 @@ class Rotary(PositionEncoding):
         >>> Rotary(8).inv_freq.tolist()
         [1.0, 0.1, 0.01, 0.001]
         """
-        return torch.tensor(
-            [float(frequency) for frequency in self.angles.frequencies], dtype=torch.float64, device="cpu"
-        )
+        return torch.tensor([*map(float, self.angles.frequencies)], dtype=torch.float64, device="cpu")
 
     def rotate_one(self, x: Queries, positions: Positions) -> Queries:
         """One tensor rotated by itself, queries or keys: what `rotate` makes of it.
@@ -213,7 +194,7 @@ class Rotary(PositionEncoding):
         >>> Rotary(2).rotate_one(torch.tensor([[[[1.0, 0.0]]]]), Positions.after(1, 1))
         tensor([[[[0.5403, 0.8415]]]])
         """
-        self._require_fits(x, positions, "x")
+        require_heads("x", x, positions, self.head_dim)
         return rotate(x, None, *self._index_and_tables(positions), self.layout)[0]
 
     def rotate(
@@ -225,8 +206,10 @@ class Rotary(PositionEncoding):
         share are refused before anything is written, as is what torch cannot overwrite.
         """
         keys = positions if k_positions is None else k_positions
-        self._require_fits(q, positions, "q")
-        self._require_fits(k, keys, "k")
+        for name, x, where in (("q", q, positions), ("k", k, keys)):
+            if x is None:
+                raise ShapeError(f"got None for {name}, expected a tensor", "encoding.rotate_one(x, positions)")
+            require_heads(name, x, where, self.head_dim)
         if keys is positions and k.dtype == q.dtype:
             return rotate(q, k, *self._index_and_tables(positions), self.layout, inplace=inplace)
         return self._rotate_each(q, k, positions, keys, inplace)
@@ -235,11 +218,9 @@ class Rotary(PositionEncoding):
         self, q: Tensor, k: Tensor, positions: Positions, keys: Positions, inplace: bool
     ) -> tuple[Tensor, Tensor]:
         """One after the other, where they differ in positions or dtype; all that can be wrong is found out before."""
-        if q.shape[0] != k.shape[0]:
-            raise ShapeError(
-                f"got q for {q.shape[0]} rows and k for {k.shape[0]}, expected one batch",
-                "q and k of one batch, such as k.expand(len(q), -1, -1, -1)",
-            )
+        if len(q) != len(k):
+            got = f"got q for {len(q)} rows and k for {len(k)}, expected one batch"
+            raise ShapeError(got, "q and k of one batch, such as k.expand(len(q), -1, -1, -1)")
         of_q, of_k = self._index_and_tables(positions), self._index_and_tables(keys)
         same = inplace and require_writable(q, k)
         if inplace and (is_transformed() or not has_values(q)):  # what overlaps is not known then
@@ -250,47 +231,28 @@ class Rotary(PositionEncoding):
                 raise ShapeError("got one tensor as q and k to rotate in place, at two sets of positions", "k.clone()")
             return rotate(q, k, *of_q, self.layout, inplace=True)
         rotated_q, _ = rotate(q, None, *of_q, self.layout, inplace=inplace)
-        rotated_k, _ = rotate(k, None, *of_k, self.layout, inplace=inplace)
-        return rotated_q, rotated_k
+        return rotated_q, rotate(k, None, *of_k, self.layout, inplace=inplace)[0]
 
     def _index_and_tables(self, positions: Positions) -> tuple[Int[Tensor, "batch seq *axes"], Tables]:
         """What the kernels need to know of these positions."""
-        self._require_known_length(positions)
+        longest = self.scaling.length_that_matters
+        if longest is not None:
+            limit = max(self.seq_len or 0, longest)
+            name = f"{type(self.scaling).__name__} for {limit} tokens"
+            remedy = "rotary.for_length(seq_len) with the length of the whole sequence"
+            positions.require_within(-MAX_INT32, limit - 1, name, remedy)
         if self.sections is None or positions.axes == 1:
             positions.require_single_axis("Rotary without sections")
             index, choice = positions.index.flatten(1), None
         elif len(self.sections) == positions.axes:
             index, choice = positions.index, self._axis_of_pair.on(positions.device)
         else:
-            raise ShapeError(
-                f"got positions with {positions.axes} axes for {len(self.sections)} sections",
-                "Rotary(sections=...) with one section per axis",
-            )
+            got = f"got positions with {positions.axes} axes for {len(self.sections)} sections"
+            raise ShapeError(got, "Rotary(sections=...) with one section per axis")
         return index, self.angles.tables(positions.device, positions.max_index, positions.min_index, choice)
-
-    def _require_known_length(self, positions: Positions) -> None:
-        """Past the trained length, a scaling that depends on the length requires it."""
-        longest = self.scaling.length_that_matters
-        if longest is None:
-            return
-        limit = longest if self.seq_len is None else max(self.seq_len, longest)
-        name = f"{type(self.scaling).__name__} for {limit} tokens"
-        positions.require_within(
-            -MAX_INDEX, limit - 1, name, "rotary.for_length(seq_len) with the length of the whole sequence"
-        )
 
     def _call_of(self, door: str) -> str:
         return super()._call_of(door) + ", or encoding.rotate_one(x, positions) for one tensor"
-
-    def _require_fits(self, x: Tensor | None, positions: Positions, name: str) -> None:
-        if x is None:
-            raise ShapeError(f"got None for {name}, expected a tensor", "encoding.rotate_one(x, positions)")
-        require_arithmetic(name, x)
-        if x.ndim != 4 or x.shape[-1] != self.head_dim:
-            expected = f"(batch, heads, seq, head_dim={self.head_dim})"
-            raise shape_error(name, x, expected, "q.view(batch, seq, heads, head_dim).transpose(1, 2)")
-        require_positions(positions)
-        positions.require_fits(x.shape[0], x.shape[2], x.device, name)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         for key in LEGACY_KEYS:
@@ -306,21 +268,10 @@ class Rotary(PositionEncoding):
         return f"{shape}, layout={self.layout!r}, angles={self.angles.mode!r}"
 
 
-def _part_of(head_dim: int, rotary_dim: Any) -> int:
-    remedy = f"an even number from 2 to head_dim={head_dim}"
-    return whole("rotary_dim", rotary_dim, 2, head_dim, even=True, remedy=remedy)
-
-
 def _sections(sections: Any, pairs: int) -> tuple[int, ...]:
     remedy = "rotary_dim / 2 pairs in all"
-    counts = tuple(
-        whole("an entry of sections", count, 0, remedy=remedy) for count in entries("sections", sections, remedy)
-    )
+    given = entries("sections", sections, remedy)
+    counts = tuple(whole("an entry of sections", count, 0, remedy=remedy) for count in given)
     if sum(counts) != pairs:
         raise RangeError(f"got {shown(counts)} for sections, expected them to add up to {pairs} pairs", remedy)
     return counts
-
-
-def _axis_of_pair(sections: Sequence[int]) -> Int[Tensor, " pairs"]:
-    """Which position axis rotates each pair."""
-    return torch.repeat_interleave(torch.tensor(sections, dtype=torch.int64, device="cpu"))

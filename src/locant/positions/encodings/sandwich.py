@@ -24,17 +24,16 @@ class Sandwich(DistanceBias):
     """Adds the inner product of the sinusoidal vectors of both positions, which decays with distance.
 
     ``(PE(i) . PE(j) - d/2) / c_h`` with the compression ratio ``c_h = 8 (h + 1) / H`` of head h. The paper leaves
-    out ``- d/2``, a constant per head that softmax cannot see; with it the diagonal is 0, and near distances keep
-    their bits. No parameters, no maximal length, exact angles at every distance; symmetric where not causal.
+    out ``- d/2``, which softmax cannot see; with it near distances keep their bits. No parameters, no maximal length;
+    symmetric where not causal.
 
     Costs one value per distance and pair of the sinusoid, then one look-up per pair of tokens. Where the positions'
     bounds are unknown (`Positions.of` on an accelerator) the values are computed for every pair of tokens instead.
 
     Args:
-        num_heads: the number of query heads.
+        num_heads, head_slice: as in `DistanceBias`.
         dim: the width of the sinusoidal vectors, the paper's one hyperparameter.
         base: as in `Sinusoidal`.
-        head_slice: the heads of this rank under tensor parallelism; default: all.
 
     >>> Sandwich(8).matrix(4)[7, 3]
     tensor([-1.4767, -0.8273, -0.2383,  0.0000])
@@ -74,14 +73,7 @@ class Sandwich(DistanceBias):
         decay = None if known is None else self.decay(known, largest, dtype)
         return {"ratios": self.ratios.on(q.device).to(dtype), "decay": decay}
 
-    def of_distance(
-        self,
-        distance: Int[Tensor, "*#pairs"],
-        head: Int[Tensor, "*#pairs"],
-        *,
-        ratios: Float[Tensor, " heads"],
-        decay: Float[Tensor, " distances"] | None,
-    ) -> Float[Tensor, "*#pairs"]:
+    def of_distance(self, distance: Tensor, head: Tensor, *, ratios: Tensor, decay: Tensor | None) -> Tensor:
         faded = self.decay(distance, None, ratios.dtype) if decay is None else decay[distance.abs()]
         return faded / ratios[self.heads.here(head)]
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, flag, scale_of, whole
 from locant.positions.base import EncodingInfo, Keys, Queries, bias_dtype
-from locant.positions.exact_dot import exact_dot
 from locant.positions.heads import for_query_heads
-from locant.positions.pairs import TableBias
+from locant.positions.pairs import Products, TableBias, exact_dot
 
 __all__ = ["Shaw"]
 
@@ -26,11 +24,9 @@ class Shaw(TableBias):
     `key_term` also ``k_j . a_clip(j - i)`` is added (BERT's ``relative_key_query``). The paper's second table, added
     to the values, is not a bias and not part of this; by its own ablation (table 3) the keys' table is enough.
 
-    Scores are scaled before a bias is added to them, and here the products belong inside: they are multiplied by
-    `scale`, which has to be that of `attend`.
-
-    Costs one row of scores per token over the table (``2 max_distance + 1`` wide, float64 while it is computed) and a
-    look-up per pair of tokens and head.
+    Scores are scaled before a bias is added to them, so the products are multiplied by `scale`, which has to be that
+    of `attend`. Costs one row of scores per token over the table (``2 max_distance + 1`` wide, float64 while it is
+    computed) and a look-up per pair of tokens and head.
 
     Args:
         head_dim: dimensions per head.
@@ -70,9 +66,8 @@ class Shaw(TableBias):
         super().__init__()
         self.head_dim = whole("head_dim", head_dim, 1, MAX_WIDTH, remedy="the width of a head")
         self.max_distance = whole("max_distance", max_distance, 0, remedy="a number of tokens")
-        self.max_later = (
-            self.max_distance if max_later is None else whole("max_later", max_later, 0, remedy="a number of tokens")
-        )
+        max_later = self.max_distance if max_later is None else max_later
+        self.max_later = whole("max_later", max_later, 0, remedy="a number of tokens")
         self.key_term = flag("key_term", key_term)
         self.scale = scale_of(scale, self.head_dim**-0.5)
         self.weight = nn.Parameter(torch.empty(self.max_distance + 1 + self.max_later, self.head_dim))
@@ -85,9 +80,7 @@ class Shaw(TableBias):
         """Row 0 belongs to the farthest key before."""
         return lambda distance: (-distance).clamp(-self.max_distance, self.max_later) + self.max_distance
 
-    def products(
-        self, q: Queries, k: Keys
-    ) -> tuple[Float[Tensor, "batch heads query rows"], Float[Tensor, "batch heads key rows"] | None]:
+    def products(self, q: Queries, k: Keys) -> Products:
         """Every query, and with `key_term` every key, times every row of the table, scaled."""
         dtype = bias_dtype(q)
         of_query = (exact_dot(q, self.weight, dtype) * self.scale).to(dtype)

@@ -17,8 +17,7 @@ __all__ = ["Sinusoidal"]
 class Sinusoidal(PositionEncoding):
     """Adds ``PE(p, 2i) = sin(p / base^(2i/d))`` and ``PE(p, 2i+1) = cos(p / base^(2i/d))``.
 
-    No parameters, no maximal length, exact at every position. Moving by k steps is one fixed rotation:
-    ``PE(p + k) = M_k PE(p)``. An odd `d_model` ends with a sine.
+    No parameters, no maximal length, exact at every position. An odd `d_model` ends with a sine.
 
     Args:
         d_model: the width of the token embeddings.

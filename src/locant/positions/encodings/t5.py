@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from locant.arguments import flag, whole
@@ -22,16 +22,15 @@ INIT_STD = 0.02
 class T5Bias(DistanceBias):
     """Adds a learned number per head and bucket of distances; buckets widen logarithmically up to `max_distance`.
 
-    Half of the buckets hold one small distance each, the rest share the distances up to `max_distance`; all farther
-    tokens fall into the last. One module serves all layers of a model, as in T5.
+    Half of the buckets hold one small distance each, the rest share the others. One module serves all layers of a
+    model, as in T5.
 
     Args:
-        num_heads: the number of query heads.
+        num_heads, head_slice: as in `DistanceBias`.
         num_buckets: rows of the table.
         max_distance: from here on all distances are one.
         bidirectional: tell earlier keys from later ones, with half the buckets each (encoders). Otherwise
             (decoders) later keys are in the bucket of distance 0, and a causal mask hides them.
-        head_slice: the heads of this rank under tensor parallelism; default: all.
 
     >>> T5Bias(8).matrix(5).shape
     torch.Size([8, 5, 5])
@@ -79,43 +78,29 @@ class T5Bias(DistanceBias):
     ) -> Int[Tensor, "*shape"]:
         """The bucket of every distance (query index minus key index); `bucket_of` is the table, if it is at hand."""
         table = self._bucket_of.on(distance.device) if bucket_of is None else bucket_of
-        if self.bidirectional:
-            later = (distance < 0).long() * (self.num_buckets // 2)
-            return later + table[distance.abs().clamp(max=self.max_distance)]
-        return table[distance.clamp(0, self.max_distance)]
+        if not self.bidirectional:
+            return table[distance.clamp(0, self.max_distance)]
+        later = (distance < 0).long() * (self.num_buckets // 2)
+        return later + table[distance.abs().clamp(max=self.max_distance)]
 
     def operands(self, q: Tensor, largest: int | None) -> dict[str, Tensor]:
         return {"weight": self.weight.to(bias_dtype(q)), "bucket_of": self._bucket_of.on(q.device)}
 
-    def of_distance(
-        self,
-        distance: Int[Tensor, "*#pairs"],
-        head: Int[Tensor, "*#pairs"],
-        *,
-        weight: Float[Tensor, "buckets heads"],
-        bucket_of: Int[Tensor, " distances"],
-    ) -> Float[Tensor, "*#pairs"]:
+    def of_distance(self, distance: Tensor, head: Tensor, *, weight: Tensor, bucket_of: Tensor) -> Tensor:
         return weight[self.buckets(distance, bucket_of), self.heads.here(head)]
 
     def extra_repr(self) -> str:
-        return (
-            f"{self.heads}, num_buckets={self.num_buckets}, max_distance={self.max_distance}, "
-            f"bidirectional={self.bidirectional}"
-        )
+        sizes = f"num_buckets={self.num_buckets}, max_distance={self.max_distance}"
+        return f"{self.heads}, {sizes}, bidirectional={self.bidirectional}"
 
 
 def _bucket_table(num_buckets: int, max_distance: int) -> Int[Tensor, " max_distance_plus_1"]:
-    """The bucket of each distance up to `max_distance`, as integers, so that no device rounds a logarithm its own way.
-
-    The reference computes the logarithm in float32; where it lands on a whole bucket, float64 rounds the same way
-    (the tests hold the table against it for every distance).
-    """
+    """The bucket of each distance. Where the float32 of the reference is on a whole bucket, float64 rounds alike."""
     exact = num_buckets // 2
-    table = []
-    for distance in range(max_distance + 1):
-        if distance < exact:
-            table.append(distance)
-        else:
-            share = math.log(distance / exact) / math.log(max_distance / exact)
-            table.append(min(exact + int(share * (num_buckets - exact)), num_buckets - 1))
+
+    def bucket(distance: int) -> int:
+        share = math.log(distance / exact) / math.log(max_distance / exact)
+        return min(exact + int(share * (num_buckets - exact)), num_buckets - 1)
+
+    table = [*range(exact), *map(bucket, range(exact, max_distance + 1))]
     return torch.tensor(table, dtype=torch.int64, device="cpu")

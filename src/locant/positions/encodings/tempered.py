@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from locant.arguments import real, whole
-from locant.errors import ShapeError
-from locant.positions.base import Keys, PositionEncoding, Queries
+from locant.positions.base import Keys, PositionEncoding, Queries, require_heads
 from locant.positions.positions import Positions
 
 __all__ = ["Tempered"]
@@ -16,11 +15,7 @@ class Tempered(PositionEncoding):
     """Multiplies the query at position n by ``1 + weight * log(1 + floor((n + 1) / step))``, and leaves keys alone.
 
     Softmax spreads over more and more keys; larger scores keep it sharp (Nakanishi 2025, arXiv 2501.19399). Up to
-    `step` tokens nothing changes, and keys carry no position: apart from this factor it is no position encoding.
-
-    Args:
-        step: tokens after which the factor grows.
-        weight: how much.
+    `step` tokens nothing changes.
 
     >>> q = k = torch.ones(1, 1, 2, 4)
     >>> q_grown, _ = Tempered().rotate(q, k, Positions.of([0, 8191]))
@@ -37,13 +32,8 @@ class Tempered(PositionEncoding):
         self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
     ) -> tuple[Queries, Keys]:
         """Scaled queries in the dtype they came in, and the keys unchanged."""
-        if q.ndim != 4:
-            raise ShapeError(
-                f"got q of shape {tuple(q.shape)}, expected (batch, heads, seq, head_dim)",
-                "q.view(batch, seq, heads, head_dim).transpose(1, 2)",
-            )
+        require_heads("q", q, positions)
         positions.require_single_axis("Tempered")
-        positions.require_fits(q.shape[0], q.shape[2], q.device, "q")
         steps = (positions.index.clamp(min=0) + 1) // self.step
         factor = torch.log1p(steps.to(torch.promote_types(q.dtype, torch.float32))) * self.weight + 1.0
         grown = (q * factor[:, None, :, None]).to(q.dtype)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, scale_of, whole
 from locant.positions.angles import Angles
 from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, ScoreMod, bias_dtype
-from locant.positions.exact_dot import exact_dot
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.heads import Heads, for_query_heads
-from locant.positions.pairs import bias_lookup, require_tokens
+from locant.positions.pairs import bias_lookup, exact_dot, require_tokens
 from locant.positions.positions import Positions
 
 __all__ = ["TransformerXL"]
@@ -24,15 +22,14 @@ class TransformerXL(PositionEncoding):
     """Adds ``q_i . W r_(i-j)``, ``u . k_j`` and ``v . W r_(i-j)``: terms (b), (c) and (d) of the paper; (a) is q . k.
 
     ``r`` is the sinusoidal vector of the distance (sines first, then cosines), W projects it for every head, and u and
-    v are a learned vector per head each. Scores are scaled before a bias is added to them, and these terms belong
-    inside: they are multiplied by `scale`, which has to be that of `attend`. A memory of earlier segments is nothing
-    special: keys with their own positions.
+    v are a learned vector per head each. Scores are scaled before a bias is added to them, so these terms are
+    multiplied by `scale`, which has to be that of `attend`. A memory of earlier segments is keys with their own
+    positions.
 
-    No vector of a distance is ever made. A sine of ``i - j`` is a sum of products of sines and cosines of i and of j,
-    so ``W^T (q + v)`` is rotated by the query's angles and multiplied with the key's: a matrix product over `d_model`,
-    which costs ``d_model / head_dim`` times that of q and k, in float64, and needs no bound on the distance. Two
-    pairs at one distance agree up to the rounding of float32, not bit for bit. Costs
-    ``batch x heads x query x d_model`` of memory besides the result.
+    A sine of ``i - j`` is a sum of products of sines and cosines of i and of j, so ``W^T (q + v)`` is rotated by the
+    query's angles and multiplied with the key's: a product over `d_model` in float64, with
+    ``batch x heads x query x d_model`` of memory besides the result, and no bound on the distance. Two pairs at one
+    distance agree up to the rounding of float32, not bit for bit.
 
     Args:
         num_heads: the number of query heads.
@@ -86,10 +83,9 @@ class TransformerXL(PositionEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for parameter in (self.u, self.v):
-            self.heads.fill(parameter, parameter.new_empty(self.num_heads, self.head_dim).normal_(std=INIT_STD))
-        full = self.weight.new_empty(self.num_heads, self.head_dim, self.d_model).normal_(std=INIT_STD)
-        self.heads.fill(self.weight, full)
+        for parameter, width in ((self.u, ()), (self.v, ()), (self.weight, (self.d_model,))):
+            full = parameter.new_empty(self.num_heads, self.head_dim, *width)
+            self.heads.fill(parameter, full.normal_(std=INIT_STD))
 
     def bias(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> Bias:
         """The scaled sum of the three terms for every pair of tokens, float32 at least."""
@@ -97,30 +93,17 @@ class TransformerXL(PositionEncoding):
         keys = require_tokens(self, q, k, positions, k_positions, self.head_dim)
         dtype = bias_dtype(q)
         content = exact_dot(self.u[:, None], for_query_heads(k, q.shape[1]), dtype)
-        where = exact_dot(self._rotated(q, positions, dtype), self._waves(keys), dtype)
+        columns = self.weight.unflatten(0, (len(self.heads), self.head_dim)).transpose(1, 2)
+        a, b = exact_dot(q.double() + self.v.double()[:, None], columns, dtype).chunk(2, dim=-1)
+        (q_cos, q_sin), (k_cos, k_sin) = self._cos_sin(positions), self._cos_sin(keys)
+        # a sin(i - j) + b cos(i - j) = (a sin i + b cos i) cos j + (b sin i - a cos i) sin j
+        rotated = torch.cat([b * q_sin - a * q_cos, a * q_sin + b * q_cos], dim=-1)
+        where = exact_dot(rotated, torch.cat([k_sin, k_cos], dim=-1), dtype)
         return ((content + where) * self.scale).to(dtype)
 
     def score_mod(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> ScoreMod:
         """Looks up what `bias` holds: every pair has a product of its own, which a score function cannot compute."""
         return bias_lookup(self.bias(q, k, positions, k_positions))
-
-    def _rotated(
-        self, q: Tensor, positions: Positions, dtype: torch.dtype
-    ) -> Float[Tensor, "batch heads query d_model"]:
-        """``W^T (q + v)`` such that its product with a key's waves is that with the wave of the distance.
-
-        With a and b what meets the sines and cosines of ``i - j``:
-        ``a sin(i - j) + b cos(i - j) = (a sin i + b cos i) cos j + (b sin i - a cos i) sin j``.
-        """
-        columns = self.weight.unflatten(0, (len(self.heads), self.head_dim)).transpose(1, 2)
-        asked = q.to(torch.float64) + self.v.to(torch.float64)[:, None]
-        a, b = exact_dot(asked, columns, dtype).chunk(2, dim=-1)
-        cos, sin = self._cos_sin(positions)
-        return torch.cat([b * sin - a * cos, a * sin + b * cos], dim=-1)
-
-    def _waves(self, positions: Positions) -> Float[Tensor, "batch 1 key d_model"]:
-        cos, sin = self._cos_sin(positions)
-        return torch.cat([sin, cos], dim=-1)
 
     def _cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
         cos, sin = self.angles.cos_sin(positions.index, positions.max_index, positions.min_index, torch.float64)

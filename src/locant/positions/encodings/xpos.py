@@ -6,18 +6,16 @@ import math
 from typing import get_args
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from locant.arguments import one_of, real, shape_error, whole
+from locant.arguments import MAX_INT32, one_of, real, whole
 from locant.errors import LocantError, ShapeError
 from locant.kernels.rotary import Layout, require_writable, rotate_pairs
 from locant.positions.angles import AngleMode, Angles
-from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries
+from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads
 from locant.positions.constant import Constant
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
-from locant.positions.positions import MAX_INDEX, Positions
-from locant.tensors import require_tensor
+from locant.positions.positions import Positions
 
 __all__ = ["XPos"]
 
@@ -29,13 +27,11 @@ class XPos(PositionEncoding):
     """Rotates pairs of q and k as `Rotary` does, and shrinks their product by ``zeta^(n - m)``: far tokens fade.
 
     Pair i of a query at n is scaled by ``zeta_i ** ((n - center) / scale_base)``, that of a key at m by the inverse,
-    with ``zeta_i = (2 i / d + gamma) / (1 + gamma)``: fast pairs fade most. Where q and k meet, `center` cancels and
-    only the distance is left. It is a fixed position, not the middle of the current sequence, so cached
-    keys stay valid as the sequence grows.
+    with ``zeta_i = (2 i / d + gamma) / (1 + gamma)``: fast pairs fade most. `center` is a fixed position, not the
+    middle of the current sequence, so cached keys stay valid as it grows; where q and k meet, it cancels.
 
-    Each of the two factors alone grows with the distance from `center`. `reach` gives how far that can go in a
-    dtype (about 28 000 positions either way in float32 and bfloat16, 2 200 in float16, with the defaults);
-    beyond, a `RangeError` is raised. A larger `scale_base` or a `center` in the middle of the context reaches farther.
+    Each of the two factors alone grows with the distance from `center`, up to `reach` (with the defaults some 28 000
+    positions either way in float32 and bfloat16, 2 200 in float16); beyond, a `RangeError` is raised.
 
     Meant for causal attention: a key after its query would be amplified. No parameters. Costs what `Rotary` does, and
     one factor per token and pair.
@@ -46,14 +42,13 @@ class XPos(PositionEncoding):
         scale_base: after this many positions the fastest pair has faded to ``gamma / (1 + gamma)``.
         gamma: how little the fastest pair keeps; larger is gentler.
         center: the position at which q and k keep their length.
-        layout: ``"half"`` or ``"interleaved"``, see `Rotary`.
-        angles: ``"exact"`` or ``"float32"``, see `Rotary`.
+        layout, angles: as in `Rotary`.
 
-    >>> xpos = XPos(64)
     >>> q, k = torch.randn(2, 8, 5, 64), torch.randn(2, 2, 5, 64)
-    >>> q_rotated, k_rotated = xpos.rotate(q, k, Positions.arange(5))
-    >>> q_rotated.shape, k_rotated.shape, xpos.reach(torch.bfloat16)
-    (torch.Size([2, 8, 5, 64]), torch.Size([2, 2, 5, 64]), 28328)
+    >>> [rotated.shape for rotated in XPos(64).rotate(q, k, Positions.arange(5))]
+    [torch.Size([2, 8, 5, 64]), torch.Size([2, 2, 5, 64])]
+    >>> XPos(64).reach(torch.bfloat16)
+    28328
     """
 
     info = EncodingInfo(
@@ -85,7 +80,7 @@ class XPos(PositionEncoding):
         self.base = base_of(base)
         self.scale_base = real("scale_base", scale_base, above=0, remedy="scale_base=512.0")
         self.gamma = real("gamma", gamma, above=0, remedy="gamma=0.4")
-        self.center = whole("center", center, -MAX_INDEX, MAX_INDEX, remedy="center=0")
+        self.center = whole("center", center, -MAX_INT32, remedy="center=0")
         self.layout: Layout = layout
         self.angles = Angles(inverse_frequencies(self.head_dim, self.base), angles)
         place = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device="cpu") / self.head_dim
@@ -99,9 +94,8 @@ class XPos(PositionEncoding):
 
     def rotate_one(self, x: Queries, positions: Positions) -> Queries:
         """Always an error: queries and keys are scaled in opposite ways."""
-        raise LocantError(
-            "got one tensor for XPos, which scales queries and keys in opposite ways", "rotate(q, k, positions)"
-        )
+        got = "got one tensor for XPos, which scales queries and keys in opposite ways"
+        raise LocantError(got, "rotate(q, k, positions)")
 
     def rotate(
         self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
@@ -116,31 +110,19 @@ class XPos(PositionEncoding):
             raise ShapeError("got one tensor as q and k, which xPos scales in opposite ways, in place", "k.clone()")
         return q.copy_(rotated_q), k.copy_(rotated_k)
 
-    def _angles_of(
-        self, x: Tensor, positions: Positions, name: str, direction: int
-    ) -> tuple[Float[Tensor, "batch seq pairs"], Float[Tensor, "batch seq pairs"]]:
+    def _angles_of(self, x: Tensor, positions: Positions, name: str, direction: int) -> tuple[Tensor, Tensor]:
         """The cosine and sine for every token and pair, times its scale."""
-        require_tensor(name, x)
-        if x.ndim != 4 or x.shape[-1] != self.head_dim:
-            expected = f"(batch, heads, seq, head_dim={self.head_dim})"
-            raise shape_error(name, x, expected, "q.view(batch, seq, heads, head_dim).transpose(1, 2)")
+        require_heads(name, x, positions, self.head_dim)
         positions.require_single_axis("XPos")
-        positions.require_fits(x.shape[0], x.shape[2], x.device, name)
-        self._require_reach(positions, x.dtype)
+        reach = self.reach(x.dtype)
+        owner = f"XPos(scale_base={self.scale_base:g}, center={self.center}) in {x.dtype}"
+        remedy = "a larger scale_base, a center in the middle of the context, or a wider dtype"
+        positions.require_within(self.center - reach, self.center + reach, owner, remedy)
         cos, sin = self.angles.cos_sin(positions.index, positions.max_index, positions.min_index, torch.float64)
         steps = (positions.index - self.center).double() * direction
         scale = torch.exp(steps[..., None] * self.fading.on(x.device))
         dtype = torch.promote_types(x.dtype, torch.float32)
         return (cos * scale).to(dtype), (sin * scale).to(dtype)
-
-    def _require_reach(self, positions: Positions, dtype: torch.dtype) -> None:
-        reach = self.reach(dtype)
-        positions.require_within(
-            self.center - reach,
-            self.center + reach,
-            f"XPos(scale_base={self.scale_base:g}, center={self.center}) in {dtype}",
-            "a larger scale_base, a center in the middle of the context, or a wider dtype",
-        )
 
     def extra_repr(self) -> str:
         shape = f"head_dim={self.head_dim}, base={self.base:g}, scale_base={self.scale_base:g}, gamma={self.gamma:g}"
