@@ -5,6 +5,7 @@ That one to four processes get the numbers of one is shown in tests/known_bugs, 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import pytest
@@ -17,7 +18,7 @@ from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_modul
 
 from locant import InputEmbedding, LocantError, RangeError, ShapeError, Sinusoidal, TokenEmbedding
 from locant.lab.decoder import Decoder
-from locant.parallel import VocabularyParallel
+from locant.parallel import VocabularyParallel, clip_grad_norm_, parameter_groups
 from tests.known_bugs.exhibit import compiles
 from tests.refusal import refuses
 from tests.tolerances import SHORT_SUM
@@ -131,3 +132,23 @@ def test_a_mesh_of_two_dimensions_is_refused(mesh: DeviceMesh) -> None:
     embedding = InputEmbedding(7, 4)
     parallelize_module(embedding, square["tp"], {"token": VocabularyParallel()})
     assert embedding(torch.tensor([[6]])).shape == (1, 1, 4)
+
+
+def test_clipping_and_optimizers_take_a_split_table_beside_plain_parameters(mesh: DeviceMesh) -> None:
+    """torch refuses to add up or step what is partly DTensor: "got mixed torch.Tensor and DTensor"."""
+    torch.manual_seed(0)
+    whole = Decoder(11, Sinusoidal(8), d_model=8, num_layers=1, num_heads=2)
+    ids, part = torch.randint(11, (2, 5)), copy.deepcopy(whole)
+    parallelize_module(part, mesh, {"embedding": VocabularyParallel()})
+    for model in (whole, part):
+        model(ids).square().sum().backward()
+    with pytest.raises(RuntimeError, match="mixed"):
+        nn.utils.clip_grad_norm_(part.parameters(), 1e-3)
+    expected = nn.utils.clip_grad_norm_(whole.parameters(), 1e-3)
+    torch.testing.assert_close(clip_grad_norm_(part.parameters(), 1e-3), expected, **SHORT_SUM)
+    for options in ({"foreach": True}, {"fused": True}):
+        for parameters in (whole.parameters(), parameter_groups(part.parameters())):
+            torch.optim.AdamW(parameters, lr=0.1, **options).step()
+        for ours, theirs in zip(part.parameters(), whole.parameters(), strict=True):
+            ours = ours.full_tensor() if isinstance(ours, DTensor) else ours
+            torch.testing.assert_close(ours, theirs, **SHORT_SUM)

@@ -36,8 +36,9 @@ class VocabularyParallel(ParallelStyle):
     """Splits the table of a `TokenEmbedding` by rows, for `parallelize_module`.
 
     Ids and vectors are the same on every rank of the mesh, and so are outputs and logits. The table may have any
-    number of rows. Its weight becomes a `DTensor`, so optimizers, gradient clipping and distributed checkpoints work
-    as for any other; it is drawn or loaded before or after (on the meta device, and ``reset_parameters``).
+    number of rows. Its weight becomes a `DTensor`, so distributed checkpoints work as for any other; gradients beside
+    plain ones are clipped by `clip_grad_norm_`, and stepped in `parameter_groups`. The table is drawn or loaded before
+    or after (on the meta device, and ``reset_parameters``).
 
     Resize a table before it is split, and reset it before anything else (such as FSDP) splits it further.
 
