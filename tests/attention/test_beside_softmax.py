@@ -27,7 +27,7 @@ from tests.attention.arrangements import (
 from tests.refusal import refuses
 from tests.tolerances import assert_close
 
-BACKENDS = ["eager", "auto"]
+BACKENDS = ["eager", "tiled", "auto"]
 CAP = 0.7
 SCALE = HEAD_DIM**-0.5
 

@@ -46,7 +46,7 @@ def in_numpy(
 
 
 def holds(q: Tensor, k: Tensor, v: Tensor, table: Tensor, first: int, last: int, cotangent: Tensor | None) -> None:
-    y = distance_attention(q, k, v, table, first, last, SCALE)
+    y, _ = distance_attention(q, k, v, table, first, last, SCALE)
     cotangent = torch.randn_like(y) if cotangent is None else cotangent
     expected, gradients = in_numpy(q, k, v, table, first, last, cotangent)
     assert_close(y, expected)
@@ -104,7 +104,7 @@ def test_a_hidden_entry_may_hold_anything() -> None:
         filled = table.clone()
         filled[:, :5] = filler
         filled = filled.requires_grad_()
-        y = distance_attention(q, k, v, filled, 5, 10, SCALE)
+        y, _ = distance_attention(q, k, v, filled, 5, 10, SCALE)
         outcomes.append([y, *torch.autograd.grad(y, [q, k, v, filled], cotangent)])
     for outcome in outcomes[1:]:
         assert all(torch.equal(a, b) for a, b in zip(outcome, outcomes[0], strict=True))
@@ -118,7 +118,7 @@ def test_steep_and_far_reaching_biases_keep_their_precision(steep: float) -> Non
     q, k, v = (drawn(1, 2, n, 8, dtype=torch.float32) for n in (queries, keys, keys))
     steps = torch.arange(queries + keys - 1, dtype=torch.float64) - (queries - 1)
     table = (-steep * steps.abs() / 100).expand(2, -1).float()
-    y = distance_attention(q, k, v, table, 0, queries + keys - 2, SCALE)
+    y, _ = distance_attention(q, k, v, table, 0, queries + keys - 2, SCALE)
     expected, _ = in_numpy(q, k, v, table, 0, queries + keys - 2, torch.zeros_like(y))
     assert_close(y, expected)
 
@@ -127,10 +127,10 @@ def test_steep_and_far_reaching_biases_keep_their_precision(steep: float) -> Non
 def test_opcheck(learned: bool) -> None:
     q, k, v = drawn(1, 4, 7, 4), drawn(1, 2, 9, 4), drawn(1, 2, 9, 4)
     table = drawn(4, 15).detach().requires_grad_(learned)
-    torch.library.opcheck(kernel._attend, (q, k, v, table, 4, 14, SCALE))
-    out, sums = (x.detach() for x in kernel._attend(q, k, v, table, 4, 14, SCALE))
-    saved = tuple(x.detach() for x in (torch.randn_like(out), q, k, v, table, out, sums))
-    torch.library.opcheck(kernel._attend_backward, (*saved, 4, 14, SCALE, learned))
+    torch.library.opcheck(kernel._attend, (q, k, v, table, 4, 14, SCALE, None))
+    out, sums = (x.detach() for x in kernel._attend(q, k, v, table, 4, 14, SCALE, None))
+    saved = tuple(x.detach() for x in (q, k, v, table, out, sums))
+    torch.library.opcheck(kernel._attend_backward, (torch.randn_like(out), None, *saved, 4, 14, SCALE, None, learned))
 
 
 def test_gradcheck() -> None:
@@ -147,7 +147,7 @@ def test_the_same_bits_again(threads: int) -> None:
     try:
         outcomes = []
         for _ in range(3):
-            y = distance_attention(q, k, v, table, 19, 38, SCALE)
+            y, _ = distance_attention(q, k, v, table, 19, 38, SCALE)
             outcomes.append([y, *torch.autograd.grad(y, [q, k, v, table], cotangent)])
     finally:
         torch.set_num_threads(before)

@@ -172,8 +172,8 @@ def _computed(choice: Choice, inputs: AttentionInputs) -> Attended:
     if eager:
         return eager_attention(inputs)
     if choice.way is not None:
-        return Attended(tiled_attention(inputs, choice.way))
-    return Attended(flex_attention(inputs) if choice.name == "flex" else sdpa_attention(inputs))
+        return tiled_attention(inputs, choice.way)
+    return flex_attention(inputs) if choice.name == "flex" else Attended(sdpa_attention(inputs))
 
 
 def _beside_sinks(y: Tensor, lse: Tensor, weights: Tensor | None, sinks: Float[Tensor, " heads"]) -> Attended:

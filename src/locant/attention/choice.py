@@ -67,19 +67,20 @@ def _chosen(inputs: AttentionInputs) -> Choice:
     on_cuda = inputs.q.device.type == "cuda" and flex.obstacle(inputs) is None
     if on_cuda and has_bias(inputs.encoding) and inputs.q.dtype.itemsize == 2:
         return Choice("flex", "the bias keeps its float32 beside 16-bit queries")
+    if fused and inputs.scores < SMALL:
+        return Choice("sdpa", "mask and bias are small enough to be held")
+    way = None
     if inputs.scores < SMALL:
-        if fused:
-            return Choice("sdpa", "mask and bias are small enough to be held")
-        return Choice("eager", f"{_beside(inputs)} no fused kernel, and scores are small enough to be held")
-    if on_cuda:
+        if not inputs.is_decoding or (way := tiled.way_of(inputs)).name == "tiles":
+            return Choice("eager", f"{_beside(inputs)} in no fused kernel, and scores are small enough to be held")
+    elif on_cuda:
         return Choice("flex", "the bias goes into the kernel as a function")
-    if tiled.obstacle(inputs) is not None:
-        return Choice("eager", f"{_beside(inputs)} no other backend")
-    way = tiled.way_of(inputs)
+    way = way or tiled.way_of(inputs)
     if way.name == "tiles" and torch.compiler.is_compiling():
         return Choice("sdpa" if fused else "eager", "tiles would be compiled one by one, and anew for every length")
     return Choice("tiled", way.reason, way)
 
 
 def _beside(inputs: AttentionInputs) -> str:
-    return "softcap has" if inputs.softcap is not None else "the log-sum-exp has"
+    """What no kernel of `sdpa` has."""
+    return "softcap is" if inputs.softcap is not None else "the log-sum-exp is"

@@ -124,13 +124,16 @@ class AttentionInputs:
     def without_padding(self) -> AttentionInputs:
         """With zeros for queries, keys and values at padding; in decoding, with keys and values as they are."""
         k, v = self.k, self.v
-        if self.mask.keys.document_or_none is not None and not self._is_decoding():  # last: it makes a guard
+        if self.mask.keys.document_or_none is not None and not self.is_decoding:  # last: it makes a guard
             k, v = zero_padding(self.mask.keys, k, v)
         (q,) = zero_padding(self.mask.queries, self.q)
         return dataclasses.replace(self, q=q, k=k, v=v)
 
-    def _is_decoding(self) -> bool:
-        """Decided by shapes and by what needs a gradient, so that compiled code reads no values."""
+    @property
+    def is_decoding(self) -> bool:
+        """Whether keys are read by few queries, and nothing is differentiated; `k` and `v` are then not copied.
+
+        Decided by shapes and by what needs a gradient, so that compiled code reads no values."""
         few_queries = FEWEST_KEYS * self.q.shape[2] <= self.k.shape[2]
         return few_queries and not self.needs_gradient and not self.is_transformed
 

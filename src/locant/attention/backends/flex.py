@@ -20,11 +20,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from locant.attention.inputs import AttentionInputs
+from locant.arguments import Real
+from locant.attention.inputs import Attended, AttentionInputs
 from locant.attention.mask import BLOCK, AttentionMask
 from locant.errors import LocantError
 from locant.positions import Positions
@@ -46,8 +46,6 @@ def obstacle(inputs: AttentionInputs) -> str | None:
     width = max(inputs.q.shape[-1], inputs.v.shape[-1])
     if inputs.return_weights:
         return "which never holds the weights of return_weights=True"
-    if inputs.softcap is not None or inputs.needs_lse:
-        return "which does not know softcap, sinks and return_lse=True yet"
     if inputs.is_transformed:
         return "which has no derivative in forward mode or inside torch.func.grad and the like"
     if inputs.dropout_p > 0:
@@ -60,18 +58,37 @@ def obstacle(inputs: AttentionInputs) -> str | None:
         return f"which runs on cpu and cuda, not on {device}"
     if device == "cpu" and inputs.needs_gradient:
         return "which has no backward on a CPU"
+    if device == "cpu" and inputs.needs_lse:
+        return "which on a CPU keeps the log-sum-exp to itself, which sinks and return_lse=True need"
     if device == "cuda" and width < NARROWEST:
         return f"which takes no heads of {width} dimensions on cuda, {NARROWEST} or more"
     return None
 
 
-def flex_attention(inputs: AttentionInputs) -> Float[Tensor, "batch heads query value_dim"]:
-    """The output in the dtype of `q`; the bias is the encoding's `score_mod`."""
+def flex_attention(inputs: AttentionInputs) -> Attended:
+    """The output and, where it is needed, the log-sum-exp; the bias is the encoding's `score_mod`."""
     queries = inputs.q.shape[2]
     inputs = _filled_up(inputs) if inputs.q.device.type == "cpu" else inputs
-    score_mod, mask = _score_mod(inputs), inputs.mask.block_mask()
+    score_mod, mask = _capped(_score_mod(inputs), inputs.softcap), inputs.mask.block_mask()
     options = {"score_mod": score_mod, "block_mask": mask, "scale": inputs.scale, "enable_gqa": inputs.grouped}
-    return _run(inputs.q, inputs.k, inputs.v, **options)[:, :, :queries]
+    if not inputs.needs_lse:
+        return Attended(_run(inputs.q, inputs.k, inputs.v, **options)[:, :, :queries])
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    y, also = _run(inputs.q, inputs.k, inputs.v, **options, return_aux=AuxRequest(lse=True))
+    return Attended(y[:, :, :queries], also.lse[:, :, :queries])
+
+
+def _capped(score_mod: ScoreMod | None, softcap: Real | None) -> ScoreMod | None:
+    """The bound comes before the bias, as `score_mod` is given the scaled score."""
+    if softcap is None:
+        return score_mod
+
+    def capped(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        bounded = (score / softcap).tanh() * softcap
+        return bounded if score_mod is None else score_mod(bounded, batch, head, query, key)
+
+    return capped
 
 
 def _score_mod(inputs: AttentionInputs) -> ScoreMod | None:
@@ -104,11 +121,11 @@ def _filled(x: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
     return F.pad(x, (0, 0, 0, more)), Positions.cat([positions, padding])
 
 
-def _run(*tensors: Tensor, **options: Any) -> Tensor:
+def _run(*tensors: Tensor, **options: Any) -> Any:
     if torch.compiler.is_compiling():
         from torch.nn.attention import flex_attention
 
-        return flex_attention.flex_attention(*tensors, **options)  # type: ignore[return-value]
+        return flex_attention.flex_attention(*tensors, **options)
     from torch._dynamo import config
     from torch._dynamo.exc import TorchDynamoException
 
@@ -121,7 +138,7 @@ def _run(*tensors: Tensor, **options: Any) -> Tensor:
 
 
 @functools.cache
-def _compiled(device: str) -> Callable[..., Tensor]:
+def _compiled(device: str) -> Callable[..., Any]:
     from torch.nn.attention import flex_attention
 
     return torch.compile(flex_attention.flex_attention, fullgraph=True, dynamic=False if device == "cpu" else None)

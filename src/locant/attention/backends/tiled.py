@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,8 +21,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from locant.attention.backends import sdpa
+from locant.attention.backends.eager import eager_attention
 from locant.attention.backends.sdpa import as_wide_as_bias, sdpa_attention
-from locant.attention.inputs import AttentionInputs
+from locant.attention.inputs import Attended, AttentionInputs
 from locant.attention.mask import Segment, distance_bounds
 from locant.kernels.distance_attention import distance_attention
 from locant.kernels.transforms import is_mapping
@@ -48,8 +52,6 @@ def obstacle(inputs: AttentionInputs) -> str | None:
     """Why it cannot run, or ``None``."""
     if inputs.return_weights:
         return "which never holds the weights of return_weights=True"
-    if inputs.softcap is not None or inputs.needs_lse:
-        return "which does not know softcap, sinks and return_lse=True yet"
     if inputs.is_transformed:
         return "which has no derivative in forward mode or inside torch.func.grad and the like"
     return None
@@ -67,8 +69,8 @@ def way_of(inputs: AttentionInputs) -> Way:
     return Way("tiles", "mask and bias are held for a tile of queries at a time")
 
 
-def tiled_attention(inputs: AttentionInputs, way: Way) -> Float[Tensor, "batch heads query value_dim"]:
-    """The output in the dtype of `q`."""
+def tiled_attention(inputs: AttentionInputs, way: Way) -> Attended:
+    """The output and, where it is needed, the log-sum-exp."""
     if way.rows is not None:
         return _by_documents(inputs, way.rows)
     return _by_table(inputs) if way.name == "table" else _by_tiles(inputs)
@@ -77,10 +79,11 @@ def tiled_attention(inputs: AttentionInputs, way: Way) -> Float[Tensor, "batch h
 # ---------------------------------------------------------------------- one number per head and distance
 
 
-def _by_table(inputs: AttentionInputs) -> Tensor:
+def _by_table(inputs: AttentionInputs) -> Attended:
     q, k, v, offset = inputs.q, inputs.k, inputs.v, inputs.mask.offset or 0
     table = _table(inputs, q.shape[2], k.shape[2], offset)
-    return distance_attention(q, k, v, table, *inputs.mask.distance_bounds(offset), inputs.scale)
+    bounds = inputs.mask.distance_bounds(offset)
+    return Attended(*distance_attention(q, k, v, table, *bounds, inputs.scale, inputs.softcap))
 
 
 def _table(inputs: AttentionInputs, queries: int, keys: int, offset: int) -> Float[Tensor, "#heads distances"]:
@@ -94,28 +97,38 @@ def _table(inputs: AttentionInputs, queries: int, keys: int, offset: int) -> Flo
 # ---------------------------------------------------------------------- packed documents
 
 
-def _by_documents(inputs: AttentionInputs, rows: list[list[Segment]]) -> Tensor:
+def _by_documents(inputs: AttentionInputs, rows: list[list[Segment]]) -> Attended:
     """Attention within every document; `rows` holds one row where all are the same."""
     longest = max(part.length for row in rows for part in row if part.is_document)
     table = _table(inputs, longest, longest, 0)
     if len(rows) == 1:
         return _row(inputs, inputs.q, inputs.k, inputs.v, table, rows[0])
     by_row = zip(inputs.q.split(1), inputs.k.split(1), inputs.v.split(1), rows, strict=True)
-    return torch.cat([_row(inputs, q, k, v, table, row) for q, k, v, row in by_row])
+    return _joined([_row(inputs, q, k, v, table, row) for q, k, v, row in by_row], 0)
 
 
-def _row(inputs: AttentionInputs, q: Tensor, k: Tensor, v: Tensor, table: Tensor, row: list[Segment]) -> Tensor:
+def _row(inputs: AttentionInputs, q: Tensor, k: Tensor, v: Tensor, table: Tensor, row: list[Segment]) -> Attended:
     """`table` has an entry for each distance within the longest document."""
-    middle, outputs = table.shape[1] // 2, list[Tensor]()
+    middle, parts = table.shape[1] // 2, list[Attended]()
     split = (_Split.apply(x, [part.length for part in row]) for x in (q, k, v))
     for (length, is_document), q_part, k_part, v_part in zip(row, *split, strict=True):
         if is_document:
             entries = table[:, middle - length + 1 : middle + length]
             first, last = distance_bounds(0, length, length, inputs.mask.causal, inputs.mask.window)
-            outputs.append(distance_attention(q_part, k_part, v_part, entries, first, last, inputs.scale))
+            numbers = (first, last, inputs.scale, inputs.softcap)
+            parts.append(Attended(*distance_attention(q_part, k_part, v_part, entries, *numbers)))
         else:
-            outputs.append(q.new_zeros(*q.shape[:2], length, v.shape[-1]))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+            nothing = table.new_full((*q.shape[:2], length), float("-inf"))
+            parts.append(Attended(q.new_zeros(*q.shape[:2], length, v.shape[-1]), nothing))
+    return _joined(parts, 2)
+
+
+def _joined(parts: Sequence[Attended], dim: int) -> Attended:
+    """Outputs and log-sum-exps of other rows, or of other queries."""
+    if len(parts) == 1:
+        return parts[0]
+    logarithms = [part.lse for part in parts if part.lse is not None]
+    return Attended(torch.cat([part.y for part in parts], dim), torch.cat(logarithms, dim) if logarithms else None)
 
 
 class _Split(torch.autograd.Function):
@@ -140,24 +153,43 @@ class _Split(torch.autograd.Function):
 # ---------------------------------------------------------------------- tiles of queries
 
 
-def _by_tiles(inputs: AttentionInputs) -> Tensor:
-    parts: list[Tensor] = []
-    dtype, inputs = inputs.q.dtype, as_wide_as_bias(inputs)  # once, and not the keys of every tile
+def _by_tiles(inputs: AttentionInputs) -> Attended:
+    parts: list[Attended] = []
+    dtype, inputs = inputs.q.dtype, _as_wide_as_tiles(inputs)
     rows = _rows(inputs)
     again = inputs.needs_gradient and not is_mapping()  # vmap's samples are taken apart before the backward pass comes
     for start in range(0, inputs.q.shape[2], rows):
         tile = inputs.tile(start, start + rows)
         if again:
-            parts.append(checkpoint(sdpa_attention, tile, use_reentrant=False, preserve_rng_state=tile.dropout_p > 0))
+            parts.append(checkpoint(_one_tile, tile, use_reentrant=False, preserve_rng_state=tile.dropout_p > 0))
         else:
-            parts.append(sdpa_attention(tile))
-    return torch.cat(parts, dim=2).to(dtype)
+            parts.append(_one_tile(tile))
+    y, lse, _ = _joined(parts, 2)
+    return Attended(y.to(dtype), lse)
+
+
+def _as_wide_as_tiles(inputs: AttentionInputs) -> AttentionInputs:
+    """In the dtype that tiles are computed in: keys and values are converted once, and not in every tile."""
+    if _fused(inputs):
+        return as_wide_as_bias(inputs)
+    q, k, v = (x.to(bias_dtype(x)) for x in (inputs.q, inputs.k, inputs.v))
+    return dataclasses.replace(inputs, q=q, k=k, v=v)
+
+
+def _one_tile(tile: AttentionInputs) -> Attended:
+    return Attended(sdpa_attention(tile)) if _fused(tile) else eager_attention(tile)
+
+
+def _fused(inputs: AttentionInputs) -> bool:
+    """Whether tiles go through torch's fused attention, or are written out for what that lacks."""
+    return sdpa.obstacle(inputs) is None
 
 
 def _rows(inputs: AttentionInputs) -> int:
     """Queries of a tile."""
     row = inputs.q.shape[0] * inputs.q.shape[1] * inputs.k.shape[2] * 4
+    limit = TILE_BYTES if _fused(inputs) else TILE_BYTES // 4  # scores, weights and both gradients
     rows = FEWEST_ROWS
-    while 2 * rows * row <= TILE_BYTES:
+    while 2 * rows * row <= limit:
         rows *= 2
     return rows
