@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import flex_attention
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss
 
-from locant import PositionEncoding, Positions, RangeError, ShapeError, attend
+from locant import Fire, LocantError, PositionEncoding, Positions, RangeError, ShapeError, attend
+from locant.attention.backends import flex
+from locant.attention.choice import choose_backend
+from locant.attention.inputs import AttentionInputs
+from locant.attention.mask import AttentionMask
 from tests import oracles
+from tests.attention.allocations import allocations_of
 from tests.attention.arrangements import (
     ARRANGEMENTS,
     BATCH,
@@ -130,9 +137,12 @@ def test_a_query_without_a_key_gets_zeros(arrangement_name: str, backend: str) -
 def test_where_there_are_no_keys_at_all(backend: str) -> None:
     q, none, sinks = torch.randn(2, 6, 3, 4), torch.zeros(2, 6, 0, 4), torch.randn(6)
     options = {"positions": Positions.arange(3), "k_positions": Positions.arange(0), "backend": backend}
-    y, weights, lse = attend(q, none, none, return_weights=True, return_lse=True, **options)
-    assert (y.shape, weights.shape, lse.shape) == ((2, 6, 3, 4), (2, 6, 3, 0), (2, 6, 3))
-    assert bool((lse == float("-inf")).all())
+    y, lse = attend(q, none, none, return_lse=True, **options)
+    assert not y.any()
+    assert torch.equal(lse, torch.full((2, 6, 3), float("-inf")))
+    if backend != "tiled":
+        _, weights, lse = attend(q, none, none, return_weights=True, return_lse=True, **options)
+        assert (weights.shape, lse.shape) == ((2, 6, 3, 0), (2, 6, 3))
     _, lse = attend(q, none, none, sinks=sinks, return_lse=True, **options)
     assert torch.equal(lse, sinks[None, :, None].expand(2, 6, 3))
 
@@ -143,6 +153,73 @@ def test_values_without_a_width_have_scores(backend: str) -> None:
     y, lse = attend(q, q, v, positions=Positions.arange(3), backend=backend, return_lse=True)
     assert y.shape == v.shape
     assert_close(lse, attend(q, q, q, positions=Positions.arange(3), return_lse=True)[1])
+
+
+# ---------------------------------------------------------------------- each backend's own
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore:The .grad attribute")
+@pytest.mark.parametrize("arrangement_name", ["packed", "chunk with a window", "queries that see nothing"])
+@pytest.mark.parametrize("encoding_name", ["none", "t5"])
+def test_flex_has_them_where_it_has_gradients(
+    encoding_name: str, arrangement_name: str, uncompiled: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is on CUDA; uncompiled, and with both refusals of a CPU put aside, the same functions run here."""
+    monkeypatch.setattr(flex, "obstacle", lambda inputs: None)
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
+    holds(arrangement_name, encoding_name, "flex", sinks=True, softcap=CAP, of_lse=True)
+    assert [call["return_aux"].lse for call in uncompiled] == [True]
+
+
+@pytest.mark.slow
+@pytest.mark.unchecked
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("encoding_name", ["none", "alibi"])
+def test_flex_has_soft_caps_compiled_on_a_cpu(encoding_name: str) -> None:
+    arrangement, encoding = ARRANGEMENTS["packed"], shaken(encoding_name, torch.float32)
+    inputs = Inputs.draw(arrangement, torch.float32)
+    with torch.no_grad():
+        y = inputs.through(arrangement, encoding, "flex", softcap=CAP)
+        assert_close(y, written_out(inputs, arrangement, encoding, None, CAP)[0], torch.float32)
+
+
+def test_who_cannot_says_so() -> None:
+    for backend, options, words in [
+        ("sdpa", {"return_lse": True}, ("log-sum-exp", "tiled")),
+        ("sdpa", {"sinks": torch.zeros(2)}, ("sinks", "tiled")),
+        ("sdpa", {"softcap": 30.0}, ("softcap", "tiled")),
+        ("flex", {"return_lse": True}, ("on a CPU", "log-sum-exp", "tiled")),
+        ("tiled", {"return_lse": True, "return_weights": True}, ("weights", "eager")),
+    ]:
+        with refuses(LocantError, f"backend={backend!r}", *words):
+            attend(X, X, X, positions=WHERE, backend=backend, **options)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("length", "options", "name", "reason"),
+    [
+        (9, {"softcap": 30.0}, "eager", "softcap"),
+        (9, {"needs_lse": True}, "eager", "log-sum-exp"),
+        (512, {"needs_lse": True}, "tiled", "one number per head"),
+        (512, {"softcap": 30.0}, "tiled", "one number per head"),
+        (512, {"softcap": 30.0, "return_weights": True}, "eager", "weights"),
+        (512, {"softcap": 30.0, "encoding": Fire(4)}, "tiled", "a tile of queries"),
+    ],
+    ids=str,
+)
+def test_auto_takes_one_that_can_and_says_why(length: int, options: dict[str, Any], name: str, reason: str) -> None:
+    x = torch.zeros(1, 4, length, 16)
+    choice = choose_backend("auto", AttentionInputs(x, x, x, AttentionMask(Positions.arange(length)), **options))
+    assert choice.name == name
+    assert reason in choice.reason
+
+
+def test_decoding_from_a_cache_copies_no_keys() -> None:
+    """Sinks and log-sum-exp beside 16-bit keys, which plain operations would make float32 of."""
+    q, k = torch.randn(1, 8, 1, 32, dtype=torch.bfloat16), torch.randn(1, 2, 4000, 32, dtype=torch.bfloat16)
+    where = {"positions": Positions.after(3999, 1), "k_positions": Positions.arange(4000)}
+    seen = allocations_of(lambda: attend(q, k, k, sinks=torch.zeros(8), **where))
+    assert seen.peak < k.numel() * k.element_size()
 
 
 # ---------------------------------------------------------------------- models

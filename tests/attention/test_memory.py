@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -26,12 +27,12 @@ BY_DISTANCE: dict[str, Callable[[], PositionEncoding | None]] = {
 
 
 def training_step(
-    encoding: PositionEncoding | None, positions: Positions, backend: str, window: int | None = None
+    encoding: PositionEncoding | None, positions: Positions, backend: str, window: int | None = None, **options: Any
 ) -> Allocations:
     q, k, v = (torch.randn(1, HEADS, LENGTH, HEAD_DIM, requires_grad=True) for _ in range(3))
 
     def run() -> None:
-        y = attend(q, k, v, encoding=encoding, positions=positions, backend=backend, window=window)
+        y = attend(q, k, v, encoding=encoding, positions=positions, backend=backend, window=window, **options)
         y.backward(torch.ones_like(y))
 
     seen = allocations_of(run)
@@ -67,6 +68,31 @@ def test_otherwise_a_tile_is_held(encoding_name: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(tiled, "TILE_BYTES", MATRIX // 32)
     encoding = Fire(HEADS) if encoding_name == "fire" else T5Bias(HEADS)
     seen = training_step(encoding, Positions.packed([100] * 10, length=LENGTH), "tiled")
+    assert seen.largest <= MATRIX / 16
+    assert seen.peak < MATRIX
+
+
+BESIDE: dict[str, dict[str, Any]] = {
+    "sinks": {"sinks": torch.zeros(HEADS)},
+    "softcap": {"softcap": 30.0},
+    "both": {"sinks": torch.zeros(HEADS), "softcap": 30.0},
+}
+
+
+@pytest.mark.parametrize("encoding_name", ["none", "t5"])
+@pytest.mark.parametrize("kind", ["causal", "window", "packed"])
+@pytest.mark.parametrize("beside", BESIDE)
+def test_sinks_and_soft_caps_need_no_matrix_either(beside: str, kind: str, encoding_name: str) -> None:
+    positions = Positions.packed([600, 424]) if kind == "packed" else Positions.arange(LENGTH)
+    window = 100 if kind == "window" else None
+    seen = training_step(BY_DISTANCE[encoding_name](), positions, "auto", window, **BESIDE[beside])
+    assert seen.largest <= MATRIX / 8
+    assert seen.peak < MATRIX / 2
+
+
+def test_sinks_and_soft_caps_hold_a_tile_of_a_bias_that_has_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiled, "TILE_BYTES", MATRIX // 32)
+    seen = training_step(Fire(HEADS), Positions.packed([100] * 10, length=LENGTH), "auto", **BESIDE["both"])
     assert seen.largest <= MATRIX / 16
     assert seen.peak < MATRIX
 

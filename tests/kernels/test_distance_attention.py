@@ -128,14 +128,42 @@ def test_opcheck(learned: bool) -> None:
     q, k, v = drawn(1, 4, 7, 4), drawn(1, 2, 9, 4), drawn(1, 2, 9, 4)
     table = drawn(4, 15).detach().requires_grad_(learned)
     torch.library.opcheck(kernel._attend, (q, k, v, table, 4, 14, SCALE, None))
+    torch.library.opcheck(kernel._attend, (q, k, v, table, 4, 14, SCALE, 0.7))
     out, sums = (x.detach() for x in kernel._attend(q, k, v, table, 4, 14, SCALE, None))
     saved = tuple(x.detach() for x in (q, k, v, table, out, sums))
-    torch.library.opcheck(kernel._attend_backward, (torch.randn_like(out), None, *saved, 4, 14, SCALE, None, learned))
+    onto_y, onto_sums = torch.randn_like(out), torch.randn_like(sums)
+    for grad_sums, softcap in ((None, None), (onto_sums, None), (onto_sums, 0.7)):
+        operands = (onto_y, grad_sums, *saved, 4, 14, SCALE, softcap, learned)
+        torch.library.opcheck(kernel._attend_backward, operands)
 
 
-def test_gradcheck() -> None:
+@pytest.mark.parametrize("softcap", [None, 0.7])
+@pytest.mark.parametrize("learned", [True, False])
+def test_gradcheck_of_the_output_and_the_log_sum_exp(learned: bool, softcap: float | None) -> None:
     q, k, v, table = drawn(1, 2, 4, 3), drawn(1, 1, 5, 3), drawn(1, 1, 5, 3), drawn(2, 8)
-    assert torch.autograd.gradcheck(lambda *x: distance_attention(*x, 1, 6, SCALE), (q, k, v, table))
+    table = table.detach().requires_grad_(learned)
+    assert torch.autograd.gradcheck(lambda *x: distance_attention(*x, 1, 6, SCALE, softcap), (q, k, v, table))
+
+
+@pytest.mark.parametrize("softcap", [None, 0.7])
+def test_the_log_sum_exp_alone_is_differentiated(softcap: float | None) -> None:
+    """Its derivative by the scores are the weights, so by the table, whose entries are added to them, all their sum."""
+    q, k, v, table = drawn(1, 2, 4, 3), drawn(1, 1, 5, 3), drawn(1, 1, 5, 3), drawn(2, 8)
+    _, lse = distance_attention(q, k, v, table, 0, 7, SCALE, softcap)
+    of_values, of_table = torch.autograd.grad(lse.sum(), [v, table])
+    assert not of_values.any()
+    assert_close(of_table.sum(1), torch.full((2,), 4.0, dtype=torch.float64))
+
+
+def test_queries_without_a_key_have_no_logarithm() -> None:
+    """Seven queries and 3 keys, entries 4 and 5: the first two queries come before all keys, the last one behind."""
+    q, k = drawn(1, 1, 7, 4), drawn(1, 1, 3, 4)
+    for span, seen in (((4, 5), slice(2, 6)), ((5, 4), slice(0, 0))):
+        y, lse = distance_attention(q, k, k, torch.zeros(1, 9, dtype=torch.float64), *span, SCALE)
+        expected = torch.full((7,), float("-inf"), dtype=torch.float64)
+        expected[seen] = 0.0
+        assert torch.equal(lse[0, 0].isfinite(), expected.isfinite())
+        assert torch.equal(y[0, 0].any(-1), expected.isfinite())
 
 
 @pytest.mark.parametrize("threads", [1, 2])

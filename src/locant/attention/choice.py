@@ -67,18 +67,21 @@ def _chosen(inputs: AttentionInputs) -> Choice:
     on_cuda = inputs.q.device.type == "cuda" and flex.obstacle(inputs) is None
     if on_cuda and has_bias(inputs.encoding) and inputs.q.dtype.itemsize == 2:
         return Choice("flex", "the bias keeps its float32 beside 16-bit queries")
-    if fused and inputs.scores < SMALL:
+    if inputs.scores < SMALL and fused:
         return Choice("sdpa", "mask and bias are small enough to be held")
-    way = None
-    if inputs.scores < SMALL:
-        if not inputs.is_decoding or (way := tiled.way_of(inputs)).name == "tiles":
-            return Choice("eager", f"{_beside(inputs)} in no fused kernel, and scores are small enough to be held")
-    elif on_cuda:
+    if inputs.scores < SMALL and not _reads_cache(inputs):
+        return Choice("eager", f"{_beside(inputs)} in no fused kernel, and scores are small enough to be held")
+    if on_cuda:
         return Choice("flex", "the bias goes into the kernel as a function")
-    way = way or tiled.way_of(inputs)
+    way = tiled.way_of(inputs)
     if way.name == "tiles" and torch.compiler.is_compiling():
         return Choice("sdpa" if fused else "eager", "tiles would be compiled one by one, and anew for every length")
     return Choice("tiled", way.reason, way)
+
+
+def _reads_cache(inputs: AttentionInputs) -> bool:
+    """Whether this is decoding that `tiled` does without a copy of keys and values."""
+    return inputs.is_decoding and tiled.way_of(inputs).name == "table"
 
 
 def _beside(inputs: AttentionInputs) -> str:

@@ -133,7 +133,8 @@ class AttentionInputs:
     def is_decoding(self) -> bool:
         """Whether keys are read by few queries, and nothing is differentiated; `k` and `v` are then not copied.
 
-        Decided by shapes and by what needs a gradient, so that compiled code reads no values."""
+        Decided by shapes and by what needs a gradient, so that compiled code reads no values.
+        """
         few_queries = FEWEST_KEYS * self.q.shape[2] <= self.k.shape[2]
         return few_queries and not self.needs_gradient and not self.is_transformed
 

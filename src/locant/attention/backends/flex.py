@@ -125,7 +125,7 @@ def _run(*tensors: Tensor, **options: Any) -> Any:
     if torch.compiler.is_compiling():
         from torch.nn.attention import flex_attention
 
-        return flex_attention.flex_attention(*tensors, **options)
+        return flex_attention.flex_attention(*tensors, **options)  # type: ignore[call-overload]
     from torch._dynamo import config
     from torch._dynamo.exc import TorchDynamoException
 
