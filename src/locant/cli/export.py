@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -43,4 +44,4 @@ def verb(store: Path, to: str, output: Path, as_json: bool, **options: Any) -> N
         total=len(opened), disable=None, unit="token", unit_scale=True, leave=False, dynamic_ncols=True
     ) as bar:
         exported = export_store(opened, output, to=to, progress=lambda done: bar.update(done - bar.n))
-    print_result(exported.to_dict(), str(exported), as_json=as_json)
+    print_result(dataclasses.asdict(exported), str(exported), as_json=as_json)

@@ -21,10 +21,9 @@ SAMPLE = "the sample text (Python's own documentation)"
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """A text, as ids.
+    """A text, as ids; `documents` are where each file begins in them, and the end.
 
-    `documents` are the offsets in `ids` where each file begins, and the end. `asked_tokenizer` is ``None`` where the
-    tokenizer was trained on the text.
+    `asked_tokenizer` is ``None`` where the tokenizer was trained on the text.
     """
 
     name: str
@@ -60,18 +59,14 @@ def read_corpus(
     usual_vocab_size: int,
     download: bool = False,
 ) -> Corpus:
-    """Read the files, or take the sample text where there are none, and encode them.
+    """Read the files (``-`` is standard input), or take the sample text where there are none, and encode them.
 
-    Args:
-        files: paths; ``-`` is standard input.
-        tokenizer: ``"bytes"``, or what `Tokenizer.load` takes; default: a byte-level BPE trained on this text.
-        vocab_size: of the trained one; default: `usual_vocab_size`.
-        download: whether a tokenizer that is not on this machine may be fetched.
+    `tokenizer` is ``"bytes"``, or what `Tokenizer.load` takes, which may `download`; without one, a byte-level BPE of
+    `vocab_size` (default: `usual_vocab_size`) is trained on this text.
     """
     if tokenizer is not None and vocab_size is not None:
-        raise InputError(
-            "got both a tokenizer and a vocabulary size, which is for one that is trained here", "one of the two"
-        )
+        cause = "got both a tokenizer and a vocabulary size, which is for one that is trained here"
+        raise InputError(cause, "one of the two")
     texts = read_texts(files) if files else [sample_text()]
     vocab_size = usual_vocab_size if vocab_size is None else vocab_size
     if tokenizer is None:

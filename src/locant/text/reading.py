@@ -1,7 +1,6 @@
 """Reading texts: files as they are, and a text that needs no file at all.
 
-A file is one document, in UTF-8. A byte order mark is dropped; everything else is kept as it stands in the file,
-carriage returns included, so that what is counted and encoded is what was written. Files are read whole.
+A file is one document, in UTF-8, read whole. A byte order mark is dropped; everything else is kept as it stands.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ class Readable(Protocol):
 def sample_text() -> str:
     """Real English that every CPython carries: its own language reference, about 465 000 characters.
 
-    It is the same in every run of one Python version, and a little different in the next version.
-
     Raises:
         InputError: if this Python was installed without `pydoc_data`.
 
@@ -40,21 +37,16 @@ def sample_text() -> str:
     try:
         from pydoc_data import topics
     except ModuleNotFoundError:
-        raise InputError(
-            f"the sample text is the documentation inside Python, and {sys.executable} has none", "a text file of yours"
-        ) from None
+        cause = f"the sample text is the documentation inside Python, and {sys.executable} has none"
+        raise InputError(cause, "a text file of yours") from None
     return "\n\n".join(topics.topics[name].strip("\n") for name in sorted(topics.topics)) + "\n"
 
 
 def read_texts(paths: str | Path | Iterable[str | Path]) -> list[str]:
     r"""The text of every file, one document each; ``-`` is standard input.
 
-    Args:
-        paths: a path or several. No paths, no texts.
-
     Raises:
-        InputError: for a file that is missing, a folder, empty, not readable or not text in UTF-8. The first
-            offending byte is named by its offset in the file.
+        InputError: for a file that is missing, a folder, empty, not readable or not text in UTF-8, with the byte.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "a.txt"
@@ -118,10 +110,8 @@ def _decode(data: bytes, name: str) -> str:
     try:
         text = data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"{name} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x} ({error.reason})",
-            "iconv -f LATIN1 -t UTF-8 on it first, if it is text in an older encoding",
-        ) from None
+        cause = f"{name} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x} ({error.reason})"
+        raise InputError(cause, "iconv -f LATIN1 -t UTF-8 on it first, if it is text in an older encoding") from None
     if not text:
         raise InputError(f"{name} is empty, expected text", "a file with text in it")
     return text

@@ -22,8 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from locant import InputError, LocantError, RangeError
-from locant.text.store import FileRecord, ShardRecord, TokenStore, mapped_files, write_manifest
-from locant.text.store.mapped_files import FAILED, map_side_by_side
+from locant.text.store import FileRecord, ShardRecord, TokenStore, token_files, write_manifest
+from locant.text.store.token_files import FAILED, map_side_by_side
 from tests.refusal import refuses
 from tests.text.store.made import BYTES, SHARDS, TOKENS, make, write_shard
 
@@ -287,7 +287,7 @@ def test_a_system_that_maps_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Linux allows 65 530 maps; beyond that, its error, and not an address that is none."""
     store = make(tmp_path / "store")
     refusing = SimpleNamespace(mmap=lambda *_: (ctypes.set_errno(errno.ENOMEM), FAILED)[1], munmap=None)
-    monkeypatch.setattr(mapped_files, "_LIBC", refusing)
+    monkeypatch.setattr(token_files, "_LIBC", refusing)
     with refuses(InputError, "shard-00000.bin", os.strerror(errno.ENOMEM), "mode='read'"):
         store[0]
 

@@ -118,10 +118,10 @@ class TestAFileThatIsNone:
             Tokenizer.from_json(json.dumps(data)).encode("the unknown")
 
     def test_errors_that_are_not_the_librarys_pass_through(self) -> None:
-        from locant.text.tokenizer.definition import LibraryErrors
+        from locant.text.tokenizer.definition import library_errors
 
         for error in (KeyError("a"), TypeError("b"), KeyboardInterrupt()):
-            with pytest.raises(type(error)), LibraryErrors("cause", "remedy"):
+            with pytest.raises(type(error)), library_errors("cause", "remedy"):
                 raise error
-        with pytest.raises(InputError, match="cause: bare; try: remedy"), LibraryErrors("cause", "remedy"):
+        with pytest.raises(InputError, match="cause: bare; try: remedy"), library_errors("cause", "remedy"):
             raise Exception("bare")

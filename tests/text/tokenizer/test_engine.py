@@ -14,9 +14,8 @@ from locant.errors import InputError, RangeError
 from locant.text import Tokenizer
 from locant.text.tokenizer import engine as engines
 from locant.text.tokenizer import gigatoken_engine
-from locant.text.tokenizer.engine import Engine, choose_engine
+from locant.text.tokenizer.engine import PROBE_TEXTS, Engine, choose_engine
 from locant.text.tokenizer.gigatoken_engine import GigatokenEngine, resident_bytes, why_not_gigatoken
-from locant.text.tokenizer.probe_texts import PROBE_TEXTS
 from tests.refusal import refuses
 from tests.text.tokenizer.splits import SPLITS, tokenizer, with_split
 from tests.text.tokenizer.zoo import KINDS

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from locant.text.tokenizer.engine import Engine, choose_engine
-from locant.text.tokenizer.probe_texts import PROBE_TEXTS
+from locant.text.tokenizer.engine import PROBE_TEXTS, Engine, choose_engine
 from tests.text.tokenizer.splits import ATOMS, SPLITS, tokenizer
 from tests.text.tokenizer.test_special_tokens import forbidden
 from tests.text.tokenizer.zoo import KINDS
@@ -47,7 +46,7 @@ TEXTS = st.one_of(
 @functools.cache
 def both(kind: str) -> list[Engine]:
     """The trusted engine, and the fast one where it may be used."""
-    trusted, chosen = Engine(tokenizer(kind)), choose_engine("auto", tokenizer(kind), [], parallel=False)
+    trusted, chosen = Engine(tokenizer(kind)), choose_engine("auto", tokenizer(kind), [])
     return [trusted] if chosen.name == "tokenizers" else [trusted, chosen]
 
 

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 from locant.errors import InputError, LocantError, RangeError
 from locant.text import Windows
 from locant.text.windows import BatchSampler, Loader
-from locant.text.windows.data_loader_options import LONGEST
-from locant.text.windows.permutation import Permutation
+from locant.text.windows.loader import LONGEST
+from locant.text.windows.sampler import Permutation
 from tests.refusal import refuses
 from tests.text.windows.definition import share
 

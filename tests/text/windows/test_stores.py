@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from locant.errors import InputError, RangeError
 from locant.text import Batch, Tokenizer, Windows
 from locant.text.store import ShardWriter, TokenStore, write_manifest
-from locant.text.windows.tokens import ShardedTokens, SlicedTokens
+from locant.text.windows.tokens import StoreTokens
 from tests.refusal import refuses
 
 Make = Callable[[list[list[int]]], TokenStore]
@@ -97,8 +97,8 @@ def test_slices_are_read_across_any_shards(sizes: list[int], starts: list[int], 
     parts = Parts(np.split(ids, np.cumsum(sizes)[:-1]))
     width = min(width, n)
     begins = np.array([start % (n - width + 1) for start in starts], dtype=np.int64)
-    for kind in (ShardedTokens, SlicedTokens):
-        tokens = kind(parts)
+    for parts.can_lie_side_by_side in (True, False):
+        tokens = StoreTokens(parts)
         first = begins[begins < n]
         assert tokens.rows(first, 1)[:, 0].tolist() == ids[first].tolist()  # what it keeps of one width serves no other
         assert tokens.rows(begins, width).tolist() == [ids[begin : begin + width].tolist() for begin in begins]

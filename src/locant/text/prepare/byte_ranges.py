@@ -62,10 +62,7 @@ class Source:
 
 
 class ByteRange(NamedTuple):
-    """The bytes `start` to `stop` of a file as it lies on the disk.
-
-    In Parquet, a row group belongs to the range in which its data begin.
-    """
+    """The bytes `start` to `stop` of a file on the disk; a row group of Parquet belongs to where its data begin."""
 
     source: Source
     start: int

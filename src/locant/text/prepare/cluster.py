@@ -6,7 +6,6 @@ Every node has to see the inputs and the folder of the store under the same name
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -61,7 +60,14 @@ def make_on_ray(
         cores = num_local if address == LOCAL else int(ray.cluster_resources().get("CPU", 1))
         actor = ray.remote(num_cpus=1)(_Maker)
         actors = [actor.remote(str(plan.store.resolve()), engine) for _ in range(max(1, min(cores, len(parts))))]
-        _run(ray, actors, iter(parts), advance)
+        made = ray.util.ActorPool(actors).map_unordered(lambda actor, number: actor.make.remote(number), parts)
+        for read, cause, remedy in made:
+            if cause is not None:
+                raise InputError(cause, remedy)
+            advance(read)
+    except ray.exceptions.RayError as error:
+        what = str(error).strip().splitlines()[-1]
+        raise InputError(f"the cluster lost a worker: {what}", "the same again: what is done is kept") from None
     finally:
         if ours:
             ray.shutdown()
@@ -78,22 +84,3 @@ def _connect(ray: Any, address: str, num_local: int) -> None:
             ray.init(address=address, log_to_driver=False)
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(f"cannot reach a Ray cluster at {address!r}: {error}", f"{LOCAL!r}, or ray start") from None
-
-
-def _run(ray: Any, actors: list[Any], waiting: Iterator[int], advance: Advance) -> None:
-    """Each of the actors gets another part when it is done with one."""
-    at_work = {actor.make.remote(number): actor for actor, number in zip(actors, waiting, strict=False)}
-    while at_work:
-        (done,), _ = ray.wait([*at_work], num_returns=1)
-        actor = at_work.pop(done)
-        try:
-            read, cause, remedy = ray.get(done)
-        except ray.exceptions.RayError as error:
-            what = str(error).strip().splitlines()[-1]
-            raise InputError(f"the cluster lost a worker: {what}", "the same again: what is done is kept") from None
-        if cause is not None:
-            raise InputError(cause, remedy)
-        advance(read)
-        for number in waiting:
-            at_work[actor.make.remote(number)] = actor
-            break

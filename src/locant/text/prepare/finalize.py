@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,15 @@ from locant.text.prepare.byte_ranges import Source
 from locant.text.prepare.parts import FinishedPart, finished_part, part_folder
 from locant.text.prepare.plan import FOLDER, Plan, read_plan, remove_shards
 from locant.text.prepare.request import store_folder
-from locant.text.store import MANIFEST, TOKENIZER, ShardRecord, TokenStore, read_manifest, shard_name, write_manifest
+from locant.text.store import MANIFEST, ShardRecord, TokenStore, read_manifest, shard_name, write_manifest
 from locant.text.tokenizer import Tokenizer
 
 __all__ = ["finalize", "join", "missing_parts", "note_tasks", "recorded_request", "tidy"]
 
 NUMBERING = "numbering.json"
 ANEW = "resume=False (--restart), which begins anew"
-
 RECORDED = {"pieces", *(field.name for field in dataclasses.fields(Source) if field.name != "copy")}
 """What the manifest records of each source."""
-
 NAMED = 10
 """How many missing tasks are named; the others are counted."""
 
@@ -115,17 +114,15 @@ def tidy(store: Path) -> None:
     """Remove what a finished store needs no more, and what was left where a run was killed."""
     for folder in store.glob(f"{FOLDER}*"):
         shutil.rmtree(folder, ignore_errors=True)
-    for name in (MANIFEST, TOKENIZER):
-        for path in store.glob(f".{Path(name).stem}.*.json"):
-            path.unlink(missing_ok=True)
+    for path in chain(store.glob(".store.*.json"), store.glob(".tokenizer.*.json")):
+        path.unlink(missing_ok=True)
 
 
 def _recorded_sources(sources: Sequence[Source], parts: Sequence[FinishedPart]) -> list[dict[str, Any]]:
     """The sources with the hashes of their byte ranges, as the manifest keeps them."""
     read: dict[str, list[dict[str, Any]]] = {source.path: [] for source in sources}
-    for part in parts:
-        for one in part.byte_ranges:
-            read[one["path"]].append({name: one[name] for name in ("start", "stop", "sha256")})
+    for one in chain.from_iterable(part.byte_ranges for part in parts):
+        read[one["path"]].append({name: one[name] for name in ("start", "stop", "sha256")})
     return [{**source.to_json(), "pieces": read[source.path]} for source in sources]
 
 
@@ -146,12 +143,9 @@ def note_tasks(plan: Plan, num_tasks: int) -> None:
 def _named(plan: Plan, missing: Sequence[int]) -> str:
     """Tasks, as they are typed; parts, where the work was divided into tasks in no way or in several."""
     divisions = [int(path.name.removeprefix("tasks-")) for path in plan.folder.glob("tasks-*")]
-    if len(divisions) != 1:
-        return f"parts {_listed(missing)} of {plan.num_parts} are missing"
-    tasks = sorted({number % divisions[0] for number in missing})
-    return f"tasks {_listed(tasks)} of --num-tasks {divisions[0]} are missing"
-
-
-def _listed(numbers: Sequence[int]) -> str:
+    what, numbers, of_all = "parts", [*missing], str(plan.num_parts)
+    if len(divisions) == 1:
+        what, numbers = "tasks", sorted({number % divisions[0] for number in missing})
+        of_all = f"--num-tasks {divisions[0]}"
     more = f" and {len(numbers) - NAMED} more" if len(numbers) > NAMED else ""
-    return ", ".join(map(str, numbers[:NAMED])) + more
+    return f"{what} {', '.join(map(str, numbers[:NAMED]))}{more} of {of_all} are missing"

@@ -2,9 +2,8 @@
 
 Text (.txt, .md), JSON lines (.jsonl) and Parquet (.parquet), each also compressed (.gz, .zst); folders and patterns
 stand for all such files in them, sorted by path; ``-`` is standard input. A file that is named twice, in whatever way,
-is refused: it is not clear whether it should count twice. What cannot be read, and what begins like a binary file or
-like UTF-16, is refused before the work begins. A NUL within the first `SNIFFED` bytes means a binary file; one further
-on, in some of a million web pages, is text.
+is refused, and so is, before the work begins, what begins like a binary file or like UTF-16. A NUL within the first
+`SNIFFED` bytes means a binary file; one further on, in some of a million web pages, is text.
 """
 
 from __future__ import annotations
@@ -43,24 +42,12 @@ SNIFFED = 8192
 def find_sources(
     paths: str | Path | Iterable[str | Path], *, separator: str | None = None, field: str | None = None
 ) -> list[Source]:
-    r"""The files that the paths name, in the order of the paths; those of a folder or pattern sorted.
+    """The files that the paths name, in the order of the paths; those of a folder or pattern sorted.
 
-    Args:
-        paths: files, folders, patterns such as ``data/**/*.jsonl``, and ``-``.
-        separator: what stands between the documents of a text file; ``None`` makes each file one document.
-        field: the key or column that holds the text, `FIELD` if it is not given. With one, standard input is read
-            as JSON lines, and without as text.
+    Without a `separator` each text file is one document. With a `field`, standard input is read as JSON lines.
 
     Raises:
         InputError: for a path that is missing, of another kind, unreadable, empty of files, or there twice.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> for name in ("b.txt", "a.md", "c.png"):
-    ...     _ = (folder / name).write_text("one\n\ntwo")
-    >>> sources = find_sources(folder, separator="\n\n")
-    >>> [Path(source.path).name for source in sources]
-    ['a.md', 'b.txt']
     """
     given: list[Any] = [*paths] if isinstance(paths, Iterable) and not isinstance(paths, (str, bytes)) else [paths]
     if odd := [path for path in given if not isinstance(path, (str, Path))]:
@@ -132,32 +119,22 @@ def _format(name: str) -> tuple[Kind, Compression | None] | None:
 
 
 def _source(name: str, separator: str | None, field: str | None) -> Source:
-    field_name = field or FIELD
+    """A path as a source, which is looked at, but for standard input."""
+    facts: dict[str, Any] = {"path": name, "separator": separator, "field": field or FIELD}
     if name == STDIN:
-        kind: Kind = "text" if field is None else "jsonl"
-        return Source(
-            path=name, size=None, mtime_ns=None, kind=kind, compression=None, separator=separator, field=field_name
-        )
+        return Source(size=None, mtime_ns=None, kind="text" if field is None else "jsonl", compression=None, **facts)
     try:
         status = os.stat(name)  # noqa: PTH116
     except OSError as error:
-        cause = f"cannot read {name}: {(error.strerror or str(error)).lower()}"
-        raise InputError(cause, "the path of a file") from None
+        reason = (error.strerror or str(error)).lower()
+        raise InputError(f"cannot read {name}: {reason}", "the path of a file") from None
     if not stat.S_ISREG(status.st_mode):
         raise InputError(f"got {name}, which is no regular file", f"- < {name}")
     if (found := _format(name)) is None:
-        cause = f"got {name}, expected a file that ends in {SUFFIXES}"
-        raise InputError(cause, f"- < {name}, which reads it as text")
+        raise InputError(f"got {name}, expected a file that ends in {SUFFIXES}", f"- < {name}, which reads it as text")
     kind, compression = found
-    source = Source(
-        path=name,
-        size=status.st_size,
-        mtime_ns=status.st_mtime_ns,
-        kind=kind,
-        compression=compression,
-        separator=separator if kind == "text" else None,
-        field=field_name,
-    )
+    facts["separator"] = separator if kind == "text" else None
+    source = Source(size=status.st_size, mtime_ns=status.st_mtime_ns, kind=kind, compression=compression, **facts)
     _require_its_kind(source)
     return source
 
@@ -183,10 +160,9 @@ def read_stdin(source: Source, place: Path | None) -> tuple[Source, str]:
             size += len(block)
             if copy is not None:
                 copy.write(block)
+        source = dataclasses.replace(source, size=size, copy=None if place is None else str(place))
         if copy is not None:
             copy.settle()
             copy.publish()
-    source = dataclasses.replace(source, size=size, copy=None if place is None else str(place))
-    if place is not None:
-        _require_its_kind(source)
+            _require_its_kind(source)
     return source, digest.hexdigest()

@@ -4,21 +4,12 @@ Ctrl-C raises `KeyboardInterrupt` in the main thread of the calling process, and
 it on, after cleaning up, with a note that says how to go on (`resumable`); on the command line SIGTERM and SIGHUP do
 the same, and the exit code is 130. The same call then goes on from what was kept.
 
-===================== ============================================================== ===========================
-stage                 what happens                                                   what is kept
-===================== ============================================================== ===========================
-finding inputs        it ends                                                        nothing was written
-starting workers      those that run are killed; they do not receive it themselves       what earlier calls made
-                      (`ctrl_c_held`)
-reading standard      the folder of the new plan is removed, and that of the store   what earlier calls made
-input, planning       if this call made it
-making parts in this  raised when a block is encoded (`readers.streams.BLOCK`); the   all parts that are finished
-process               part's folder is removed
-making parts in       workers are killed; the next call removes the folders of their all parts that are finished
-workers               parts
-making parts on Ray   a cluster that this call started is stopped                    all parts that are finished
-joining               it ends; the next call joins the rest                          everything
-===================== ============================================================== ===========================
+* Finding inputs, reading standard input, planning: nothing is left, not even the folder of the store if this call made
+  it; what earlier calls made is kept. Workers that run already are killed; they do not receive it (`ctrl_c_held`).
+* Making parts: all parts that are finished are kept. In this process it is raised when a block is encoded
+  (`readers.streams.BLOCK`), and the folder of the part is removed. Workers are killed, and the next call removes the
+  folders of their parts. A Ray cluster that this call started is stopped.
+* Joining: it ends, and the next call joins the rest.
 
 A second Ctrl-C, or a kill, leaves at most folders that the next call removes (`locant.text.prepare.folders`), and
 workers that end by themselves when their orders end.

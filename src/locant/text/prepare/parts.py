@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Integer
 
 from locant.errors import InputError
 from locant.files import flush, write_whole
@@ -48,8 +47,9 @@ class FinishedPart:
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> FinishedPart:
         """From what `asdict` gave."""
-        pairs = [{kind: FileRecord(**shard.pop(kind)) for kind in ("bin", "idx")} for shard in facts["shards"]]
-        shards = [ShardRecord(**shard, **pair) for shard, pair in zip(facts["shards"], pairs, strict=True)]
+        for shard in facts["shards"]:
+            shard |= {kind: FileRecord(**shard[kind]) for kind in ("bin", "idx")}
+        shards = [ShardRecord(**shard) for shard in facts["shards"]]
         return cls(plan=facts["plan"], shards=shards, byte_ranges=facts["byte_ranges"])
 
 
@@ -90,9 +90,8 @@ def make_part(plan: Plan, number: int, engine: Engine, advance: Advance) -> None
             flush(plan.folder)
     except (OSError, InputError) as error:
         if not plan.folder.exists():
-            raise InputError(
-                f"another run has finished {plan.store} meanwhile, or discarded it", "the same again: a store is found"
-            ) from error
+            cause = f"another run has finished {plan.store} meanwhile, or discarded it"
+            raise InputError(cause, "the same again: a store is found") from error
         if isinstance(error, InputError):
             raise
         raise cannot_write(f"make part {number} of {plan.store}", error) from error
@@ -124,8 +123,9 @@ def _write_range(
     _require_unchanged(source)
     try:
         for ids, lengths, unfinished in _encoded(engine, byte_range, tally):
-            if end_of_text is not None:
-                ids, lengths = _with_ends(ids, lengths, end_of_text, unfinished=unfinished)
+            if end_of_text is not None:  # not after a document that goes on
+                finished = np.arange(len(lengths)) < len(lengths) - unfinished
+                ids, lengths = np.insert(ids, np.cumsum(lengths)[finished], end_of_text), lengths + finished
             shards.append(ids, lengths, continues=continues, unfinished=unfinished)
             continues = unfinished
             advance(tally.bytes - seen)
@@ -166,17 +166,6 @@ def _require_unchanged(source: Source) -> None:
         )
 
 
-def _with_ends(
-    ids: Integer[np.ndarray, " tokens"], lengths: Integer[np.ndarray, " documents"], end: int, *, unfinished: bool
-) -> tuple[Integer[np.ndarray, " more_tokens"], Integer[np.ndarray, " documents"]]:
-    """The end of text after every document, but not after one that goes on."""
-    finished = len(lengths) - unfinished
-    places = np.cumsum(lengths)[:finished]
-    lengths = lengths.copy()
-    lengths[:finished] += 1
-    return np.insert(ids, places, end), lengths
-
-
 class _Shards:
     """Documents into shards: one is closed with the document that brings it to `shard_size` tokens."""
 
@@ -185,14 +174,7 @@ class _Shards:
         self._folder, self._vocab_size, self._shard_size = folder, vocab_size, shard_size
         self._open: ShardWriter | None = None
 
-    def append(
-        self,
-        ids: Integer[np.ndarray, " tokens"],
-        lengths: Integer[np.ndarray, " documents"],
-        *,
-        continues: bool,
-        unfinished: bool,
-    ) -> None:
+    def append(self, ids: np.ndarray, lengths: np.ndarray, *, continues: bool, unfinished: bool) -> None:
         """Add documents; the first may continue the last one, and the last may be unfinished."""
         ends = np.concatenate([[0], np.cumsum(lengths)])
         first = 0

@@ -10,8 +10,8 @@ A plan is a folder, `.prepare` inside the store, that appears whole or not at al
     lock             tells whether a process is still writing the files above
     part-00000/...   what was made, see `locant.text.prepare.parts`
 
-A process that makes a part reads its line alone, so that a worker needs little memory for a plan of any length. How
-parts are cut depends on the sources and `shard_size` only, never on who makes them: so the store does not either.
+A process that makes a part reads its line alone. How parts are cut depends on the sources and `shard_size` only, never
+on who makes them: so the store does not either.
 """
 
 from __future__ import annotations
@@ -115,7 +115,11 @@ def plan_for(store: Path, request: Request, *, resume: bool) -> tuple[Plan, Toke
         if plan is None:
             tokenizer = request.chosen_tokenizer(lambda: take_sample(request.sources, TRAINING_BYTES))
             _write_plan(folder, request, tokenizer)
-            plan = _kept(folder)
+            take_place(folder, store / FOLDER)  # one that another process has just made is left as it is
+            flush(store)
+            plan = read_plan(store)
+        if plan is None:
+            raise InputError(f"{store / FOLDER} vanished while it was made", "one run at a time, the same again")
         if changes := request.changes_from(plan.options, plan.sources()):
             raise InputError(
                 f"{store} holds unfinished work of another request: {'; '.join(changes)}",
@@ -141,25 +145,17 @@ def _write_plan(folder: Path, request: Request, tokenizer: Tokenizer) -> None:
         "total_bytes": request.total_bytes,
         "offsets": offsets,
     }
+    parts, definition = b"".join(lines), tokenizer.to_json()
     sources = json.dumps([source.to_json() for source in request.sources])
-    definition = tokenizer.to_json()
-    digest = hashlib.sha256(b"".join(lines))
-    for text in (sources, json.dumps(facts), definition):
-        digest.update(text.encode())
-    write_whole(folder / "parts.jsonl", b"".join(lines))
+    digest = hashlib.sha256(parts + (sources + json.dumps(facts) + definition).encode()).hexdigest()
+    write_whole(folder / "parts.jsonl", parts)
     write_whole(folder / "sources.json", sources)
     write_whole(folder / "tokenizer.json", definition)
-    write_whole(folder / "plan.json", json.dumps({"version": VERSION, **facts, "digest": digest.hexdigest()}))
+    write_whole(folder / "plan.json", json.dumps({"version": VERSION, **facts, "digest": digest}))
 
 
 def part_bytes(total: int, shard_size: int) -> int:
-    """How many bytes of input make a part: a 64th of it, but not few, and about one shard at most.
-
-    >>> [part_bytes(total, shard_size=2**26) // 2**20 for total in (2**20, 2**31, 2**41)]
-    [16, 32, 256]
-    >>> part_bytes(2**31, shard_size=1000)
-    4000
-    """
+    """How many bytes of input make a part: a 64th of it, but not few, and about one shard at most."""
     return min(max(total // PARTS, SMALLEST_PART), shard_size * BYTES_PER_TOKEN)
 
 
@@ -178,17 +174,6 @@ def _parts(sources: Iterable[Source], target: int) -> Iterator[list[ByteRange]]:
         yield part
 
 
-def _kept(folder: Path) -> Plan:
-    """Make what was written into a new folder the plan; one that another process has just kept is left as it is."""
-    store = folder.parent
-    take_place(folder, store / FOLDER)
-    flush(store)
-    plan = read_plan(store)
-    if plan is None:
-        raise InputError(f"{store / FOLDER} vanished while it was made", "one run at a time, the same again")
-    return plan
-
-
 def read_plan(store: Path) -> Plan | None:
     """The plan of an unfinished store, or ``None`` where there is none."""
     folder = store / FOLDER
@@ -201,9 +186,8 @@ def read_plan(store: Path) -> Plan | None:
     except ValueError:
         facts = None
     if not isinstance(facts, dict) or facts.pop("version", None) != VERSION:
-        raise InputError(
-            f"{folder} is unfinished work of another version of locant", f"rm -r {folder}, which discards that work"
-        )
+        cause = f"{folder} is unfinished work of another version of locant"
+        raise InputError(cause, f"rm -r {folder}, which discards that work")
     return Plan(folder=folder, **facts)
 
 
@@ -213,10 +197,7 @@ def holds_work(store: Path) -> bool:
 
 
 def discard_plan(store: Path) -> None:
-    """Remove unfinished work; it is no plan any more from the first moment on.
-
-    Its folder goes last: while it is there, the shards beside it are known to be of unfinished work.
-    """
+    """Remove unfinished work. Its folder goes last: while it is there, the shards beside it are known to be of it."""
     aside = place_aside(store / FOLDER)
     with suppress(FileNotFoundError):
         (store / FOLDER).replace(aside)
@@ -226,10 +207,7 @@ def discard_plan(store: Path) -> None:
 
 
 def sweep_plans(store: Path) -> None:
-    """Empty the folders in which a plan was made, or discarded, by a process that died at it.
-
-    They stay, empty, until the store is finished: see `holds_work`.
-    """
+    """Empty the folders in which a process that died made or discarded a plan; they stay, see `holds_work`."""
     for folder in store.glob(f"{FOLDER}.*"):
         with suppress(OSError):
             if is_abandoned(folder):

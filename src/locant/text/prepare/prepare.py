@@ -1,8 +1,7 @@
 """`prepare`: from files of text to a token store, with what is done kept whenever it stops.
 
-What is asked for is planned, its missing parts are made (in this process, by workers, on a Ray cluster, or by tasks of
-other machines that see the same folder), and the parts are joined. The store depends on the inputs and on the options
-that say what it shall hold, and on nothing else.
+What is asked for is planned, its missing parts are made (here, by workers, on a Ray cluster, or by tasks of other
+machines), and the parts are joined. The store depends on the inputs and the options that say what it shall hold alone.
 """
 
 from __future__ import annotations

@@ -69,9 +69,8 @@ class Request:
         if append_end_of_text is not None:
             append_end_of_text = flag("append_end_of_text", append_end_of_text)
         if tokenizer is not None and vocab_size is not None:
-            raise RangeError(
-                "got both a tokenizer and a vocabulary size, which is for one that is trained here", "vocab_size=None"
-            )
+            cause = "got both a tokenizer and a vocabulary size, which is for one that is trained here"
+            raise RangeError(cause, "vocab_size=None")
         given = _loaded(tokenizer)
         ends = given is None or given.end_of_text is not None
         if append_end_of_text and not ends:
@@ -142,9 +141,8 @@ def _loaded(tokenizer: object) -> Tokenizer | None:
     if tokenizer is None or isinstance(tokenizer, Tokenizer):
         return tokenizer
     if not isinstance(tokenizer, (str, Path)):
-        raise RangeError(
-            f"got {shown(tokenizer)} for tokenizer, expected a Tokenizer, a path or a name", 'tokenizer="bytes"'
-        )
+        cause = f"got {shown(tokenizer)} for tokenizer, expected a Tokenizer, a path or a name"
+        raise RangeError(cause, 'tokenizer="bytes"')
     return Tokenizer.bytes() if tokenizer == "bytes" else Tokenizer.load(tokenizer)
 
 

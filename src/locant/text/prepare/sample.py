@@ -1,8 +1,7 @@
 """A sample of the input: stretches from places spread evenly over all of it, the same ones for the same input.
 
-It is what the default tokenizer learns from, what a fast engine is checked on, and what a dry run counts. Where a
-document cannot be found from the middle (compressed files, a text that is one document) stretches are taken from the
-beginning of each file, of as many files as there are places.
+The default tokenizer learns from it, a fast engine is checked on it, and a dry run counts it. Where a document cannot
+be found from the middle (compressed files, a text that is one document) stretches are beginnings of files.
 """
 
 from __future__ import annotations
@@ -37,13 +36,11 @@ class Sample:
     texts: list[bytes] = field(default_factory=list)
     """Whole documents, and beginnings of long ones."""
     read: int = 0
-    """Bytes of the input that were read for them."""
+    """Bytes of the input that were read for them; `unpacked` is more where it is compressed."""
     unpacked: int = 0
-    """Bytes of text that were in those: more, where the input is compressed."""
     documents: int = 0
-    """Documents in those; files that are one document are not counted."""
+    """In files with several, of which `of_many` bytes were read."""
     of_many: int = 0
-    """Bytes that were read of files with several documents."""
     is_all: bool = False
     """Whether that was all there is, so that counts are exact."""
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from locant.errors import InputError
 from locant.files import new_folder, write_whole
@@ -28,10 +27,6 @@ class Export:
     tokens: int
     dtype: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
-        return asdict(self)
-
     def __str__(self) -> str:
         files = f"{len(self.files)} file{'s' * (len(self.files) != 1)}"
         return f"{self.output}: {self.tokens:,} tokens as {self.dtype}, {self.to}, {files}"
@@ -45,7 +40,6 @@ def export_store(
     The tokenizer goes with it where there is one. Every id is checked against its vocabulary.
 
     Args:
-        store: is left as it is.
         output: a folder that is not there yet, or empty.
         to: the name of the format, see `locant.formats`.
         progress: is told how many tokens are done.

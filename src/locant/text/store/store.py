@@ -31,7 +31,7 @@ from locant.errors import InputError, RangeError
 from locant.text.store.formats import FORMATS, StoreFormat, StoreOptions
 from locant.text.store.formats.locant import LocantFormat
 from locant.text.store.formats.manifest import Manifest
-from locant.text.store.mapped_files import map_side_by_side
+from locant.text.store.token_files import map_side_by_side
 from locant.text.tokenizer import Tokenizer
 
 __all__ = ["TokenStore"]
@@ -131,18 +131,13 @@ class TokenStore:
 
     @property
     def shards(self) -> Shards:
-        """The shards as arrays, each mapped when it is used: shard k holds the ids from ``shard_starts[k]`` on.
-
-        Raises:
-            InputError: on using one in ``mode="read"``, which maps nothing.
-        """
+        """The shards as arrays, each mapped when it is used (not in ``mode="read"``): k from ``shard_starts[k]`` on."""
         return Shards(self._shard, len(self.contents.files))
 
     def side_by_side(self) -> tuple[Integer[np.ndarray, " elements"], Int[np.ndarray, " offsets"]]:
         """All shards in one array, mapped now, and where in it each begins: between two there may be zeros.
 
-        A batch that reads many shards is then one gather. Costs some 15 µs per shard and no memory. As long as the
-        array is in use, every call returns the same one: a system limits the maps of a process.
+        Costs some 15 µs per shard and no memory; as long as the array is in use, every call returns the same one.
 
         Raises:
             InputError: in ``mode="read"``, which maps nothing, or with more shards than a process may map.
@@ -210,11 +205,7 @@ class TokenStore:
         return self.contents.identity
 
     def verify(self) -> None:
-        """Read everything and compare it with the manifest: hashes, indices, ids within the vocabulary, tokenizer.
-
-        Raises:
-            InputError: something is not as it was written.
-        """
+        """Read everything: an `InputError` where a hash, an index, an id or the tokenizer is not as it was written."""
         self.contents.verify()
 
     def __eq__(self, other: object) -> bool:

@@ -1,13 +1,9 @@
 """A `tokenizer.json` as data: its special tokens and bytes, and which of its fields decide the ids.
 
-The format is that of the `tokenizers` library, which also runs it. Four things are done here that it does not do:
-
-* `without`: the same tokenizer, to which some special tokens are unknown. The library's own switch for that
-  (`encode_special_tokens`) keeps it from looking for them in the text, but a Unigram or WordLevel vocabulary, or a
-  merge, can still make one. Here they are renamed, everywhere, to something no text can contain.
-* `byte_table`: the bytes of every id, for byte-level tokenizers, so that decoding is exact.
-* `is_lossless`: whether every text comes back as it was.
-* `fingerprint`: a hash of what decides the ids.
+The format is that of the `tokenizers` library, which also runs it. What it does not do is done here: `without` makes
+the same tokenizer, to which some special tokens are unknown. The library's own switch for that
+(`encode_special_tokens`) keeps it from looking for them in the text, but a Unigram or WordLevel vocabulary, or a merge,
+can still make one. So they are renamed, everywhere, to something no text can contain.
 """
 
 from __future__ import annotations
@@ -15,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import tokenizers
@@ -23,8 +20,8 @@ import tokenizers
 from locant.errors import InputError
 
 __all__ = [
-    "BYTE_SPELLING", "END_OF_TEXT", "Definition", "LibraryErrors", "byte_definition", "byte_level", "byte_table",
-    "fingerprint", "is_bytes", "is_lossless", "parse", "pre_tokenizers", "without",
+    "BYTE_SPELLING", "END_OF_TEXT", "Definition", "byte_definition", "byte_level", "byte_table", "fingerprint",
+    "is_bytes", "is_lossless", "library_errors", "parse", "pre_tokenizers", "without",
 ]  # fmt: skip
 
 END_OF_TEXT = "<|endoftext|>"
@@ -32,36 +29,26 @@ END_OF_TEXT = "<|endoftext|>"
 Definition = dict[str, Any]
 
 
-def _byte_spelling() -> list[str]:
-    """How byte-level vocabularies spell each byte: as itself where it prints, else as a letter from U+0100 on."""
-    prints = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte if byte in prints else next(others)) for byte in range(256)]
-
-
-BYTE_SPELLING = _byte_spelling()
+_PRINTS = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_OTHERS = iter(range(0x100, 0x200))
+BYTE_SPELLING = [chr(byte if byte in _PRINTS else next(_OTHERS)) for byte in range(256)]
+"""How byte-level vocabularies spell each byte: as itself where it prints, else as a letter from U+0100 on."""
 _BYTE = {letter: byte for byte, letter in enumerate(BYTE_SPELLING)}
 
 
-class LibraryErrors:
+@contextmanager
+def library_errors(cause: str, remedy: str, kinds: Collection[str] = ("Exception",)) -> Generator[None]:
     """Converts errors of another library, by the names of their types, into an `InputError`.
 
-    `tokenizers` raises the bare `Exception`, and a panic in Rust is none: an ``except`` clause for either would catch
-    every other error as well.
+    `tokenizers` raises the bare `Exception`, and a panic in Rust is none: an ``except`` clause cannot tell them apart.
     """
-
-    def __init__(self, cause: str, remedy: str, kinds: Collection[str] = ("Exception",)) -> None:
-        self.cause = cause
-        self.remedy = remedy
-        self.kinds = kinds
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if kind is not None and kind.__name__ in self.kinds:
-            said = str(error).strip().splitlines()[:1]
-            raise InputError(f"{self.cause}: {''.join(said) or kind.__name__}", self.remedy) from None
+    try:
+        yield
+    except BaseException as error:
+        if (kind := type(error).__name__) not in kinds:
+            raise
+        said = str(error).strip().splitlines()[:1]
+        raise InputError(f"{cause}: {''.join(said) or kind}", remedy) from None
 
 
 def parse(text: str, source: str) -> tuple[Definition, tokenizers.Tokenizer]:
@@ -77,7 +64,7 @@ def parse(text: str, source: str) -> tuple[Definition, tokenizers.Tokenizer]:
         raise InputError(f"{source} is JSON, but no tokenizer: it has no model", remedy)
     if _aborts(definition["model"]):
         raise InputError(f"{source} has merges that do not fit its continuing_subword_prefix", remedy)
-    with LibraryErrors(f"{source} is no tokenizer that the tokenizers library can read", remedy):
+    with library_errors(f"{source} is no tokenizer that the tokenizers library can read", remedy):
         library = tokenizers.Tokenizer.from_str(text)
     for token in definition.get("added_tokens") or []:
         spelling, number = token["content"], library.token_to_id(token["content"])
@@ -101,9 +88,8 @@ def _aborts(model: Definition) -> bool:
 def without(definition: Definition, hidden: Collection[str]) -> Definition:
     """The same ids for every text, but never the id of a hidden token, however the text is spelled.
 
-    What adds or removes ids besides the text itself is switched off too: post-processors (which put [CLS] or a
-    beginning-of-text token around it), truncation, padding, and BPE dropout, which is random.
-    `definition` is as the library itself writes it, and `hidden` the spellings of added tokens.
+    What adds or removes ids besides the text itself is switched off too: post-processors (such as [CLS] around it),
+    truncation, padding, and BPE dropout. `definition` is as the library writes it, `hidden` spellings of added tokens.
     """
     if _steps(definition)[-1:] == ["ByteLevel"] and (letters := _BYTE.keys() & set(hidden)):
         letter = min(letters)

@@ -1,8 +1,7 @@
 """Many documents to ids at once: by the `tokenizers` library, or by `gigatoken` where its ids are the same.
 
-The `tokenizers` library is the reference, as `Tokenizer.encode` runs it. `gigatoken` is ten to a hundred times as fast
-and used only where `choose_engine` found its ids equal on a sample of the texts, and on a list of probe texts. On one
-core, text in memory: 3 to 6 MB/s, against 60 to 500 MB/s (words seen for the first time, or seen before).
+The `tokenizers` library is the reference, as `Tokenizer.encode` runs it: 3 to 6 MB/s on one core. `gigatoken` (60 to
+500 MB/s, words seen for the first time or before) is used only where `choose_engine` found its ids equal.
 
 A document of any length is encoded in memory that does not grow with it, because it is cut between two pre-tokens
 (`locant.text.tokenizer.pre_tokens`). Where no such place is known, it is encoded as a whole, up to `WHOLE` bytes: the
@@ -12,7 +11,7 @@ engine needs some hundred bytes for each of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Int32, Int64
@@ -21,10 +20,9 @@ from locant.arguments import one_of
 from locant.errors import InputError
 from locant.text.tokenizer.gigatoken_engine import GigatokenEngine, why_not_gigatoken
 from locant.text.tokenizer.pre_tokens import LONGEST_LETTER, last_cut, why_not_cut
-from locant.text.tokenizer.probe_texts import PROBE_TEXTS
 from locant.text.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["PART", "WHOLE", "Encoded", "Engine", "EngineChoice", "EngineName", "choose_engine"]
+__all__ = ["PART", "PROBE_TEXTS", "WHOLE", "Encoded", "Engine", "EngineChoice", "EngineName", "choose_engine"]
 
 EngineName = Literal["tokenizers", "gigatoken"]
 EngineChoice = Literal["auto"] | EngineName
@@ -35,32 +33,52 @@ PART = 2**20
 WHOLE = 16 * 2**20
 """The most bytes that are encoded without a cut."""
 
-
 Rows = tuple[Int32[np.ndarray, " tokens"], Int64[np.ndarray, " documents"]]
 """The ids of documents, one after the other, and how many each has."""
 
 
 class Encoded(NamedTuple):
-    """The ids of documents, one after the other, and how many each has.
-
-    Where `unfinished`, the last document goes on as the first of what follows.
-    """
+    """`Rows`; where `unfinished`, the last document goes on as the first of what follows."""
 
     ids: Int32[np.ndarray, " tokens"]
     lengths: Int64[np.ndarray, " documents"]
     unfinished: bool
 
 
+_TEXTS = [
+    *("", " ", "  ", "\n", "\n\n\n", "\r\n", "\t\t ", " \n \n", "a", " a", "a ", "a  b", "a\n\n b", "\x00"),
+    "a\x00\x00b",
+    *("it's they'RE I'Ll 'tis ''s ' s", "don\u2019t", "x'sx 'S's", "'\u017f 'K \u212a's"),  # long s, Kelvin
+    *("1234567890 12 345", "3.14e-10", "\u00bd \u00b2 \u0663\u0664 \u2167 \u3007"),
+    *("<|endoftext|>", "<s></s>[CLS]<unk>", "<|im_start|>user\n<think>\n\n</think>"),
+    *("\ufb01 \ufb00 \u01c6 \u0130 \u0131 \u00df \u1e9e", "e\u0301 \u00e9 a\u0308\u0323", "\ufeffx\ufeff"),
+    *("\u2028\u2029\x85\xa0\u3000x", "a\x0bb\x0cc\x1cd\x1ee\u180ef\u200bg\u202fh\u205fi", "\xad \u00a0 \u00a0a"),
+    *("\u05e9\u05dc\u05d5\u05dd \u05e2\u05d5\u05dc\u05dd", "\u202eabc\u202c \u2066x\u2069"),
+    *("\u0645\u0631\u062d\u0628\u0627", "\u0928\u092e\u0938\u094d\u0924\u0947", "\u0e44\u0e17\u0e22 \u0e51"),
+    "\u65e5\u672c\u8a9e\u3001\u30c6\u30b9\u30c8\u3002\n\u6b21",
+    *("\ud55c\uad6d\uc5b4 \ud14d", "\U0001d518\U0001d52b \U00010348 \U00020000"),
+    "\U0001f469\u200d\U0001f467\U0001f1e9\U0001f1ea",
+    *("\U000e0001\U0010ffff\ue000", "\u0378\u2fe0", "\u0300\u0300 \u0300a", "\u1b05\ua9cf \U0001e900\U00031350"),
+    # Letters of Unicode 15 to 17.
+    *("a\u088f's \u0c5cb'll x", "\U0003295c's \U000323b0\U00011f04 \U0001e4d0x", "a\ua7ceb\U00016ec0c\u1acfd"),
+    *("a" * 3000, " " * 3000, "\n" * 300, "ab" * 1500, "=-" * 999, "\u00e9" * 2000, "\u65e5" * 999, "0" * 1000),
+    *("?!" * 50 + "\n\n x", "\t\n" * 99 + "x", " ".join("ab" * i for i in range(40)), "x" * 63 + " " + "y" * 64 + " z"),
+]
+
+# No UTF-8: a stray byte, a character that breaks off, a surrogate, one beyond Unicode, one spelled too long.
+_BYTES = [
+    *(b"\xff", b"\xc3", b"a\x80b\xfe\xff c", b"\xe6\x97", b"\xf0\x9f\x99 \xed\xa0\x80", b"\xf4\x90\x80\x80x\xc0\xaf")
+]
+
+PROBE_TEXTS: tuple[bytes, ...] = (*(text.encode() for text in _TEXTS), *_BYTES)
+"""Texts on which two tokenizers that look the same may differ; an engine has to agree on every one of them."""
+
+
 class Engine:
-    """Encodes documents as `Tokenizer.encode` does, special tokens never among them.
+    """Encodes documents as `Tokenizer.encode` does, special tokens never among them; for one thread at a time.
 
-    It is for one thread at a time.
-
-    Args:
-        tokenizer: the tokenizer that decides the ids.
-        name: the library that encodes. `choose_engine` finds out which one can.
-        reason: why this one, in words.
-        parallel: on all cores; ``None`` for yes, but not in a worker process.
+    `choose_engine` finds out which library can, and says why (`reason`). `parallel` is on all cores; ``None`` for yes,
+    but not in a worker process.
 
     >>> ids, lengths = Engine(Tokenizer.bytes()).encode([b"one", b"", "né".encode()])
     >>> ids.tolist(), lengths.tolist()
@@ -78,11 +96,7 @@ class Engine:
         self._fast = GigatokenEngine(tokenizer, parallel) if name == "gigatoken" else None
 
     def encode(self, documents: Sequence[bytes]) -> Rows:
-        """The ids of all documents, one after the other, and how many each has.
-
-        Raises:
-            InputError: for a document that cannot be cut and is too long, or that the tokenizer cannot spell.
-        """
+        """The ids of all documents; an `InputError` for one that is too long and cannot be cut, or be spelled."""
         if all(len(document) <= PART for document in documents):
             return self._run([*documents])
         parts = [self._parts(document) for document in documents]
@@ -91,11 +105,7 @@ class Engine:
         return ids, np.add.reduceat(lengths, first)
 
     def stream(self, batches: Iterable[tuple[list[bytes], bool]]) -> Iterator[Encoded]:
-        """The ids of documents that come in batches, in which a document can go on from one batch into the next.
-
-        Each batch has documents, and whether the last of them goes on as the first of the next batch; what comes out
-        has the same form.
-        """
+        """The ids of batches of documents, and for each batch whether its last one goes on as the first of the next."""
         kept = b""  # of a document that goes on: what comes after the last cut
         for texts, unfinished in batches:
             if not texts:
@@ -146,39 +156,31 @@ class Engine:
             raise InputError(f"{cause}; at most {WHOLE} are", "a separator, which makes several documents of it")
 
 
-def choose_engine(
-    name: EngineChoice, tokenizer: Tokenizer, sample: Sequence[bytes], parallel: bool | None = None
-) -> Engine:
-    """The engine to use; `Engine.reason` says why.
-
-    Args:
-        name: ``"auto"`` takes gigatoken if it is installed and gives the same ids as tokenizers.
-        tokenizer: the tokenizer that decides the ids.
-        sample: documents from the texts to encode, a few megabytes: the `tokenizers` library encodes them all.
-        parallel: as for `Engine`.
+def choose_engine(name: EngineChoice, tokenizer: Tokenizer, sample: Sequence[bytes]) -> Engine:
+    """The engine of this name; for ``"auto"``, gigatoken if it is there and has the ids of tokenizers on the sample.
 
     Raises:
         RangeError: another name. InputError: gigatoken where it cannot run or has other ids.
     """
-    one_of("engine", name, ("auto", "tokenizers", "gigatoken"))
+    one_of("engine", name, ("auto", *get_args(EngineName)))
     if name == "tokenizers":
-        return Engine(tokenizer, "tokenizers", "asked for", parallel)
-    fault = why_not_gigatoken(tokenizer) or _disagreement(tokenizer, sample, parallel)
+        return Engine(tokenizer, "tokenizers", "asked for")
+    fault = why_not_gigatoken(tokenizer) or _disagreement(tokenizer, sample)
     if fault is None:
-        return Engine(tokenizer, "gigatoken", "its ids are those of tokenizers on a sample of the texts", parallel)
+        return Engine(tokenizer, "gigatoken", "its ids are those of tokenizers on a sample of the texts")
     if name == "gigatoken":
         raise InputError(f"gigatoken cannot be used here: {fault}", "engine='auto', which uses tokenizers then")
-    return Engine(tokenizer, "tokenizers", fault, parallel)
+    return Engine(tokenizer, "tokenizers", fault)
 
 
-def _disagreement(tokenizer: Tokenizer, sample: Sequence[bytes], parallel: bool | None) -> str | None:
+def _disagreement(tokenizer: Tokenizer, sample: Sequence[bytes]) -> str | None:
     """Why gigatoken cannot encode these texts, or ``None`` if its ids are the same."""
     # Every special token's name, as a text and within one.
     spelled = [text.encode() for name in tokenizer.special_tokens for text in (name, f"a {name}b\n{name}{name}")]
     texts = [*sample, *PROBE_TEXTS, *spelled]
     found = Engine(tokenizer).encode(texts)
     try:
-        fast = Engine(tokenizer, "gigatoken", parallel=parallel).encode(texts)
+        fast = Engine(tokenizer, "gigatoken").encode(texts)
     except InputError as error:
         return error.cause
     if all(map(np.array_equal, found, fast)):

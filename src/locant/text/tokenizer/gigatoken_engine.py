@@ -3,16 +3,13 @@
 Five things about it (version 0.10) decide how it is used here:
 
 * It always recognises special tokens in the text. So it is built from a definition that has none.
-* It expects UTF-8. Its engine for byte fallback ends the whole process at any other byte, so such a tokenizer is not
-  given to it, and bytes that are not UTF-8 are encoded here, one by one.
+* It expects UTF-8, and may end the whole process at any other byte. So those are encoded here, one by one.
 * It composes letters and accents (NFC) by a newer version of Unicode than `tokenizers`. So it never normalizes: it
   gets such texts only where every version of Unicode leaves them as they are.
-* Some 4 700 code points are letters, marks or digits to it that `tokenizers` does not know, and pre-tokens differ
-  around them. So texts with a character newer than Unicode 3.2 (2002), emoji and the like aside, go to `tokenizers`.
-* It caches every word it has seen. Invented words, none of them twice, make its memory grow by twelve times the text;
-  usual text, by its size at first and then ever less. So it is discarded and built again (a twentieth of a second)
-  when it has grown by `GROWTH`. That is measured where the system tells (Linux), and elsewhere bounded by the amount
-  of text.
+* Some 4 700 code points are letters, marks or digits to it that `tokenizers` does not know. So texts with a character
+  newer than Unicode 3.2 (2002), emoji and the like aside, go to `tokenizers`.
+* It caches every word it has seen: its memory grows by up to twelve times the text. So it is discarded and built again
+  (a twentieth of a second) when it has grown by `GROWTH`, or where the system does not tell, after `UNSEEN` of text.
 """
 
 from __future__ import annotations
@@ -25,14 +22,14 @@ import re
 import sys
 import unicodedata
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int, Int32
 
-from locant.text.tokenizer.definition import Definition, LibraryErrors
+from locant.text.tokenizer.definition import Definition, library_errors
 from locant.text.tokenizer.tiktoken_files import ENCODINGS
 from locant.text.tokenizer.tokenizer import Tokenizer
 
@@ -47,17 +44,16 @@ UNSEEN = 16 * 2**20
 LEAST = 4 * 2**20
 """Bytes of text before it is built anew, whatever else grows meanwhile in the same process."""
 
-# Between these characters nothing is composed, decomposed or put in another order, in any version of Unicode: ASCII and
-# Latin, Greek, Cyrillic, Hebrew and Arabic letters, punctuation, currencies, arrows to dingbats but for one, kana,
-# Chinese, Korean syllables, full width, emoji. What could compose with them, accents, is not among them.
+# Between these characters nothing is composed, decomposed or put in another order, in any version of Unicode: letters,
+# punctuation, currencies, arrows to dingbats but for one, Chinese, emoji; not accents, which could compose with them.
 _CHANGED_BY_NFC = re.compile(
     "[^\u0000-\u02ff\u0391-\u03a1\u03a3-\u03ce\u0400-\u0482\u048a-\u052f\u05d0-\u05ea\u0621-\u063a\u0641-\u064a"
     "\u2010-\u2027\u2030-\u205e\u20a0-\u20bf\u2190-\u22ff\u2500-\u27bf\u3001-\u3029\u3030-\u303f\u3041-\u3096"
     "\u30a1-\u30fe\u4e00-\u9fa5\uac00-\ud7a3\uff01-\uff5e\U0001f300-\U0001f6ff\U0001f900-\U0001f9ff]"
 )
 
-# The beginning, in UTF-8, of whatever could be a letter that not all versions of Unicode know. It leaves out what is
-# below U+0800, the blocks from U+2000 to U+9FFF, Korean, and from U+1F000 on emoji: only symbols are added there.
+# The beginning, in UTF-8, of what could be a letter that not all versions of Unicode know: below U+0800, from U+2000
+# to U+9FFF, in Korean, and from U+1F000 on, only symbols are added.
 _MAY_BE_NEW = re.compile(rb"[\xe0\xe1\xea\xf1-\xf4]|\xf0[^\x9f]")
 
 # The pattern of cl100k_base, as `tokenizers` needs it and as gigatoken does.
@@ -86,7 +82,9 @@ def _has_new_characters(text: str) -> bool:
     return not _long_known()[np.frombuffer(text.encode("utf-32-le"), dtype="<u4")].all()
 
 
-_REFUSALS = LibraryErrors("gigatoken refuses", "engine='tokenizers'", ("RuntimeError", "ValueError", "PanicException"))
+def _refusals() -> AbstractContextManager[None]:
+    kinds = ("RuntimeError", "ValueError", "PanicException")
+    return library_errors("gigatoken refuses", "engine='tokenizers'", kinds)
 
 
 def why_not_gigatoken(tokenizer: Tokenizer) -> str | None:
@@ -103,12 +101,7 @@ def why_not_gigatoken(tokenizer: Tokenizer) -> str | None:
 
 
 class GigatokenEngine:
-    """Ids by `gigatoken`.
-
-    Args:
-        parallel: on all cores; ``None`` for its own choice, which is yes but in a worker process.
-        resident: returns the bytes of memory of this process, or ``None`` where that is not known.
-    """
+    """Ids by `gigatoken`; `resident` gives the bytes of memory of this process, or ``None`` where not known."""
 
     def __init__(
         self, tokenizer: Tokenizer, parallel: bool | None, resident: Callable[[], int | None] | None = None
@@ -145,7 +138,7 @@ class GigatokenEngine:
     def _run(self, texts: list[bytes]) -> tuple[Int32[np.ndarray, " tokens"], Int[np.ndarray, " documents"]]:
         library = self._library or self._build()
         before = self._resident()
-        with _REFUSALS:
+        with _refusals():
             found = library.encode_batch(texts, parallel=self._parallel)
         if isinstance(found, list):
             raise KeyboardInterrupt  # it was interrupted while it made its array, and has swallowed that
@@ -157,7 +150,7 @@ class GigatokenEngine:
     def _build(self) -> Any:  # an untyped package
         import gigatoken
 
-        with _REFUSALS:
+        with _refusals():
             self._library = gigatoken.Tokenizer.from_json(self._definition)
         self._grown = self._seen = 0
         self.builds += 1

@@ -29,11 +29,10 @@ def find(path_or_name: str | Path, *, download: bool) -> tuple[str, str]:
     if not isinstance(path_or_name, (str, Path)):
         raise InputError(f"got {shown(path_or_name)} as a tokenizer, expected a path or a name", REMEDY)
     path = Path(path_or_name)
-    if str(path_or_name) and _exists(path):  # an empty name would be the current folder
+    if str(path_or_name) and os.path.exists(path):  # noqa: PTH110  # which has an answer to names that cannot be one
         if path.is_dir() and not (path / FILE).is_file():
-            raise InputError(
-                f"got the folder {path}, which holds no {FILE}", f"the path of a {FILE}, or a folder with one"
-            )
+            cause = f"got the folder {path}, which holds no {FILE}"
+            raise InputError(cause, f"the path of a {FILE}, or a folder with one")
         return _read(path / FILE if path.is_dir() else path)
     name = str(path_or_name)
     if isinstance(path_or_name, str) and name:
@@ -45,13 +44,6 @@ def find(path_or_name: str | Path, *, download: bool) -> tuple[str, str]:
             return _read(_download(name))
     places = f"{_hub_cache()} or {tiktoken_cache()}"
     raise InputError(f"found no tokenizer {name!r}: neither a file or folder of this name, nor in {places}", REMEDY)
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # longer than names can be, or with characters that no name can have
-        return False
 
 
 def _read(path: Path) -> tuple[str, str]:
@@ -76,14 +68,13 @@ def _in_hub_cache(name: str) -> Path | None:
 def _in_snapshot(folder: Path) -> Path | None:
     """The file in the snapshot that `main` stands for, or in the only one that has it if `main` was never fetched."""
     reference = folder / "refs" / "main"
-    if _exists(reference):
+    if os.path.exists(reference):  # noqa: PTH110
         file = folder / "snapshots" / reference.read_text(encoding="utf-8").strip() / FILE
         return file if file.is_file() else None
-    files = sorted(folder.glob(f"snapshots/*/{FILE}")) if _exists(folder) else []
+    files = sorted(folder.glob(f"snapshots/*/{FILE}")) if os.path.exists(folder) else []  # noqa: PTH110
     if len(files) > 1:
-        raise InputError(
-            f"got {len(files)} revisions in {folder}, none of which is main", f"the path of one, such as {files[0]}"
-        )
+        cause = f"got {len(files)} revisions in {folder}, none of which is main"
+        raise InputError(cause, f"the path of one, such as {files[0]}")
     return files[0] if files else None
 
 

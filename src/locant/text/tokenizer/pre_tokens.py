@@ -10,11 +10,8 @@ table below this is so **between a letter and the ASCII space, tab or newline af
 * One looks forward: ``\s+(?!\S)``, white space but its last. It begins at white space, so not at the letter before
   the cut, and none of it stands before the cut.
 
-Other places are not safe: after white space, ``"a \n b"`` is split otherwise than ``"a \n"`` and ``" b"``; after
-punctuation, a newline may belong to it; between a digit and a letter there may be no split at all; an apostrophe may
-make ``'s`` with what follows. The tests show one text for each.
-
-A letter means one that every version of Unicode since 3.0 calls one, so that no two libraries can differ over it.
+Other places are not safe: the tests show one text for each. A letter means one that every version of Unicode since 3.0
+calls one, so that no two libraries can differ over it.
 """
 
 from __future__ import annotations

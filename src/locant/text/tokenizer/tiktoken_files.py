@@ -1,9 +1,8 @@
 """The encodings of OpenAI, read from what the `tiktoken` package has cached: never from the network.
 
-`tiktoken` keeps each downloaded file under the SHA-1 of its address. The files hold ranks: the bytes of every
-token, in the order in which they merge. A `tokenizer.json` holds merges instead, so each token becomes the list of
-all pairs of tokens that it can be made of; the ids come out the same. A file is used only if its SHA-256 is the
-published one. Reading one takes one to a few seconds.
+`tiktoken` keeps each file under the SHA-1 of its address. It holds ranks: the bytes of every token, in the order in
+which they merge. A `tokenizer.json` holds merges instead, so each token becomes the list of all pairs of tokens that it
+can be made of; the ids come out the same. Reading one takes one to a few seconds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """`Tokenizer`: text to token ids and back.
 
-Three ways to one: `Tokenizer.bytes` (nothing to learn, nothing to load), `Tokenizer.train` (byte-level BPE on a text
-of yours, a third of a second for half a million characters), `Tokenizer.load` (a `tokenizer.json`, or a name in a
-local cache). The `tokenizers` library does the work; what is promised here beyond it:
+The `tokenizers` library does the work; what is promised here beyond it:
 
 * Text is only text. The id of a special token never comes out of one, whatever is spelled there, unless the token is
   named in `allowed_special`. Special are the tokens that the file flags so; `Tokenizer.special_tokens` shows them.
@@ -31,7 +29,7 @@ from locant.errors import InputError, RangeError, ShapeError
 from locant.files import write_whole
 from locant.text.reading import well_formed
 from locant.text.tokenizer import definition as definitions
-from locant.text.tokenizer.definition import BYTE_SPELLING, END_OF_TEXT, LibraryErrors
+from locant.text.tokenizer.definition import BYTE_SPELLING, END_OF_TEXT, library_errors
 from locant.text.tokenizer.local_files import find
 from locant.text.tokenizer.training import learn
 
@@ -53,6 +51,10 @@ class TensorLike(Protocol):
     @property
     def dtype(self) -> Any: ...
     def detach(self) -> Any: ...
+
+
+Text = str | bytes
+Ids = Sequence[int] | Integer[np.ndarray, " tokens"] | Integer[TensorLike, " tokens"]
 
 
 class Tokenizer:
@@ -106,6 +108,8 @@ class Tokenizer:
     ) -> Tokenizer:
         """Train a byte-level BPE, which can encode every text: it has all 256 bytes. The same texts give the same one.
 
+        Half a million characters take a third of a second.
+
         Args:
             texts_or_paths: a text or several; a `pathlib.Path` stands for the text in its file.
             vocab_size: tokens in all, special ones included. Fewer come out if the texts have no more pairs
@@ -121,7 +125,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path_or_name: str | Path, *, download: bool = False) -> Tokenizer:
-        """A tokenizer from a file or a local cache; the network is left alone.
+        """A tokenizer from a file or a local cache.
 
         Args:
             path_or_name: a `tokenizer.json`, a folder that holds one, or a name such as ``gpt2``, ``owner/model`` or
@@ -143,10 +147,7 @@ class Tokenizer:
         return json.dumps(self._definition, ensure_ascii=False)
 
     def save(self, path: str | Path) -> None:
-        """Write a `tokenizer.json`, for `load` and for other libraries; if writing fails, what was there stays.
-
-        Args:
-            path: the file, or a folder to write ``tokenizer.json`` in.
+        """Write a `tokenizer.json`, or one in the folder `path`; if writing fails, what was there stays.
 
         Raises:
             InputError: an empty path, or one where the system refuses to write.
@@ -169,7 +170,7 @@ class Tokenizer:
         return self.encode_batch([text], allowed_special=allowed_special)[0]
 
     def encode_batch(
-        self, texts: Sequence[str | bytes], *, allowed_special: Collection[str] = ()
+        self, texts: Sequence[Text], *, allowed_special: Collection[str] = ()
     ) -> list[Int[np.ndarray, " tokens"]]:
         """The ids of each text, as `encode` gives them; the library spreads the texts over the cores."""
         if isinstance(texts, (str, bytes)):
@@ -203,27 +204,18 @@ class Tokenizer:
         if self.only_bytes and not allowed_special:
             return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32) for text in texts]
         remedy = "a tokenizer that knows its characters, such as Tokenizer.bytes()"
-        with LibraryErrors("cannot encode the text", remedy):
+        with library_errors("cannot encode the text", remedy):
             encodings = self._encoder(allowed_special).encode_batch_fast(texts)
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
     def encode_pair(
-        self,
-        first: str | bytes,
-        second: str | bytes | None = None,
-        *,
-        start: str | None = None,
-        separator: str | None = None,
+        self, first: Text, second: Text | None = None, *, start: str | None = None, separator: str | None = None
     ) -> dict[str, Any]:
         """One pair of texts, or one text, between its special tokens: a batch of one row, see `encode_pairs`."""
         return self.encode_pairs([(first, second)], start=start, separator=separator)
 
     def encode_pairs(
-        self,
-        pairs: Sequence[tuple[str | bytes, str | bytes | None]],
-        *,
-        start: str | None = None,
-        separator: str | None = None,
+        self, pairs: Sequence[tuple[Text, Text | None]], *, start: str | None = None, separator: str | None = None
     ) -> dict[str, Any]:
         """Pairs of texts as ``[CLS] A [SEP] B [SEP]``: ids, positions and segments, as `InputEmbedding` takes them.
 
@@ -270,7 +262,7 @@ class Tokenizer:
         vocab = self._canonical["model"]["vocab"]
         return np.array([vocab[BYTE_SPELLING[byte]] for byte in data], dtype=np.int32)
 
-    def decode(self, ids: Sequence[int] | Integer[np.ndarray, " tokens"] | Integer[TensorLike, " tokens"]) -> str:
+    def decode(self, ids: Ids) -> str:
         """The text of these ids, special tokens spelled out; bytes that are no UTF-8 become U+FFFD.
 
         Raises:
@@ -280,9 +272,7 @@ class Tokenizer:
             return self.decode_bytes(ids).decode(errors="replace")
         return self._library.decode(self._numbers(ids), skip_special_tokens=False)
 
-    def decode_bytes(
-        self, ids: Sequence[int] | Integer[np.ndarray, " tokens"] | Integer[TensorLike, " tokens"]
-    ) -> bytes:
+    def decode_bytes(self, ids: Ids) -> bytes:
         """The bytes of these ids: exactly what was encoded, if the tokenizer is `lossless`."""
         if self._bytes_of is None:
             return self.decode(ids).encode()
@@ -313,7 +303,7 @@ class Tokenizer:
         # For worker processes; the library's own object would lose the fields that it does not know.
         return type(self).from_json, (self.to_json(),)
 
-    def _numbers(self, ids: Sequence[int] | np.ndarray | TensorLike) -> list[int]:
+    def _numbers(self, ids: Ids) -> list[int]:
         array = np.asarray(ids.detach().cpu() if isinstance(ids, TensorLike) else ids)
         if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
             got = f"got ids of shape {array.shape} and dtype {array.dtype}"

@@ -1,9 +1,8 @@
 """What a window or a batch of windows holds, and how windows become a batch.
 
-A data loader fetches whole batches from `Windows`, and then collates them. `collate` leaves them as they are. Without
-it a `DataLoader` uses `torch.utils.data.default_collate`, which looks up the type of the first item in a table. A
-`Batch` is its own first item and has an entry in that table, as `Positions` has; so a plain
-``DataLoader(windows, batch_size=32)`` works too.
+A data loader fetches whole batches from `Windows`, which `collate` leaves as they are. A plain `DataLoader` uses
+`torch.utils.data.default_collate`, which looks up the type of the first item in a table: a `Batch` is its own first
+item and has an entry in that table, as `Positions` has.
 """
 
 from __future__ import annotations

@@ -35,8 +35,6 @@ class DocumentWindows:
         self._ends = np.cumsum(counts)
         last = np.minimum(length, targets - (counts - 1) * stride)  # only these may hold fewer than `length`
         self.slots_used = int(np.where(counts > 0, (counts - 1) * length + last, 0).sum())
-        self.full = max(int((targets[0] - length) // stride) + 1, 0) if len(offsets) == 2 else 0
-        """The first so many windows are known to be full, without a look at where they are."""
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -50,34 +48,31 @@ class DocumentWindows:
         """Tells these documents from others."""
         return hashlib.blake2b(self.offsets.astype("<i8").tobytes(), digest_size=16).hexdigest()
 
-    def full_batch(self, tokens: Tokens, windows: Int[np.ndarray, " batch"]) -> Batch:
-        """Windows of which each is among the first `full` ones."""
-        return self._full_rows(tokens.rows(windows * self.stride, self.length + 1))
-
     def batch(self, tokens: Tokens, windows: Int[np.ndarray, " batch"]) -> Batch:
         """The windows of these numbers, which have to exist."""
         starts, sizes = self._locate(windows)
-        batch = self._full_rows(_rows(tokens, starts, self.length + 1))
-        if sizes.min(initial=self.length) == self.length:
+        width = self.length + 1
+        rows = tokens.rows(starts, width) if sizes is None else _rows(tokens, starts, width)
+        # Two arrays of their own: as two views of one, writing to the inputs would change the targets.
+        ids, targets = rows[:, :-1].astype(np.int64, order="C"), rows[:, 1:].astype(np.int64, order="C")
+        batch = whole_batch(torch.from_numpy(ids), torch.from_numpy(targets), self._full_positions)
+        if sizes is None or sizes.min(initial=self.length) == self.length:
             return batch
         slots = np.arange(self.length)
         beyond = slots >= sizes[:, None]
-        np.putmask(batch["ids"].numpy(), beyond, self.pad_id)
-        np.putmask(batch["targets"].numpy(), beyond, IGNORED_TARGET)
+        np.putmask(ids, beyond, self.pad_id)
+        np.putmask(targets, beyond, IGNORED_TARGET)
         # What `Positions.from_mask` makes of these rows, computed from the sizes.
         index, document = np.minimum(slots, sizes[:, None] - 1), -beyond.astype(np.int64)
         positions = Positions(torch.from_numpy(index), torch.from_numpy(document), None, 0, int(sizes.max()) - 1)
         return whole_batch(batch["ids"], batch["targets"], positions)
 
-    def _full_rows(self, rows: Integer[np.ndarray, "batch length_plus_1"]) -> Batch:
-        # Two arrays of their own: as two views of one, writing to the inputs would change the targets.
-        ids, targets = rows[:, :-1].astype(np.int64, order="C"), rows[:, 1:].astype(np.int64, order="C")
-        return whole_batch(torch.from_numpy(ids), torch.from_numpy(targets), self._full_positions)
-
-    def _locate(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where each window begins, and how many targets it holds."""
+    def _locate(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Where each window begins, and how many targets it holds; ``None`` if it is seen at once that all are full."""
         if len(self.offsets) == 2:  # one document: no search
             starts = windows * self.stride
+            if np.maximum.reduce(starts, initial=0) + self.length < self.offsets[1]:
+                return starts, None
             return starts, np.minimum(self.length, self.offsets[1] - 1 - starts)
         document = np.searchsorted(self._ends, windows, side="right")
         within = windows - np.where(document > 0, self._ends[document - 1], 0)

@@ -1,16 +1,13 @@
 """`Packing`: several documents in one row, each with positions of its own, and as few empty slots as possible.
 
-A document of n tokens holds n - 1 inputs with a target. They are cut into pieces of `length`, of which only the last
-may be shorter: the windows of document mode at ``stride == length``. As there, the positions of every piece count from
-0, as it cannot attend to the piece before it. No document that fits into a row is ever cut.
+A document is cut into the windows of document mode at ``stride == length``: pieces of which only the last may be
+shorter, each with positions from 0. No document that fits into a row is ever cut. Pieces are assigned to rows by best
+fit decreasing: the longest first, each to the row that it fills up most. Pieces of one size can be placed together, so
+the work grows with the number of different sizes and not with that of documents. It is done in blocks of 2**20 pieces,
+so that a row holds neighbours of the corpus; rows are in the order of their first pieces.
 
-Pieces are assigned to rows by best fit decreasing: the longest first, each to the row that it fills up most. That
-leaves few slots empty, and pieces of one size can be placed together, so that the work grows with the number of
-different sizes and not with that of documents. It is done in blocks of 2**20 pieces, so that a row holds neighbours of
-the corpus; rows are in the order of their first pieces.
-
-Measured on two CPU cores: a million documents, 700 tokens long on average (log-normal), take 0.15 s to pack into rows
-of 2 048, and fewer than one slot in a thousand stays empty; one window per document leaves 70 in a hundred.
+Measured on two CPU cores: a million documents of 700 tokens on average (log-normal) take 0.15 s to pack into rows of
+2 048, and fewer than one slot in a thousand stays empty; one window per document leaves 70 in a hundred.
 """
 
 from __future__ import annotations
@@ -78,8 +75,7 @@ class Packing:
 def best_fit(sizes: Int[np.ndarray, " pieces"], capacity: int) -> Int[np.ndarray, " pieces"]:
     """The row of each piece, by best fit with the longest first; rows are numbered by their first pieces.
 
-    All pieces of one size are placed together. The tightest rows that take any of them take as many as they hold, one
-    row after the other: after the first piece, such a row is the tightest still.
+    Pieces of one size are placed together: after the first, the tightest row that takes one is the tightest still.
 
     >>> best_fit(np.array([3, 5, 2, 4, 1]), 6)
     array([0, 1, 2, 2, 1])

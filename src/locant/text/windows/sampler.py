@@ -1,32 +1,33 @@
 """`BatchSampler`: which windows each batch of each rank holds, by seed and epoch.
 
-An epoch is one order of all windows. All ranks go through it side by side: a step takes the next ``batch_size *
-world_size`` windows, and each rank its own part of them. So the windows that were seen after some steps are those
-before one place of the order, whatever the number of ranks and the size of their batches, and an epoch can be
-resumed from there with others.
+An epoch is one order of all windows. A step takes the next ``batch_size * world_size`` of them, and each rank its own
+part. So the windows that were seen are those before one place of the order, whatever the number of ranks and the size
+of their batches, and an epoch can be resumed from there with others.
 
-**The remainder.** The last step holds what is left: its windows are shared out evenly, so that batches of different
-ranks differ by one window at most, and none is left out or repeated. If fewer are left than there are ranks, some ranks
-have one batch less. With `drop_last` a step that is not whole is left out on every rank.
-
-Nothing is kept per window: places of the order are looked up in blocks of a few thousand.
+The last step holds what is left, shared out evenly: batches of different ranks differ by one window at most, and if
+fewer are left than there are ranks, some have one batch less. With `drop_last` that step is left out on every rank.
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Iterator, Sized
 
 import numpy as np
 import torch.distributed as dist
-from jaxtyping import Int
+from jaxtyping import Int, UInt64
 
 from locant.arguments import flag, shown, whole
 from locant.errors import InputError
-from locant.text.windows.permutation import Permutation
 
-__all__ = ["BatchSampler"]
+__all__ = ["BatchSampler", "Permutation"]
 
 BLOCK = 16_384  # windows whose places are looked up together
+LISTED = 2**16  # below this, an order is a list
+ROUNDS = 6  # an even number, after which each digit stands in its own place again
+HALF = np.uint64(32)
+Numbers = UInt64[np.ndarray, " n"]
 
 
 class BatchSampler:
@@ -126,3 +127,65 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
         return (dist.get_rank(), dist.get_world_size()) if spread else (0, 1)
     world_size = whole("world_size", world_size, 1, remedy="the number of processes")
     return whole("rank", rank, 0, world_size - 1, remedy="0 .. world_size - 1"), world_size
+
+
+class Permutation:
+    """An order of ``range(n)``, for n below 2**62, that a seed and an epoch decide, computed place by place.
+
+    A place is written as two digits, one below a and one below b, where a times b is n or little more; in every round
+    of a Feistel network, one digit is shifted by a number that the other and a key decide. That maps the places onto
+    themselves, and what is mapped to one of the few from n on is mapped again until it is below n. Under 2**16 windows
+    there is a list after all, sorted by random keys: so small a network reaches few of all orders. It is integer
+    arithmetic, so an order never changes with the version of NumPy nor the machine; it is not cryptographic.
+    """
+
+    def __init__(self, n: int, *, seed: int, epoch: int) -> None:
+        self.n = n
+        digest = hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=8 * ROUNDS).digest()
+        self._keys = np.frombuffer(digest, dtype="<u8").astype(np.uint64)
+        self._low = np.uint64(max(math.isqrt(n), 1))
+        self._high = np.uint64(-(-n // int(self._low)))
+        self._listed = self._sorted() if n < LISTED else None
+
+    def __call__(self, places: Int[np.ndarray, " places"]) -> Int[np.ndarray, " places"]:
+        """What stands at these places of the order."""
+        if self._listed is not None:
+            return self._listed[places]
+        found = self._network(places.astype(np.uint64))
+        outside = np.flatnonzero(found >= self.n)
+        while len(outside):
+            found[outside] = self._network(found[outside])
+            outside = outside[found[outside] >= self.n]
+        return found.view(np.int64)
+
+    def _sorted(self) -> Int[np.ndarray, " n"]:
+        once = _mixed(np.arange(self.n, dtype=np.uint64), self._keys[0])
+        return np.argsort(_mixed(once, self._keys[1]), kind="stable")
+
+    def _network(self, places: Numbers) -> Numbers:
+        """One pass: each digit in alternation is shifted by the other."""
+        left = places // self._low
+        right = places - left * self._low
+        sizes = (self._high, self._low)
+        for number, key in enumerate(self._keys):
+            left, right = right, _shifted(left, sizes[number % 2], _mixed(right, key))
+        return left * self._low + right
+
+
+def _shifted(digit: Numbers, size: np.uint64, by: Numbers) -> Numbers:
+    """The digit plus a number below `size` that 32 random bits choose, around in a circle."""
+    by >>= HALF
+    by *= size
+    by >>= HALF
+    by += digit
+    return np.minimum(by, by - size, out=by)  # where it is below `size`, the difference wraps around and is huge
+
+
+def _mixed(x: Numbers, key: np.uint64) -> Numbers:
+    """64 bits that all depend on all bits of `x` and of the key: two rounds of multiplying and folding."""
+    x = x ^ key
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> HALF
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> HALF
+    return x

@@ -1,8 +1,7 @@
-"""Reading token ids from an array or from the shards of a store, in the same two ways, with no loop over tokens.
+"""Reading token ids from an array or a store, in the same two ways, with no loop over tokens.
 
-`Tokens.rows` reads slices of one width, `Tokens.slices` slices of any size, one after the other. Within one array that
-is one fancy index; the shards of a store are mapped side by side, so that they are one array too, with gaps. Only
-these ids are read and copied, and they keep the dtype that they are stored in.
+`Tokens.rows` reads slices of one width, `Tokens.slices` slices of any size, one after the other. Within an array that
+is one fancy index; the shards of a store are mapped side by side, so that they are one array too, with gaps.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch import Tensor
 from locant.errors import InputError, RangeError, ShapeError
 from locant.text.store import TokenStore
 
-__all__ = ["ArrayTokens", "ShardedTokens", "SlicedTokens", "Tokens", "one_axis", "places", "tokens_of"]
+__all__ = ["ArrayTokens", "StoreTokens", "Tokens", "one_axis", "places", "tokens_of"]
 
 SAMPLED = 1024  # ids that represent all of an array in its fingerprint
 INTEGERS = frozenset(
@@ -91,9 +90,13 @@ class ArrayTokens(Tokens):
         self.__init__(np.asarray(np.memmap(*state["file"])) if state["file"] else state["ids"])
 
 
-class _StoreTokens(Tokens):
+class StoreTokens(Tokens):
+    """The ids of a store: its shards mapped side by side or, in one that maps nothing, a call for each slice."""
+
     def __init__(self, store: TokenStore) -> None:
         self._store = store
+        self._starts = np.asarray(store.shard_starts, dtype=np.int64)
+        self._bounds, self._width = self._starts, 0
 
     def __len__(self) -> int:
         return len(self._store)
@@ -101,15 +104,6 @@ class _StoreTokens(Tokens):
     @property
     def fingerprint(self) -> str:
         return self._store.fingerprint
-
-
-class ShardedTokens(_StoreTokens):
-    """The ids of a store's shards, one after the other."""
-
-    def __init__(self, store: TokenStore) -> None:
-        super().__init__(store)
-        self._starts = np.asarray(store.shard_starts, dtype=np.int64)
-        self._bounds, self._width = self._starts, 0
 
     @cached_property
     def _mapped(self) -> tuple[ArrayTokens, Int[np.ndarray, " shards_plus_1"]]:
@@ -119,6 +113,8 @@ class ShardedTokens(_StoreTokens):
         return ArrayTokens(ids[begins[0] :]), np.concatenate([shift[:1], shift])
 
     def read_rows(self, starts: Places, width: int) -> Rows:
+        if not self._store.can_lie_side_by_side:
+            return self.read_slices(starts, np.full(len(starts), width)).reshape(len(starts), width)
         array, shift = self._mapped
         if len(self._starts) == 2:
             return array.read_rows(starts, width)
@@ -136,6 +132,10 @@ class ShardedTokens(_StoreTokens):
         return rows
 
     def read_slices(self, starts: Places, sizes: Places) -> Ids:
+        if not self._store.can_lie_side_by_side:
+            slices = zip(starts.tolist(), sizes.tolist(), strict=True)
+            read = [self._store[start : start + size] for start, size in slices]
+            return np.concatenate([np.zeros(0, dtype=self._store.dtype), *read])
         array, shift = self._mapped
         first, last = self._after(starts) - 1, self._after(starts + np.maximum(sizes - 1, 0)) - 1
         parts = last - first + 1  # of each slice, which is cut where a shard ends
@@ -155,22 +155,10 @@ class ShardedTokens(_StoreTokens):
         self.__init__(state["store"])
 
 
-class SlicedTokens(_StoreTokens):
-    """The ids of a store that maps nothing: each slice is read by a call of its own."""
-
-    def read_rows(self, starts: Places, width: int) -> Rows:
-        return self.read_slices(starts, np.full(len(starts), width)).reshape(len(starts), width)
-
-    def read_slices(self, starts: Places, sizes: Places) -> Ids:
-        places = zip(starts.tolist(), sizes.tolist(), strict=True)
-        read = [self._store[start : start + size] for start, size in places]
-        return np.concatenate(read) if read else np.zeros(0, dtype=self._store.dtype)
-
-
 def tokens_of(source: Any) -> Tokens:
     """The tokens of a store, an array, a tensor or a list; there have to be two or more."""
     if isinstance(source, TokenStore):
-        tokens: Tokens = ShardedTokens(source) if source.can_lie_side_by_side else SlicedTokens(source)
+        tokens: Tokens = StoreTokens(source)
     else:
         tokens = ArrayTokens(one_axis("ids", source))
         if isinstance(source, (list, tuple)):

@@ -1,9 +1,8 @@
 """`Windows`: sliding windows over a text's token ids, as inputs and targets for training and evaluation.
 
-Window number i holds `length` inputs and, for each of them, the id that follows it: its target. The targets of a text
-are ``ids[1:]``, and at ``stride == length`` every one of them is in exactly one window. The last window is not dropped,
-but padded on the right: there the target is -100 (which `torch.nn.functional.cross_entropy` ignores), the input is
-`pad_id`, and the position is padding (document -1).
+A window holds `length` inputs and, for each of them, the id that follows it: its target. At ``stride == length`` every
+target of the text, ``ids[1:]``, is in exactly one window. The last window is padded on the right: there the target is
+-100 (which `torch.nn.functional.cross_entropy` ignores), the input `pad_id`, and the position padding (document -1).
 
 No window is made ahead of time. A batch is one fancy index into a strided view of the array, so building `Windows`
 costs nothing per token, a memory-mapped array stays on the disk, and ids are widened to int64 only as they are read.
@@ -16,7 +15,7 @@ import json
 import operator
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal, SupportsIndex, get_args
 
 import numpy as np
 from jaxtyping import Int, Integer
@@ -36,7 +35,6 @@ from locant.text.windows.tokens import tokens_of
 __all__ = ["Windows"]
 
 Mode = Literal["flat", "document", "packed"]
-MODES = ("flat", "document", "packed")
 
 
 class Windows(Dataset[Any]):
@@ -84,9 +82,6 @@ class Windows(Dataset[Any]):
     >>> for batch in windows.loader(batch_size=2):
     ...     batch["ids"].shape, batch["targets"].shape
     (torch.Size([2, 4]), torch.Size([2, 4]))
-    >>> for inputs, targets in Windows([10, 11, 12, 13, 14, 15], length=4, as_tuple=True).loader(batch_size=2):
-    ...     inputs.shape, targets.shape
-    (torch.Size([2, 4]), torch.Size([2, 4]))
     >>> overlapping = Windows([10, 11, 12, 13, 14, 15], length=4, stride=1, drop_last=True, as_tuple=True)
     >>> for inputs, targets in DataLoader(overlapping, batch_size=2, shuffle=False, drop_last=True):
     ...     inputs.tolist(), targets.tolist()
@@ -120,7 +115,7 @@ class Windows(Dataset[Any]):
         self._tokens = tokens_of(store_or_ids)
         offsets = _offsets(mode, documents, store_or_ids, len(self._tokens))
         if mode == "packed":
-            _require_plain_rows(self.stride, self.length, drop_last, self.as_tuple)
+            self._require_plain_rows()
             self._layout = Packing(offsets, self.length, pad_id=self.pad_id)
         else:
             self._layout = DocumentWindows(offsets, self.length, self.stride, drop_last=drop_last, pad_id=self.pad_id)
@@ -143,10 +138,7 @@ class Windows(Dataset[Any]):
     def __getitems__(
         self, indices: Sequence[SupportsIndex] | Integer[np.ndarray, " batch"] | Integer[Tensor, " batch"]
     ) -> Any:
-        """A whole batch of windows: ``ids`` and ``targets`` of shape ``[batch, length]``, in memory of their own.
-
-        With `as_tuple` a sequence of pairs, as a `DataLoader` expects it; `collate` makes two tensors of it.
-        """
+        """A whole batch of windows: ``ids`` and ``targets`` of shape ``[batch, length]``, or a sequence of pairs."""
         batch = self._batch(indices)
         return Pairs(batch) if self.as_tuple else batch
 
@@ -156,8 +148,6 @@ class Windows(Dataset[Any]):
             return self._layout.batch(self._tokens, self._all_inside(indices))
         numbers = numbers.astype(np.int64, copy=False)
         highest = np.maximum.reduce(numbers.view(np.uint64))  # without a sign, negative ones are the largest there are
-        if isinstance(self._layout, DocumentWindows) and highest < self._layout.full:
-            return self._layout.full_batch(self._tokens, numbers)
         return self._layout.batch(self._tokens, numbers if highest < self._count else self._all_inside(numbers))
 
     def collate(self, batch: Any) -> Any:
@@ -219,6 +209,16 @@ class Windows(Dataset[Any]):
         shape = f"{len(self)} of length {self.length}, stride {self.stride}, {self.mode}"
         return f"Windows({shape}, over {len(self._tokens)} tokens)"
 
+    def _require_plain_rows(self) -> None:
+        if self.stride != self.length:
+            cause = f"got stride={self.stride} for packed rows, in which every target stands once"
+            raise InputError(cause, "mode='document' for overlaps")
+        if self.drop_last:
+            raise InputError("got drop_last for packed rows, of which hardly any is full", "drop_last=False")
+        if self.as_tuple:
+            cause = "got as_tuple=True for packed rows, which need their positions to keep documents apart"
+            raise RangeError(cause, "as_tuple=False")
+
     def _all_inside(self, indices: Sequence[SupportsIndex] | np.ndarray | Tensor) -> Int[np.ndarray, " batch"]:
         """The indices, one by one: negative ones count from the end, and the first wrong one is named."""
         return np.array([self._inside(index) for index in indices], dtype=np.int64)
@@ -253,7 +253,7 @@ def _array_of(indices: Sequence[SupportsIndex] | Tensor) -> np.ndarray:
 
 def _offsets(mode: Mode, documents: Any, source: Any, size: int) -> Int[np.ndarray, " offsets"]:
     """Where the documents begin, and the end; in flat mode everything is one document."""
-    if one_of("mode", mode, MODES) == "flat":
+    if one_of("mode", mode, get_args(Mode)) == "flat":
         if documents is not None:
             raise InputError("got documents in flat mode, which looks at no boundary", "mode='document'")
         return np.array([0, size])
@@ -262,14 +262,3 @@ def _offsets(mode: Mode, documents: Any, source: Any, size: int) -> Int[np.ndarr
     if documents is None:
         raise InputError(f"got mode={mode!r} without documents", "documents=[0, ..., len(ids)], where each begins")
     return document_offsets(documents, size)
-
-
-def _require_plain_rows(stride: int, length: int, drop_last: bool, as_tuple: bool) -> None:
-    if stride != length:
-        cause = f"got stride={stride} for packed rows, in which every target stands once"
-        raise InputError(cause, "mode='document' for overlaps")
-    if drop_last:
-        raise InputError("got drop_last for packed rows, of which hardly any is full", "drop_last=False")
-    if as_tuple:
-        cause = "got as_tuple=True for packed rows, which need their positions to keep documents apart"
-        raise RangeError(cause, "as_tuple=False")

@@ -1,14 +1,12 @@
 """The documents of a byte range, in batches.
 
 A text is one document, or what stands between separators, found from left to right as `bytes.split` does. A line of
-JSON and a row of Parquet are one each. Documents without a byte are left out, everywhere: what follows the last
-separator, a blank line, null. White space is a document. A byte order mark at the beginning of a file is dropped, and
-everything else is kept as it stands, carriage returns included, and bytes that are not UTF-8: `Tokenizer.encode` says
-what becomes of them.
+JSON and a row of Parquet are one each. Documents without a byte are left out: what follows the last separator, a blank
+line, null. White space is a document. A byte order mark at the beginning of a file is dropped, and everything else is
+kept as it stands, carriage returns and bytes that are not UTF-8 included.
 
-A document may be longer than a batch, or than memory: then it comes in parts, the last text of a batch that is
-`unfinished` and the first of the next one. A part may end within a letter. `Engine.stream` takes such batches and gives
-their ids, in the same manner: it alone knows where a text may be cut.
+A document that is longer than a batch comes in parts, the last text of a batch that is `unfinished` and the first of
+the next one; a part may end within a letter. `Engine.stream`, which knows where a text may be cut, takes such batches.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 A field is named by its key. Where no key is spelled so, a dot leads into a record within the record: ``meta.text``.
 Null is an empty document.
 
-JSON is UTF-8 by definition, and what is not is read as U+FFFD; so is a lone surrogate, which only an escape can make.
-A line that is no record, or has no such field, ends the run: what it was meant to be is unknown. Blank lines are
-ignored.
+What is not UTF-8 is read as U+FFFD; so is a lone surrogate, which only an escape can make. A line that is no record, or
+has no such field, ends the run; blank lines are ignored.
 """
 
 from __future__ import annotations

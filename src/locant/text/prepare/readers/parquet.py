@@ -2,9 +2,8 @@
 
 A column within records is named with dots: ``meta.text``. Null is an empty document.
 
-A file is read row group by row group, and a group some rows at a time. A value that stands in many rows is held once,
-so a group takes the memory of what it holds, not of what it stands for; one that claims to hold more than `LARGEST` is
-refused.
+A file is read row group by row group, and a group some rows at a time. A value that stands in many rows is held once;
+a group that claims to hold more than `LARGEST` bytes is refused.
 """
 
 from __future__ import annotations
@@ -27,14 +26,13 @@ LARGEST = 2**30
 ROWS = 4096
 """The most rows that are read at a time."""
 
+ANOTHER = "field='NAME' (--field NAME) of another column"
+
 
 def parquet_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally) -> Iterator[bytes]:
-    """The text of each row of the row groups that begin in a byte range.
-
-    The range is counted and hashed by itself, as rows are not read in the order of the bytes.
-    """
+    """The text of each row of the row groups that begin in a byte range."""
     source, start, stop = byte_range
-    if source.compression is None:
+    if source.compression is None:  # it is counted and hashed by itself: rows are not read in the order of the bytes
         for _ in range_blocks(file, byte_range, tally, start):
             pass
         yield from _texts(file, source, start, stop, file.seek(0, os.SEEK_END))
@@ -79,17 +77,13 @@ def _column(schema: Any, source: Source) -> int:
     """Which of the leaves of the schema the field is."""
     names = [schema.column(i).path for i in range(len(schema))]
     if source.field not in names:
-        known = ", ".join(map(repr, names[:8]))
-        raise InputError(
-            f"{source.name} has no column {source.field!r}; its columns are: {known}", "field='NAME' (--field NAME)"
-        )
+        cause = f"{source.name} has no column {source.field!r}; its columns are: {', '.join(map(repr, names[:8]))}"
+        raise InputError(cause, ANOTHER)
     number = names.index(source.field)
     leaf = schema.column(number)
     if leaf.physical_type != "BYTE_ARRAY" or leaf.max_repetition_level:
-        raise InputError(
-            f"{source.name} has {leaf.physical_type} in {source.field!r}, expected one text in each row",
-            "field='NAME' (--field NAME) of another column",
-        )
+        cause = f"{source.name} has {leaf.physical_type} in {source.field!r}, expected one text in each row"
+        raise InputError(cause, ANOTHER)
     return number
 
 
@@ -104,10 +98,8 @@ def _rows(column: Any, number: int, source: Source) -> int:
     """How many rows to read at a time: about a block."""
     size = column.total_uncompressed_size
     if size > LARGEST:
-        raise InputError(
-            f"{source.name}, row group {number} has {size} bytes of text, expected {LARGEST} at most",
-            "writing the file with smaller row groups",
-        )
+        cause = f"{source.name}, row group {number} has {size} bytes of text, expected {LARGEST} at most"
+        raise InputError(cause, "writing the file with smaller row groups")
     return max(min(BLOCK * column.num_values // max(size, 1), ROWS), 1)
 
 

@@ -1,9 +1,8 @@
 """The bytes of a file in blocks, whatever it is compressed with, in memory that does not grow with it.
 
-A compressed stream is never opened as a whole: a block of output is asked for, and no more of the input is read than
-it takes, so a file of some kilobytes that stands for terabytes costs time, not memory. gzip members and Zstandard
-frames that follow each other are read to the end of the last one. A stream that breaks off is an error, also where it
-breaks off inside the last checksum; so is what follows it and is none.
+No more of a compressed input is read than a block of output takes, so a file of some kilobytes that stands for
+terabytes costs time, not memory. gzip members and Zstandard frames that follow each other are read to the end of the
+last one. A stream that breaks off is an error, also inside the last checksum; so is what follows it and is none.
 """
 
 from __future__ import annotations

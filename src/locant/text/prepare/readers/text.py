@@ -34,9 +34,9 @@ class SplitTexts(NamedTuple):
 def split_texts(
     file: IO[bytes], byte_range: ByteRange, tally: Tally, separator: bytes | None, longest: int
 ) -> Iterator[SplitTexts]:
-    """The texts between separators that begin in a byte range; without a separator, all of it is one.
+    """The texts between separators that begin in a byte range, those of more than `longest` bytes in parts.
 
-    A text of more than `longest` bytes is handed out in parts.
+    Without a separator, all of it is one.
     """
     if separator is None or byte_range.source.compression is not None:
         return _of_stream(file, byte_range, tally, separator, longest)
@@ -98,11 +98,7 @@ def _as_one(found: Iterable[bytes], begin: int) -> Iterator[SplitTexts]:
 
 
 def clean_start(read: Callable[[int, int], bytes], origin: int, position: int, separator: bytes) -> int:
-    """The largest place from `origin` up to `position` that certainly lies in no separator but at its beginning.
-
-    One step for a separator that cannot overlap with itself. For one that can, a step for each that overlaps with the
-    next: long runs only cost time.
-    """
+    """The largest place from `origin` up to `position` that certainly lies in no separator but at its beginning."""
     size = len(separator)
     while position > origin:
         low = max(position - size + 1, origin)

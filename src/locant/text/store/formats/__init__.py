@@ -45,7 +45,7 @@ def _check(name: str, value: Any) -> None:
 
 
 FORMATS: Registry[type[StoreFormat]] = Registry("store format", "locant.formats", _check)
-register_format("locant", LocantFormat)
-register_format("megatron", MegatronFormat)
-register_format("nanogpt", NanogptFormat)
-register_format("datatrove", DatatroveFormat)
+FORMATS.register("locant", LocantFormat)
+FORMATS.register("megatron", MegatronFormat)
+FORMATS.register("nanogpt", NanogptFormat)
+FORMATS.register("datatrove", DatatroveFormat)

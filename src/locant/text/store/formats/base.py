@@ -60,16 +60,7 @@ class StoreFormat:
         header: bytes before the tokens in each file, a multiple of the bytes of a token.
         tokens: how many tokens each file holds; default: by its size.
 
-    >>> class Raw(StoreFormat):
-    ...     "One file of four bytes per token."
-    ...     def __init__(self, path: Path, options: StoreOptions) -> None:
-    ...         super().__init__([str(path / "tokens.raw")], np.dtype("<u4"), options)
-    ...     @classmethod
-    ...     def write(cls, source: ExportSource, folder: Path) -> np.dtype:
-    ...         with (folder / "tokens.raw").open("wb") as file:
-    ...             for ids in source.blocks():
-    ...                 file.write(ids.astype("<u4").data)
-    ...         return np.dtype("<u4")
+    An example is in `locant.formats`.
     """
 
     def __init__(
@@ -164,15 +155,16 @@ class StoreFormat:
 
 @dataclass(frozen=True)
 class ExportSource:
-    """The store that a format writes anew: its tokens in order, every id checked against the vocabulary."""
+    """The store that a format writes anew: its tokens in order, every id checked against the vocabulary.
+
+    `format` is the name of the store's own format; `progress` is called with how many tokens are done.
+    """
 
     store: StoreFormat
     format: str
-    """The name of the store's own format."""
     vocab_size: int
     tokenizer: Tokenizer | None
     progress: Callable[[int], object]
-    """Called with how many tokens are done."""
 
     @property
     def dtype(self) -> np.dtype:

@@ -99,11 +99,7 @@ class Manifest:
 
     @cached_property
     def sources(self) -> list[dict[str, Any]]:
-        """What the texts came from; read when first asked for.
-
-        Raises:
-            InputError: the manifest is gone, is another one by now, or its sources are not as they were written.
-        """
+        """What the texts came from; read when first asked for."""
         content = _content(self.path.parent)
         with _naming(self.path):
             if _intact(content) != self.sha256:
@@ -112,11 +108,7 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check the manifest of a store.
-
-    Raises:
-        InputError: there is none, it is of a later version, or it is not as it was written.
-    """
+    """Read and check the manifest of a store; an `InputError` where there is none, or it is not as it was written."""
     content, path = _content(folder), folder / MANIFEST
     begin, end = content.find(SOURCES), content.rfind(BEHIND_SOURCES)
     is_ours = 0 <= begin < end  # else it is spelled otherwise, and all of it is parsed
@@ -268,12 +260,8 @@ def write_manifest(
 ) -> None:
     """Finish a store: write its `tokenizer.json`, and then, last, its `store.json`.
 
-    Args:
-        folder: holds the files of shards 0, 1, ..., as `ShardWriter` made them.
-        shards: what `ShardWriter.close` returned for each.
-        tokenizer: the one that made the ids.
-        end_of_text: the id that was appended to each document, if one was.
-        sources, options: what the texts came from and how the store was made, as JSON.
+    `shards` is what `ShardWriter.close` returned for each, `end_of_text` the id that was appended to each document, if
+    one was; `sources` and `options` are JSON: what the texts came from and how the store was made.
 
     Raises:
         InputError: a finished store is there that is another one, a shard is missing, or the system refuses to write.

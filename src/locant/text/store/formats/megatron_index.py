@@ -46,13 +46,11 @@ def index_size(documents: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """What an index holds."""
+    """The tokens of each sequence, and where each document begins among the sequences, and the end."""
 
     dtype: np.dtype
     sequences: Int[np.ndarray, " sequences"]
-    """Tokens of each."""
     documents: Int[np.ndarray, " offsets"]
-    """Where each document begins among the sequences, and the end."""
 
     @property
     def offsets(self) -> Int[np.ndarray, " offsets"]:
@@ -108,11 +106,7 @@ def _starts(lengths: np.ndarray) -> Int[np.ndarray, " offsets"]:
 
 
 class IndexWriter:
-    """Writes an index for documents of one sequence each, in constant memory.
-
-    The lengths are the first of the three tables, so they go to their place as they come; the header and the other two
-    are made from them at the end.
-    """
+    """Writes an index in constant memory: lengths go to their place at once, and the rest is made from them at last."""
 
     def __init__(self, file: NewFile, dtype: np.dtype) -> None:
         self.documents = 0

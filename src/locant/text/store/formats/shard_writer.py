@@ -21,14 +21,6 @@ __all__ = ["ShardWriter"]
 class ShardWriter:
     """Writes the tokens and the index of one shard; both appear when `close` returns, or neither.
 
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> with ShardWriter(folder, 0, vocab_size=300) as writer:
-    ...     writer.append(np.array([7, 8, 9, 256]), np.array([1, 0, 3]))
-    ...     record = writer.close()
-    >>> record.tokens, record.documents, record.bin.size, sorted(path.name for path in folder.iterdir())
-    (4, 3, 8, ['shard-00000.bin', 'shard-00000.idx'])
-
     Args:
         folder: where, and there must not be a finished store.
         number: the shard's place in the store, from which its files are named.
