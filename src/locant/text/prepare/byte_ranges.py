@@ -27,7 +27,6 @@ class Source:
     size: int | None
     """In bytes; ``None`` for standard input until it was read."""
     mtime_ns: int | None
-    """When it was last changed; ``None`` for standard input."""
     kind: Kind
     compression: Compression | None
     separator: str | None
@@ -73,8 +72,7 @@ class Tally:
     """What was read of a byte range so far, and, once its documents are exhausted, the hash of all of it."""
 
     def __init__(self) -> None:
-        self.bytes = 0
-        """On the disk, compressed ones as they are."""
+        self.bytes = 0  # on the disk, compressed ones as they are
         self.documents = 0
         self._hash = hashlib.sha256()
 

@@ -51,6 +51,8 @@ def make_on_ray(
     """
     try:
         import ray
+        from ray.exceptions import RayError
+        from ray.util import ActorPool
     except ModuleNotFoundError:
         raise InputError("Ray is not installed", "pip install 'locant[ray]', or no ray=") from None
     ours = not ray.is_initialized()
@@ -60,12 +62,12 @@ def make_on_ray(
         cores = num_local if address == LOCAL else int(ray.cluster_resources().get("CPU", 1))
         actor = ray.remote(num_cpus=1)(_Maker)
         actors = [actor.remote(str(plan.store.resolve()), engine) for _ in range(max(1, min(cores, len(parts))))]
-        made = ray.util.ActorPool(actors).map_unordered(lambda actor, number: actor.make.remote(number), parts)
+        made = ActorPool(actors).map_unordered(lambda actor, number: actor.make.remote(number), parts)
         for read, cause, remedy in made:
             if cause is not None:
                 raise InputError(cause, remedy)
             advance(read)
-    except ray.exceptions.RayError as error:
+    except RayError as error:
         what = str(error).strip().splitlines()[-1]
         raise InputError(f"the cluster lost a worker: {what}", "the same again: what is done is kept") from None
     finally:

@@ -62,12 +62,10 @@ class Plan:
 
     folder: Path
     options: Mapping[str, Any]
-    """Everything asked for that decides the ids, but the sources."""
     vocab_size: int
     end_of_text: int | None
     """The id that is put after every document, or ``None`` for none."""
     total_bytes: int
-    """Of all sources, as they lie on the disk."""
     offsets: Sequence[int]
     """Where the line of each part begins in parts.jsonl; one more for the end."""
     digest: str

@@ -2,6 +2,20 @@
 
 What is asked for is planned, its missing parts are made (here, by workers, on a Ray cluster, or by tasks of other
 machines), and the parts are joined. The store depends on the inputs and the options that say what it shall hold alone.
+
+**Ctrl-C** raises `KeyboardInterrupt` in the main thread of the calling process, and in no other. `prepare` passes it
+on, after cleaning up, with a note that says how to go on; on the command line SIGTERM and SIGHUP do the same, and the
+exit code is 130. The same call then goes on from what was kept.
+
+* Finding inputs, reading standard input, planning: nothing is left, not even the folder of the store if this call made
+  it; what earlier calls made is kept. Workers that run already are killed; they do not receive it.
+* Making parts: all parts that are finished are kept. In this process it is raised when a block is encoded
+  (`readers.streams.BLOCK`), and the folder of the part is removed. Workers are killed, and the next call removes the
+  folders of their parts. A Ray cluster that this call started is stopped.
+* Joining: it ends, and the next call joins the rest.
+
+A second Ctrl-C, or a kill, leaves at most folders that the next call removes (`locant.text.prepare.folders`), and
+workers that end by themselves when their orders end.
 """
 
 from __future__ import annotations
@@ -17,7 +31,6 @@ from locant.errors import InputError, RangeError
 from locant.text.prepare.cluster import LOCAL, make_on_ray
 from locant.text.prepare.finalize import join, missing_parts, note_tasks, recorded_request, tidy
 from locant.text.prepare.folders import cannot_write
-from locant.text.prepare.interrupts import resumable
 from locant.text.prepare.parts import Advance, make_part, sweep_parts
 from locant.text.prepare.plan import Plan, holds_work, part_bytes, plan_for
 from locant.text.prepare.request import SHARD_SIZE, ContentOptions, Paths, Request, store_folder
@@ -122,7 +135,7 @@ def prepare(
         append_end_of_text=append_end_of_text,
     )
     num_workers = 1 if task is not None else _num_workers(workers, request)
-    with resumable(out), _folder(out):
+    with _resumable(out), _folder(out):
         if (out / MANIFEST).exists():
             store = _finished_store(out, request, resume=resume)
             return store if task is None else None
@@ -178,6 +191,17 @@ def _num_workers(workers: int | None, request: Request) -> int:
     if request.needs_stdin:
         return wanted
     return min(wanted, -(-request.total_bytes // part_bytes(request.total_bytes, request.options["shard_size"])))
+
+
+@contextmanager
+def _resumable(store: Path) -> Generator[None]:
+    """On Ctrl-C, say how to go on, if anything was kept."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        if store.exists():
+            interrupt.add_note(f"stopped: the same command goes on from here, with what is done in {store}")
+        raise
 
 
 @contextmanager

@@ -15,13 +15,12 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
 from locant.errors import InputError, LocantError
-from locant.text.prepare.interrupts import ctrl_c_held
 from locant.text.prepare.parts import Advance, make_part
 from locant.text.prepare.plan import read_plan
 from locant.text.tokenizer.engine import Engine, EngineName
@@ -85,7 +84,7 @@ class Workers:
 def _started() -> _Worker:
     """A fresh interpreter that finds its packages where this one does."""
     paths = os.pathsep.join(path for path in sys.path if path)
-    with ctrl_c_held():
+    with _ctrl_c_held():
         return subprocess.Popen(
             [sys.executable, "-P", "-c", "from locant.text.prepare.workers import main; main()"],
             bufsize=0,  # what is read ahead of a report would not be waited for
@@ -93,6 +92,19 @@ def _started() -> _Worker:
             stdout=subprocess.PIPE,
             env={**os.environ, **ONE_THREAD, "PYTHONPATH": paths},
         )
+
+
+@contextmanager
+def _ctrl_c_held() -> Generator[None]:
+    """Ctrl-C waits until the block ends, and processes that are started in it never receive it.
+
+    A terminal sends it to all of its processes. What a process blocks, those that it starts block too.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:

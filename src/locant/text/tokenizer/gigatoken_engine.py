@@ -172,13 +172,12 @@ class GigatokenEngine:
 
 def _for_gigatoken(definition: Definition) -> Definition:
     """Without a normalizer, and with patterns as it spells them."""
-    step = definition["pre_tokenizer"]
-    if step["type"] == "Sequence":
-        step = {**step, "pretokenizers": [_respelled(one) for one in step["pretokenizers"]]}
-    return {**definition, "normalizer": None, "pre_tokenizer": step}
+    return {**definition, "normalizer": None, "pre_tokenizer": _respelled(definition["pre_tokenizer"])}
 
 
 def _respelled(step: Definition) -> Definition:
+    if step["type"] == "Sequence":
+        return {**step, "pretokenizers": [_respelled(one) for one in step["pretokenizers"]]}
     pattern = step["pattern"].get("Regex") if step["type"] == "Split" else None
     return {**step, "pattern": {"Regex": _SPELLED[pattern]}} if pattern in _SPELLED else step
 

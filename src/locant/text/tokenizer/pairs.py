@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from locant.arguments import entries, shown
 from locant.errors import InputError, RangeError
@@ -107,10 +108,7 @@ def _padded(
     """Rows of ids and segments, as long as the longest, as tensors, with their positions."""
     usual = next((special_tokens[name] for name in PADS if name in special_tokens), 0)
     pad_id = (definition["padding"] or {"pad_id": usual})["pad_id"]
-    shape = len(rows), max(len(ids) for ids, _ in rows)
-    ids, segments, mask = torch.full(shape, pad_id), torch.zeros(shape, dtype=torch.long), torch.zeros(shape)
-    for row, (numbers, kinds) in enumerate(rows):
-        ids[row, : len(numbers)] = torch.tensor(numbers)
-        segments[row, : len(numbers)] = torch.tensor(kinds)
-        mask[row, : len(numbers)] = 1
+    ids = pad_sequence([torch.tensor(ids, dtype=torch.long) for ids, _ in rows], True, pad_id)
+    segments = pad_sequence([torch.tensor(segments, dtype=torch.long) for _, segments in rows], True)
+    mask = pad_sequence([torch.ones(len(ids)) for ids, _ in rows], True)
     return {"ids": ids, "positions": Positions.from_mask(mask), "segments": segments}

@@ -83,23 +83,20 @@ def last_cut(text: bytes, begin: int = 0, end: int | None = None) -> int:
 
 def why_not_cut(definition: Definition) -> str | None:
     """Why the texts of a tokenizer, as the library writes it, may not be cut, or ``None`` if they may."""
-    return _normalizer_fault(definition["normalizer"]) or _splits_fault(definition) or _added_fault(definition)
-
-
-def _normalizer_fault(normalizer: Definition | None) -> str | None:
-    if normalizer is None:
-        return None
-    steps = normalizer["normalizers"] if normalizer["type"] == "Sequence" else [normalizer]
-    unknown = [step["type"] for step in steps if step["type"] not in _NORMALIZERS]
-    return f"its normalizer {unknown[0]} may join what is separated" if unknown else None
-
-
-def _splits_fault(definition: Definition) -> str | None:
+    normalizer: Definition = definition["normalizer"] or {"type": "Sequence", "normalizers": []}
+    steps: list[Definition] = normalizer["normalizers"] if normalizer["type"] == "Sequence" else [normalizer]
+    if unknown := [step["type"] for step in steps if step["type"] not in _NORMALIZERS]:
+        return f"its normalizer {unknown[0]} may join what is separated"
     steps = pre_tokenizers(definition)
     divides = [_divides(step) for step in steps]
     if None in divides:
         return f"how it splits words is not known to end at white space: {steps[divides.index(None)]}"
-    return None if any(divides) else "its words do not end at white space"
+    if not any(divides):
+        return "its words do not end at white space"
+    for token in (token for token in definition["added_tokens"] if not token["special"]):
+        if token["single_word"] or token["lstrip"] or token["rstrip"] or _CUT.search(token["content"].encode()):
+            return f"its token {token['content']!r} may lie across white space"
+    return None
 
 
 def _divides(step: Definition) -> bool | None:
@@ -111,20 +108,11 @@ def _divides(step: Definition) -> bool | None:
             return True
         case "Digits" | "Punctuation":
             return False
-        case "Split":
-            return _split_divides(step)
+        case "Split" if "Regex" in step["pattern"] and step["behavior"] == "Isolated" and not step["invert"]:
+            found = _alternatives(step["pattern"]["Regex"].replace("\r", r"\r").replace("\n", r"\n"))
+            return bool(found & (_LETTERS | _SPACES)) if found <= _LETTERS | _SPACES | _OTHERS else None
         case _:
             return None
-
-
-def _split_divides(step: Definition) -> bool | None:
-    pattern = step["pattern"].get("Regex")
-    if pattern is None or step["behavior"] != "Isolated" or step["invert"]:
-        return None
-    found = _alternatives(pattern.replace("\r", r"\r").replace("\n", r"\n"))
-    if not found <= _LETTERS | _SPACES | _OTHERS:
-        return None
-    return bool(found & (_LETTERS | _SPACES))
 
 
 def _alternatives(pattern: str) -> set[str]:
@@ -143,12 +131,3 @@ def _alternatives(pattern: str) -> set[str]:
             depth += {"(": 1, ")": -1}.get(letter, 0)
         place += 1
     return found | {pattern[begin:]}
-
-
-def _added_fault(definition: Definition) -> str | None:
-    for token in definition["added_tokens"]:
-        if token["special"]:
-            continue
-        if token["single_word"] or token["lstrip"] or token["rstrip"] or _CUT.search(token["content"].encode()):
-            return f"its token {token['content']!r} may lie across white space"
-    return None

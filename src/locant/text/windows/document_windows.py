@@ -17,7 +17,7 @@ from jaxtyping import Int, Integer
 from locant.errors import InputError
 from locant.positions import Positions
 from locant.text.windows.collation import IGNORED_TARGET, Batch, whole_batch
-from locant.text.windows.tokens import Tokens, one_axis
+from locant.text.windows.tokens import Tokens, one_axis, require_ids
 
 __all__ = ["DocumentWindows", "document_offsets"]
 
@@ -52,7 +52,7 @@ class DocumentWindows:
         """The windows of these numbers, which have to exist."""
         starts, sizes = self._locate(windows)
         width = self.length + 1
-        rows = tokens.rows(starts, width) if sizes is None else _rows(tokens, starts, width)
+        rows = require_ids(tokens.rows(starts, width) if sizes is None else _rows(tokens, starts, width))
         # Two arrays of their own: as two views of one, writing to the inputs would change the targets.
         ids, targets = rows[:, :-1].astype(np.int64, order="C"), rows[:, 1:].astype(np.int64, order="C")
         batch = whole_batch(torch.from_numpy(ids), torch.from_numpy(targets), self._full_positions)

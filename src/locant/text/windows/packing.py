@@ -23,7 +23,7 @@ from jaxtyping import Bool, Int
 from locant.positions import Positions
 from locant.positions.documents import PADDING
 from locant.text.windows.collation import IGNORED_TARGET, Batch, whole_batch
-from locant.text.windows.tokens import Tokens, places
+from locant.text.windows.tokens import Tokens, places, require_ids
 
 __all__ = ["Packing", "best_fit"]
 
@@ -63,7 +63,7 @@ class Packing:
         sizes = self._sizes[pieces]
         used = np.add.reduceat(sizes, np.cumsum(counts) - counts) if len(windows) else counts
         real = np.arange(self.length) < used[:, None]
-        read = tokens.slices(self._starts[pieces], sizes + 1)
+        read = require_ids(tokens.slices(self._starts[pieces], sizes + 1))
         ends = np.cumsum(sizes + 1)
         ids, targets = np.delete(read, ends - 1), np.delete(read, ends - sizes - 1)
         index = _filled(real, places(np.zeros_like(sizes), sizes), 0)

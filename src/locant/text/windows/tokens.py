@@ -1,13 +1,12 @@
 """Reading token ids from an array or a store, in the same two ways, with no loop over tokens.
 
-`Tokens.rows` reads slices of one width, `Tokens.slices` slices of any size, one after the other. Within an array that
+`rows` reads slices of one width, `slices` slices of any size, one after the other. Within an array that
 is one fancy index; the shards of a store are mapped side by side, so that they are one array too, with gaps.
 """
 
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import Tensor
 from locant.errors import InputError, RangeError, ShapeError
 from locant.text.store import TokenStore
 
-__all__ = ["ArrayTokens", "StoreTokens", "Tokens", "one_axis", "places", "tokens_of"]
+__all__ = ["ArrayTokens", "StoreTokens", "Tokens", "one_axis", "places", "require_ids", "tokens_of"]
 
 SAMPLED = 1024  # ids that represent all of an array in its fingerprint
 INTEGERS = frozenset(
@@ -32,33 +31,7 @@ Rows = Integer[np.ndarray, "rows width"]
 Places = Int[np.ndarray, " places"]
 
 
-class Tokens(ABC):
-    """Token ids of any origin, on one axis."""
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """Tells one text from another, as far as that costs nothing."""
-
-    @abstractmethod
-    def read_rows(self, starts: Places, width: int) -> Rows: ...
-
-    @abstractmethod
-    def read_slices(self, starts: Places, sizes: Places) -> Ids: ...
-
-    def rows(self, starts: Places, width: int) -> Rows:
-        """The `width` ids from each start on, all of which have to exist."""
-        return _checked(self.read_rows(starts, width))
-
-    def slices(self, starts: Places, sizes: Places) -> Ids:
-        """The ids of all slices, one after the other."""
-        return _checked(self.read_slices(starts, sizes))
-
-
-class ArrayTokens(Tokens):
+class ArrayTokens:
     """The ids of one array, which may be memory-mapped."""
 
     def __init__(self, ids: Integer[np.ndarray, " n"]) -> None:
@@ -70,16 +43,19 @@ class ArrayTokens(Tokens):
 
     @property
     def fingerprint(self) -> str:
+        """Tells one text from another, as far as that costs nothing."""
         places = np.linspace(0, len(self.ids) - 1, min(SAMPLED, len(self.ids))).astype(np.int64)
         return hashlib.blake2b(self.ids[places].astype("<i8").tobytes(), digest_size=16).hexdigest()
 
-    def read_rows(self, starts: Places, width: int) -> Rows:
+    def rows(self, starts: Places, width: int) -> Rows:
+        """The `width` ids from each start on, all of which have to exist."""
         if self._width != width:
             self._slices, self._width = _all_slices(self.ids, width), width
         rows = self._slices[starts]
         return rows if rows.ndim == 2 else rows.view(self.ids.dtype).reshape(len(starts), width)
 
-    def read_slices(self, starts: Places, sizes: Places) -> Ids:
+    def slices(self, starts: Places, sizes: Places) -> Ids:
+        """The ids of all slices, one after the other."""
         return self.ids[places(starts, sizes)]
 
     def __getstate__(self) -> dict[str, object]:
@@ -90,7 +66,7 @@ class ArrayTokens(Tokens):
         self.__init__(np.asarray(np.memmap(*state["file"])) if state["file"] else state["ids"])
 
 
-class StoreTokens(Tokens):
+class StoreTokens:
     """The ids of a store: its shards mapped side by side or, in one that maps nothing, a call for each slice."""
 
     def __init__(self, store: TokenStore) -> None:
@@ -112,29 +88,29 @@ class StoreTokens(Tokens):
         shift = (begins - begins[0] - self._starts)[:-1]
         return ArrayTokens(ids[begins[0] :]), np.concatenate([shift[:1], shift])
 
-    def read_rows(self, starts: Places, width: int) -> Rows:
+    def rows(self, starts: Places, width: int) -> Rows:
         if not self._store.can_lie_side_by_side:
-            return self.read_slices(starts, np.full(len(starts), width)).reshape(len(starts), width)
+            return self.slices(starts, np.full(len(starts), width)).reshape(len(starts), width)
         array, shift = self._mapped
         if len(self._starts) == 2:
-            return array.read_rows(starts, width)
+            return array.rows(starts, width)
         if self._width != width:
             # The first row in each shard, and the first that goes on in another: one search finds both.
             begins = self._starts[:-1]
             crossing = np.maximum(self._starts[1:] - width + 1, begins)
             self._bounds, self._width = np.stack([begins, crossing], axis=1).ravel(), width
         bounds_before = self._bounds.searchsorted(starts, "right")
-        rows = array.read_rows(starts + shift[(bounds_before + 1) // 2], width)
+        rows = array.rows(starts + shift[(bounds_before + 1) // 2], width)
         across = bounds_before % 2 == 0
         if np.count_nonzero(across):  # they have the gap between two shards in them, or several
             tokens = starts[across, None] + np.arange(width)
             rows[across] = array.ids[tokens + shift[self._after(tokens)]]
         return rows
 
-    def read_slices(self, starts: Places, sizes: Places) -> Ids:
+    def slices(self, starts: Places, sizes: Places) -> Ids:
         if not self._store.can_lie_side_by_side:
-            slices = zip(starts.tolist(), sizes.tolist(), strict=True)
-            read = [self._store[start : start + size] for start, size in slices]
+            each = zip(starts.tolist(), sizes.tolist(), strict=True)
+            read = [self._store[start : start + size] for start, size in each]
             return np.concatenate([np.zeros(0, dtype=self._store.dtype), *read])
         array, shift = self._mapped
         first, last = self._after(starts) - 1, self._after(starts + np.maximum(sizes - 1, 0)) - 1
@@ -142,7 +118,7 @@ class StoreTokens(Tokens):
         shard = places(first, parts)
         begins = np.maximum(np.repeat(starts, parts), self._starts[shard])
         ends = np.minimum(np.repeat(starts + sizes, parts), self._starts[shard + 1])
-        return array.read_slices(begins + shift[shard + 1], ends - begins)
+        return array.slices(begins + shift[shard + 1], ends - begins)
 
     def _after(self, tokens: Int[np.ndarray, "*n"]) -> Int[np.ndarray, "*n"]:
         """The shard after the one that each token is in."""
@@ -155,14 +131,17 @@ class StoreTokens(Tokens):
         self.__init__(state["store"])
 
 
+Tokens = ArrayTokens | StoreTokens
+
+
 def tokens_of(source: Any) -> Tokens:
     """The tokens of a store, an array, a tensor or a list; there have to be two or more."""
     if isinstance(source, TokenStore):
-        tokens: Tokens = StoreTokens(source)
+        tokens = StoreTokens(source)
     else:
         tokens = ArrayTokens(one_axis("ids", source))
         if isinstance(source, (list, tuple)):
-            _checked(tokens.ids)  # it was copied anyway; what may be on a disk is checked as it is read
+            require_ids(tokens.ids)  # it was copied anyway; what may be on a disk is checked as it is read
     if len(tokens) < 2:
         raise InputError(f"got {len(tokens)} tokens, expected 2 or more: an input and its target", "a longer text")
     return tokens
@@ -206,7 +185,7 @@ def places(starts: Places, sizes: Places) -> Int[np.ndarray, " total"]:
     return np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
 
 
-def _checked(ids: Integer[np.ndarray, ...]) -> Integer[np.ndarray, ...]:
+def require_ids(ids: Integer[np.ndarray, ...]) -> Integer[np.ndarray, ...]:
     """Raise if an id is negative, or would be as int64. Ids of a dtype that has none of these cost nothing."""
     if not ids.size:
         return ids

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from locant.errors import InputError
+from locant.files import FaultError
 from locant.text.prepare.byte_ranges import ByteRange, Tally
 from locant.text.prepare.readers.streams import BLOCK, opened
 from locant.text.prepare.readers.text import split_texts
@@ -25,10 +26,6 @@ LONGEST_LINE = 2**26
 """In bytes; a line is parsed as a whole."""
 
 
-class _UnusableError(ValueError):
-    """What is wrong with a line."""
-
-
 def json_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally) -> Iterator[bytes]:
     """The text of each line that begins in a byte range."""
     first, seen = None, 0
@@ -37,10 +34,10 @@ def json_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally) -> Iterator
         for line in lines:
             try:
                 if unfinished:
-                    raise _UnusableError(f"has more than {LONGEST_LINE} bytes")
+                    raise FaultError(f"has more than {LONGEST_LINE} bytes")
                 if line.strip():
                     yield _text_of(line, byte_range.source.field)
-            except _UnusableError as error:
+            except FaultError as error:
                 number = _lines_before(byte_range, first) + seen + 1
                 cause = f"{byte_range.source.name}, line {number} (at byte {begin}) {error}"
                 raise InputError(cause, "mending or removing that line") from None
@@ -52,24 +49,24 @@ def _text_of(line: bytes, field: str) -> bytes:
     try:
         record = json.loads(line.decode(errors="replace"))
     except (ValueError, RecursionError) as error:
-        raise _UnusableError(f"is no JSON: {error}") from None
+        raise FaultError(f"is no JSON: {error}") from None
     text = _lookup(record, field)
     if text is None:
         return b""
     if not isinstance(text, str):
-        raise _UnusableError(f"has a {type(text).__name__} in {field!r}, expected a string")
+        raise FaultError(f"has a {type(text).__name__} in {field!r}, expected a string")
     return well_formed(text).encode()
 
 
 def _lookup(record: Any, field: str) -> Any:  # whatever JSON holds
     if not isinstance(record, dict):
-        raise _UnusableError(f"is a JSON {type(record).__name__}, expected an object")
+        raise FaultError(f"is a JSON {type(record).__name__}, expected an object")
     if field in record:
         return record[field]
     outer, _, inner = field.partition(".")
     if not inner or outer not in record:
         known = ", ".join(map(repr, [*record][:8])) or "none"
-        raise _UnusableError(f"has no field {outer!r}; its fields are: {known}")
+        raise FaultError(f"has no field {outer!r}; its fields are: {known}")
     return _lookup(record[outer], inner)
 
 

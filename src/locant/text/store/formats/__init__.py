@@ -28,10 +28,7 @@ __all__ = ["FORMATS", "ExportSource", "StoreFormat", "StoreOptions", "register_f
 
 
 def register_format(name: str, format: type[StoreFormat]) -> None:  # noqa: A002  # what the field calls it
-    """Make a format known to ``TokenStore(path, format=name)`` and ``locant export``.
-
-    An installed package registers its formats by entry points in the group ``locant.formats`` instead: a name, and the
-    class.
+    """Make a format known to ``TokenStore(path, format=name)`` and ``locant export``, as an entry point would.
 
     Raises:
         RangeError: no subclass of `StoreFormat`, or a name that is taken.
