@@ -10,7 +10,19 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from locant import ALiBi, Fire, LocantError, PositionEncoding, Positions, RangeError, Rotary, attend
+from locant import (
+    ALiBi,
+    Cope,
+    Fire,
+    LocantError,
+    PositionEncoding,
+    Positions,
+    RangeError,
+    Rotary,
+    Sandwich,
+    TransformerXL,
+    attend,
+)
 from locant.attention.backends import flex
 from locant.attention.choice import SMALL, Choice, choose_backend
 from locant.attention.inputs import AttentionInputs
@@ -63,6 +75,33 @@ class NoScoreMod(PositionEncoding):
 def test_auto_on_cuda_goes_round_what_flex_cannot_do(fact: dict[str, object]) -> None:
     assert chosen(device="cuda") == "flex"
     assert chosen(device="cuda", **fact) == "tiled"
+
+
+@pytest.mark.parametrize("encoding", [Cope(16), TransformerXL(HEADS, 64)], ids=["cope", "transformer_xl"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_only_a_matrix_could_tell_is_taken_by_tiles_compiled_or_not(
+    encoding: PositionEncoding, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 384 tokens and 32 heads would be 32 GiB."""
+    inputs = large("cuda", length=2**13, dtype=dtype, encoding=encoding)
+    with refuses(LocantError, "backend='flex'", "no score_mod", "tiled"):
+        choose_backend("flex", inputs)
+    assert choose_backend("auto", inputs).name == "tiled"
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert choose_backend("auto", inputs).name == "sdpa"
+    inputs = large("cuda", length=2**13 + 1, dtype=dtype, encoding=encoding)
+    assert choose_backend("auto", inputs).name == "tiled"
+
+
+def test_positions_without_bounds_are_taken_by_tiles_where_a_score_function_would_need_a_matrix() -> None:
+    with FakeTensorMode():
+        index = torch.zeros(1, LENGTH, dtype=torch.int64, device="cuda")
+    known = large("cuda", encoding=Sandwich(HEADS))
+    unknown = dataclasses.replace(known, mask=AttentionMask(Positions(index)))
+    few = AttentionMask(Positions(index, min_index=0, max_index=2**20))
+    assert choose_backend("auto", known).name == "flex"
+    assert choose_backend("auto", unknown).name == "tiled"
+    assert choose_backend("auto", dataclasses.replace(known, mask=few)).name == "tiled", "more distances than pairs"
 
 
 def test_a_compiled_graph_is_not_filled_with_tiles_unless_one_operation_does_them_all(

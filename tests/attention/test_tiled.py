@@ -9,6 +9,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from locant import PositionEncoding, Positions, T5Bias, attend
+from locant.attention.backends import tiled
+from locant.attention.inputs import AttentionInputs
+from locant.attention.mask import AttentionMask
 from locant.positions.distance_bias import follows_distance
 from tests import oracles
 from tests.attention.arrangements import (
@@ -195,3 +198,12 @@ def test_every_encoding_with_a_bias_is_asked() -> None:
     assert biased == {type(build()) for name, build in ENCODINGS.items() if name != "none"}
     assert isinstance(ENCODINGS["t5"](), PositionEncoding)
     assert isinstance(ENCODINGS["t5"](), T5Bias)
+
+
+@pytest.mark.parametrize(
+    ("device", "keys", "rows"), [("cpu", 16384, 16), ("meta", 16384, 256), ("meta", 32768, 128), ("meta", 2**20, 16)]
+)
+def test_tiles_are_as_large_as_a_device_needs_and_its_memory_allows(device: str, keys: int, rows: int) -> None:
+    q, k = torch.empty(1, 32, 1, 8, device=device), torch.empty(1, 1, 1, 8, device=device).expand(1, 32, keys, 8)
+    where = Positions.after(keys - 1, 1, device=device), Positions.arange(keys, device=device)
+    assert tiled._rows(AttentionInputs(q, k, k, AttentionMask(*where))) == rows

@@ -25,6 +25,9 @@ BACKENDS = {"sdpa": sdpa, "flex": flex, "tiled": tiled, "eager": eager}
 SMALL = 2**20
 """Scores, over all heads, below which a matrix for mask and bias costs less than computing without one."""
 
+LARGE = 2**28
+"""Scores from which, on an accelerator, a compiled graph is better full of tiles than its memory of a matrix."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -74,7 +77,8 @@ def _chosen(inputs: AttentionInputs) -> Choice:
     if on_cuda:
         return Choice("flex", "the bias goes into the kernel as a function")
     way = tiled.way_of(inputs)
-    if way.name == "tiles" and torch.compiler.is_compiling():
+    held = inputs.q.device.type == "cpu" or inputs.scores <= LARGE
+    if way.name == "tiles" and torch.compiler.is_compiling() and held:
         return Choice("sdpa" if fused else "eager", "tiles would be compiled one by one, and anew for every length")
     return Choice("tiled", way.reason, way)
 

@@ -176,7 +176,7 @@ class PositionEncoding(nn.Module):
     def score_mod(
         self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None
     ) -> ScoreMod | None:
-        """The same bias as a function for FlexAttention, which never holds it as a tensor; or ``None``.
+        """The same bias as a function for FlexAttention; or ``None`` where that would have to look it up in a matrix.
 
         Not inherited when a subclass overrides `bias`: it overrides `score_mod` too, or has none.
         """

@@ -75,10 +75,14 @@ class DistanceBias(PositionEncoding):
         keys = require_tokens(self, q, k, positions, k_positions)
         return self._added(q, distances(positions, keys)[:, None], largest_distance(positions, keys))
 
-    def score_mod(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> ScoreMod:
+    def score_mod(
+        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None
+    ) -> ScoreMod | None:
         """`of_distance`, added to one score at a time."""
         self.heads.require(self, q)
         keys = require_tokens(self, q, k, positions, k_positions)
+        if not self.is_told_by_pairs(positions, keys):
+            return None
         distance = distance_mod(q, positions, keys)
         operands, dtype = self.operands(q, largest_distance(positions, keys)), bias_dtype(q)
 
@@ -87,6 +91,10 @@ class DistanceBias(PositionEncoding):
             return score + self.of_distance(distance(batch, query, key), number, **operands).to(dtype)
 
         return add
+
+    def is_told_by_pairs(self, positions: Positions, keys: Positions) -> bool:
+        """Whether `of_distance` of one pair at a time is cheap enough for a score function, or there is none."""
+        return True
 
     def distance_table(self, q: Queries, first: int, last: int) -> Float[Tensor, "heads distances"]:
         """What is added at the distances from `first` to `last`, for every head that is here; the bits of `bias`.

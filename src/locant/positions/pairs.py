@@ -11,9 +11,7 @@ from torch import Tensor
 from locant.positions.base import Bias, Keys, PositionEncoding, Queries, ScoreMod, require_heads
 from locant.positions.positions import Positions
 
-__all__ = [
-    "MAX_DISTANCE", "Products", "TableBias", "bias_lookup", "distance_mod", "distances", "exact_dot", "require_tokens",
-]  # fmt: skip
+__all__ = ["MAX_DISTANCE", "Products", "TableBias", "distance_mod", "distances", "exact_dot", "require_tokens"]
 
 Products = tuple[Float[Tensor, "batch heads query rows"] | None, Float[Tensor, "batch heads key rows"] | None]
 
@@ -45,15 +43,6 @@ def distance_mod(q: Tensor, positions: Positions, keys: Positions) -> Callable[[
         return q_index[batch, query] - k_index[batch, key]
 
     return distance
-
-
-def bias_lookup(bias: Float[Tensor, "batch heads query key"]) -> ScoreMod:
-    """A score function that looks up a computed bias, for those that cannot be computed pair by pair."""
-
-    def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return score + bias[batch, head, query, key]
-
-    return add
 
 
 class TableBias(PositionEncoding):

@@ -113,10 +113,6 @@ def test_every_row_gets_what_it_gets_alone(dtype: torch.dtype) -> None:
     claims.agrees_with_itself_alone(lambda heads, width: Cope(width, 6), dtype, all_keys_needed=True)
 
 
-def test_the_score_function_adds_the_bias() -> None:
-    claims.score_mod_is_bias(lambda heads, width: Cope(width, 4))
-
-
 def test_gradcheck() -> None:
     claims.passes_gradcheck(Cope(3, 3), 2, 3)
 

@@ -53,10 +53,8 @@ def test_unknown_bounds_change_no_bit() -> None:
     wide = Positions.of([0, 3, 4, 2**31 - 1])
     bias = encoding.bias(q, k, wide)
     assert torch.equal(bias[:, :, :3, :3], encoding.bias(q, k, known)[:, :, :3, :3])
-    shape = torch.meshgrid(*(torch.arange(n) for n in (1, 2, 4, 4)), indexing="ij")
     for positions in (unknown, wide):
-        mod = encoding.score_mod(q, k, positions)
-        assert torch.equal(mod(torch.zeros(1, 2, 4, 4), *shape), encoding.bias(q, k, positions))
+        assert encoding.score_mod(q, k, positions) is None, "it would look the bias up in a matrix"
 
 
 @pytest.mark.parametrize("dtype", claims.DTYPES, ids=str)

@@ -27,8 +27,9 @@ from locant.arguments import Real
 from locant.attention.inputs import Attended, AttentionInputs
 from locant.attention.mask import BLOCK, AttentionMask
 from locant.errors import LocantError
-from locant.positions import Positions
+from locant.positions import PositionEncoding, Positions
 from locant.positions.base import ScoreMod, has_bias, has_score_mod
+from locant.positions.distance_bias import DistanceBias
 from locant.positions.documents import PADDING
 
 __all__ = ["flex_attention", "obstacle"]
@@ -50,7 +51,7 @@ def obstacle(inputs: AttentionInputs) -> str | None:
         return "which has no derivative in forward mode or inside torch.func.grad and the like"
     if inputs.dropout_p > 0:
         return "which drops no weights"
-    if encoding is not None and has_bias(encoding) and not has_score_mod(encoding):
+    if encoding is not None and has_bias(encoding) and not _has_score_mod(encoding, inputs):
         return "the encoding has a bias but no score_mod"
     if dtype not in DTYPES:
         return f"which does not compute in {dtype}"
@@ -89,6 +90,12 @@ def _capped(score_mod: ScoreMod | None, softcap: Real | None) -> ScoreMod | None
         return bounded if score_mod is None else score_mod(bounded, batch, head, query, key)
 
     return capped
+
+
+def _has_score_mod(encoding: PositionEncoding, inputs: AttentionInputs) -> bool:
+    if isinstance(encoding, DistanceBias) and not encoding.is_told_by_pairs(inputs.mask.queries, inputs.mask.keys):
+        return False
+    return has_score_mod(encoding)
 
 
 def _score_mod(inputs: AttentionInputs) -> ScoreMod | None:

@@ -35,6 +35,8 @@ __all__ = ["Way", "obstacle", "tiled_attention", "way_of"]
 
 TILE_BYTES = 2**24
 """Of a tile's bias over all keys: queries are taken a power of two at a time, and no fewer than FEWEST_ROWS."""
+DEVICE_TILE_BYTES = 2**29
+"""The same on accelerators, whose kernels are only busy with many rows: 128 up to 32 768 keys of 32 heads."""
 FEWEST_ROWS = 16
 
 
@@ -188,7 +190,8 @@ def _fused(inputs: AttentionInputs) -> bool:
 def _rows(inputs: AttentionInputs) -> int:
     """Queries of a tile."""
     row = inputs.q.shape[0] * inputs.q.shape[1] * inputs.k.shape[2] * 4
-    limit = TILE_BYTES if _fused(inputs) else TILE_BYTES // 4  # scores, weights and both gradients
+    limit = TILE_BYTES if inputs.q.device.type == "cpu" else DEVICE_TILE_BYTES
+    limit = limit if _fused(inputs) else limit // 4  # scores, weights and both gradients
     rows = FEWEST_ROWS
     while 2 * rows * row <= limit:
         rows *= 2

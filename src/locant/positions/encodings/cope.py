@@ -7,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, scale_of, whole
-from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, ScoreMod, bias_dtype
+from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, bias_dtype
 from locant.positions.heads import for_query_heads
-from locant.positions.pairs import bias_lookup, exact_dot, require_tokens
+from locant.positions.pairs import exact_dot, require_tokens
 from locant.positions.positions import Positions
 
 __all__ = ["Cope"]
@@ -29,7 +29,8 @@ class Cope(PositionEncoding):
     Gates count what a causal mask lets the query see; a window of `attend` does not shorten the count. Keys may come
     in any order, but all keys between a key and the query have to be given. A later key is at position 0.
 
-    Costs ``batch x heads x query x key`` numbers in float64 several times over: it is the heaviest bias here.
+    Costs ``batch x heads x query x key`` numbers in float64 several times over: it is the heaviest bias here, and has
+    no score function, since a count needs all keys in between.
 
     Args:
         head_dim: dimensions per head.
@@ -84,10 +85,6 @@ class Cope(PositionEncoding):
         share = count - below
         bias = products.gather(3, above.long()) * share + products.gather(3, below.long()) * (1 - share)
         return bias.to(bias_dtype(q))
-
-    def score_mod(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> ScoreMod:
-        """Looks up what `bias` holds: a count needs all keys in between, which a score function never sees."""
-        return bias_lookup(self.bias(q, k, positions, k_positions))
 
     def extra_repr(self) -> str:
         return f"head_dim={self.head_dim}, max_positions={self.max_positions}, scale={self.scale:g}"

@@ -7,11 +7,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.positions.angles import Angles
-from locant.positions.base import EncodingInfo, Keys, Queries, ScoreMod, bias_dtype
+from locant.positions.base import EncodingInfo, bias_dtype
 from locant.positions.constant import Constant
 from locant.positions.distance_bias import DistanceBias, largest_distance
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
-from locant.positions.pairs import bias_lookup
 from locant.positions.positions import Positions
 
 __all__ = ["Sandwich"]
@@ -77,11 +76,9 @@ class Sandwich(DistanceBias):
         faded = self.decay(distance, None, ratios.dtype) if decay is None else decay[distance.abs()]
         return faded / ratios[self.heads.here(head)]
 
-    def score_mod(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> ScoreMod:
-        """Looks up the computed bias where there is no table of distances: a score function computes no angles."""
-        if largest_distance(positions, positions if k_positions is None else k_positions) is None:
-            return bias_lookup(self.bias(q, k, positions, k_positions).expand(q.shape[0], -1, -1, -1))
-        return super().score_mod(q, k, positions, k_positions)
+    def is_told_by_pairs(self, positions: Positions, keys: Positions) -> bool:
+        """Only where there is a table of distances: a score function computes no angles."""
+        return largest_distance(positions, keys) is not None
 
     def extra_repr(self) -> str:
         return f"{self.heads}, dim={self.dim}, base={self.base:g}"

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, scale_of, whole
 from locant.positions.angles import Angles
-from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, ScoreMod, bias_dtype
+from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, bias_dtype
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.heads import Heads, for_query_heads
-from locant.positions.pairs import bias_lookup, exact_dot, require_tokens
+from locant.positions.pairs import exact_dot, require_tokens
 from locant.positions.positions import Positions
 
 __all__ = ["TransformerXL"]
@@ -29,7 +29,8 @@ class TransformerXL(PositionEncoding):
     A sine of ``i - j`` is a sum of products of sines and cosines of i and of j, so ``W^T (q + v)`` is rotated by the
     query's angles and multiplied with the key's: a product over `d_model` in float64, with
     ``batch x heads x query x d_model`` of memory besides the result, and no bound on the distance. Two pairs at one
-    distance agree up to the rounding of float32, not bit for bit.
+    distance agree up to the rounding of float32, not bit for bit. There is no score function: every pair has a product
+    of its own.
 
     Args:
         num_heads: the number of query heads.
@@ -100,10 +101,6 @@ class TransformerXL(PositionEncoding):
         rotated = torch.cat([b * q_sin - a * q_cos, a * q_sin + b * q_cos], dim=-1)
         where = exact_dot(rotated, torch.cat([k_sin, k_cos], dim=-1), dtype)
         return ((content + where) * self.scale).to(dtype)
-
-    def score_mod(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> ScoreMod:
-        """Looks up what `bias` holds: every pair has a product of its own, which a score function cannot compute."""
-        return bias_lookup(self.bias(q, k, positions, k_positions))
 
     def _cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
         cos, sin = self.angles.cos_sin(positions.index, positions.max_index, positions.min_index, torch.float64)
