@@ -6,22 +6,24 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 # rich and tqdm draw the command line's progress; the others belong to one extra or one kernel.
 HEAVY = (
     "IPython", "PIL", "_pytest", "click", "gigatoken", "hypothesis", "jax", "matplotlib", "pandas", "pytest", "ray",
     "rich", "scipy", "sklearn", "tensorflow", "tiktoken", "tqdm", "transformers", "triton",
 )  # fmt: skip
 ROOMS = ("locant.cli", "locant.lab.decoder", "locant.report")
-EVERYTHING = "import locant; [getattr(locant, name) for name in dir(locant)]"
+Brought = list[tuple[set[str], list[str]]]
 
 # torch is imported first: what it brings (tqdm, on some builds triton) is its own affair. After that, two things
 # are watched: modules that are new, and import statements in the package's own files, which also tell of a
-# module that torch had brought already.
+# module that torch had brought already. The steps follow each other in one interpreter.
 PROBE = """
 import builtins, json, sys
 import torch
 heavy, rooms = {heavy!r}, {rooms!r}
-known, statements, sockets = set(sys.modules), set(), []
+statements, sockets = set(), []
 real_import = builtins.__import__
 def watched(name, globals=None, locals=None, fromlist=(), level=0):
     importer = (globals or {{}}).get("__name__", "")
@@ -30,29 +32,43 @@ def watched(name, globals=None, locals=None, fromlist=(), level=0):
     return real_import(name, globals, locals, fromlist, level)
 builtins.__import__ = watched
 sys.addaudithook(lambda event, args: sockets.append(event) if event.startswith("socket.") else None)
-{code}
-new = set(sys.modules) - known
-brought = statements | {{name.split(".")[0] for name in new}} & set(heavy) | new & set(rooms)
-print(json.dumps([sorted(brought), sockets]))
+for code in {steps!r}:
+    known = set(sys.modules)
+    exec(code)
+    new = set(sys.modules) - known
+    brought = statements | {{name.split(".")[0] for name in new}} & set(heavy) | new & set(rooms)
+    print(json.dumps([sorted(brought), sockets]))
+    statements.clear()
+    sockets.clear()
 """
+STEPS = (
+    "import locant; [getattr(locant, name) for name in dir(locant)]",
+    "import locant; [getattr(locant.lab, name) for name in dir(locant.lab)]",
+    "import locant.cli, tqdm, matplotlib.pyplot, rich.table, socket; socket.socket().close()",
+)
 
 
-def brought_by(code: str) -> tuple[list[str], list[str]]:
-    """What running `code` in a fresh interpreter imports of the heavy list, and what it does with sockets."""
-    probe = PROBE.format(heavy=HEAVY, rooms=ROOMS, code=code)
+@pytest.fixture(scope="module")
+def brought() -> Brought:
+    """What each step, in a fresh interpreter, imports of the heavy list, and what it does with sockets."""
+    probe = PROBE.format(heavy=HEAVY, rooms=ROOMS, steps=STEPS)
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    brought, sockets = json.loads(done.stdout.splitlines()[-1])
-    return brought, sockets
+    return [(set(names), sockets) for names, sockets in map(json.loads, done.stdout.splitlines())]
 
 
-def test_importing_locant_brings_in_nothing_heavy_and_opens_no_socket() -> None:
-    assert brought_by(EVERYTHING) == ([], [])
+def test_importing_locant_brings_in_nothing_heavy_and_opens_no_socket(brought: Brought) -> None:
+    assert brought[0] == (set(), [])
 
 
-def test_the_lab_brings_in_itself_and_nothing_heavy() -> None:
-    code = "import locant; [getattr(locant.lab, name) for name in dir(locant.lab)]"
-    assert brought_by(code) == (["locant.lab.decoder"], [])
+def test_the_lab_brings_in_itself_and_nothing_heavy(brought: Brought) -> None:
+    assert brought[1] == ({"locant.lab.decoder"}, [])
+
+
+def test_the_probe_sees_imports_and_sockets(brought: Brought) -> None:
+    names, sockets = brought[2]
+    assert {"click", "tqdm", "PIL", "matplotlib", "rich", "locant.cli"} <= names
+    assert sockets == ["socket.__new__"]
 
 
 def test_what_needs_no_torch_does_not_wait_for_it() -> None:
@@ -61,11 +77,3 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
     probe = "import sys\n" + "".join(f"import {one}\nassert 'torch' not in sys.modules, {one!r}\n" for one in modules)
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_probe_sees_imports_and_sockets() -> None:
-    brought, sockets = brought_by(
-        "import locant.cli, tqdm, matplotlib.pyplot, rich.table, socket; socket.socket().close()"
-    )
-    assert {"click", "tqdm", "PIL", "matplotlib", "rich", "locant.cli"} <= set(brought)
-    assert sockets == ["socket.__new__"]

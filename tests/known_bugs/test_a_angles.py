@@ -185,8 +185,12 @@ def test_17_no_angle_is_too_large() -> None:
 LONG = [65_535, 65_536, 65_537, 2**17]
 
 
-def long_sequences(device: str) -> None:
-    """Ours, and a kernel that starts one block per token, of which a grid may have 65535."""
+def test_24_more_tokens_than_a_grid_has_blocks() -> None:
+    """microsoft/onnxruntime#20204: rotary failed for sequences of more than 64 K tokens.
+
+    The kernel used the second dimension of its grid for the sequence, and that ends at 65535. A million tokens on a GPU
+    are in `tests/kernels/rotary/test_triton_memory.py`.
+    """
 
     def one_block_per_token(rotary: PositionEncoding, x: Tensor, positions: Positions) -> Tensor:
         rotated, _ = rotary.rotate(x, x, positions)
@@ -195,10 +199,10 @@ def long_sequences(device: str) -> None:
     def check(rotate: Callable[[PositionEncoding, Tensor, Positions], Tensor]) -> None:
         rotary = Rotary(4)
         for seq_len in LONG:
-            x = torch.randn(1, 1, seq_len, 4, device=device)
-            rotated = rotate(rotary, x, Positions.arange(seq_len, device=device))
+            x = torch.randn(1, 1, seq_len, 4)
+            rotated = rotate(rotary, x, Positions.arange(seq_len))
             last = x[:, :, -3:]
-            alone, _ = rotary.rotate(last, last, Positions.after(seq_len - 3, 3, device=device))
+            alone, _ = rotary.rotate(last, last, Positions.after(seq_len - 3, 3))
             assert torch.equal(rotated[:, :, -3:], alone), f"the end of {seq_len} tokens is not rotated"
             norms = rotated.norm(dim=-1) / x.norm(dim=-1)
             assert ((norms - 1).abs() < LENGTH).all(), f"some of {seq_len} tokens changed their length"
@@ -207,17 +211,3 @@ def long_sequences(device: str) -> None:
         return rotary.rotate(x, x, positions)[0]
 
     exhibit(check, ours, twin=one_block_per_token, because="the end of 65536 tokens is not rotated")
-
-
-def test_24_more_tokens_than_a_grid_has_blocks() -> None:
-    """microsoft/onnxruntime#20204: rotary failed for sequences of more than 64 K tokens.
-
-    The kernel used the second dimension of its grid for the sequence, and that ends at 65535.
-    """
-    long_sequences("cpu")
-
-
-@pytest.mark.gpu
-def test_24_more_tokens_than_a_grid_has_blocks_on_a_gpu() -> None:
-    """microsoft/onnxruntime#20204: the same where there are grids."""
-    long_sequences("cuda")

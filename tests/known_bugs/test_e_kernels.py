@@ -43,40 +43,26 @@ def rotating(place: Place, layout: str = "half") -> Rotate:
 # ---------------------------------------------------------------------- 61: addresses of 32 bits
 
 
-def far_heads(buffer: Tensor) -> Tensor:
-    """Three heads of one token, the last one 2^31 elements behind the first, which lies in the middle of `buffer`."""
-    x = buffer.as_strided((1, 3, 1, 8), (8, 2**30, 8, 1), 2**31)
-    return x.copy_(torch.arange(1, 25).view(1, 3, 1, 8))
+def test_61_elements_past_2_31_are_found() -> None:
+    """fla-org/flash-linear-attention#1080 and #1082, databricks/megablocks#185, sgl-project/sglang#20389 and #35571,
+    state-spaces/mamba#1015, triton-lang/triton#832: silently wrong, or an illegal access, past 2^31 elements.
 
+    An index times a stride, both of 32 bits, is a product of 32 bits. A small tensor with large strides is enough; so
+    many elements on a GPU are in `tests/kernels/rotary/test_triton_memory.py`.
+    """
+    # Three heads of one token, the last one 2^31 elements behind the first, in the middle of the memory.
+    x = sparse(2**32 + 64).as_strided((1, 3, 1, 8), (8, 2**30, 8, 1), 2**31)
+    x.copy_(torch.arange(1, 25).view(1, 3, 1, 8))
 
-def require_heads_found(x: Tensor) -> Callable[[Rotate], None]:
     def check(rotate: Rotate) -> None:
         found, expected = rotate(x), rotate(x.contiguous())
         for head in range(3):
             assert torch.equal(found[0, head], expected[0, head]), f"head {head} was read from somewhere else"
 
-    return check
-
-
-def test_61_elements_past_2_31_are_found() -> None:
-    """fla-org/flash-linear-attention#1080 and #1082, databricks/megablocks#185, sgl-project/sglang#20389 and #35571,
-    state-spaces/mamba#1015, triton-lang/triton#832: silently wrong, or an illegal access, past 2^31 elements.
-
-    An index times a stride, both of 32 bits, is a product of 32 bits. A small tensor with large strides is enough.
-    """
-    check = require_heads_found(far_heads(sparse(2**32 + 64)))
     ours = [rotating(Place("cpu"), layout) for layout in LAYOUTS]
     twin = interpreted("tests.known_bugs.careless_kernels").copy_heads
     with without_copying_back():
         exhibit(check, *ours, twin=twin, because="head 2 was read from somewhere else")
-
-
-@pytest.mark.gpu
-def test_61_elements_past_2_31_are_found_on_a_gpu() -> None:
-    """fla-org/flash-linear-attention#1080: the same in 8 GB of a device's memory."""
-    check = require_heads_found(far_heads(torch.zeros(2**32 + 64, dtype=torch.float16, device="cuda")))
-    for layout in LAYOUTS:
-        check(rotating(Place("cuda"), layout))
 
 
 # ---------------------------------------------------------------------- 62: a launch for 2^31 elements
@@ -104,21 +90,6 @@ def test_62_a_launch_covers_2_31_elements() -> None:
         return -(-int(np.array(elements).astype(np.int32)) // 1024) * 1024
 
     exhibit(check, covered, twin=in_32_bits, because="cover -2147483648 of 2147483648")
-
-
-@pytest.mark.gpu
-def test_62_an_embedding_of_2_31_elements() -> None:
-    """pytorch/pytorch#130806: 131 072 ids of a table of 16 032 x 16 384, whose vectors are 2^31 numbers."""
-    width = 16_384
-    for build in (TokenEmbedding, lambda rows, width: InputEmbedding(rows, width, norm=nn.Identity())):
-        embedding = build(16_032, width).to("cuda", torch.bfloat16)
-        ids = torch.randint(0, 16_032, (1, 131_072), device="cuda")
-        with torch.no_grad():
-            out = embedding(ids)
-            assert out.numel() == 2**31
-            assert torch.equal(out[:, -100:], embedding(ids[:, -100:]))
-            assert torch.equal(out[:, :100], embedding(ids[:, :100]))
-        del out
 
 
 @pytest.mark.gpu
@@ -150,18 +121,6 @@ def poisoned() -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def require_all_written(device: str) -> Callable[[Rotate], None]:
-    def check(rotate: Rotate) -> None:
-        for dtype in (torch.float32, torch.bfloat16):
-            x = torch.randn(3, 2, 5, 24, device=device).to(dtype)
-            with poisoned():
-                out = rotate(x)
-            holes = out.isnan().any(-1).any(1).nonzero().tolist()
-            assert not holes, f"row and token {holes[0]} were never written"
-
-    return check
-
-
 PADDED = Positions.from_mask(torch.tensor([[0, 0, 0, 0, 0], [0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]))
 
 
@@ -178,6 +137,14 @@ def test_63_padded_rows_are_written_too() -> None:
     The result came from `empty_like`, and the kernel skipped padded tokens. What is skipped is whatever was there.
     """
 
+    def check(rotate: Rotate) -> None:
+        for dtype in (torch.float32, torch.bfloat16):
+            x = torch.randn(3, 2, 5, 24).to(dtype)
+            with poisoned():
+                out = rotate(x)
+            holes = out.isnan().any(-1).any(1).nonzero().tolist()
+            assert not holes, f"row and token {holes[0]} were never written"
+
     def skips_padding(x: Tensor) -> Tensor:
         out, real = torch.empty_like(x), PADDED.document >= 0
         rotated = by_encoding(Rotary(24), PADDED)(x)
@@ -186,14 +153,7 @@ def test_63_padded_rows_are_written_too() -> None:
 
     ours = [by_encoding(Rotary(24, **options), PADDED) for options in OPTIONS]
     kernels = [rotating(Place("cpu"), layout) for layout in LAYOUTS]
-    exhibit(require_all_written("cpu"), *ours, *kernels, twin=skips_padding, because="were never written")
-
-
-@pytest.mark.gpu
-def test_63_padded_rows_are_written_too_on_a_gpu() -> None:
-    """fla-org/flash-linear-attention#967: the same with the memory of a device."""
-    for options in OPTIONS:
-        require_all_written("cuda")(by_encoding(Rotary(24, **options), PADDED.to("cuda")))
+    exhibit(check, *ours, *kernels, twin=skips_padding, because="were never written")
 
 
 # ---------------------------------------------------------------------- 69: lanes past the end

@@ -90,10 +90,9 @@ def test_all_lengths_take_two_compilations_and_no_graph_break(name: str, place: 
         assert 1 <= counter.frame_count <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's compiler, about itself
-@pytest.mark.parametrize(
-    "name", ["rotary", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rotary interleaved", "sinusoidal"))]
-)
+@pytest.mark.parametrize("name", ["rotary", "rotary interleaved", "sinusoidal"])
 def test_the_compiled_code_gives_the_same_bits(name: str) -> None:
     """Through the real compiler, which fuses: cosines, sines, rotated tokens in float32 and bfloat16."""
     encoding = ENCODINGS[name]()
