@@ -5,10 +5,12 @@ This file must not import locant: `make test` puts runtime shape checks into the
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import socket
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 # Before torch and transformers are imported, here and in the processes that tests start.
@@ -58,8 +60,20 @@ hypothesis.settings.load_profile("quick")  # --hypothesis-profile=... overrides 
 
 
 def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries count what is left at the end
     if "PYTEST_XDIST_WORKER" not in os.environ:
         shutil.rmtree(os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is collected stays to the end: the search for garbage passes over it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 # What a test calls that cannot run while shapes are checked: compilers cannot follow the checks.
