@@ -1,9 +1,8 @@
 """Folders that appear whole or not at all, and what is left of those whose process died.
 
 A folder is written under another name beside its place, `NAME.RANDOM`, and renamed when everything in it is on the
-disk. Meanwhile its maker holds a lock on a file in it, which the system releases when a process ends in any way: so a
-folder that is being written can be told from one that was left behind. On a file system without locks, no folder counts
-as left behind.
+disk. Meanwhile its maker holds a lock on a file in it, which the system releases when a process ends in any way. On a
+file system without locks, no folder counts as left behind.
 """
 
 from __future__ import annotations

@@ -160,9 +160,9 @@ def _require_unchanged(source: Source) -> None:
         remedy = "giving access to it, then the same again"
         raise InputError(f"cannot read {source.name}: {error.strerror}", remedy) from None
     if source.mtime_ns is not None and (state.st_size, state.st_mtime_ns) != (source.size, source.mtime_ns):
+        cause = f"{source.name} has changed since the work was planned: it had {source.size} bytes, now {state.st_size}"
         raise InputError(
-            f"{source.name} has changed since the work was planned: it had {source.size} bytes, now {state.st_size}",
-            "resume=False (--restart), which begins anew, once nothing writes to the inputs any more",
+            cause, "resume=False (--restart), which begins anew, once nothing writes to the inputs any more"
         )
 
 

@@ -1,9 +1,8 @@
 """The worker processes of one machine: started, given parts, watched, and killed as soon as anything goes wrong.
 
-They are fresh interpreters, because a fork copies locks that no thread is left to open, and NumPy alone brings threads.
-Orders go in and reports come out through pipes, as lines of JSON: nothing is pickled, and a script that prepares a
-store needs no ``if __name__ == "__main__"``. A worker whose orders end, because the process that gave them is done or
-dead, ends too; the part that it was at is made again by the next run.
+They are fresh interpreters, because a fork copies locks that no thread is left to open. Orders go in and reports come
+out through pipes, as lines of JSON: nothing is pickled, and a script that prepares a store needs no
+``if __name__ == "__main__"``. A worker whose orders end, as the process that gave them is done or dead, ends too.
 """
 
 from __future__ import annotations
@@ -143,10 +142,8 @@ def _lost(worker: _Worker, number: int | None) -> NoReturn:
     code = worker.wait()
     how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
     when = "" if number is None else f" while it made part {number}"
-    raise InputError(
-        f"a worker process {how}{when}; the system kills one when its memory is full",
-        "the same again with fewer workers: what is done is kept",
-    )
+    cause = f"a worker process {how}{when}; the system kills one when its memory is full"
+    raise InputError(cause, "the same again with fewer workers: what is done is kept")
 
 
 def main() -> None:

@@ -39,15 +39,11 @@ def export_store(
 
     The tokenizer goes with it where there is one. Every id is checked against its vocabulary.
 
-    Args:
-        output: a folder that is not there yet, or empty.
-        to: the name of the format, see `locant.formats`.
-        progress: is told how many tokens are done.
+    `to` is the name of the format, see `locant.formats`; `progress` is told how many tokens are done.
 
     Raises:
         InputError: the folder is in use, the system refuses to write, or the store does not say what the format needs
-            (documents; for ``locant`` a tokenizer). RangeError: an unknown format, or an id that is not in the
-            vocabulary.
+            (documents; for ``locant`` a tokenizer). RangeError: an unknown format, or an id not in the vocabulary.
     """
     target = FORMATS.find(to)
     tokenizer = store.tokenizer if store.has_tokenizer else None

@@ -69,10 +69,8 @@ def parse(text: str, source: str) -> tuple[Definition, tokenizers.Tokenizer]:
     for token in definition.get("added_tokens") or []:
         spelling, number = token["content"], library.token_to_id(token["content"])
         if spelling and number != token["id"]:
-            raise InputError(
-                f"{source} gives the added token {spelling!r} the id {token['id']}, its vocabulary says {number}",
-                "saving the tokenizer again with the program that made it",
-            )
+            cause = f"{source} gives the added token {spelling!r} the id {token['id']}, its vocabulary says {number}"
+            raise InputError(cause, "saving the tokenizer again with the program that made it")
     return definition, library
 
 
@@ -93,10 +91,8 @@ def without(definition: Definition, hidden: Collection[str]) -> Definition:
     """
     if _steps(definition)[-1:] == ["ByteLevel"] and (letters := _BYTE.keys() & set(hidden)):
         letter = min(letters)
-        raise InputError(
-            f"got the special token {letter!r}, which also spells the byte 0x{_BYTE[letter]:02x} of ordinary text",
-            f"allowed_special=[{letter!r}]",
-        )
+        cause = f"got the special token {letter!r}, which also spells the byte 0x{_BYTE[letter]:02x} of ordinary text"
+        raise InputError(cause, f"allowed_special=[{letter!r}]")
     # Random, so that no text can contain it.
     secret = secrets.token_hex(16)
     names = {name: secret + name for name in hidden}

@@ -111,10 +111,8 @@ def cached_encoding(name: str) -> dict[str, Any] | None:
         if path.is_file():
             data = path.read_bytes()
             if hashlib.sha256(data).hexdigest() != sha256:
-                raise InputError(
-                    f"{path} is not {published} as it was published",
-                    "deleting it, and tiktoken.get_encoding to fetch it anew",
-                )
+                cause = f"{path} is not {published} as it was published"
+                raise InputError(cause, "deleting it, and tiktoken.get_encoding to fetch it anew")
             return _definition(_from_merges(data) if published.endswith(".bpe") else _from_tiktoken(data), encoding)
     return None
 

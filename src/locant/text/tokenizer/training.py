@@ -1,7 +1,7 @@
 """Training a byte-level BPE on texts: what `Tokenizer.train` does.
 
-The 256 bytes are in every vocabulary, so every text can be spelled. The special tokens are added after training: if
-the library knew them while it learned, merges could come to make them out of ordinary words.
+The special tokens are added after training: if the library knew them while it learned, merges could come to make them
+out of ordinary words.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sliding windows over a text, or over each of its documents: where they begin and how many targets they hold.
 
-In a document of n tokens there are n - 1 targets. Windows begin a stride apart until none of its targets is left; the
-last one may hold fewer than `length`. Nothing is stored per window: for many documents, one integer per document.
+A document of n tokens has n - 1 targets. Windows begin a stride apart until none of its targets is left; the last one
+may hold fewer than `length`. Nothing is stored per window: for many documents, one integer per document.
 """
 
 from __future__ import annotations

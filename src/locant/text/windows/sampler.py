@@ -33,11 +33,8 @@ Numbers = UInt64[np.ndarray, " n"]
 class BatchSampler:
     """Batches of window numbers, as arrays, for one rank and one epoch at a time.
 
-    For a `torch.utils.data.DataLoader` of your own, as its ``batch_sampler``; `Windows.loader` has one, and counts.
-
-    Args:
-        windows: the dataset, or anything else that has a length.
-        batch_size, shuffle, seed, rank, world_size, drop_last: as `Windows.loader` describes them.
+    For a `torch.utils.data.DataLoader` of your own, as its ``batch_sampler``; `Windows.loader` has one, and describes
+    its arguments. `windows` may be anything that has a length.
 
     Raises:
         RangeError: a number out of range, or a flag that is no bool. InputError: only one of rank and world size, or

@@ -21,14 +21,8 @@ __all__ = ["ShardWriter"]
 class ShardWriter:
     """Writes the tokens and the index of one shard; both appear when `close` returns, or neither.
 
-    Args:
-        folder: where, and there must not be a finished store.
-        number: the shard's place in the store, from which its files are named.
-        vocab_size: every id has to be below it. It decides the dtype, see `token_dtype`.
-        name: another name for the files, without a suffix.
-
-    Raises:
-        InputError: the system refuses to write; nothing is left behind then.
+    The files are named from the shard's `number` in the store, or `name`. Every id has to be below `vocab_size`, which
+    decides the dtype, see `token_dtype`. If the system refuses to write, nothing is left behind.
     """
 
     def __init__(self, folder: Path, number: int, vocab_size: int, *, name: str | None = None) -> None:
