@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from locant.errors import InputError
-from locant.lab.folder import BY_LENGTH, BY_POSITION, PAGE, ResultsFolder
+from locant.lab.results import BY_LENGTH, BY_POSITION, PAGE, ResultsFolder
 from tests.lab.fabricated import results
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from locant.cli.options import Listed, as_json, files, only_given, output, tokenizer_options
+from locant.cli.options import as_json, files, listed, only_given, output, tokenizer_options
 from locant.lab.settings import MAX_EPOCHS, MAX_STEPS, Settings
 
 __all__ = ["verb"]
@@ -27,15 +27,19 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 @files
 @click.option(
     "--encodings",
-    type=Listed(str),
+    type=listed(str),
+    metavar="NAMES,...",
     help="Names from `locant list`; rotary+yarn, +ntk, +linear, +longrope or +llama3 is rotary, scaled beyond "
     f"the training length without more training. {_default('encodings')}",
 )
 @click.option("--train-length", type=AT_LEAST_ONE, help=f"Tokens per window in training. {_default('train_length')}")
 @click.option(
-    "--multiples", type=Listed(int), help=f"Lengths to measure at, in training lengths. {_default('multiples')}"
+    "--multiples",
+    type=listed(int),
+    metavar="NUMBERS,...",
+    help=f"Lengths to measure at, in training lengths. {_default('multiples')}",
 )
-@click.option("--seeds", type=Listed(int), help=f"One training for each. {_default('seeds')}")
+@click.option("--seeds", type=listed(int), metavar="NUMBERS,...", help=f"One training for each. {_default('seeds')}")
 @click.option(
     "--steps",
     "num_steps",
@@ -63,7 +67,7 @@ def verb(files: tuple[str, ...], output: Path, force: bool, as_json: bool, **opt
     """
     from locant.figures.canvas import require_matplotlib
     from locant.lab.comparison import compare_files
-    from locant.lab.folder import PAGE
+    from locant.lab.results import PAGE
     from locant.report.comparison.terminal import Screen, print_losses
     from locant.report.console import print_json
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from locant.cli.options import Place, as_json
-
-if TYPE_CHECKING:
-    from locant.kernels.rotary import Layout
 
 __all__ = ["verb"]
 
@@ -25,7 +22,7 @@ LAYOUT = click.Choice(["half", "interleaved"])
 @click.option("-o", "--output", type=Place(), required=True, help="A folder that is not there yet, or empty.")
 @click.option("--config", type=Place(), help="A config.json elsewhere, for adapters, which have none.")
 @as_json
-def verb(folder: Path, to: Layout, source: Layout | None, output: Path, config: Path | None, as_json: bool) -> None:
+def verb(folder: Path, to: Any, source: Any, output: Path, config: Path | None, as_json: bool) -> None:
     """Change which dimensions rotary positions pair, in the weights of a checkpoint.
 
     \b
@@ -35,18 +32,11 @@ def verb(folder: Path, to: Layout, source: Layout | None, output: Path, config: 
     FOLDER holds config.json and model.safetensors, or its shards with their index. Rows of queries and keys are moved,
     everything else is copied byte for byte, and FOLDER stays as it is.
     """  # noqa: D301
-    from tqdm import tqdm
-
     from locant.checkpoints.layout_folder import convert_folder
-    from locant.report.console import counted, print_result, talk
+    from locant.report.console import counted, print_result, progress_bar, talk
 
-    with tqdm(disable=None, unit="B", unit_scale=True, leave=False, dynamic_ncols=True) as bar:
-
-        def advance(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        conversion = convert_folder(folder, output, to=to, source=source, config=config, progress=advance)
+    with progress_bar() as progress:
+        conversion = convert_folder(folder, output, to=to, source=source, config=config, progress=progress)
     if conversion.left_out:
         talk(f"left out: {', '.join(conversion.left_out)}")
     moved = f"{conversion.converted} of {conversion.tensors} tensors converted"

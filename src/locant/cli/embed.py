@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from locant.cli.options import SEED, Factor, as_json, files, output, require_taken, tokenizer_options
+from locant.cli.options import SEED, as_json, files, output, require_taken, tokenizer_options
 
 __all__ = ["verb"]
 
@@ -15,6 +15,18 @@ COUNT = click.IntRange(min=1)
 LENGTH = click.IntRange(min=1, max=2**31 - 1)
 VOCAB_SIZE = 4_096
 """Of the tokenizer that is trained on the text, where neither is given."""
+
+
+RULES = ("sqrt_d_model", "sqrt_d_model_rounded")
+
+
+def _factor(text: str) -> float | str:
+    if text in RULES:
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is neither a number nor {' nor '.join(RULES)}") from None
 
 
 @click.command("embed", context_settings={"show_default": True})
@@ -31,7 +43,10 @@ VOCAB_SIZE = 4_096
 )
 @click.option("--seed", type=SEED, default=0, help="Of the random tables.")
 @click.option(
-    "--scale", type=Factor(), help="Factor on the token rows: a number, sqrt_d_model or sqrt_d_model_rounded."
+    "--scale",
+    type=_factor,
+    metavar="NUMBER|RULE",
+    help="Factor on the token rows: a number, sqrt_d_model or sqrt_d_model_rounded.",
 )
 @output("A .safetensors file for ids, targets, positions and embeddings.")
 @as_json

@@ -34,14 +34,10 @@ def verb(store: Path, to: str, output: Path, as_json: bool, **options: Any) -> N
 
     STORE stays as it is. Every id is checked against the vocabulary, and every index against its tokens.
     """  # noqa: D301
-    import tqdm
-
-    from locant.report.console import print_result
+    from locant.report.console import print_result, progress_bar
     from locant.text.store import TokenStore, export_store
 
     opened = TokenStore(store, **only_given(options))
-    with tqdm.tqdm(
-        total=len(opened), disable=None, unit="token", unit_scale=True, leave=False, dynamic_ncols=True
-    ) as bar:
-        exported = export_store(opened, output, to=to, progress=lambda done: bar.update(done - bar.n))
+    with progress_bar("token") as progress:
+        exported = export_store(opened, output, to=to, progress=lambda done: progress(done, len(opened)))
     print_result(dataclasses.asdict(exported), str(exported), as_json=as_json)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from locant.cli.options import Place, as_json, output
-
-if TYPE_CHECKING:
-    from locant.checkpoints.extension import Extension
 
 __all__ = ["verb"]
 
@@ -35,7 +32,7 @@ def verb(config: str, to: int, method: str, output: Path | None, figure: Path | 
     from locant.figures.plot import draw_extension
     from locant.report.explain import print_extension
 
-    def draw(extension: Extension) -> None:
+    def draw(extension: Any) -> None:
         if figure is not None:
             save(draw_extension(extension, config), figure)
 

@@ -13,8 +13,8 @@ from locant.errors import InputError
 from locant.figures import SIZES
 
 __all__ = [
-    "SEED", "Factor", "Listed", "Place", "as_json", "encoding_options", "files", "only_given", "output",
-    "require_taken", "tokenizer_options",
+    "SEED", "Place", "as_json", "encoding_options", "files", "listed", "only_given", "output", "require_taken",
+    "tokenizer_options",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -22,35 +22,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 SEED = click.IntRange(min=0, max=2**63 - 1)
 
 
-class Listed(click.ParamType):
-    """Values between commas, such as ``0,1,2``."""
+def listed(kind: type[int] | type[str]) -> Callable[[str], tuple[int | str, ...]]:
+    """Reads values between commas, such as ``0,1,2``."""
 
-    def __init__(self, kind: type[int] | type[str]) -> None:
-        self.kind = kind
-        self.name = f"{'numbers' if kind is int else 'names'},..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int | str, ...]:
-        if isinstance(value, tuple):
-            return value
+    def read(text: str) -> tuple[int | str, ...]:
         try:
-            return tuple(self.kind(part.strip()) for part in str(value).split(",") if part.strip())
+            return tuple(kind(part.strip()) for part in text.split(",") if part.strip())
         except ValueError:
-            self.fail(f"{value!r} is not a list of {self.name.split(',')[0]} such as 0,1,2", param, ctx)
+            raise click.BadParameter(f"{text!r} is not a list of numbers such as 0,1,2") from None
 
-
-class Factor(click.ParamType):
-    """A number, or the name of a rule that gives one."""
-
-    name = "number|rule"
-    rules = ("sqrt_d_model", "sqrt_d_model_rounded")
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
-        if value in self.rules:
-            return value
-        try:
-            return float(value)
-        except ValueError:
-            self.fail(f"{value!r} is neither a number nor {' nor '.join(self.rules)}", param, ctx)
+    return read
 
 
 class Place(click.Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from pathlib import Path
@@ -13,9 +14,10 @@ from click.core import ParameterSource
 from locant.cli.options import as_json, only_given, output, tokenizer_options
 from locant.errors import InputError
 from locant.text import Tokenizer
-from locant.text.prepare import estimate, finalize, prepare
+from locant.text.prepare import Estimate, estimate, finalize, prepare
 from locant.text.prepare.inputs import FIELD
 from locant.text.prepare.request import ContentOptions
+from locant.text.store import TokenStore
 from locant.text.tokenizer.engine import EngineName
 
 __all__ = ["verb"]
@@ -25,15 +27,9 @@ DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(pre
 ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\0": "\0", r"\\": "\\"}
 
 
-class Escaped(click.ParamType):
+def _unescaped(text: str) -> str:
     r"""A text in which ``\n``, ``\t``, ``\r``, ``\0`` and ``\\`` stand for what cannot be typed."""
-
-    name = "text"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not value:
-            self.fail("the separator is empty, expected at least one character", param, ctx)
-        return re.sub(r"\\[ntr0\\]", lambda found: ESCAPES[found[0]], value)
+    return re.sub(r"\\[ntr0\\]", lambda found: ESCAPES[found[0]], text)
 
 
 @click.command("prepare")
@@ -41,7 +37,10 @@ class Escaped(click.ParamType):
 @output("The folder of the store.")
 @tokenizer_options
 @click.option(
-    "--separator", type=Escaped(), help=r"The text between two documents of a file, such as '\n\n'. Default: nothing."
+    "--separator",
+    type=_unescaped,
+    metavar="TEXT",
+    help=r"The text between two documents of a file, such as '\n\n'. Default: nothing.",
 )
 @click.option("--field", help=f"The key (.jsonl) or column (.parquet) of the text. Default: {FIELD}.")
 @click.option(
@@ -67,17 +66,7 @@ class Escaped(click.ParamType):
 @click.option("--dry-run", is_flag=True, help="Estimate documents, tokens and bytes; write nothing.")
 @as_json
 @click.pass_context
-def verb(
-    ctx: click.Context,
-    paths: tuple[str, ...],
-    output: Path | None,
-    download: bool,
-    only_join: bool,
-    restart: bool,
-    dry_run: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def verb(ctx: click.Context, paths: tuple[str, ...], output: Path | None, as_json: bool, **options: Any) -> None:
     """Make a token store from files of text.
 
     PATH is a .txt, .md, .jsonl or .parquet file, each also .gz or .zst, a folder, a glob, or - for standard input.
@@ -88,27 +77,54 @@ def verb(
       locant prepare PATH... -o STORE --task I --num-tasks N      for every I from 0 to N - 1
       locant prepare --finalize -o STORE
     """  # noqa: D301  # click looks for the character, not for its name
-    from locant.report.preparing import print_estimate, print_store, print_task, progress_bar
+    from locant.report.console import print_result, progress_bar
 
-    given = only_given(options)
+    download, only_join, restart = (options.pop(each) for each in ("download", "only_join", "restart"))
+    dry_run, given = options.pop("dry_run") and not only_join, only_given(options)
     if download and given.get("tokenizer", "bytes") != "bytes":
         given["tokenizer"] = Tokenizer.load(given["tokenizer"], download=True)
-    if dry_run and not only_join:
+    if dry_run:
         content = {name: value for name, value in given.items() if name in ContentOptions.__annotations__}
-        print_estimate(estimate(paths, **content), as_json=as_json)
-        return
-    if output is None:
+        facts, line = _estimated(estimate(paths, **content))
+    elif output is None:
         raise InputError("got no folder for the store", "-o FOLDER")
-    if only_join:
+    elif only_join:
         _require_alone(ctx)
-        print_store(finalize(output), as_json=as_json)
-        return
-    with progress_bar() as progress:
-        store = prepare(paths, output, resume=not restart, progress=progress, **given)
-    if store is None:
-        print_task(output, given["task"], given["num_tasks"], as_json=as_json)
+        facts, line = _made(finalize(output))
     else:
-        print_store(store, as_json=as_json)
+        with progress_bar() as progress:
+            store = prepare(paths, output, resume=not restart, progress=progress, **given)
+        facts, line = _done(output, given["task"], given["num_tasks"]) if store is None else _made(store)
+    print_result(facts, line, as_json=as_json)
+
+
+def _estimated(estimate: Estimate) -> tuple[dict[str, Any], str]:
+    from locant.report.console import counted
+
+    about = "" if estimate.exact else "about "
+    made = f"{about}{counted(estimate.documents, 'document')}, {about}{counted(estimate.tokens, 'token')}"
+    store = f"{about}{counted(estimate.store_bytes, 'byte')} in the store"
+    files = f"{counted(estimate.files, 'file')} of {counted(estimate.bytes, 'byte')}"
+    return dataclasses.asdict(estimate), f"{files}: {made}, {store}"
+
+
+def _made(store: TokenStore) -> tuple[dict[str, Any], str]:
+    from locant.report.console import counted
+
+    tokens, documents, shards = len(store), len(store.documents) - 1, len(store.shards)
+    size, dtype = tokens * store.dtype.itemsize, store.dtype.name
+    facts = {
+        "store": str(store.path), "tokens": tokens, "documents": documents, "shards": shards, "dtype": dtype,
+        "bytes": size, "vocab_size": store.vocab_size, "end_of_text": store.end_of_text,
+        "fingerprint": store.fingerprint,
+    }  # fmt: skip
+    where = f"{counted(documents, 'document')}, {counted(shards, 'shard')}, {dtype}, {counted(size, 'byte')}"
+    return facts, f"{store.path}: {counted(tokens, 'token')} in {where}"
+
+
+def _done(store: Path, task: int, num_tasks: int) -> tuple[dict[str, Any], str]:
+    line = f"{store}: task {task} of {num_tasks} is done; when all are: locant prepare --finalize -o {store}"
+    return {"store": str(store), "task": task, "num_tasks": num_tasks}, line
 
 
 def _require_alone(ctx: click.Context) -> None:

@@ -44,7 +44,8 @@ def draw_bias(part: Figure | SubFigure, encoding: PositionEncoding, length: int,
     left, right = part.subfigures(1, 2, squeeze=False, width_ratios=WIDTHS)[0]
     axes, style = left.subplots(), "steps-mid" if isinstance(encoding, T5Bias) else "default"
     for number, head in enumerate(spread(len(bias), NUM_CURVES if isinstance(encoding, ALiBi) else NUM_MAPS)):
-        theme.curve(axes, bias[head, -1, ::-1], number, label=_head(encoding, bias, head), drawstyle=style)
+        slope = f": slope {-bias[head, 1, 0]:.4g}" if isinstance(encoding, ALiBi) else ""
+        theme.curve(axes, bias[head, -1, ::-1], number, label=f"head {head}{slope}", drawstyle=style)
     axes.margins(x=0.01)
     what = "By distance, from the last query back"
     theme.dress(axes, title=what, x="distance (tokens)", y="added to the score", grid=True)
@@ -82,10 +83,6 @@ def _with_random_tables(encoding: PositionEncoding) -> PositionEncoding:
         if not parameter.any():
             parameter.data.normal_(generator=generator)
     return encoding
-
-
-def _head(encoding: PositionEncoding, bias: np.ndarray, head: int) -> str:
-    return f"head {head}" + (f": slope {-bias[head, 1, 0]:.4g}" if isinstance(encoding, ALiBi) else "")
 
 
 def _scale_as_buckets(axes: Axes, encoding: T5Bias, length: int, theme: Theme) -> None:

@@ -56,10 +56,8 @@ def draw_table(part: Figure | SubFigure, encoding: PositionEncoding, length: int
     theme.dress(right, title="How alike two positions are", x="position (tokens)", y="position (tokens)")
     for axes in (left, right):
         axes.set_box_aspect(1)
-    name = type(encoding).__name__
-    if isinstance(encoding, Learned):
-        name = f"Learned positions: {encoding.max_seq_len} rows"
-    theme.entitle(part, f"{name}, d_model {width}")
+    rows = f"Learned positions: {encoding.max_seq_len} rows" if isinstance(encoding, Learned) else ""
+    theme.entitle(part, f"{rows or type(encoding).__name__}, d_model {width}")
 
 
 def _table(axes: Axes, vectors: Tensor, theme: Theme, *, reach: float) -> None:

@@ -18,8 +18,7 @@ from jaxtyping import Int
 from locant.errors import InputError
 from locant.lab.contestants import Contestant
 from locant.lab.decoder import Decoder
-from locant.lab.folder import ResultsFolder
-from locant.lab.results import Record, Results
+from locant.lab.results import Record, Results, ResultsFolder
 from locant.lab.settings import VOCAB_SIZE, Settings
 from locant.lab.training import build, evaluate, fit, num_steps, shape
 from locant.text.corpus import Corpus, read_corpus

@@ -34,9 +34,9 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         if d_model % num_heads:
+            nearest = d_model // num_heads * num_heads or num_heads
             raise RangeError(
-                f"got d_model={d_model} for num_heads={num_heads}, expected a multiple",
-                f"d_model={d_model // num_heads * num_heads or num_heads}",
+                f"got d_model={d_model} for num_heads={num_heads}, expected a multiple", f"d_model={nearest}"
             )
         self.embedding = InputEmbedding(vocab_size, d_model, encoding=encoding, scale="sqrt_d_model", norm="layer_norm")
         self.blocks = nn.ModuleList(Block(d_model, num_heads, num_layers) for _ in range(num_layers))
@@ -128,10 +128,8 @@ def generate(
     total, longest = rows.shape[1] + num_tokens, getattr(model.embedding.encoding, "max_seq_len", None)
     if longest is not None and total > longest:
         fewer = f"num_tokens={longest - rows.shape[1]}" if longest > rows.shape[1] else "a shorter prompt"
-        raise RangeError(
-            f"got {rows.shape[1]} + {num_tokens} tokens, but the model has learned positions for {longest}",
-            f"{fewer}, or an encoding without a table, such as rotary",
-        )
+        cause = f"got {rows.shape[1]} + {num_tokens} tokens, but the model has learned positions for {longest}"
+        raise RangeError(cause, f"{fewer}, or an encoding without a table, such as rotary")
     generator = torch.Generator(device).manual_seed(seed)
     caches = [KVCache(max_len=total) for _ in model.blocks]
     was_training, new = model.training, rows

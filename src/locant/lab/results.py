@@ -1,13 +1,15 @@
-"""What a comparison found, ready for JSON; with what it was made, and the command that makes it again."""
+"""What a comparison found, with what it was made, the command that makes it again, and the folder it is written to."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import platform
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,14 @@ import tokenizers
 import torch
 
 from locant._version import __version__
+from locant.errors import InputError
+from locant.files import json_text, write_whole
 from locant.lab.settings import Settings
 
-__all__ = ["Record", "Results", "command", "environment"]
+__all__ = ["BY_LENGTH", "BY_POSITION", "PAGE", "Record", "Results", "ResultsFolder", "command", "environment"]
+
+RESULTS = "results.json"
+PAGE, BY_LENGTH, BY_POSITION = DRAWN = ("report.html", "loss_by_length.png", "loss_by_position.png")
 
 
 def environment() -> dict[str, str | int]:
@@ -95,3 +102,52 @@ def command(settings: Mapping[str, Any]) -> str:
             words += [f"--{SHORTER.get(name, name).replace('_', '-')}"]
             words += [",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)]
     return shlex.join(words)
+
+
+class ResultsFolder:
+    """A folder to write results into, made if it is not there; what a comparison did not write is never changed.
+
+    An earlier report stays until the first result of the new one. Any other folder with something in it is refused,
+    unless `force` allows to write beside what is there.
+    """
+
+    def __init__(self, path: Path | str, *, force: bool = False) -> None:
+        self.path = Path(path)
+        self.holds_earlier = _is_results(self.path / RESULTS)
+        self._stale = DRAWN if self.holds_earlier else ()
+        elsewhere = f"-o {self.path}-report"
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"got {self.path}, which is a file, as the folder of the report", elsewhere)
+        if self.path.is_dir() and any(self.path.iterdir()) and not (self.holds_earlier or force):
+            remedy = f"{elsewhere}, or --force to write beside them"
+            raise InputError(f"{self.path} holds other things than a report", remedy)
+        self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot make {self.path}: {error.strerror}", "a folder that you may write to") from None
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise InputError(f"got {self.path}, where nothing may be written", "a folder that you may write to")
+
+    def write(self, results: Mapping[str, Any]) -> None:
+        """Replace the results; what was drawn from earlier ones is removed."""
+        write_whole(self.path / RESULTS, json_text(results))
+        for name in self._stale:
+            (self.path / name).unlink(missing_ok=True)
+        self._stale = ()
+
+    def remove_if_empty(self) -> None:
+        """Remove the folders that were made here, if nothing was written into them."""
+        for folder in self._made:
+            if any(folder.iterdir()):
+                return
+            folder.rmdir()
+
+
+def _is_results(path: Path) -> bool:
+    """Whether a file is the `results.json` of a comparison."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and {"settings", "environment", "records"} <= content.keys()

@@ -69,10 +69,8 @@ class Settings:
                 raise RangeError(f"got {shown(value)} for {name}, expected one or more, each once", remedy)
             object.__setattr__(self, name, value)
         if self.d_model % (2 * self.num_heads):
-            raise RangeError(
-                f"got d_model={self.d_model} for num_heads={self.num_heads}, expected heads of an even width",
-                f"d_model={2 * self.num_heads * max(1, self.d_model // (2 * self.num_heads))}",
-            )
+            cause = f"got d_model={self.d_model} for num_heads={self.num_heads}, expected heads of an even width"
+            raise RangeError(cause, f"d_model={2 * self.num_heads * max(1, self.d_model // (2 * self.num_heads))}")
 
     @property
     def lengths(self) -> tuple[int, ...]:

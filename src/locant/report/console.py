@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from locant.files import json_text
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = [
-    "BEST", "QUIET", "add_rows", "counted", "named_rows", "out", "print_json", "print_result", "show", "size", "table",
-    "talk",
+    "BEST", "QUIET", "add_rows", "counted", "named_rows", "out", "print_json", "print_result", "progress_bar", "show",
+    "size", "table", "talk",
 ]  # fmt: skip
 
 BEST = "bold green"
@@ -96,6 +97,26 @@ def size(num_bytes: int) -> str:
 def talk(line: str) -> None:
     """One line for the person who waits, on stderr."""
     sys.stderr.write(line + "\n")
+
+
+@contextmanager
+def progress_bar(unit: str = "B") -> Generator[Callable[[int, int], None]]:
+    """A bar on stderr, of bytes or another unit, and what moves it; after Ctrl-C, how to go on."""
+    from tqdm import tqdm
+
+    try:
+        with tqdm(disable=None, unit=unit, unit_scale=True, leave=False, dynamic_ncols=True) as bar:
+
+            def progress(done: int, total: int) -> None:
+                if bar.total is None:  # what an earlier run did is not part of this one's rate
+                    bar.total, bar.initial, bar.n = total, done, done
+                bar.update(done - bar.n)
+
+            yield progress
+    except KeyboardInterrupt as interrupt:
+        for note in getattr(interrupt, "__notes__", ()):
+            talk(note)
+        raise
 
 
 def print_json(value: Any) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from locant.figures.canvas import DARK, LIGHT
-from locant.lab.folder import BY_LENGTH, BY_POSITION, PAGE
-from locant.lab.results import command
+from locant.lab.results import BY_LENGTH, BY_POSITION, PAGE, command
 from locant.report.comparison.page import page, write_report
 from tests.lab.fabricated import THE_FIELD, results
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from locant.figures.canvas import DARK, LIGHT, Theme, save, svg
 from locant.files import write_whole
-from locant.lab.folder import BY_LENGTH, BY_POSITION, PAGE
-from locant.lab.results import command
+from locant.lab.results import BY_LENGTH, BY_POSITION, PAGE, command
 from locant.lab.summary import Row, Summary, summarise
 from locant.report.comparison.curves import draw_loss_by_length, draw_loss_by_position
 from locant.report.comparison.sentences import sentences

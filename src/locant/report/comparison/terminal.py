@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from locant.lab.comparison import Progress, Watcher, split
-from locant.lab.folder import ResultsFolder
+from locant.lab.results import ResultsFolder
 from locant.lab.settings import Settings
 from locant.lab.summary import Row, summarise
 from locant.report.comparison.page import write_report
 from locant.report.comparison.sentences import sentences
 from locant.report.console import BEST, QUIET, counted, out, show, table, talk
 from locant.text.corpus import Corpus
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
 
 __all__ = ["Screen", "print_losses", "record_line"]
 
@@ -26,13 +23,23 @@ class Screen(Watcher):
     def __init__(self) -> None:
         from tqdm import tqdm
 
-        self._bar: tqdm[Any] = tqdm(disable=None, unit="step", leave=False, dynamic_ncols=True, delay=0.1)
+        self._bar: Any = tqdm(disable=None, unit="step", leave=False, dynamic_ncols=True, delay=0.1)
 
     def begin(self, corpus: Corpus, settings: Settings, folder: ResultsFolder) -> None:
         if folder.holds_earlier:
             talk(f"{folder.path} holds an earlier report, which is replaced once the first result is in")
-        for line in _announcement(corpus, settings):
-            talk(line)
+        training, held_out = (len(part) for part in split(corpus.ids, settings))
+        windows = ", ".join(f"{-(-(held_out - 1) // length):,} of {length:,}" for length in settings.lengths)
+        steps = settings.steps_for(training)
+        epochs = steps * settings.batch_size * settings.train_length / training
+        amount = f"{steps:,} steps each, {epochs:.1f} epochs"
+        if settings.minutes:
+            amount = f"{settings.minutes:g} minutes in all"
+        contestants = f"{counted(len(settings.encodings), 'encoding')} with {counted(len(settings.seeds), 'seed')}"
+        tokens = f"{len(corpus.ids):,} tokens of a vocabulary of {corpus.tokenizer.vocab_size:,}"
+        talk(f"{corpus.name}: {corpus.characters:,} characters, {tokens}")
+        talk(f"training {contestants} on {training:,} tokens, in windows of {settings.train_length:,} ({amount})")
+        talk(f"measuring on the last {held_out:,} tokens, in windows: {windows}")
 
     def advance(self, progress: Progress) -> None:
         self._bar.total = progress.total
@@ -49,24 +56,6 @@ class Screen(Watcher):
             page = write_report(results, folder.path)
             if not complete:
                 talk(f"the report of what was finished: {page}")
-
-
-def _announcement(corpus: Corpus, settings: Settings) -> list[str]:
-    """How much text there is, and what is trained on it."""
-    training, held_out = (len(part) for part in split(corpus.ids, settings))
-    windows = ", ".join(f"{-(-(held_out - 1) // length):,} of {length:,}" for length in settings.lengths)
-    steps = settings.steps_for(training)
-    epochs = steps * settings.batch_size * settings.train_length / training
-    amount = (
-        f"{settings.minutes:g} minutes in all" if settings.minutes else f"{steps:,} steps each, {epochs:.1f} epochs"
-    )
-    contestants = f"{counted(len(settings.encodings), 'encoding')} with {counted(len(settings.seeds), 'seed')}"
-    vocabulary = f"a vocabulary of {corpus.tokenizer.vocab_size:,}"
-    return [
-        f"{corpus.name}: {corpus.characters:,} characters, {len(corpus.ids):,} tokens of {vocabulary}",
-        f"training {contestants} on {training:,} tokens, in windows of {settings.train_length:,} ({amount})",
-        f"measuring on the last {held_out:,} tokens, in windows: {windows}",
-    ]
 
 
 def record_line(record: Mapping[str, Any]) -> str:
