@@ -335,3 +335,9 @@ def test_what_cannot_be_mapped_side_by_side_leaves_no_map(tmp_path: Path) -> Non
         map_side_by_side(paths, np.dtype("<u2"), [5000, 7])
     gc.collect()
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+def test_a_shard_is_known_by_its_file_and_its_documents(tmp_path: Path) -> None:
+    store = make(tmp_path / "store")
+    assert [Path(store.shard_path(number)).name for number in (0, 4)] == ["shard-00000.bin", "shard-00004.bin"]
+    assert [store.shard_documents(number).tolist() for number in (0, 1, 4)] == [[0, 3, 3, 4], [0], [0, 2, 3]]

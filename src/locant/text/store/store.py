@@ -176,6 +176,14 @@ class TokenStore:
         documents.setflags(write=False)
         return documents
 
+    def shard_documents(self, number: int) -> Int[np.ndarray, " offsets"]:
+        """Where each document of one shard begins in it, and the end; read at every call."""
+        return self.contents.offsets(number)
+
+    def shard_path(self, number: int) -> str:
+        """The file that holds the tokens of a shard."""
+        return self.contents.files[number]
+
     @property
     def has_tokenizer(self) -> bool:
         """Whether the tokenizer is known, as it always is in a locant store."""
