@@ -11,31 +11,34 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from locant.errors import RangeError
 from locant.kernels.input_embedding import NO_FAULT
 
-__all__ = ["Asked", "DeferredErrors"]
+__all__ = ["Asked", "DeferredErrors", "RaisesLater"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """The ids that were looked up in one table, of `num_rows` rows; `limit` is its size as the error words it."""
 
-    ids: Int[Tensor, "#batch seq"]
+    ids: Int[Tensor, "*batch"]
     what: Literal["id", "position"]
     layer: str
     limit: str
     num_rows: int
 
-    def at(self, row: int, slot: int, version: int | None) -> str:
-        """The id as the error words it, without its value where other ids may have taken its place by now."""
-        value = int(self.ids[row if self.ids.shape[0] > 1 else 0, slot])
+    def at(self, number: int, version: int | None) -> str:
+        """The id of this token as the error words it, without its value where others may have taken its place by now."""
+        place = tuple(map(int, np.unravel_index(number, (number + 1, *self.ids.shape[1:]))))
+        value = int(self.ids.flatten()[number % self.ids.numel()])  # positions of one row are those of all
         unchanged = version is not None and version == _version(self.ids)
-        return f"{self.what} {value}" if unchanged and not 0 <= value < self.num_rows else f"a bad {self.what}"
+        bad = f"{self.what} {value}" if unchanged and not 0 <= value < self.num_rows else f"a bad {self.what}"
+        return f"{bad} at {place}"
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,7 @@ class _Note:
     def raise_fault(self) -> None:
         for asked, version, first in zip(self.asked, self.versions, self.first.tolist(), strict=True):
             if asked is not None and first != NO_FAULT:
-                row, slot = divmod(first, asked.ids.shape[1])
-                got = f"got {asked.at(row, slot, version)} at ({row}, {slot}) in an earlier call"
+                got = f"got {asked.at(first, version)} in an earlier call"
                 remedy = "ids within the table; the output of that token was NaN, all others are right"
                 raise RangeError(f"{got}, {asked.layer} has {asked.limit}", remedy)
 
@@ -98,3 +100,20 @@ class DeferredErrors:
             if note.arrived is not None:
                 note.arrived.synchronize()
             note.raise_fault()
+
+
+class RaisesLater(nn.Module):
+    """A module that looks up ids, on a GPU without waiting to check them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._deferred_errors = DeferredErrors()
+
+    def raise_deferred_errors(self) -> None:
+        """Wait for the GPU, and raise if an id, position or segment of an earlier call had no row.
+
+        Without it, the first later call that finds such an error finished on the device raises it.
+        """
+        for part in self.modules():
+            if isinstance(part, RaisesLater):
+                part._deferred_errors.raise_all()

@@ -14,12 +14,12 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
-from locant.embedding.deferred_errors import Asked, DeferredErrors
+from locant.embedding.deferred_errors import Asked, DeferredErrors, RaisesLater
 from locant.embedding.segment import SegmentEmbedding, require_segments
 from locant.embedding.table import WholeTable, require_ids
 from locant.embedding.token import TokenEmbedding
 from locant.kernels.available import has_triton
-from locant.kernels.input_embedding import input_embedding
+from locant.kernels.input_embedding import MAX_NORMED, input_embedding
 from locant.kernels.transforms import in_forward_mode, is_exporting, is_graph_transformed, is_transforming
 from locant.positions import Learned, PositionEncoding, Positions, Sinusoidal
 from locant.positions.positions import require_positions
@@ -27,12 +27,11 @@ from locant.positions.positions import require_positions
 __all__ = ["EmbeddingModules", "embed", "why_plain"]
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # no public API
-MAX_WIDTH = 2**16
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 MAX_DROPOUT = 1 - 2.0**-16  # of 16 random bits, one value at least has to be kept
 
 
-class EmbeddingModules(nn.Module):
+class EmbeddingModules(RaisesLater):
     """What an `InputEmbedding` is made of."""
 
     token: TokenEmbedding
@@ -102,10 +101,18 @@ def _why_these_tensors(embedding: EmbeddingModules) -> str | None:
         return f"the tables are of dtype {weight.dtype}"
     if weight.device.type not in ("cpu", "cuda"):
         return f"there is no kernel for {weight.device.type}"
-    if weight.device.type == "cuda" and not has_triton():
+    if weight.device.type == "cuda":
+        return _why_not_on_a_gpu(embedding)
+    return None
+
+
+def _why_not_on_a_gpu(embedding: EmbeddingModules) -> str | None:
+    weight = embedding.token.weight
+    widest = MAX_NORMED // torch.promote_types(weight.dtype, torch.float32).itemsize
+    if not has_triton():
         return "triton is not installed"
-    if weight.shape[1] > MAX_WIDTH:
-        return f"a token is wider than {MAX_WIDTH}"
+    if embedding.norm is not None and weight.shape[1] > widest:
+        return f"a token to be normed is wider than {widest}"
     return None
 
 

@@ -9,7 +9,6 @@ from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, one_of, real, shape_error, shown, whole
-from locant.embedding.deferred_errors import DeferredErrors
 from locant.embedding.fused import EmbeddingModules, embed, why_plain
 from locant.embedding.segment import SegmentEmbedding, require_segments
 from locant.embedding.token import Scale, TokenEmbedding
@@ -86,7 +85,6 @@ class InputEmbedding(EmbeddingModules):
         self.norm = nn.LayerNorm(int(d_model)) if isinstance(norm, str) else norm
         self.dropout = nn.Dropout(dropout)
         self.backend: Literal["auto", "fused", "plain"] = backend
-        self._deferred_errors = DeferredErrors()
 
     def forward(
         self,
@@ -105,10 +103,6 @@ class InputEmbedding(EmbeddingModules):
             if self.backend == "fused":
                 raise LocantError(f"got backend='fused', but {why}", "backend='auto'")
         return self.combine(self.token(ids), positions, segments)
-
-    def raise_deferred_errors(self) -> None:
-        """Wait for the GPU, and raise if an id, position or segment of an earlier call had no row."""
-        self._deferred_errors.raise_all()
 
     def combine(
         self,

@@ -7,9 +7,9 @@ from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, shape_error, whole
-from locant.embedding.table import require_ids
+from locant.embedding.deferred_errors import RaisesLater
+from locant.embedding.table import rows_of
 from locant.errors import LocantError
-from locant.kernels.input_embedding import look_up
 from locant.tensors import require_tensor
 
 __all__ = ["SegmentEmbedding", "require_segments"]
@@ -17,7 +17,7 @@ __all__ = ["SegmentEmbedding", "require_segments"]
 INIT_STD = 0.02  # BERT
 
 
-class SegmentEmbedding(nn.Module):
+class SegmentEmbedding(RaisesLater):
     """Looks up a row for every segment id: sentence A or B in BERT, a speaker, a modality.
 
     >>> SegmentEmbedding(2, 8)(torch.tensor([[0, 0, 1]])).shape
@@ -35,10 +35,8 @@ class SegmentEmbedding(nn.Module):
         nn.init.normal_(self.weight, std=INIT_STD)
 
     def forward(self, segments: Integer[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
-        """The row of every segment id; a `RangeError` names the first that has none."""
-        num_segments = self.weight.shape[0]
-        ids = require_ids(segments, num_segments, "SegmentEmbedding", "num_segments", self.weight.device)
-        return look_up(ids, self.weight)
+        """The row of every segment id; a `RangeError` names the first that has none, on a GPU at a later call."""
+        return rows_of(segments, self.weight, "SegmentEmbedding", "num_segments", self._deferred_errors)
 
     def extra_repr(self) -> str:
         return f"num_segments={self.weight.shape[0]}, d_model={self.weight.shape[1]}"

@@ -11,11 +11,12 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from locant.embedding.deferred_errors import Asked, DeferredErrors
 from locant.errors import RangeError, ShapeError
-from locant.kernels.input_embedding import look_up
+from locant.kernels.input_embedding import look_up, look_up_unchecked, reports_faults
 from locant.tensors import has_values, require_tensor
 
-__all__ = ["Table", "TableSize", "WholeTable", "require_ids", "table_sizes"]
+__all__ = ["Table", "TableSize", "WholeTable", "require_ids", "rows_of", "table_sizes"]
 
 
 class Table(ABC):
@@ -23,9 +24,13 @@ class Table(ABC):
 
     @abstractmethod
     def rows(
-        self, weight: Float[Tensor, "vocab_size d_model"], ids: Integer[Tensor, "*batch"], padding_idx: int | None
+        self,
+        weight: Float[Tensor, "vocab_size d_model"],
+        ids: Integer[Tensor, "*batch"],
+        padding_idx: int | None,
+        deferred: DeferredErrors,
     ) -> Float[Tensor, "*batch d_model"]:
-        """The row of every id; the padding row gets no gradient."""
+        """The row of every id, which is checked now or noted in `deferred`; the padding row gets no gradient."""
 
     @abstractmethod
     def logits(
@@ -45,8 +50,8 @@ class Table(ABC):
 class WholeTable(Table):
     """A weight that is all on one device; `locant.parallel` has one for rows split over several."""
 
-    def rows(self, weight: Tensor, ids: Tensor, padding_idx: int | None) -> Tensor:
-        return look_up(ids, weight, padding_idx)
+    def rows(self, weight: Tensor, ids: Tensor, padding_idx: int | None, deferred: DeferredErrors) -> Tensor:
+        return rows_of(ids, weight, "TokenEmbedding", "vocab_size", deferred, padding_idx)
 
     def logits(self, weight: Tensor, x: Tensor) -> Tensor:
         return F.linear(x, weight)
@@ -58,6 +63,27 @@ class WholeTable(Table):
 
     def longer(self, weight: Tensor, num_rows: int) -> Tensor:
         return torch.cat([weight, weight.new_empty(num_rows - weight.shape[0], weight.shape[1])])
+
+
+def rows_of(
+    ids: Integer[Tensor, "*batch"],
+    weight: Float[Tensor, "num_rows width"],
+    layer: str,
+    limit: str,
+    deferred: DeferredErrors,
+    padding_idx: int | None = None,
+) -> Float[Tensor, "*batch width"]:
+    """The row of every id; a `RangeError` names the first that has none, on a GPU at a later call."""
+    num_rows, later = weight.shape[0], reports_faults(weight)
+    if later:
+        deferred.raise_arrived()
+    ids = require_ids(ids, num_rows, layer, limit, weight.device, read=not later)
+    if not later:
+        return look_up(ids, weight, padding_idx)
+    rows, faults = look_up_unchecked(ids, weight, padding_idx)
+    asked = Asked(ids=ids, what="id", layer=layer, limit=f"{limit}={num_rows}", num_rows=num_rows)
+    deferred.watch(faults, [asked, None, None])
+    return rows
 
 
 def require_ids(

@@ -10,7 +10,8 @@ from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, one_of, real, shape_error, whole
-from locant.embedding.table import Table, WholeTable, require_ids
+from locant.embedding.deferred_errors import RaisesLater
+from locant.embedding.table import Table, WholeTable
 from locant.errors import ShapeError
 from locant.tensors import require_tensor
 
@@ -19,7 +20,7 @@ __all__ = ["Scale", "TokenEmbedding"]
 Scale = float | Literal["sqrt_d_model", "sqrt_d_model_rounded"]
 
 
-class TokenEmbedding(nn.Module):
+class TokenEmbedding(RaisesLater):
     """Looks up a row for every id.
 
     By default rows start as N(0, 1 / d_model), so that a row has length about 1. The gradient of a 16-bit table is
@@ -74,9 +75,11 @@ class TokenEmbedding(nn.Module):
         return self.weight.shape[1]
 
     def forward(self, ids: Integer[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
-        """The (scaled) row of every id; a `RangeError` names the first id that has none."""
-        ids = require_ids(ids, self.vocab_size, "TokenEmbedding", "vocab_size", self.weight.device)
-        rows = self.table.rows(self.weight, ids, self.padding_idx)
+        """The (scaled) row of every id; a `RangeError` names the first that has none, on a GPU at a later call.
+
+        There nothing waits for it: such an id gives NaN, and the error comes then, or by `raise_deferred_errors`.
+        """
+        rows = self.table.rows(self.weight, ids, self.padding_idx, self._deferred_errors)
         return rows if self.scale is None else rows * self.factor()
 
     def factor(self) -> float:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -25,7 +25,8 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import functional as F
 
 from locant.embedding import InputEmbedding, TokenEmbedding
-from locant.embedding.table import Table
+from locant.embedding.deferred_errors import DeferredErrors
+from locant.embedding.table import Table, require_ids
 from locant.errors import LocantError, ShapeError
 from locant.kernels.input_embedding import look_up
 
@@ -76,8 +77,9 @@ class SplitTable(Table):
     """Reads and writes a table whose rows are split over a mesh."""
 
     def rows(
-        self, weight: Tensor, ids: Int[Tensor, "*batch"], padding_idx: int | None
+        self, weight: Tensor, ids: Integer[Tensor, "*batch"], padding_idx: int | None, deferred: DeferredErrors
     ) -> Float[Tensor, "*batch d_model"]:
+        ids = require_ids(ids, weight.shape[0], "TokenEmbedding", "vocab_size", weight.device)
         split = _split(weight)
         mine = _rows_here(Part.of(split), ids, padding_idx)
         return (

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from locant.errors import RangeError
 from locant.kernels.input_embedding import NO_FAULT, Operands, cpu
@@ -162,6 +163,28 @@ def test_far_runs_of_sorted_ids_are_found() -> None:
         module._join_runs[(1, 1)](ids, last_run, head, tail, grad, 7, -1, TOGETHER=2, **constants)
     assert_close(grad[5], rows[1:].double().sum(0), torch.float16)
     assert not grad[:5].any()
+
+
+class Float32(TorchDispatchMode):
+    """Notes how many float32 numbers the largest tensor has that is made meanwhile."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = operator(*args, **kwargs or {})
+        if isinstance(made, Tensor) and made.dtype == torch.float32:
+            self.largest = max(self.largest, made.numel())
+        return made
+
+
+def test_narrow_rows_alone_are_neither_widened_nor_copied(gpu_kernel: Kernel) -> None:
+    """A look-up moves each row once and its gradient once; sums are float32 where they are formed."""
+    without = ("eps", "gamma", "beta", "position", "position_index", "segment", "segments")
+    o = operands((4, 64), dtype=torch.bfloat16, without=without)
+    cotangent = torch.randn(4, 64, o.width).bfloat16()
+    with Float32() as seen:
+        gpu_kernel.backward(cotangent, o)
+    assert 0 < seen.largest < o.num_tokens * o.width
 
 
 @pytest.mark.parametrize("without", [(), ("eps", "gamma", "beta")], ids=["with norm", "without"])

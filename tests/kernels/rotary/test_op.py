@@ -326,6 +326,37 @@ def test_the_choice_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_kernel(torch.ones(1, 1, 1, 2), None, index, of, "half").kernel == "cpu"
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_plain_tensors_on_a_gpu_reach_the_kernel_without_an_operator(
+    grad: bool, inplace: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator of ours would take longer than the launch."""
+    pytest.importorskip("triton", reason="there is no Triton for this platform")
+    from locant.kernels.rotary import cpu, triton
+
+    launched = []
+
+    def rotate_(*arguments: Any) -> None:
+        launched.append(arguments[-1])
+        cpu.rotate_(*arguments)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("an operator was called")
+
+    monkeypatch.setattr(Tensor, "device", property(lambda _: torch.device("cuda")))
+    monkeypatch.setattr(op, "choose_kernel", lambda *_: choice.Choice("triton", "q is on a GPU"))
+    monkeypatch.setattr(triton, "rotate_", rotate_)
+    monkeypatch.setattr(op, "_rotate", refuse)
+    monkeypatch.setattr(op, "_rotate_", refuse)
+    leaves = [x.requires_grad_(grad) for x in tokens(torch.float32, grad=False)]
+    q, k = (x * 1 for x in leaves) if inplace else leaves
+    out = rotating("half", inplace=inplace)(q, k)
+    if grad:
+        torch.autograd.grad(out, leaves, [torch.randn(x.shape) for x in out])
+    assert launched == [False] * (2 if inplace and grad else 1) + [True] * (2 if inplace else 1) * grad
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

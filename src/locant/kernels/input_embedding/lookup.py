@@ -17,7 +17,7 @@ from locant.kernels.available import has_triton
 from locant.kernels.input_embedding.op import input_embedding
 from locant.kernels.transforms import in_forward_mode, is_exporting, is_graph_transformed, is_transforming
 
-__all__ = ["look_up"]
+__all__ = ["look_up", "look_up_unchecked", "reports_faults"]
 
 
 def look_up(
@@ -32,11 +32,27 @@ def look_up(
     if table.dtype not in (torch.float16, torch.bfloat16) or not _is_trained(table) or is_exporting():
         return F.embedding(ids, table, padding_idx)
     if _has_kernel(table):
-        rows = input_embedding(
-            ids.reshape(1, -1), table, None, None, None, None, None, None, None, 1.0, padding_idx, None, 0.0
-        )[0]
-        return rows.view(*ids.shape, table.shape[1])
+        return look_up_unchecked(ids, table, padding_idx)[0]
     return F.embedding(ids, table.float(), padding_idx).to(table.dtype)  # slower: it converts all rows
+
+
+def look_up_unchecked(
+    ids: Int[Tensor, "*batch"], table: Float[Tensor, "num_rows width"], padding_idx: int | None = None
+) -> tuple[Float[Tensor, "*batch width"], Int[Tensor, " tables"]]:
+    """The same by our own kernel, and its faults: on a GPU an id without a row gives NaN, and is counted there."""
+    rows, _, _, faults = input_embedding(
+        ids.reshape(1, -1), table, None, None, None, None, None, None, None, 1.0, padding_idx, None, 0.0
+    )
+    return rows.view(*ids.shape, table.shape[1]), faults
+
+
+def reports_faults(table: Float[Tensor, "num_rows width"]) -> bool:
+    """Whether `look_up_unchecked` can do without a check of the ids, which would wait for the device.
+
+    In a graph nothing is checked, and the compiler makes one kernel of torch's look-up and what follows it.
+    """
+    checked_by_kernel = table.is_cuda and table.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    return checked_by_kernel and not torch.compiler.is_compiling() and not is_exporting() and _has_kernel(table)
 
 
 def _is_trained(table: Tensor) -> bool:

@@ -18,12 +18,9 @@ import torch
 from torch import Tensor
 
 from locant.kernels.input_embedding import cpu, reference
-from locant.kernels.input_embedding.operands import Operands
+from locant.kernels.input_embedding.operands import NO_FAULT, Operands
 
-__all__ = ["NO_FAULT", "input_embedding", "input_embedding_backward"]
-
-NO_FAULT = 2**63 - 1
-"""The fourth output for a table that had all rows."""
+__all__ = ["input_embedding", "input_embedding_backward"]
 
 OPERANDS = (
     "Tensor ids, Tensor token, Tensor? position_index, Tensor? position, Tensor? segments, Tensor? segment, "

@@ -8,7 +8,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["Operands"]
+__all__ = ["MAX_NORMED", "NO_FAULT", "Operands"]
+
+MAX_NORMED = 2**15
+"""Bytes of a token, as float32 or float64, that a GPU's kernel can norm: one program holds all of it."""
+
+NO_FAULT = 2**63 - 1
+"""What a table that had all rows has in the place of the number of the first token without one."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -155,7 +155,7 @@ def _write(q: Tensor, k: Tensor | None, *rest: Any) -> None:
 
 def _is_plain(q: Tensor) -> bool:
     """Whether it can be rotated without asking torch which kind of tensor it is."""
-    return type(q) is Tensor and q.device.type == "cpu" and not is_watched()
+    return type(q) is Tensor and q.device.type in ("cpu", "cuda") and not is_watched()
 
 
 # ---------------------------------------------------------------------- what torch knows of it

@@ -22,9 +22,7 @@ compute capabilities 8.0 and 9.0; it has not yet been run, nor timed, on a devic
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import itertools
 import math
 from typing import Any, no_type_check
 
@@ -44,6 +42,9 @@ TILE = 8_192
 
 PROGRAMS = 1_024
 """Fewer than these leave a large GPU idle; the heads of a token are then shared out among several programs."""
+
+MAX_LAUNCHES = 1_024
+"""Launches that are kept; then all are forgotten. Every length of a prompt has its own."""
 
 MAX_HEAD_DIM = 1_024
 MAX_TOKENS = 2**31 - 2**16
@@ -92,34 +93,52 @@ def rotate_(
     work = [(x, out) for x, out in ((q, out_q), (k, out_k)) if x is not None and out is not None and x.numel()]
     if not work:
         return  # a grid of no programs cannot be launched
-    constants = _constants(work, positions, tables, layout, rotary_dim)
-    num_programs, sizes = _sizes(work, constants)
-    if len(work) == 1:
-        work = work * 2  # it stands in for the other, which has no heads
-    start: Any = _rotate_kernel[(num_programs,)]
-    with torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext():
-        start(
-            *itertools.chain.from_iterable(work),
-            positions,
-            tables.table,
-            positions if tables.axis_of_pair is None else tables.axis_of_pair,
-            *sizes,
-            -1 if inverse else 1,
-            *(stride // constants["UNIT"] for pair in work for x in pair for stride in _strides(x)[:3]),
-            *(x.stride(3) for pair in work for x in pair),
-            *_position_strides(positions),
-            num_warps=4,
-            enable_fp_fusion=False,
-            **constants,
-        )
+    first, second = work[0], work[-1]  # one stands in for the other, which has no heads
+    axis_of_pair = positions if tables.axis_of_pair is None else tables.axis_of_pair
+    tensors = (*first, *second, positions, tables.table, axis_of_pair)
+    settings = (tables.levels, tables.attention_factor, axis_of_pair is positions, layout, rotary_dim, inverse)
+    key = (q.device, len(work), all(x is out for x, out in work), settings, *map(_kind, tensors))
+    with torch.cuda.device_of(q):
+        if key in _LAUNCHES:
+            kernel, grid, numbers = _LAUNCHES[key]
+            kernel[grid](*tensors, *numbers)
+            return
+        grid, numbers = _numbers(work, positions, tables, layout, rotary_dim, inverse)
+        start: Any = _rotate_kernel[grid]
+        kernel = start(*tensors, *numbers, num_warps=4, enable_fp_fusion=False)
+    if len(_LAUNCHES) >= MAX_LAUNCHES:
+        _LAUNCHES.clear()
+    if kernel is not None:  # the interpreter has none
+        _LAUNCHES[key] = kernel, grid, numbers
+
+
+_LAUNCHES: dict[tuple[object, ...], tuple[Any, tuple[int, int, int], tuple[Any, ...]]] = {}
+"""Kernels with everything they are given beside tensors. The key is all that these depend on."""
+
+
+def _kind(x: Tensor) -> tuple[object, ...]:
+    return x.dtype, x.shape, x.stride(), x.data_ptr() & 15
 
 
 Work = list[tuple[Tensor, Tensor]]
 """q and where it goes, k and where it goes, or one of them."""
 
 
+def _numbers(
+    work: Work, positions: Tensor, tables: Tables, layout: Layout, rotary_dim: int, inverse: bool
+) -> tuple[tuple[int, int, int], tuple[Any, ...]]:
+    """The grid, and what the kernel is given after the tensors, in its order."""
+    constants = _constants(work, positions, tables, layout, rotary_dim)
+    programs, sizes = _sizes(work, constants)
+    both = work if len(work) == 2 else work * 2
+    steps = (stride // constants["UNIT"] for pair in both for x in pair for stride in _strides(x)[:3])
+    dims = (x.stride(3) for pair in both for x in pair)
+    direction = -1 if inverse else 1
+    return (programs, 1, 1), (*sizes, direction, *steps, *dims, *_position_strides(positions), *constants.values())
+
+
 def _constants(work: Work, positions: Tensor, tables: Tables, layout: Layout, rotary_dim: int) -> dict[str, Any]:
-    """What the kernel is compiled for; nothing here depends on how many tokens there are."""
+    """What the kernel is compiled for, in its order; nothing here depends on how many tokens there are."""
     x = work[0][0]
     rest = 0 if all(x is out for x, out in work) else x.shape[3] - rotary_dim
     strides = (stride for pair in work for x in pair for stride in _strides(x)[:3])

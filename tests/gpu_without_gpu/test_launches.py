@@ -1,0 +1,139 @@
+"""Every Triton kernel of the package, launched on devices that are not there: it compiles, and registers suffice.
+
+What a launch computes is shown by the interpreter, in tests/kernels. The cases below take every branch of the kernels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import locant
+from locant.kernels.input_embedding import Operands
+from locant.kernels.rotary.tables import Tables
+from tests.gpu_without_gpu.launcher import CAPABILITIES, Launch, device, fresh_process, launches
+
+pytest.importorskip("triton", reason="there is no Triton for this platform")
+
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+HERE = Callable[..., list[Launch]]
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HERE]:
+    with fresh_process(tmp_path_factory.mktemp("triton")) as run:
+        yield run
+
+
+def embed(capability: int, width: int, dtype: torch.dtype, *parts: str) -> list[Launch]:
+    """The launches of forward and backward."""
+    from locant.kernels.input_embedding import triton
+
+    def table(*size: int) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype)
+
+    ids, given = torch.zeros(2, 16, dtype=torch.long), {}
+    if "position" in parts:
+        given |= {"position": table(20, width), "position_index": ids[:1]}
+    if "segment" in parts:
+        given |= {"segment": table(2, width), "segments": ids}
+    if "norm" in parts:
+        given |= {"gamma": table(width), "beta": table(width), "eps": 1e-5}
+    if "dropout" in parts:
+        given |= {"seed": torch.zeros(1, dtype=torch.long), "p": 0.1}
+    o = Operands(ids=ids, token=table(50, width), scale=1.5, **given)
+
+    def both() -> None:
+        y, mean, rstd, _ = triton.forward(o)
+        triton.backward(torch.empty_like(y), mean, rstd, o, [True] * 5)
+
+    with device(capability):
+        return launches(both)
+
+
+def rotate(
+    capability: int, head_dim: int, dtype: torch.dtype, layout: str, rotary_dim: int | None = None, **of: Any
+) -> list[Launch]:
+    """The launch that rotates 32 heads of queries and 8 of keys."""
+    from locant.kernels.rotary import triton
+
+    rotary_dim = head_dim if rotary_dim is None else rotary_dim
+    axes, float32_angles = of.pop("axes", 0), of.pop("float32_angles", False)
+    size = (rotary_dim // 2,) if float32_angles else (4, 256, rotary_dim // 2, 2)
+    axis_of_pair = torch.zeros(rotary_dim // 2, dtype=torch.long) if axes else None
+    tables = Tables(torch.empty(size, dtype=FP32 if float32_angles else FP64), axis_of_pair=axis_of_pair, **of)
+    q, k = torch.empty(1, 32, 5, head_dim, dtype=dtype), torch.empty(1, 8, 5, head_dim, dtype=dtype)
+    index = torch.zeros(1, 5, *([axes] if axes else []), dtype=torch.long)
+    out = torch.empty_like(q), torch.empty_like(k)
+    triton._LAUNCHES.clear()  # in the eyes of tensors all these devices are one
+    with device(capability):
+        return launches(triton.rotate_, q, k, index, tables, layout, rotary_dim, *out, False)
+
+
+EVERYTHING = ("position", "segment", "norm", "dropout")
+CASES: dict[str, tuple[Callable[..., list[Launch]], tuple[Any, ...], dict[str, Any]]] = {
+    "bare look-up": (embed, (4_096, BF16), {}),
+    "BERT": (embed, (768, BF16, *EVERYTHING), {}),
+    "GPT-2": (embed, (1_600, FP32, "position", "dropout"), {}),
+    "half": (rotate, (128, BF16, "half"), {"levels": 2}),
+    "interleaved": (rotate, (128, BF16, "interleaved"), {"levels": 2}),
+    "several axes, partial, far, YaRN": (rotate, (96, FP32, "half", 64), {"axes": 3, "attention_factor": 1.25}),
+    "float32 angles": (rotate, (64, FP16, "interleaved"), {"float32_angles": True}),
+    "float64": (rotate, (64, FP64, "half"), {}),
+}
+WIDTHS = [(1, FP32), (2, BF16), (60, FP32), (8_192, BF16), (1, FP64), (2_048, FP64)]
+
+
+@pytest.mark.parametrize("case", ["bare look-up", "half"])
+def test_what_most_models_launch_is_compiled_and_launched_once(there: HERE, case: str) -> None:
+    require_fit(there, case, 90)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("case", CASES)
+def test_every_kernel_keeps_to_its_registers(there: HERE, case: str, capability: int) -> None:
+    require_fit(there, case, capability)
+
+
+def require_fit(there: HERE, case: str, capability: int) -> None:
+    function, arguments, options = CASES[case]
+    for launch in there(call, function, (capability, *arguments), options):
+        assert launch.stack == 0, f"{launch.kernel} keeps {launch.stack} bytes of a thread in memory"
+        assert f"sm_{capability}" in launch.ptx
+
+
+def call(function: Callable[..., list[Launch]], arguments: tuple[Any, ...], options: dict[str, Any]) -> list[Launch]:
+    return function(*arguments, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "dtype"), WIDTHS, ids=str)
+def test_an_embedding_of_any_width_keeps_to_its_registers(there: HERE, width: int, dtype: torch.dtype) -> None:
+    assert [launch.kernel for launch in there(embed, 90, width, dtype, *EVERYTHING) if launch.stack] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [16_384, 65_536])
+def test_a_wide_token_is_shared_out_among_programs_of_one_size(there: HERE, width: int) -> None:
+    """Where nothing is normed: registers, and what is compiled, do not depend on the width."""
+    for launch in there(embed, 90, width, FP32, "position", "dropout"):
+        assert launch.stack == 0
+        assert launch.grid[1] >= width // 1_024
+        assert len(launch.ptx) < 120_000
+
+
+@pytest.mark.slow
+def test_the_cases_launch_every_kernel_there_is(there: HERE) -> None:
+    files = Path(locant.__file__).parent.rglob("triton.py")
+    names = {name for path in files for name in re.findall(r"\b(_\w+)\[(?!tl\.)", path.read_text())} - {"_LAUNCHES"}
+    seen = set()
+    for function, arguments, options in CASES.values():
+        seen |= {launch.kernel for launch in there(call, function, (90, *arguments), options)}
+    assert names == seen
+    assert len(names) >= 5
