@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn import functional as F
 
 from locant import RangeError, TokenEmbedding
+from locant.embedding.deferred_errors import DeferredErrors
 from locant.embedding.table import Table
 from locant.parallel import VocabularyParallel
 from locant.parallel.vocabulary import SplitTable
@@ -55,11 +56,11 @@ CASES = list(_cases())
 class GlobalIndex(SplitTable):
     """The number of the padding row in the whole table, taken for a row of every rank's part."""
 
-    def rows(self, weight: Tensor, ids: Tensor, padding_idx: int | None) -> Tensor:
+    def rows(self, weight: Tensor, ids: Tensor, padding_idx: int | None, deferred: DeferredErrors) -> Tensor:
         assert isinstance(weight, DTensor)
         local, mesh = weight.to_local(), weight.device_mesh
         if not len(local):
-            return super().rows(weight, ids, padding_idx)
+            return super().rows(weight, ids, padding_idx, deferred)
         place = ids - mesh.get_local_rank() * -(-len(weight) // mesh.size())
         elsewhere = (place < 0) | (place >= len(local))
         padding = padding_idx if padding_idx is not None and padding_idx < len(local) else None
@@ -88,14 +89,14 @@ class OneMask(SplitTable):
 
     remembered: Tensor | None = None
 
-    def rows(self, weight: Tensor, ids: Tensor, padding_idx: int | None) -> Tensor:
+    def rows(self, weight: Tensor, ids: Tensor, padding_idx: int | None, deferred: DeferredErrors) -> Tensor:
         assert isinstance(weight, DTensor)
         local, mesh = weight.to_local(), weight.device_mesh
         place = ids - mesh.get_local_rank() * -(-len(weight) // mesh.size())
         if OneMask.remembered is None:
             OneMask.remembered = (place < 0) | (place >= len(local))
         if not len(local):
-            return super().rows(weight, ids, padding_idx)
+            return super().rows(weight, ids, padding_idx, deferred)
         mine = F.embedding(place.clamp(0, len(local) - 1), local).masked_fill(OneMask.remembered[..., None], 0)
         return DTensor.from_local(mine, mesh, [Partial()]).redistribute(placements=[Replicate()]).to_local()
 

@@ -33,7 +33,7 @@ class Asked:
     num_rows: int
 
     def at(self, number: int, version: int | None) -> str:
-        """The id of this token as the error words it, without its value where others may have taken its place by now."""
+        """This token's id as the error words it, without its value where others may have taken its place by now."""
         place = tuple(map(int, np.unravel_index(number, (number + 1, *self.ids.shape[1:]))))
         value = int(self.ids.flatten()[number % self.ids.numel()])  # positions of one row are those of all
         unchanged = version is not None and version == _version(self.ids)

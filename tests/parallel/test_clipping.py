@@ -1,0 +1,71 @@
+"""Clipping and optimizers for a model whose token table is split: on two and four processes as on one."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import multiprocessing, nn
+
+from locant.parallel import clip_grad_norm_, parameter_groups
+from tests.parallel.clipped_ranks import MAX_NORM, OPTIMIZERS, find_out
+from tests.tolerances import OVER_RANKS
+
+pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch is built without gloo")
+
+
+def on_ranks(world: int, cases: list[tuple[Any, ...]], folder: Path) -> None:
+    multiprocessing.spawn(find_out, args=(world, cases, str(folder)), nprocs=world)
+    for rank in range(world):
+        found = json.loads((folder / f"{rank}.json").read_text(encoding="utf-8"))
+        for case in cases:
+            result = found[str(case)]
+            assert result["off"] <= OVER_RANKS, f"rank {rank}, {case}: off by {result['off']}"
+            assert max(result["norms"]) > MAX_NORM, "nothing was clipped"
+            assert result["saved"] > 0
+        assert len(found["torch's own"]) == 3, "torch takes such a model by now"
+        assert all("mixed torch.Tensor and DTensor" in told for told in found["torch's own"])
+
+
+def test_two_processes_are_clipped_and_trained_as_one(tmp_path: Path) -> None:
+    """Of three rows, the second rank has one."""
+    on_ranks(2, [(11, (2,), "AdamW, fused", 2.0), (11, (2,), "AdamW, foreach", math.inf)], tmp_path)
+
+
+@pytest.mark.slow
+def test_four_processes_are_clipped_and_trained_as_one(tmp_path: Path) -> None:
+    """Of five rows, the fourth rank has none; and split once more by FSDP."""
+    every = [(5, (4,), name, 2.0) for name in OPTIMIZERS] + [(5, (4,), "AdamW", norm) for norm in (1.0, 3.0, math.inf)]
+    both = [(11, (2, 2), name, 2.0) for name in OPTIMIZERS] + [(11, (2, 2), "AdamW", math.inf)]
+    on_ranks(4, every + both, tmp_path)
+
+
+def test_what_is_not_split_is_clipped_as_torch_does() -> None:
+    for norm_type in (1.0, 2.0, math.inf):
+        for limit in (0.1, 100.0):
+            one, other = (nn.Linear(3, 2).double() for _ in range(2))
+            for p, q in zip(one.parameters(), other.parameters(), strict=True):
+                p.grad = torch.randn_like(p)
+                q.grad = p.grad.clone()
+            norm = clip_grad_norm_(one.parameters(), limit, norm_type)
+            assert torch.equal(norm, nn.utils.clip_grad_norm_(other.parameters(), limit, norm_type))
+            for p, q in zip(one.parameters(), other.parameters(), strict=True):
+                assert p.grad is not None
+                assert q.grad is not None
+                assert torch.equal(p.grad, q.grad)
+    assert clip_grad_norm_(nn.Linear(2, 2).parameters(), 1.0) == 0
+
+
+def test_groups_keep_their_settings_and_their_order() -> None:
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    groups = parameter_groups([{"params": first.parameters(), "lr": 0.5}, {"params": [second.weight]}])
+    assert [group.get("lr") for group in groups] == [0.5, None]
+    assert [list(map(id, group["params"])) for group in groups] == [
+        list(map(id, first.parameters())),
+        [id(second.weight)],
+    ]
