@@ -6,13 +6,14 @@ norms, and steps many parameters at once, only where all are of one kind: "got m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from locant.arguments import Real, real
@@ -20,17 +21,18 @@ from locant.arguments import Real, real
 __all__ = ["clip_grad_norm_", "parameter_groups"]
 
 
-def parameter_groups(parameters: Iterable[Tensor]) -> list[dict[str, list[Tensor]]]:
+def parameter_groups(parameters: Iterable[Tensor] | Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The parameters in groups that an optimizer can step at once (``fused=True``, ``foreach=True``), in their order.
+
+    Groups that are given are divided, and keep their settings.
 
     >>> from torch import nn
     >>> model = nn.Linear(4, 4)
     >>> optimizer = torch.optim.AdamW(parameter_groups(model.parameters()), lr=1e-3, foreach=True)
     """
-    groups: dict[DeviceMesh | None, list[Tensor]] = {}
-    for parameter in parameters:
-        groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
-    return [{"params": group} for group in groups.values()]
+    given = list(parameters)
+    groups = [x for x in given if isinstance(x, dict)] or [{"params": given}]
+    return [{**group, "params": some} for group in groups for some in _apart(group["params"], _mesh)]
 
 
 def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: Real, norm_type: Real = 2.0) -> Float[Tensor, ""]:
@@ -48,17 +50,41 @@ def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: Real, norm_type: Rea
     tensor([[0.0000, 0.6000, 0.8000, 0.0000]])
     """
     max_norm = real("max_norm", max_norm, low=0, remedy="max_norm=1.0")
-    groups = [group["params"] for group in parameter_groups(parameters)]
-    norms = [_whole(get_total_norm(_gradients(group), norm_type)) for group in groups if _gradients(group)]
+    parameters = list(parameters)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norms = [_norm(some, norm_type) for some in _apart(gradients, _placed)]
     total = torch.linalg.vector_norm(torch.stack(norms), norm_type) if norms else torch.zeros(())
-    for group in groups:
+    for group in _apart(parameters, _mesh):
         clip_grads_with_norm_(group, max_norm, total)
     return total
 
 
-def _gradients(group: list[Tensor]) -> list[Tensor]:
-    return [parameter.grad for parameter in group if parameter.grad is not None]
+def _norm(gradients: list[Tensor], norm_type: Real) -> Tensor:
+    """Of gradients that are placed alike: the part of this rank, added to those of the others."""
+    first = gradients[0]
+    if not isinstance(first, DTensor):
+        return get_total_norm(gradients, norm_type)
+    here = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
+    filled = [part for part in here if part.numel()]  # torch knows no largest of none, and other ranks would wait
+    norm = (get_total_norm(filled, norm_type) if filled else here[0].new_zeros(())).double()
+    largest = math.isinf(norm_type)
+    split = Partial("max" if largest else "sum")
+    placements = [Replicate() if placement.is_replicate() else split for placement in first.placements]
+    whole = DTensor.from_local(norm if largest else norm**norm_type, first.device_mesh, placements).full_tensor()
+    return (whole if largest else whole ** (1 / norm_type)).to(first.dtype)
 
 
-def _whole(norm: Tensor) -> Tensor:
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+def _apart(tensors: Iterable[Tensor], place: Callable[[Tensor], object]) -> list[list[Tensor]]:
+    """Those of one place in one list, in the order of the first of each."""
+    lists: dict[object, list[Tensor]] = {}
+    for tensor in tensors:
+        lists.setdefault(place(tensor), []).append(tensor)
+    return list(lists.values())
+
+
+def _mesh(tensor: Tensor) -> object:
+    return tensor.device_mesh if isinstance(tensor, DTensor) else None
+
+
+def _placed(tensor: Tensor) -> object:
+    return (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None

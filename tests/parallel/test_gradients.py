@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import multiprocessing, nn
 
 from locant.parallel import clip_grad_norm_, parameter_groups
-from tests.parallel.clipped_ranks import MAX_NORM, OPTIMIZERS, find_out
+from tests.parallel.gradient_ranks import MAX_NORM, OPTIMIZERS, find_out
 from tests.tolerances import OVER_RANKS
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch is built without gloo")
