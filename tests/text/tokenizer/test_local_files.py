@@ -26,7 +26,7 @@ from locant.text import Tokenizer, sample_text
 from locant.text.tokenizer import tiktoken_files
 from locant.text.tokenizer.tiktoken_files import ENCODINGS, cached_encoding, cached_name
 
-REMEDIES = (r"the path of a tokenizer\.json", "download=True", r"Tokenizer\.train")
+REMEDIES = (r"the path of a tokenizer\.json", "download=True", r"trained on a text")
 VARIABLES = (
     "HF_HUB_CACHE",
     "HUGGINGFACE_HUB_CACHE",
