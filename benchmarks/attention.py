@@ -36,10 +36,10 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def rows() -> list[Row]:
-    """Forward alone without gradients, of rows of every kind, forward and backward, then one token behind a cache."""
+    """Forward alone without gradients, of rows of every kind, then forward and backward; one token: `decoding`."""
     if importlib.util.find_spec("x_transformers") is None:
         print("not installed, and so not measured: x-transformers")
-    return [*_forward(), *_arranged(), *_training(), *_decoding()]
+    return [*_forward(), *_arranged(), *_training()]
 
 
 def _forward() -> list[Row]:
@@ -113,23 +113,6 @@ def _training() -> list[Row]:
 
     question = f"attention, forward and backward, {HEADS} heads of {HEAD_DIM}, {TRAINING} tokens, {DTYPE}, {DEVICE}"
     return _with_memory(question, {name: run(each) for name, each in contenders.items()})
-
-
-def _decoding() -> list[Row]:
-    keys, here = Positions.arange(FORWARD, device=DEVICE), Positions.after(FORWARD - 1, 1, device=DEVICE)
-    q, k, v = _drawn(FORWARD)
-    q = q[:, :, -1:]
-
-    contenders = {
-        "without a bias": _ours(None, here, "auto", keys),
-        "ALiBi, locant auto": _ours(ALiBi(HEADS), here, "auto", keys),
-        "T5, locant auto": _ours(T5Bias(HEADS).to(DEVICE), here, "auto", keys),
-        "T5, locant tiled": _ours(T5Bias(HEADS).to(DEVICE), here, "tiled", keys),
-    }
-    for name, contender in contenders.items():
-        _require_right(name, contender, q, k, v)
-    question = f"attention of one token behind {FORWARD - 1} in the cache, {DTYPE}, {DEVICE}"
-    return measure(question, {name: _without_gradients(each, q, k, v) for name, each in contenders.items()})
 
 
 # ---------------------------------------------------------------------- contenders
