@@ -45,10 +45,10 @@ def library_errors(cause: str, remedy: str, kinds: Collection[str] = ("Exception
     try:
         yield
     except BaseException as error:
-        if (kind := type(error).__name__) not in kinds:
-            raise
-        said = str(error).strip().splitlines()[:1]
-        raise InputError(f"{cause}: {''.join(said) or kind}", remedy) from None
+        if (kind := type(error).__name__) in kinds:
+            said = str(error).strip().splitlines()[:1]
+            raise InputError(f"{cause}: {''.join(said) or kind}", remedy) from None
+        raise
 
 
 def parse(text: str, source: str) -> tuple[Definition, tokenizers.Tokenizer]:
