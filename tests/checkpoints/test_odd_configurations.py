@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 from locant import LocantError
 from locant.checkpoints import convert_layout, rotary_settings
 from locant.checkpoints.explanation import explain
 from locant.checkpoints.extension import METHODS, extend
 from locant.checkpoints.rotary_settings import Precision
-from locant.positions import angles
 from locant.report.explain import explanation_facts
 from tests.odd import ODD
 from tests.positions.published import PRESETS
@@ -86,20 +82,12 @@ WIDE = {name for name, config in PRESETS.items() if "rope_theta" in config}
 """Those with the most keys."""
 
 
-def without_angles(frequencies: Sequence[Decimal]) -> Tensor:
-    """Tables of the right shape, for which every frequency is read and no cosine is computed."""
-    return angles._turns(torch.zeros(4, 1, dtype=torch.int64, device="cpu"), frequencies)[..., None].expand(
-        4, 256, -1, 2
-    )
-
-
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in WIDE else name for name in CONFIGS]
 )
 def test_an_odd_value_is_read_or_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = Precision(first_visible=None, at_longest=0.0)
-    monkeypatch.setattr(rotary_settings, "_precision", lambda rotary, length: measured)  # the slow parts
-    monkeypatch.setattr(angles, "_byte_tables", without_angles)
+    monkeypatch.setattr(rotary_settings, "_precision", lambda rotary, length: measured)  # the slow part
     for label, config in odd_ones(CONFIGS[name]):
         refused_or_done(lambda: explanation_facts(explain(config)), label)  # noqa: B023  # called at once
         refused_or_done(lambda: extend(config, to=200_000, method="ntk"), label)  # noqa: B023
