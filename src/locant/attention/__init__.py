@@ -1,5 +1,7 @@
-"""Attention with positions: `attend`, its backends, one file each, the KV cache, and what joins parts of attention."""
+"""Attention with positions: `attend`, its backends, one file each, KV caches, and what joins parts of attention."""
 
 from locant.attention.attend import attend as attend
 from locant.attention.cache import KVCache as KVCache
 from locant.attention.merge import merge as merge
+from locant.attention.paged_cache import PagedKVCache as PagedKVCache
+from locant.attention.static_cache import StaticKVCache as StaticKVCache

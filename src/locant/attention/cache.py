@@ -18,11 +18,13 @@ from locant.positions.documents import PADDING
 from locant.positions.positions import require_positions
 from locant.tensors import require_tensor
 
-__all__ = ["KVCache"]
+__all__ = ["KVCache", "following", "require_alike", "require_tokens"]
 
 
 class KVCache:
     """One layer's keys and values, for decoding. Keys go in rotated, so that no step rotates them again.
+
+    It grows, and so does what every step returns; `StaticKVCache` has one shape, for compiled code and CUDA graphs.
 
     Padding is stored as zeros. Memory doubles as it fills, or is taken once where `max_len` is given. For inference
     only: what is stored has no gradient.
@@ -60,14 +62,10 @@ class KVCache:
         positions: Positions,
     ) -> tuple[Float[Tensor, "batch kv_heads key head_dim"], Float[Tensor, "batch kv_heads key value_dim"], Positions]:
         """Store new keys and values; returns all so far, as views of the cache, and their positions."""
-        self._require_matching(k, v)
-        require_positions(positions)
-        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
-            raise LocantError(
-                "got keys or values that require a gradient, the cache keeps none",
-                "with torch.no_grad():, or attend() without a cache",
-            )
-        positions.require_fits(k.shape[0], k.shape[2], k.device, "k")
+        require_tokens(k, v, positions)
+        for name, store, new in (("keys", self._keys, k), ("values", self._values, v)):
+            if store is not None:
+                require_alike(name, store, new, "one KVCache() per layer and batch, or cache.clear()")
         joined, length = self._joined(positions), self._length + k.shape[2]
         self._keys, self._values = self._grown(self._keys, k, length), self._grown(self._values, v, length)
         new_keys, new_values = zero_padding(positions, k.detach(), v.detach())
@@ -81,20 +79,10 @@ class KVCache:
         n, cached = token_count("n", n), self.positions
         if cached.start is not None:
             return Positions.after(cached.start + cached.seq_len, n, device=cached.device)
-        cached.require_single_axis("KVCache.next_positions")
         if not cached.seq_len:
+            cached.require_single_axis("KVCache.next_positions")
             return Positions.arange(n, batch=cached.batch, device=cached.device)
-        real = cached.document != PADDING
-        slots = torch.arange(cached.seq_len, device=cached.device)
-        last = torch.where(real, slots, 0).amax(1, keepdim=True)
-        steps = torch.arange(1, n + 1, device=cached.device)
-        known, index = real.any(1, keepdim=True), cached.index.gather(1, last)
-        document = torch.where(known, cached.document.gather(1, last), 0).expand(-1, n)
-        order = None if cached.order_or_none is None else cached.order.amax(1, keepdim=True) + steps
-        low = None if cached.min_index is None else min(cached.min_index, 0)
-        high = None if cached.max_index is None else max(cached.max_index, -1) + n
-        following = Positions.of(torch.where(known, index, -1) + steps, order=order, max_index=high)
-        return dataclasses.replace(following, document_or_none=document, min_index=low)
+        return following(cached, n)
 
     def clear(self) -> None:
         """Forget everything, memory included."""
@@ -132,25 +120,54 @@ class KVCache:
             grown[:, :, : self._length] = store[:, :, : self._length]
         return grown
 
-    def _require_matching(self, k: Any, v: Any) -> None:
-        for name, x in (("k", k), ("v", v)):
-            require_tensor(name, x)
-            if x.ndim != 4:
-                raise shape_error(name, x, "(batch, kv_heads, new, head_dim)", f"{name}[None]")
-        if k.dtype != v.dtype or not k.is_floating_point():
-            raise ShapeError(f"got keys of {k.dtype} and values of {v.dtype}, expected one floating dtype", "v.to(k)")
-        if k.shape[:3] != v.shape[:3]:
-            raise ShapeError(
-                f"got keys {tuple(k.shape)} and values {tuple(v.shape)}, expected the same tokens",
-                "cache.append(k, v, positions) with k and v of the same layer and step",
-            )
-        for name, store, new in (("keys", self._keys, k), ("values", self._values, v)):
-            if store is None:
-                continue
-            same = store.shape[:2] == new.shape[:2] and store.shape[3] == new.shape[3]
-            if not same or store.dtype != new.dtype or store.device != new.device:
-                raise ShapeError(
-                    f"got {name} {tuple(new.shape)} {new.dtype} on {new.device}, "
-                    f"the cache holds {tuple(store.shape)} {store.dtype} on {store.device}",
-                    "one KVCache() per layer and batch, or cache.clear()",
-                )
+
+# ---------------------------------------------------------------------- for every cache
+
+
+def following(cached: Positions, n: int) -> Positions:
+    """The `n` positions after the last real token of every row, in that token's document; without asking a device."""
+    cached.require_single_axis("KVCache.next_positions")
+    real = cached.document != PADDING
+    slots = torch.arange(cached.seq_len, device=cached.device)
+    last = torch.where(real, slots, 0).amax(1, keepdim=True)
+    steps = torch.arange(1, n + 1, device=cached.device)
+    known, index = real.any(1, keepdim=True), cached.index.gather(1, last)
+    document = torch.where(known, cached.document.gather(1, last), 0).expand(-1, n)
+    order = None if cached.order_or_none is None else cached.order.amax(1, keepdim=True) + steps
+    low = None if cached.min_index is None else min(cached.min_index, 0)
+    high = None if cached.max_index is None else max(cached.max_index, -1) + n
+    following = Positions.of(torch.where(known, index, -1) + steps, order=order, max_index=high)
+    return dataclasses.replace(following, document_or_none=document, min_index=low)
+
+
+def require_tokens(k: Any, v: Any, positions: Any) -> None:
+    """Raise unless these are keys, values and positions of the same tokens, without a gradient."""
+    for name, x in (("k", k), ("v", v)):
+        require_tensor(name, x)
+        if x.ndim != 4:
+            raise shape_error(name, x, "(batch, kv_heads, new, head_dim)", f"{name}[None]")
+    if k.dtype != v.dtype or not k.is_floating_point():
+        raise ShapeError(f"got keys of {k.dtype} and values of {v.dtype}, expected one floating dtype", "v.to(k)")
+    if k.shape[:3] != v.shape[:3]:
+        raise ShapeError(
+            f"got keys {tuple(k.shape)} and values {tuple(v.shape)}, expected the same tokens",
+            "cache.append(k, v, positions) with k and v of the same layer and step",
+        )
+    require_positions(positions)
+    if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
+        raise LocantError(
+            "got keys or values that require a gradient, the cache keeps none",
+            "with torch.no_grad():, or attend() without a cache",
+        )
+    positions.require_fits(k.shape[0], k.shape[2], k.device, "k")
+
+
+def require_alike(name: str, store: Tensor, new: Tensor, remedy: str) -> None:
+    """Raise unless `new` has the batch, heads, width, dtype and device of what is stored."""
+    same = store.shape[:2] == new.shape[:2] and store.shape[3] == new.shape[3]
+    if not same or store.dtype != new.dtype or store.device != new.device:
+        raise ShapeError(
+            f"got {name} {tuple(new.shape)} {new.dtype} on {new.device}, "
+            f"the cache holds {tuple(store.shape)} {store.dtype} on {store.device}",
+            remedy,
+        )

@@ -1,0 +1,201 @@
+"""`StaticKVCache` holds what `KVCache` holds, in memory of one shape, without a question to the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounter
+
+from locant import ALiBi, KVCache, LocantError, PositionEncoding, Positions, RangeError, Rotary, ShapeError, attend
+from locant.attention import StaticKVCache
+from tests.refusal import refuses
+from tests.tolerances import DECODED
+
+HEADS, KV_HEADS, HEAD_DIM, MAX_LEN = 4, 2, 8, 12
+PROMPTS = {
+    "plain": Positions.arange(5),
+    "left padding": Positions.from_mask(torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])),
+    "holes": Positions.from_mask(torch.tensor([[1, 0, 1, 1, 0], [0, 0, 0, 0, 0]])),
+    "packed": Positions.packed([[3, 2], [4]], length=5),
+}
+ENCODINGS: dict[str, Callable[[], PositionEncoding]] = {
+    "rotary": lambda: Rotary(HEAD_DIM),
+    "alibi": lambda: ALiBi(HEADS),
+}
+
+
+def static(**options: object) -> StaticKVCache:
+    return StaticKVCache(MAX_LEN, **{"batch": 2, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM, **options})
+
+
+def tokens(n: int, heads: int = KV_HEADS, width: int = HEAD_DIM) -> Tensor:
+    return torch.randn(2, heads, n, width)
+
+
+def step(
+    cache: KVCache | StaticKVCache, encoding: PositionEncoding, q: Tensor, kv: Tensor, where: Positions
+) -> tuple[Tensor, Tensor, Tensor, Positions]:
+    q, k = encoding.rotate(q, kv, where)
+    keys, values, k_positions = cache.append(k, kv, where)
+    y = attend(q, keys, values, encoding=encoding, positions=where, k_positions=k_positions, sinks=torch.ones(HEADS))
+    return y, keys, values, k_positions
+
+
+@pytest.mark.parametrize("encoding_name", ENCODINGS)
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_it_decodes_as_a_growing_cache_does(prompt: str, encoding_name: str) -> None:
+    """Keys, values and positions bit for bit, outputs up to rounding; in a prompt, single tokens and a chunk."""
+    encoding, ours, growing, where = ENCODINGS[encoding_name](), static(), KVCache(), PROMPTS[prompt]
+    for n in (5, 1, 1, 3, 2):
+        if n != 5:
+            where = growing.next_positions(n)
+            following = ours.next_positions(n)
+            assert torch.equal(following.index, where.index.expand(2, -1))
+            assert torch.equal(following.document, where.document.expand(2, -1))
+        q, kv = tokens(n, HEADS), tokens(n)
+        found, expected = step(ours, encoding, q, kv, where), step(growing, encoding, q, kv, where)
+        filled = expected[1].shape[2]
+        assert len(ours) == len(growing) == filled
+        for got, wanted in zip(found[1:3], expected[1:3], strict=True):
+            assert torch.equal(got[:, :, :filled], wanted)
+            assert not got[:, :, filled:].any()
+        assert found[3].slice(0, filled) == expected[3].expand(2)
+        assert bool((found[3].document[:, filled:] == -1).all())
+        torch.testing.assert_close(found[0], expected[0], rtol=0, atol=DECODED)
+    assert filled == MAX_LEN
+
+
+def test_its_memory_stays_where_it_is() -> None:
+    cache, places = static(value_dim=3), set()
+    for n in (4, 1, 0, 7):
+        keys, values, k_positions = cache.append(tokens(n), tokens(n, width=3), cache.next_positions(n))
+        places.add((keys.data_ptr(), values.data_ptr(), k_positions.index.data_ptr(), k_positions.document.data_ptr()))
+        assert (keys.shape, values.shape) == ((2, KV_HEADS, MAX_LEN, HEAD_DIM), (2, KV_HEADS, MAX_LEN, 3))
+    cache.clear()
+    assert len(cache) == 0
+    assert not keys.any()
+    assert bool((cache.positions.document == -1).all())
+    assert cache.next_positions(2).index.tolist() == [[0, 1], [0, 1]]
+    assert len(places) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_narrow_numbers_are_stored_as_they_are(dtype: torch.dtype) -> None:
+    cache, k = static(dtype=dtype), tokens(3).transpose(0, 1).contiguous().transpose(0, 1)
+    keys, _, _ = cache.append(k.to(dtype), k.to(dtype), Positions.from_mask(torch.tensor([[0, 1, 1], [1, 1, 1]])))
+    expected = k.to(dtype).float() * torch.tensor([[0.0, 1.0, 1.0], [1.0] * 3])[:, None, :, None]
+    assert torch.equal(keys[:, :, :3].float(), expected)
+
+
+def test_it_is_written_to_in_and_outside_of_inference_mode() -> None:
+    with torch.inference_mode():
+        cache = static()
+        cache.append(tokens(2), tokens(2), Positions.arange(2))
+    cache.append(tokens(1), tokens(1), cache.next_positions())
+    with torch.inference_mode():
+        cache.append(tokens(1), tokens(1), cache.next_positions())
+    assert len(cache) == 4
+
+
+# ---------------------------------------------------------------------- compiled, and on devices
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("prompt", ["plain", "left padding"])
+@pytest.mark.parametrize("encoding_name", ENCODINGS)
+def test_all_steps_are_one_graph_compiled_once(encoding_name: str, prompt: str) -> None:
+    torch._dynamo.reset()
+    encoding, compiled_cache, cache = ENCODINGS[encoding_name](), static(), static()
+    counter = CompileCounter()
+
+    def decode(q: Tensor, kv: Tensor, cache: StaticKVCache) -> Tensor:
+        return step(cache, encoding, q, kv, cache.next_positions())[0]
+
+    compiled = torch.compile(decode, fullgraph=True, backend=counter)
+    with torch.no_grad():
+        q, kv = tokens(5, HEADS), tokens(5)
+        for each in (compiled_cache, cache):
+            step(each, encoding, q, kv, PROMPTS[prompt])
+        for _ in range(5):
+            q, kv = tokens(1, HEADS), tokens(1)
+            assert torch.equal(compiled(q, kv, compiled_cache), decode(q, kv, cache))
+    assert len(compiled_cache) == len(cache) == 10
+    assert counter.frame_count == 1
+
+
+@pytest.mark.slow
+@pytest.mark.unchecked
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_compiled_to_machine_code() -> None:
+    torch._dynamo.reset()
+    encoding, compiled_cache, cache = Rotary(HEAD_DIM), static(), static()
+
+    def decode(q: Tensor, kv: Tensor, cache: StaticKVCache) -> Tensor:
+        return step(cache, encoding, q, kv, cache.next_positions())[0]
+
+    compiled = torch.compile(decode, fullgraph=True)
+    with torch.no_grad():
+        for _ in range(6):
+            q, kv = tokens(1, HEADS), tokens(1)
+            found, expected = compiled(q, kv, compiled_cache), decode(q, kv, cache)
+            torch.testing.assert_close(found, expected, rtol=0, atol=DECODED)
+
+
+def test_a_device_is_asked_nothing() -> None:
+    """Tensors on meta have no values: whoever looks for one stops here, as a CUDA graph's capture would."""
+    cache = static(device="meta")
+    x = torch.zeros(2, HEADS, 1, HEAD_DIM, device="meta")
+    for _ in range(2):
+        where = cache.next_positions()
+        keys, values, k_positions = cache.append(x[:, :KV_HEADS], x[:, :KV_HEADS], where)
+        y, lse = attend(x, keys, values, positions=where, k_positions=k_positions, return_lse=True, backend="eager")
+    assert (y.device.type, lse.shape) == ("meta", (2, HEADS, 1))
+    with pytest.raises(RuntimeError, match="meta"):
+        len(cache)
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+def test_one_token_too_many() -> None:
+    """Inside, at the edge, one past."""
+    cache = static()
+    for n in (11, 1):
+        cache.append(tokens(n), tokens(n), cache.next_positions(n))
+    with refuses(RangeError, "12 and 1 more", "max_len=12"):
+        cache.append(tokens(1), tokens(1), Positions.arange(1))
+    with refuses(RangeError, "max_len=12"):
+        static(max_index=99).append(tokens(13), tokens(13), Positions.arange(13))
+
+
+def test_positions_it_was_not_made_for() -> None:
+    for last in (MAX_LEN - 1, MAX_LEN):
+        where = Positions.after(last, 1)
+        if last < MAX_LEN:
+            static().append(tokens(1), tokens(1), where)
+            continue
+        with refuses(RangeError, "12", "max_index=11"):
+            static().append(tokens(1), tokens(1), where)
+        static(max_index=12).append(tokens(1), tokens(1), where)
+    for where in (Positions.grid(1, 2), Positions.of([0, 0], order=[0, 1])):
+        with refuses(LocantError, "order", "KVCache()"):
+            static().append(tokens(2), tokens(2), where)
+
+
+@pytest.mark.parametrize("name", ["max_len", "batch", "kv_heads", "head_dim", "value_dim"])
+@pytest.mark.parametrize("size", [0, -1])
+def test_sizes_of_nothing(size: int, name: str) -> None:
+    sizes = {"max_len": 4, "batch": 1, "kv_heads": 1, "head_dim": 2, "value_dim": 2, name: size}
+    with refuses(RangeError, f"got {size} for {name}"):
+        StaticKVCache(**sizes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("new", [tokens(1).double(), tokens(1, 3), tokens(1, width=5), tokens(1)[:1]], ids=str)
+def test_tokens_of_another_kind(new: Tensor) -> None:
+    with refuses(ShapeError, "keys", "the cache holds", "StaticKVCache"):
+        static().append(new, new, Positions.arange(1))
+    with refuses(LocantError, "gradient"):
+        static().append(tokens(1).requires_grad_(), tokens(1), Positions.arange(1))
