@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import weakref
+
 import pytest
 import torch
 from hypothesis import given
@@ -97,3 +100,56 @@ def test_it_says_what_torchs_own_says_or_more(case_name: str) -> None:
     assert bool((ours | ~torchs).all())
     if positions.start is not None:
         assert torch.equal(ours, torchs)
+
+
+# ---------------------------------------------------------------------- once for all layers
+
+
+def made(positions: Positions, k_positions: Positions | None = None, **options: object) -> object:
+    return AttentionMask(positions, k_positions, **options).block_mask()
+
+
+def test_the_block_mask_is_made_once_for_the_positions_of_all_layers() -> None:
+    packed, keys = Positions.packed([200, 100]), Positions.from_mask(torch.tensor([[0, 1] * 150]))
+    assert made(packed) is made(packed)
+    assert made(packed, keys) is made(packed, keys)
+    kinds = [made(packed), made(packed, keys), made(packed, window=3), made(packed, causal=False), made(keys)]
+    assert len({id(each) for each in kinds}) == len(kinds)
+    with torch.inference_mode():
+        assert made(packed) is not kinds[0], "training could not use what inference mode has made"
+
+
+def test_where_both_sides_count_equal_positions_share_one_block_mask() -> None:
+    both = Positions.after(299, 1), Positions.arange(300)
+    assert made(*both) is made(Positions.after(299, 1), Positions.arange(300))
+    assert made(Positions.after(7, 300)) is made(Positions.arange(300, batch=2))
+    assert made(Positions.after(298, 1), Positions.arange(300)) is not made(
+        Positions.after(299, 1), Positions.arange(300)
+    )
+
+
+def test_a_block_mask_goes_with_its_positions_and_is_no_part_of_them() -> None:
+    packed = Positions.packed([200, 100])
+    mask = weakref.ref(made(packed))
+    assert pickle.loads(pickle.dumps(packed)) == packed  # noqa: S301
+    assert mask() is not None
+    del packed
+    assert mask() is None, "kept without a garbage collection having to find a cycle"
+
+
+def test_a_compiled_graph_makes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = Positions.packed([200, 100])
+    before = made(packed)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert made(packed) is not before
+
+
+def test_kernels_count_in_32_bits_where_no_index_is_negative() -> None:
+    zero, one = (torch.tensor(n, dtype=torch.int32) for n in (0, 1))
+    for positions in (Positions.packed([2, 3]), Positions.arange(5), Positions.after(3, 5)):
+        assert positions.index_mod()(zero, one).dtype == torch.int32
+        assert int(positions.index_mod()(zero, one)) == int(positions.index[0, 1])
+    far = Positions.of([-(2**31) + 1, 2**31 - 1])
+    assert int(far.index_mod()(zero, one) - far.index_mod()(zero, zero)) == 2**32 - 2
+    assert bool(far.mask_mod()(zero, zero, one, zero))
+    assert not bool(far.mask_mod(window=5)(zero, zero, one, zero))

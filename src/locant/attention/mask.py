@@ -7,6 +7,7 @@ both sides count one by one, blocks of tokens for FlexAttention, and a matrix on
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -15,7 +16,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.weak import WeakIdKeyDictionary
 
+from locant.kernels.transforms import is_watched
 from locant.positions import Positions
 from locant.positions.documents import PADDING
 from locant.tensors import readable
@@ -171,7 +174,27 @@ class AttentionMask:
         return some, every
 
     def block_mask(self) -> object:
-        """FlexAttention's `BlockMask`."""
+        """FlexAttention's `BlockMask`, made once for all layers: kept as long as its positions are.
+
+        Where both sides count one by one, the last `KEPT` are kept: each layer's cache has positions of its own. Not in
+        a graph, compiled or captured, whose calls may be given other positions in the same memory.
+        """
+        if torch.compiler.is_compiling() or _is_capturing(self.queries.device):
+            return self._block_mask()
+        if self.offset is not None and not is_watched():
+            sizes = (max(self.offset, 0), self.queries.seq_len, max(-self.offset, 0), self.keys.seq_len)
+            return _counting(*sizes, self.causal, self.window, self.queries.device, torch.is_inference_mode_enabled())
+        if self.queries not in MADE:
+            MADE[self.queries] = WeakIdKeyDictionary()
+        by_keys, kind = MADE[self.queries], (self.causal, self.window, torch.is_inference_mode_enabled())
+        if self.keys not in by_keys:
+            by_keys[self.keys] = {}
+        made: dict[tuple[object, ...], object] = by_keys[self.keys]
+        if kind not in made:
+            made[kind] = self._block_mask()
+        return made[kind]
+
+    def _block_mask(self) -> object:
         from torch.nn.attention.flex_attention import BlockMask
 
         some, every = (pairs[:, None] for pairs in self.blocks())
@@ -243,6 +266,26 @@ def distance_bounds(offset: int, queries: int, keys: int, causal: bool, window: 
     if window is not None:
         first, last = max(first, same - window + 1), min(last, same + window - 1)
     return max(first, same) if causal else first, last
+
+
+KEPT = 16
+"""Block masks of tokens that count one by one, the most recent ones; a row of 131 072 has 12 MiB."""
+MADE: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Of other queries, and for each of their keys, the block masks by what else is asked for."""
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _counting(
+    start: int, queries: int, k_start: int, keys: int, causal: bool, window: int | None, device: torch.device,
+    inference: bool,
+) -> object:  # fmt: skip
+    """`inference`: what is made in inference mode cannot be used outside of it."""
+    where = Positions.after(start, queries, device=device), Positions.after(k_start, keys, device=device)
+    return AttentionMask(*where, causal, window)._block_mask()  # pyright: ignore[reportPrivateUsage]
+
+
+def _is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 class _Blocks(NamedTuple):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -37,6 +38,11 @@ class DistanceBias(PositionEncoding):
             [-0.3466, -0.0000, -0.3466],
             [-0.5493, -0.3466, -0.0000]])
     """
+
+    is_arithmetic: ClassVar[bool] = False
+    """Whether `of_distance` costs less than a look-up in a table: a multiplication or two."""
+    is_for_pairs: ClassVar[bool] = True
+    """Whether `of_distance` is made of what a score function may do with one pair."""
 
     def __init__(self, num_heads: int, *, head_slice: slice | None = None) -> None:
         super().__init__()
@@ -78,12 +84,17 @@ class DistanceBias(PositionEncoding):
     def score_mod(
         self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None
     ) -> ScoreMod | None:
-        """`of_distance`, added to one score at a time."""
+        """One look-up in a table of heads and distances, where the distances that there are can be listed.
+
+        Else, and where arithmetic costs less than a look-up, `of_distance` of one pair at a time.
+        """
         self.heads.require(self, q)
         keys = require_tokens(self, q, k, positions, k_positions)
-        if not self.is_told_by_pairs(positions, keys):
+        distance, listed = distance_mod(q, positions, keys), _listed(positions, keys)
+        if listed is not None and (not self.is_arithmetic or self._is_learning()):
+            return look_up(self.distance_table(q, *listed), listed[0], distance)
+        if not self.is_for_pairs:
             return None
-        distance = distance_mod(q, positions, keys)
         operands, dtype = self.operands(q, largest_distance(positions, keys)), bias_dtype(q)
 
         def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -92,9 +103,12 @@ class DistanceBias(PositionEncoding):
 
         return add
 
-    def is_told_by_pairs(self, positions: Positions, keys: Positions) -> bool:
-        """Whether `of_distance` of one pair at a time is cheap enough for a score function, or there is none."""
-        return True
+    def has_score_mod(self, positions: Positions, keys: Positions) -> bool:
+        """Whether `score_mod` is a function for these, before it is made."""
+        return self.is_for_pairs or _listed(positions, keys) is not None
+
+    def _is_learning(self) -> bool:
+        return torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters())
 
     def distance_table(self, q: Queries, first: int, last: int) -> Float[Tensor, "heads distances"]:
         """What is added at the distances from `first` to `last`, for every head that is here; the bits of `bias`.
@@ -121,6 +135,31 @@ class DistanceBias(PositionEncoding):
 
     def extra_repr(self) -> str:
         return str(self.heads)
+
+
+def look_up(
+    table: Float[Tensor, "heads distances"], first: int, distance: Callable[[Tensor, Tensor, Tensor], Tensor]
+) -> ScoreMod:
+    """A score function that adds the entry of head and distance; `first` is the distance of the first entry."""
+    before = torch.full((), first, dtype=torch.int32, device=table.device)  # a number would be compiled into the kernel
+
+    def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return score + table[head, distance(batch, query, key) - before]
+
+    return add
+
+
+def _listed(positions: Positions, keys: Positions) -> tuple[int, int] | None:
+    """The first and the last of the distances that occur, or ``None`` where they are unknown, or too many."""
+    if positions.start is not None and keys.start is not None:
+        offset = positions.start - keys.start
+        return offset - max(keys.seq_len, 1) + 1, offset + max(positions.seq_len, 1) - 1
+    largest = largest_distance(positions, keys)
+    if largest is None:
+        return None
+    if not torch.compiler.is_compiling():  # else it may have no value
+        largest = 1 << max(largest, positions.seq_len, keys.seq_len).bit_length()  # of few sizes: each is compiled
+    return -largest, largest
 
 
 def follows_distance(encoding: PositionEncoding) -> bool:

@@ -37,10 +37,10 @@ def distances(positions: Positions, keys: Positions) -> Int[Tensor, "batch query
 
 def distance_mod(q: Tensor, positions: Positions, keys: Positions) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """The same for one pair: ``(batch, query, key) -> query index minus key index``, all three broadcast."""
-    q_index, k_index = positions.expand(q.shape[0]).index, keys.expand(q.shape[0]).index
+    q_index, k_index = positions.expand(q.shape[0]).index_mod(), keys.expand(q.shape[0]).index_mod()
 
     def distance(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return q_index[batch, query] - k_index[batch, key]
+        return q_index(batch, query) - k_index(batch, key)
 
     return distance
 

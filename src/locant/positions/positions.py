@@ -308,15 +308,34 @@ class Positions:
     ) -> MaskMod:
         """The same mask as a function of (batch, head, query, key) slots, for FlexAttention."""
         queries, keys = self._paired(k_positions)
-        (q_document, q_order), (k_document, k_order) = ((x.document, x.order) for x in (queries, keys))
+        q_document, k_document = queries._document_mod(), keys._document_mod()
+        q_order, k_order = queries._order_mod(), keys._order_mod()
         window, one_row = window_of(window), queries.batch == 1
 
         def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             row = batch * 0 if one_row else batch  # FlexAttention asks about every row of its batch
-            pair = (q_document[row, query], k_document[row, key])
-            return is_allowed(*pair, q_order[row, query], k_order[row, key], causal, window)
+            pair = (q_document(row, query), k_document(row, key))
+            return is_allowed(*pair, q_order(row, query), k_order(row, key), causal, window)
 
         return allowed
+
+    def index_mod(self) -> SlotMod:
+        """The index of a token as a function of row and slot, for FlexAttention: arithmetic where slots count it.
+
+        In 32 bits where no index is known to be negative, so that the difference of two fits: a kernel's slots have 32.
+        """
+        if self.start is not None:
+            start = torch.full((), self.start, dtype=torch.int32, device=self.device) if self.start else None
+            return lambda row, slot: slot if start is None else slot + start
+        return _look_up(self.index, self.min_index is not None and self.min_index >= 0)
+
+    def _order_mod(self) -> SlotMod:
+        return self.index_mod() if self.order_or_none is None else _look_up(self.order_or_none, False)
+
+    def _document_mod(self) -> SlotMod:
+        if self.document_or_none is None:
+            return lambda row, slot: slot * 0
+        return _look_up(self.document_or_none, True)
 
     def block_mask(
         self, k_positions: Positions | None = None, *, causal: bool = True, window: int | None = None
@@ -395,6 +414,15 @@ class Positions:
             return f"Positions({shape}, {self.start}..{self.start + self.seq_len - 1})"
         documents = "" if self.document_or_none is None else ", with documents"
         return f"Positions({shape}, index {self.min_index}..{self.max_index}{documents})"
+
+
+SlotMod = Callable[[Tensor, Tensor], Tensor]
+"""``(row, slot) ->`` what is known of the token there."""
+
+
+def _look_up(numbers: Int[Tensor, "batch seq"], narrow: bool) -> SlotMod:
+    numbers = numbers.to(torch.int32) if narrow else numbers
+    return lambda row, slot: numbers[row, slot]
 
 
 def _without_single_axis(index: Tensor) -> Tensor:

@@ -93,9 +93,9 @@ def _capped(score_mod: ScoreMod | None, softcap: Real | None) -> ScoreMod | None
 
 
 def _has_score_mod(encoding: PositionEncoding, inputs: AttentionInputs) -> bool:
-    if isinstance(encoding, DistanceBias) and not encoding.is_told_by_pairs(inputs.mask.queries, inputs.mask.keys):
+    if not has_score_mod(encoding):
         return False
-    return has_score_mod(encoding)
+    return not isinstance(encoding, DistanceBias) or encoding.has_score_mod(inputs.mask.queries, inputs.mask.keys)
 
 
 def _score_mod(inputs: AttentionInputs) -> ScoreMod | None:

@@ -62,6 +62,8 @@ class ALiBi(DistanceBias):
         paper="Press 2022, arXiv 2108.12409",
     )
 
+    is_arithmetic = True
+
     def __init__(
         self,
         num_heads: int,

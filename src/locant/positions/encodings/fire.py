@@ -108,13 +108,13 @@ class Fire(PositionEncoding):
         self.heads.require(self, q)
         keys = require_tokens(self, q, k, positions, k_positions)
         distance = distance_mod(q, positions, keys)
-        q_index, k_index = positions.expand(q.shape[0]).index, keys.expand(q.shape[0]).index
+        q_index, k_index = positions.expand(q.shape[0]).index_mod(), keys.expand(q.shape[0]).index_mod()
         ratio_of = self._ratio_of(bias_dtype(q))
         kinks, slopes, offsets = self._pieces(bias_dtype(q))
 
         def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            ratio = ratio_of(distance(batch, query, key), torch.maximum(q_index[batch, query], k_index[batch, key]))
-            piece = torch.zeros_like(ratio, dtype=torch.int64)
+            ratio = ratio_of(distance(batch, query, key), torch.maximum(q_index(batch, query), k_index(batch, key)))
+            piece = torch.zeros_like(ratio, dtype=torch.int32)
             for unit in range(self.hidden_width):  # one by one: a score function may not reduce over a dimension
                 piece = piece + (ratio > kinks[unit])
             return score + (slopes[piece, head] * ratio + offsets[piece, head])

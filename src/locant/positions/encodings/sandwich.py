@@ -9,9 +9,8 @@ from torch import Tensor
 from locant.positions.angles import Angles
 from locant.positions.base import EncodingInfo, bias_dtype
 from locant.positions.constant import Constant
-from locant.positions.distance_bias import DistanceBias, largest_distance
+from locant.positions.distance_bias import DistanceBias
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
-from locant.positions.positions import Positions
 
 __all__ = ["Sandwich"]
 
@@ -49,6 +48,8 @@ class Sandwich(DistanceBias):
         paper="Chi 2023, arXiv 2212.10356",
     )
 
+    is_for_pairs = False
+
     def __init__(
         self, num_heads: int, *, dim: int = 128, base: float = 10_000.0, head_slice: slice | None = None
     ) -> None:
@@ -75,10 +76,6 @@ class Sandwich(DistanceBias):
     def of_distance(self, distance: Tensor, head: Tensor, *, ratios: Tensor, decay: Tensor | None) -> Tensor:
         faded = self.decay(distance, None, ratios.dtype) if decay is None else decay[distance.abs()]
         return faded / ratios[self.heads.here(head)]
-
-    def is_told_by_pairs(self, positions: Positions, keys: Positions) -> bool:
-        """Only where there is a table of distances: a score function computes no angles."""
-        return largest_distance(positions, keys) is not None
 
     def extra_repr(self) -> str:
         return f"{self.heads}, dim={self.dim}, base={self.base:g}"
