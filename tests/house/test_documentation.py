@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +20,7 @@ from locant.cli import main
 from locant.models.registry import ARCHITECTURES
 from locant.positions.registry import ENCODINGS
 from locant.text.store.formats import FORMATS
-from tests.refusal import refuses
+from tests.refusal import refuses, shapes_unchecked
 from tests.tolerances import assert_close
 
 ROOT = Path(__file__).parents[2]
@@ -123,7 +124,7 @@ def test_the_format_reads_and_writes(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package with the recipe's encoding in one file, as pip leaves it; and one that is broken."""
     code = blocks(EXTENDING)[0][0].split("locant.register_encoding")[0]
     (tmp_path / "gentle_bias.py").write_text(code)
@@ -136,6 +137,8 @@ def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(ENCODINGS, "_offers", None)
     assert {"gentle", "broken"} <= {entry.name for entry in metadata.entry_points(group="locant.encodings")}
+    with shapes_unchecked():  # once somebody has imported its backport, `importlib.metadata` hands out another class
+        yield
 
 
 @pytest.mark.usefixtures("_installed")
