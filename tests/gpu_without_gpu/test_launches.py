@@ -86,6 +86,9 @@ CASES: dict[str, tuple[Callable[..., list[Launch]], tuple[Any, ...], dict[str, A
     "float32 angles": (rotate, (64, FP16, "interleaved"), {"float32_angles": True}),
     "float64": (rotate, (64, FP64, "half"), {}),
 }
+DIGITS = 32
+"""Bytes for digits of 2 / pi, which the cosine of a large float32 angle has at hand in Triton 3.6 and before."""
+
 WIDTHS = [(1, FP32), (2, BF16), (60, FP32), (8_192, BF16), (1, FP64), (2_048, FP64)]
 
 
@@ -103,8 +106,9 @@ def test_every_kernel_keeps_to_its_registers(there: HERE, case: str, capability:
 
 def require_fit(there: HERE, case: str, capability: int) -> None:
     function, arguments, options = CASES[case]
+    allowed = DIGITS if options.get("float32_angles") else 0
     for launch in there(call, function, (capability, *arguments), options):
-        assert launch.stack == 0, f"{launch.kernel} keeps {launch.stack} bytes of a thread in memory"
+        assert launch.stack <= allowed, f"{launch.kernel} keeps {launch.stack} bytes of a thread in memory"
         assert f"sm_{capability}" in launch.ptx
 
 

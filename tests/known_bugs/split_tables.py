@@ -23,9 +23,9 @@ from torch.nn import functional as F
 
 from locant import RangeError, TokenEmbedding
 from locant.embedding.deferred_errors import DeferredErrors
-from locant.embedding.table import Table
+from locant.embedding.table import Table, require_ids
 from locant.parallel import VocabularyParallel
-from locant.parallel.vocabulary import SplitTable
+from locant.parallel.vocabulary import Part, SplitTable
 
 __all__ = ["CASES", "RANKS", "TABLES", "find_out", "shards"]
 
@@ -58,6 +58,7 @@ class GlobalIndex(SplitTable):
 
     def rows(self, weight: Tensor, ids: Tensor, padding_idx: int | None, deferred: DeferredErrors) -> Tensor:
         assert isinstance(weight, DTensor)
+        ids = require_ids(ids, len(weight), "TokenEmbedding", "vocab_size", weight.device)
         local, mesh = weight.to_local(), weight.device_mesh
         if not len(local):
             return super().rows(weight, ids, padding_idx, deferred)
@@ -71,17 +72,23 @@ class GlobalIndex(SplitTable):
 class ClearsACopy(SplitTable):
     """The padding row is cleared in what indexing returns, which of a split tensor is a copy."""
 
-    def clear(self, weight: Tensor, row: int) -> None:
-        weight[row].zero_()
+    def draw(self, weight: Tensor, std: float, padding_idx: int | None) -> None:
+        super().draw(weight, std, None)
+        if padding_idx is not None:
+            weight[padding_idx].zero_()
 
 
 class DrawsAlike(SplitTable):
     """Every rank draws its own part; with one seed, and on CPUs, all get the same rows."""
 
-    def draw(self, weight: Tensor, std: float) -> None:
+    def draw(self, weight: Tensor, std: float, padding_idx: int | None) -> None:
+        assert isinstance(weight, DTensor)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says that it may not be complete, and goes on
             weight.normal_(std=std)
+        part = Part.of(weight)
+        if (place := part.place(padding_idx)) is not None:
+            part.rows[place].zero_()
 
 
 class OneMask(SplitTable):
@@ -91,6 +98,7 @@ class OneMask(SplitTable):
 
     def rows(self, weight: Tensor, ids: Tensor, padding_idx: int | None, deferred: DeferredErrors) -> Tensor:
         assert isinstance(weight, DTensor)
+        ids = require_ids(ids, len(weight), "TokenEmbedding", "vocab_size", weight.device)
         local, mesh = weight.to_local(), weight.device_mesh
         place = ids - mesh.get_local_rank() * -(-len(weight) // mesh.size())
         if OneMask.remembered is None:
