@@ -17,7 +17,7 @@ How often it is compiled: per dtype, layout and head, once below position 65 536
 alignment of strides counts too: odd ones cannot be read 16 bytes at a time.
 
 It needs Triton 3.4 or newer; `import locant` does not import it. Run through Triton's interpreter and compiled for
-compute capabilities 8.0 and 9.0; it has not yet been run, nor timed, on a device.
+compute capabilities 8.0, 9.0 and 10.0; it has not yet been run, nor timed, on a device.
 """
 
 from __future__ import annotations
