@@ -29,6 +29,7 @@ from locant import (
 from locant.embedding.deferred_errors import Asked, DeferredErrors
 from locant.embedding.fused import why_plain
 from locant.kernels.input_embedding import NO_FAULT
+from tests.gpu_without_gpu.device import pretended
 from tests.known_bugs.exhibit import compiles
 from tests.refusal import refuses
 from tests.tolerances import assert_close
@@ -207,6 +208,17 @@ def test_it_says_why_it_calls_the_modules(
     embedding.backend = "fused"
     with refuses(LocantError, "backend='fused'", why):
         embedding(torch.zeros(1, LENGTH, dtype=torch.long))
+
+
+@pytest.mark.parametrize(("width", "dtype", "whole"), [(8_192, torch.float32, True), (8_193, torch.bfloat16, False)])
+def test_a_gpu_norms_what_one_program_can_hold(width: int, dtype: torch.dtype, whole: bool) -> None:
+    pytest.importorskip("triton", reason="there is no Triton for this platform")
+    normed = InputEmbedding(3, width, norm="layer_norm").to(dtype)
+    added = InputEmbedding(3, width, num_segments=2).to(dtype)
+    with pretended():
+        assert why_plain(normed) == (None if whole else "a token to be normed is wider than 8192")
+        assert why_plain(added) is None
+        assert why_plain(normed.double()) == "a token to be normed is wider than 4096"
 
 
 def test_hooks_see_what_they_are_there_for() -> None:

@@ -103,7 +103,7 @@ def _nothing(*_: object) -> None: ...
 
 def _choose(*given: Any) -> choice.Choice:
     """As on a GPU, where this is asked in every call."""
-    reason = kernel.unsupported(*given, 0)
+    reason = kernel.unsupported(*given)
     return choice.Choice("triton", "q is on a GPU") if reason is None else choice.Choice("reference", reason)
 
 

@@ -81,7 +81,7 @@ def rotate_pairs(
     )
     index = case.index.to(place.device)
     module = place.load(KERNEL)
-    assert module.unsupported(q, k, index, there, case.layout, case.rotary_dim) is None
+    assert module.unsupported(q, index, there) is None
     module.rotate_(q, k, index, there, case.layout, case.rotary_dim, *into, inverse)
     return into[0].cpu(), None if into[1] is None else into[1].cpu()
 

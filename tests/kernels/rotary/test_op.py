@@ -316,14 +316,14 @@ def test_the_choice_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
         q = torch.ones(1, 1, 1, 2, device="meta")
         monkeypatch.setattr(torch.Tensor, "device", torch.device(device), raising=False)
         try:
-            return tuple(choose_kernel(q, None, index, of, "half"))
+            return tuple(choose_kernel(q, index, of))
         finally:
             monkeypatch.undo()
 
     assert chosen("cpu") == ("cpu", "q is on a CPU")
     assert chosen("meta") == ("reference", "there is no kernel for meta")
     monkeypatch.setattr(choice, "has_triton", lambda: False)
-    assert choose_kernel(torch.ones(1, 1, 1, 2), None, index, of, "half").kernel == "cpu"
+    assert choose_kernel(torch.ones(1, 1, 1, 2), index, of).kernel == "cpu"
 
 
 @pytest.mark.parametrize("inplace", [False, True])
@@ -364,7 +364,7 @@ def test_on_a_gpu_the_bits_are_those_of_a_cpu(dtype: torch.dtype, layout: str) -
     q, k = (x.detach() for x in tokens(dtype))
     index, of = far_positions(2, 5), tables(ROTARY_DIM)
     there = of._replace(table=of.table.cuda())
-    assert choose_kernel(q.cuda(), k.cuda(), index.cuda(), there, layout).kernel == "triton"  # type: ignore[arg-type]
+    assert choose_kernel(q.cuda(), index.cuda(), there).kernel == "triton"  # type: ignore[arg-type]
     expected = rotate(q, k, index, of, layout)  # type: ignore[arg-type]
     for inplace in (False, True):
         for x, wanted in zip(

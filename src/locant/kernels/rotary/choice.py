@@ -8,7 +8,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.kernels.available import has_triton
-from locant.kernels.rotary.reference import Layout
 from locant.kernels.rotary.tables import Tables
 
 __all__ = ["Choice", "choose_kernel"]
@@ -23,16 +22,14 @@ class Choice(NamedTuple):
 
 def choose_kernel(
     q: Float[Tensor, "batch heads seq head_dim"],
-    k: Float[Tensor, "batch kv_heads seq head_dim"] | None,
     positions: Int[Tensor, "#batch seq"] | Int[Tensor, "#batch seq axes"],
     tables: Tables,
-    layout: Layout,
 ) -> Choice:
     """The fastest kernel that can rotate these tensors.
 
     >>> import torch
     >>> q = torch.ones(1, 1, 1, 2, device="meta")
-    >>> choose_kernel(q, None, torch.zeros(1, 1, dtype=torch.int64), Tables(torch.ones(1)), "half")
+    >>> choose_kernel(q, torch.zeros(1, 1, dtype=torch.int64), Tables(torch.ones(1)))
     Choice(kernel='reference', why='there is no kernel for meta')
     """
     if q.device.type == "cpu":
@@ -43,5 +40,5 @@ def choose_kernel(
         return Choice("reference", "triton is not installed")
     from locant.kernels.rotary import triton
 
-    reason = triton.unsupported(q, k, positions, tables, layout, 2 * tables.pairs())
+    reason = triton.unsupported(q, positions, tables)
     return Choice("triton", "q is on a GPU") if reason is None else Choice("reference", reason)

@@ -5,7 +5,7 @@ The kernels, one file each, agree on this::
     reference.rotate(q, k, positions, tables, layout, inverse) -> (q, k)                    any device
     cpu.rotate_(q, k, positions, tables, layout, rotary_dim, out_q, out_k, inverse) -> None
     triton.rotate_(q, k, positions, tables, layout, rotary_dim, out_q, out_k, inverse) -> None
-    triton.unsupported(q, k, positions, tables, layout, rotary_dim) -> str | None           why it cannot, or None
+    triton.unsupported(q, positions, tables) -> str | None                                  why it cannot, or None
 
     q            [batch, heads, seq, head_dim], any strides, any floating dtype
     k            [batch, kv_heads, seq, head_dim], the same dtype and device, other strides; or None: q alone.
@@ -206,7 +206,7 @@ def _run(
     inverse: bool,
 ) -> None:
     tables = Tables(table, levels, attention_factor, axis_of_pair)
-    kernel = choose_kernel(q, k, positions, tables, layout).kernel
+    kernel = choose_kernel(q, positions, tables).kernel
     if kernel == "reference":
         rotated_q, rotated_k = reference.rotate(q, k, positions, tables, layout, inverse)
         out_q.copy_(rotated_q)

@@ -55,14 +55,10 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 def unsupported(
     q: Float[Tensor, "batch heads seq head_dim"],
-    k: Float[Tensor, "batch kv_heads seq head_dim"] | None,
     positions: Int[Tensor, "#batch seq"] | Int[Tensor, "#batch seq axes"],
     tables: Tables,
-    layout: Layout,
-    rotary_dim: int,
 ) -> str | None:
-    """Why this kernel cannot rotate these tensors, or None where it can."""
-    del k, layout, rotary_dim  # whatever fits q fits k, and there is nothing else that it cannot do
+    """Why this kernel cannot rotate these tensors, or None where it can; whatever fits q fits k."""
     if q.dtype not in DTYPES:
         return f"the Triton kernel has no arithmetic for {q.dtype}"
     if q.shape[0] * q.shape[2] > MAX_TOKENS:
@@ -129,12 +125,17 @@ def _numbers(
 ) -> tuple[tuple[int, int, int], tuple[Any, ...]]:
     """The grid, and what the kernel is given after the tensors, in its order."""
     constants = _constants(work, positions, tables, layout, rotary_dim)
-    programs, sizes = _sizes(work, constants)
-    both = work if len(work) == 2 else work * 2
-    steps = (stride // constants["UNIT"] for pair in both for x in pair for stride in _strides(x)[:3])
-    dims = (x.stride(3) for pair in both for x in pair)
-    direction = -1 if inverse else 1
-    return (programs, 1, 1), (*sizes, direction, *steps, *dims, *_position_strides(positions), *constants.values())
+    batch, _, seq, _ = work[0][0].shape
+    heads = [x.shape[1] for x, _ in work] + [0] * (2 - len(work))
+    blocks = triton.cdiv(batch * seq, constants["BLOCK_T"])
+    shares = _shares(blocks, triton.cdiv(max(heads), constants["BLOCK_H"]))
+    sizes = (batch * seq, seq, shares, *heads, *(triton.cdiv(n, shares) for n in heads), -1 if inverse else 1)
+    tensors = [x for pair in (work[0], work[-1]) for x in pair]
+    steps = (stride // constants["UNIT"] for x in tensors for stride in _strides(x)[:3])
+    row, step, *axis = positions.stride()
+    of_positions = 0 if positions.shape[0] == 1 else row, step, axis[0] if axis else 0
+    dims = (x.stride(3) for x in tensors)
+    return (blocks * shares, 1, 1), (*sizes, *steps, *dims, *of_positions, *constants.values())
 
 
 def _constants(work: Work, positions: Tensor, tables: Tables, layout: Layout, rotary_dim: int) -> dict[str, Any]:
@@ -164,15 +165,6 @@ def _blocks(pairs: int, rest: int, heads: int, element_size: int) -> dict[str, i
     return {"BLOCK_H": block_h, "BLOCK_T": block_t, "BLOCK_P": block_p, "BLOCK_R": block_r}
 
 
-def _sizes(work: Work, constants: dict[str, Any]) -> tuple[int, tuple[int, ...]]:
-    """How many programs there are, and: tokens, tokens of a row, shares, heads, heads of one share."""
-    batch, _, seq, _ = work[0][0].shape
-    heads = [x.shape[1] for x, _ in work] + [0] * (2 - len(work))
-    blocks = triton.cdiv(batch * seq, constants["BLOCK_T"])
-    shares = _shares(blocks, triton.cdiv(max(heads), constants["BLOCK_H"]))
-    return blocks * shares, (batch * seq, seq, shares, *heads, *(triton.cdiv(n, shares) for n in heads))
-
-
 def _shares(token_blocks: int, head_blocks: int) -> int:
     """Among how many programs the heads of a token are shared out; each of them forms its angles anew."""
     wanted = min(head_blocks, triton.cdiv(PROGRAMS, token_blocks))
@@ -182,11 +174,6 @@ def _shares(token_blocks: int, head_blocks: int) -> int:
 def _strides(x: Tensor) -> tuple[int, ...]:
     """A dimension of one element is never stepped along, and what its stride says about alignment is void."""
     return tuple(0 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True))
-
-
-def _position_strides(positions: Tensor) -> tuple[int, int, int]:
-    row, step, *axis = positions.stride()
-    return 0 if positions.shape[0] == 1 else row, step, axis[0] if axis else 0
 
 
 @functools.cache
