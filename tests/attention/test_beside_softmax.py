@@ -233,6 +233,86 @@ def test_decoding_from_a_cache_copies_no_keys() -> None:
     assert seen.peak < k.numel() * k.element_size()
 
 
+# ---------------------------------------------------------------------- compiled, transformed, in other dtypes
+
+
+@pytest.mark.unchecked
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize(
+    ("arrangement_name", "encoding_name", "backend"),
+    [
+        ("window", "t5", "tiled"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [("packed", "alibi", "tiled"), ("causal", "fire", "tiled"), ("packed", "t5", "auto")]
+        ),
+    ],
+)
+@pytest.mark.parametrize("softcap", [None, CAP])
+def test_compiles_as_one_graph(softcap: float | None, arrangement_name: str, encoding_name: str, backend: str) -> None:
+    arrangement, encoding = ARRANGEMENTS[arrangement_name], shaken(encoding_name)
+    inputs, sinks = Inputs.draw(arrangement), sinks_drawn()
+    leaves = [inputs.q, inputs.k, inputs.v, sinks, *parameters_of(encoding).values()]
+
+    def run(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+        options = {"sinks": sinks, "softcap": softcap, "return_lse": True}
+        return Inputs(q, k, v).through(arrangement, encoding, backend, **options)  # type: ignore[return-value]
+
+    torch._dynamo.reset()
+    expected, found = run(*leaves[:4]), torch.compile(run, fullgraph=True, backend="aot_eager")(*leaves[:4])
+    cotangents = [torch.randn_like(each) for each in expected]
+    gradients = [torch.autograd.grad(each, leaves, cotangents) for each in (expected, found)]
+    for wanted, got in zip((*expected, *gradients[0]), (*found, *gradients[1]), strict=True):
+        assert_close(got, wanted)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_derivatives_of_sinks_in_every_mode() -> None:
+    """Of the log-sum-exp by a sink: its share p, and then p (1 - p); in forward mode the same numbers."""
+    x, where, sinks = torch.randn(1, 2, 5, 4).double(), Positions.arange(5), torch.randn(2).double()
+
+    def logarithms(sinks: Tensor) -> Tensor:
+        return attend(x, x, x, positions=where, sinks=sinks, softcap=CAP, return_lse=True)[1].sum()
+
+    lse = attend(x, x, x, positions=where, sinks=sinks, softcap=CAP, return_lse=True)[1]
+    share = (sinks[:, None] - lse[0]).exp()
+    assert_close(torch.func.grad(logarithms)(sinks), share.sum(-1))
+    assert_close(torch.func.hessian(logarithms)(sinks), (share * (1 - share)).sum(-1).diag())
+    assert_close(torch.func.jvp(logarithms, (sinks,), (torch.ones_like(sinks),))[1], share.sum())
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("encoding_name", ["none", "alibi", "fire"])
+@pytest.mark.parametrize("backend", ["tiled", "eager"])
+def test_gradients_in_narrower_dtypes(backend: str, encoding_name: str, dtype: torch.dtype) -> None:
+    arrangement, encoding = ARRANGEMENTS["chunk with a window"], shaken(encoding_name, dtype)
+    inputs, sinks = Inputs.draw(arrangement, dtype), sinks_drawn().detach().to(dtype).requires_grad_()
+    leaves = (inputs.q, inputs.k, inputs.v, sinks)
+    y, lse = inputs.through(arrangement, encoding, backend, sinks=sinks, softcap=CAP, return_lse=True)
+    expected = written_out(inputs, arrangement, encoding, sinks, CAP)
+    cotangents = torch.randn_like(y), torch.randn_like(lse)
+    truth = torch.autograd.grad(expected, leaves, [each.double() for each in cotangents])
+    for found, wanted in zip(torch.autograd.grad((y, lse), leaves, cotangents), truth, strict=True):
+        scale = wanted.double().abs().max()  # sums of many terms: as near as the largest of them allows
+        assert_close(found.double() / scale, wanted.double() / scale, dtype)
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("encoding_name", ["alibi", "fire"])
+def test_dropout_leaves_the_logarithm_alone_and_is_repeated_backward(encoding_name: str) -> None:
+    """The output is linear in v, whatever was dropped: its derivative at v is the output itself."""
+    x, v = (torch.randn(2, HEADS, 19, HEAD_DIM, dtype=torch.float64) for _ in range(2))
+    v.requires_grad_()
+    options = {"encoding": shaken(encoding_name), "positions": Positions.arange(19), "sinks": sinks_drawn().detach()}
+    y, lse = attend(x, x, v, dropout_p=0.4, backend="tiled", return_lse=True, **options)
+    torch.rand(3)  # the generator has moved on when the tiles are computed again
+    cotangent = torch.randn_like(y)
+    y.backward(cotangent)
+    assert_close((v.grad * v.detach()).sum(), (cotangent * y.detach()).sum())
+    assert_close(lse, attend(x, x, v, return_lse=True, **options)[1])
+
+
 # ---------------------------------------------------------------------- models
 
 
