@@ -31,6 +31,5 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles so small that a short sequence has several, and the last is cut short."""
     monkeypatch.setattr(kernel, "TILE", 5)
     monkeypatch.setattr(kernel, "NARROW_TILE", 3)
-    monkeypatch.setattr(kernel, "HAND_TILE", 4)
     monkeypatch.setattr(tiled, "TILE_BYTES", 0)
     monkeypatch.setattr(tiled, "FEWEST_ROWS", 4)

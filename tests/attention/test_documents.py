@@ -38,7 +38,6 @@ ROWS: dict[str, Positions] = {
 def _runs_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mask, "SHORTEST", 0)
     monkeypatch.setattr(kernel, "NARROW_TILE", 4)
-    monkeypatch.setattr(kernel, "HAND_TILE", 4)
 
 
 @pytest.fixture

@@ -72,7 +72,6 @@ def test_keys_and_values_gather_many_tiles_without_rounding_between_them(
 ) -> None:
     """With a slope that is fixed torch's kernel does the rounding: once for each tile, no more than in one piece."""
     monkeypatch.setattr(kernel, "NARROW_TILE", 4)
-    monkeypatch.setattr(kernel, "HAND_TILE", 4)
     leaves = [x.requires_grad_() for x in torch.randn(3, 1, HEADS, LENGTH, HEAD_DIM).bfloat16()]
     cotangent, slopes = torch.randn_like(leaves[0]), ALiBi(HEADS, learned=True)
 

@@ -40,7 +40,6 @@ class Counter:
 @pytest.fixture
 def forward(monkeypatch: pytest.MonkeyPatch) -> Counter:
     monkeypatch.setattr(kernel, "NARROW_TILE", 16)
-    monkeypatch.setattr(kernel, "HAND_TILE", 16)
     counter = Counter(kernel.FLASH)
     monkeypatch.setattr(kernel, "FLASH", counter)
     return counter

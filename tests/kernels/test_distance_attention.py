@@ -21,7 +21,6 @@ SCALE = 0.4
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "TILE", 5)
     monkeypatch.setattr(kernel, "NARROW_TILE", 3)
-    monkeypatch.setattr(kernel, "HAND_TILE", 4)
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -29,6 +29,7 @@ from locant.attention.inputs import (
 from locant.attention.mask import AttentionMask
 from locant.attention.merge import shares
 from locant.errors import LocantError
+from locant.kernels.transforms import is_transforming
 from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import window_of
 from locant.positions.positions import require_positions
@@ -179,7 +180,9 @@ def _computed(choice: Choice, inputs: AttentionInputs) -> Attended:
 def _beside_sinks(y: Tensor, lse: Tensor, weights: Tensor | None, sinks: Float[Tensor, " heads"]) -> Attended:
     """A sink takes its share of every query's weights and leaves nothing in the output."""
     (share, _), lse = shares([lse, sinks[None, :, None].expand_as(lse)])
-    return Attended((y * share).to(y.dtype), lse, None if weights is None else weights * share)
+    outside = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transforming())
+    shared = y.mul_(share) if outside else (y * share).to(y.dtype)  # nobody else has this y, and nobody asks for it
+    return Attended(shared, lse, None if weights is None else weights * share)
 
 
 def _full_precision(q: Tensor) -> AbstractContextManager[object]:

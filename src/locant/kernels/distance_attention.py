@@ -37,8 +37,8 @@ TILE = 768
 """Queries at a time; from here on torch's kernel takes them in its largest steps."""
 NARROW_TILE = 256
 """The same where queries attend to few keys."""
-HAND_TILE = 128
-"""The same where scores of a head are held."""
+HELD = 2**19
+"""Where scores of a head are held, no more of them than this, of NARROW_TILE queries at most."""
 
 EAGER = "backend='eager', which is made of plain operations"
 
@@ -110,6 +110,10 @@ def _size(queries: int, keys: int, first: int, last: int) -> int:
     return NARROW_TILE if min(last - first + 1, keys) < 4 * TILE or queries < TILE else TILE
 
 
+def _hand_size(keys: int, first: int, last: int) -> int:
+    return max(1, min(NARROW_TILE, HELD // min(last - first + 1, keys)))
+
+
 def _backwards(table: Tensor, first: int, last: int) -> Tensor:
     """The table read backwards, with minus infinity at the entries that are not allowed."""
     hidden = table.new_full(table.shape, float("-inf"))
@@ -139,7 +143,7 @@ def _attend(
     (q, k, v), bias = (_rows_together(x) for x in (q, k, v)), _backwards(table, first, last)
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     sums = table.new_full(q.shape[:3], float("-inf"))  # and so they stay for queries without a key
-    size = _size(q.shape[2], k.shape[2], first, last) if softcap is None else HAND_TILE
+    size = _size(q.shape[2], k.shape[2], first, last) if softcap is None else _hand_size(k.shape[2], first, last)
     for tile in _tiles(q.shape[2], k.shape[2], first, last, size):
         rows, part = tile.rows, (q[:, :, tile.rows].flip(2), k[:, :, tile.keys], v[:, :, tile.keys])
         if softcap is None:
@@ -191,7 +195,8 @@ def _attend_backward(
     grad_k, grad_v = k.new_zeros(k.shape, dtype=wide), v.new_zeros(v.shape, dtype=wide)
     grad_table = torch.zeros_like(table, dtype=torch.float64) if of_table else table.new_zeros(0)
     by_hand = of_table or softcap is not None or grad_sums is not None
-    size = HAND_TILE if by_hand else _size(q.shape[2], k.shape[2], first, last)
+    span = (k.shape[2], first, last)
+    size = _hand_size(*span) if by_hand else _size(q.shape[2], *span)
     with torch.autocast("cpu", enabled=False):  # gradients are often asked for where it is on
         for tile in _tiles(q.shape[2], k.shape[2], first, last, size):
             rows, cols = tile.rows, tile.keys
