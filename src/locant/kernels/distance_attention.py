@@ -111,7 +111,7 @@ def _size(queries: int, keys: int, first: int, last: int) -> int:
 
 
 def _hand_size(keys: int, first: int, last: int) -> int:
-    return max(1, min(NARROW_TILE, HELD // min(last - first + 1, keys)))
+    return max(1, min(NARROW_TILE, HELD // max(1, min(last - first + 1, keys))))
 
 
 def _backwards(table: Tensor, first: int, last: int) -> Tensor:
@@ -160,7 +160,7 @@ def _capped(
     """The output and the sums of one tile, head by head, so that the scores of one head are all that is held."""
     group, wide = q.shape[1] // keys.shape[1], bias.dtype
     out, sums = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=wide)
-    scores, weights = q.new_empty((2, q.shape[2], keys.shape[2]), dtype=wide)
+    scores, weights = (q.new_empty((q.shape[2], keys.shape[2]), dtype=wide) for _ in range(2))
     for b in range(q.shape[0]):
         for h in range(q.shape[1]):
             k_h, v_h = (x[b, h // group].to(wide) for x in (keys, values))
@@ -242,7 +242,7 @@ def _by_hand(
     skewed = grad_k.new_zeros(rows * (diagonals + 1))
     scores_gradient = skewed.as_strided((rows, cols), (diagonals + 1, 1))
     # Once: memory touched for the first time is slow.
-    weights, of_weights, *more = grad_k.new_empty((2 if softcap is None else 3, rows, cols))
+    weights, of_weights, *more = (grad_k.new_empty(rows, cols) for _ in range(2 if softcap is None else 3))
     entries = slice(tile.entry, tile.entry + diagonals)
     grad_q = torch.empty_like(q)
     for b in range(q.shape[0]):
