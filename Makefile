@@ -12,7 +12,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet -c constraints.txt
 # What an environment is made from; when one of these changes, it is brought up to date.
-FRAME := pyproject.toml constraints.txt src/locant/_version.py
+NATIVE := src/locant/kernels/native
+FRAME := pyproject.toml constraints.txt src/locant/_version.py hatch_build.py $(NATIVE)/build.py $(wildcard $(NATIVE)/*.c)
 WORKERS ?= 2
 PROFILE ?= thorough
 
@@ -30,11 +31,13 @@ $(BIN)/python:
 $(VENV)/demo.stamp: $(FRAME) | $(BIN)/python
 	@echo "installing locant"
 	@$(PIP) -e '.[lab]'
+	@$(BIN)/python -m locant.kernels.native
 	@touch $@
 
 $(VENV)/dev.stamp: $(FRAME) | $(BIN)/python
 	@echo "installing locant and what its tests need"
 	@$(PIP) -e '.[dev]'
+	@$(BIN)/python -m locant.kernels.native
 	@touch $(VENV)/demo.stamp $@
 
 demo: $(VENV)/demo.stamp ## embed and compare on the sample text; the report lands in demo/
@@ -64,5 +67,5 @@ bench: $(VENV)/dev.stamp ## the benchmarks, each against its peers
 	@$(BIN)/python -m benchmarks
 
 clean: ## remove the environment, the caches and the demo
-	@rm -rf $(VENV) demo report dist .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(NATIVE)/*.so demo report dist .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from locant.errors import InputError
+from locant.kernels import native
 from locant.report.console import print_json
 
 __all__ = ["print_recorded", "recorded", "table"]
@@ -43,6 +44,7 @@ def print_recorded(names: Sequence[str], *, as_json: bool) -> None:
             made = part["environment"]
             versions = f"torch {made['torch']}, {made['torch_threads']} threads, Python {made['python']}"
             sys.stdout.write(f"{name} on {device} ({versions})\n{table(part['rows'])}\n\n")
+    sys.stdout.write(f"on this machine, native kernels are {native.status()}\n")
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -1,10 +1,14 @@
-"""The rotation on a CPU: against float64, against the reference bit for bit, and in memory that is full of NaN."""
+"""The rotation on a CPU: against float64, against the reference bit for bit, and in memory that is full of NaN.
+
+Everything here is asked of torch's loops and of the native kernel for each instruction set that this machine has.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from locant.kernels.rotary import cpu, reference
+from locant.kernels import native as kernels
+from locant.kernels.rotary import cpu, native, reference
 from locant.kernels.rotary.tables import Tables
 from tests.kernels.rotary.rotating import far_positions, tables, truth
 from tests.tolerances import assert_close
@@ -20,6 +25,20 @@ from tests.tolerances import assert_close
 LAYOUTS = ["half", "interleaved"]
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 SIZES = [2, 40, 72, 80, 96, 128, 192, 256]
+
+
+@pytest.fixture(scope="module", autouse=True, params=["torch", *kernels.runnable()])
+def path(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Which code rotates, in all that is tested here."""
+    of_library = kernels.function
+    if request.param != "torch" and of_library(native.FUNCTION) is None:
+        pytest.skip(f"native kernels are {kernels.status()}")
+
+    def function(name: str) -> Any:
+        return None if request.param == "torch" else of_library(name, request.param)
+
+    with mock.patch.object(kernels, "function", function):
+        yield request.param
 
 
 @pytest.fixture(params=[1, 3])
@@ -30,12 +49,18 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
+def rotate_(q: Tensor, k: Tensor | None, index: Tensor, of: Tables, *rest: Any) -> None:
+    """By the native kernel, if one is tested and it takes these tensors."""
+    kernel = cpu if native.unsupported(q, index, of) else native
+    kernel.rotate_(q, k, index, of, *rest)
+
+
 def rotated(q: Tensor, k: Tensor | None, index: Tensor, of: Tables, layout: Any, inverse: bool = False) -> Any:
     """Into fresh memory full of NaN, and again in place: both have to be the same bits."""
     out = [None if x is None else torch.full_like(x, torch.nan) for x in (q, k)]
-    cpu.rotate_(q, k, index, of, layout, 2 * of.pairs(), out[0], out[1], inverse)
+    rotate_(q, k, index, of, layout, 2 * of.pairs(), out[0], out[1], inverse)
     same = [None if x is None else x.clone() for x in (q, k)]
-    cpu.rotate_(same[0], same[1], index, of, layout, 2 * of.pairs(), same[0], same[1], inverse)
+    rotate_(same[0], same[1], index, of, layout, 2 * of.pairs(), same[0], same[1], inverse)
     for fresh, overwritten in zip(out, same, strict=True):
         assert fresh is None or torch.equal(fresh, overwritten)
     return out
@@ -90,33 +115,11 @@ def test_the_bits_are_those_of_the_reference_whatever_the_number_of_threads(coun
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("first", [0, 1, 255, 256, 65_200, 2**24 - 300, 2**31 - 600, -300, 1 - 2**31])
-def test_tokens_that_follow_each_other_share_what_they_can(first: int, layout: str) -> None:
-    """Across a change of every byte, from the first position to the last; the bits are those of each token alone."""
+def test_tokens_that_follow_each_other_have_the_bits_of_each_alone(first: int, layout: str) -> None:
+    """Across a change of every byte, from the first position to the last."""
     of = tables(64, attention_factor=1.37)
     index, q = torch.arange(first, first + 600)[None], torch.randn(1, 2, 600, 64)
-    assert cpu._product_of_runs(index, of) is not None
     assert_same_bits(q, None, index, of, layout)
-    for apart in (index.roll(1, 1), index.flip(1), index * 2 - first, index.repeat(2, 1), index[:, :511]):
-        assert cpu._product_of_runs(apart.clamp(1 - 2**31, 2**31 - 1), of) is None
-
-
-def test_what_fused_products_would_change_is_seen_by_these_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin: complex multiplication wherever it is possible, with rows that fill no whole vector."""
-    monkeypatch.setattr(cpu, "_is_whole", lambda numbers, pairs: True)
-    q = torch.randn(1, 3, 67, 14)
-    index, of = torch.arange(67)[None], tables(14)
-    ours = rotated(q, None, index, of, "interleaved")[0]
-    expected, _ = reference.rotate(q, None, index, of, "interleaved")
-    assert_close(ours, expected)
-    if "AVX" in torch.backends.cpu.get_cpu_capability():
-        assert not torch.equal(ours, expected)
-
-
-def test_a_machine_that_fuses_everywhere_gets_separate_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "_rounds_products", lambda: False)
-    for layout, dtype in itertools.product(LAYOUTS, DTYPES):
-        q, k = torch.randn(2, 3, 67, 64).to(dtype), torch.randn(2, 1, 67, 64).to(dtype)
-        assert_same_bits(q, k, torch.arange(67)[None], tables(64), layout)
 
 
 @given(
@@ -148,7 +151,7 @@ def test_memory_laid_out_otherwise_gives_the_same_bits(pairs: int, dtype: torch.
     assert_same_bits(sparse, shifted, index, of, layout)
     one = q[:, :1].expand(2, 3, 5, dim)
     out = torch.full((2, 3, 5, dim), torch.nan, dtype=dtype)
-    cpu.rotate_(one, None, index, of, layout, dim, out, None)
+    rotate_(one, None, index, of, layout, dim, out, None)
     assert torch.equal(out, reference.rotate(one, None, index, of, layout)[0])
 
 
@@ -162,34 +165,13 @@ def test_what_is_not_rotated_is_handed_through_and_what_lies_between_is_left_alo
     x.copy_(torch.randn(2, 3, 5, 45))
     before, index, of = x.clone(), torch.arange(5)[None], tables(32)
     out = torch.full_like(before, torch.nan)
-    cpu.rotate_(x, None, index, of, layout, 32, out, None)
+    rotate_(x, None, index, of, layout, 32, out, None)
     assert torch.equal(out[..., 32:], before[..., 32:])
     assert torch.equal(x, before)
-    cpu.rotate_(x, None, index, of, layout, 32, x, None)
+    rotate_(x, None, index, of, layout, 32, x, None)
     assert torch.equal(x, out)
     assert bool(around[..., :3].isnan().all())
     assert bool(around[..., 48:].isnan().all())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_memory_that_was_never_written_to_is_never_read(
-    layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    empty, poisoned = torch.empty, 0
-
-    def poison(*args: Any, **options: Any) -> Tensor:
-        nonlocal poisoned
-        poisoned += 1
-        return empty(*args, **options).fill_(torch.nan)
-
-    q, k, index, of = torch.randn(2, 3, 901, 64).to(dtype), torch.randn(2, 2, 901, 64).to(dtype), None, tables(64)
-    index = torch.arange(901)[None]
-    expected = reference.rotate(q, k, index, of, layout)
-    monkeypatch.setattr(torch, "empty", poison)
-    for x, wanted in zip(rotated(q, k, index, of, layout), expected, strict=True):
-        assert torch.equal(x, wanted)
-    assert poisoned
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 5, 14), (2, 0, 5, 14), (2, 3, 0, 14)])
@@ -231,6 +213,6 @@ def test_blocks_and_angles_cut_anywhere_change_no_bit(monkeypatch: pytest.Monkey
         for angles, block in ((1, 1), (32 * 3 * 7, 64 * 41), (2**17, 64 * 41 * 4), (100, 2**19)):
             monkeypatch.setattr(cpu, "ANGLES", angles)
             monkeypatch.setattr(cpu, "BLOCK", max(block, 64 * 41))
-            monkeypatch.setattr(cpu, "SMALL", 0)
+            monkeypatch.setattr(native, "ANGLES", angles)
             for x, wanted in zip(rotated(q.to(dtype), k.to(dtype), index, of, layout), expected, strict=True):
                 assert torch.equal(x, wanted)

@@ -16,7 +16,7 @@ __all__ = ["Choice", "choose_kernel"]
 class Choice(NamedTuple):
     """Which kernel rotates some tensors, and why not a faster one."""
 
-    kernel: Literal["cpu", "triton", "reference"]
+    kernel: Literal["native", "cpu", "triton", "reference"]
     why: str
 
 
@@ -33,7 +33,10 @@ def choose_kernel(
     Choice(kernel='reference', why='there is no kernel for meta')
     """
     if q.device.type == "cpu":
-        return Choice("cpu", "q is on a CPU")
+        from locant.kernels.rotary import native
+
+        reason = native.unsupported(q, positions, tables)
+        return Choice("native", "q is on a CPU") if reason is None else Choice("cpu", reason)
     if q.device.type != "cuda":
         return Choice("reference", f"there is no kernel for {q.device.type}")
     if not has_triton():

@@ -3,6 +3,8 @@
 The kernels, one file each, agree on this::
 
     reference.rotate(q, k, positions, tables, layout, inverse) -> (q, k)                    any device
+    native.rotate_(q, k, positions, tables, layout, rotary_dim, out_q, out_k, inverse) -> None
+    native.unsupported(q, positions, tables) -> str | None                                  why it cannot, or None
     cpu.rotate_(q, k, positions, tables, layout, rotary_dim, out_q, out_k, inverse) -> None
     triton.rotate_(q, k, positions, tables, layout, rotary_dim, out_q, out_k, inverse) -> None
     triton.unsupported(q, positions, tables) -> str | None                                  why it cannot, or None
@@ -213,7 +215,9 @@ def _run(
         if out_k is not None and rotated_k is not None:
             out_k.copy_(rotated_k)
         return
-    if kernel == "cpu":
+    if kernel == "native":
+        from locant.kernels.rotary.native import rotate_
+    elif kernel == "cpu":
         from locant.kernels.rotary.cpu import rotate_
     else:
         from locant.kernels.rotary.triton import rotate_

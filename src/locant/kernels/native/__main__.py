@@ -1,0 +1,20 @@
+"""``python -m locant.kernels.native`` says whether native kernels are used; with ``build``, it compiles them first."""
+
+from __future__ import annotations
+
+import sys
+
+from locant.kernels.native import status
+from locant.kernels.native.build import BuildError, build
+
+__all__: list[str] = []
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["build"]:
+        try:
+            sys.stdout.write(f"built {build()}\n")
+        except BuildError as error:
+            sys.exit(f"locant works without native kernels, but slower on a CPU: {error}")
+    elif sys.argv[1:]:
+        sys.exit("usage: python -m locant.kernels.native [build]")
+    sys.stdout.write(f"native kernels are {status()}\n")

@@ -1,0 +1,67 @@
+"""Loading the library that `build.py` makes; nothing is compiled here.
+
+It lies in the package, beside the Python code, and is trusted as much as that is: no cache elsewhere is looked into.
+Its name tells the sources it was made from, so that an old one is not loaded. The environment variable
+``LOCANT_NATIVE``, read at the first use, may say ``off``, or an instruction set: ``baseline``, ``avx2``, ``avx512``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from typing import Any, NamedTuple
+
+import torch
+
+from locant.errors import InputError
+from locant.kernels.native.build import library_path, variants
+
+__all__ = ["function", "runnable", "status"]
+
+HOW_TO_BUILD = "python -m locant.kernels.native build"
+CAPABILITIES = {"AVX512": "avx512", "AVX2": "avx2"}
+"""What torch calls an instruction set, and what `build.py` does; on everything else it is the baseline."""
+
+
+class _Found(NamedTuple):
+    library: ctypes.CDLL | None
+    variant: str
+    why: str
+
+
+@functools.cache
+def function(name: str, variant: str | None = None) -> Any:
+    """The function of this name, for the best instruction set or another, or ``None`` where there is no library."""
+    found = _found()
+    return None if found.library is None else getattr(found.library, f"{name}_{variant or found.variant}")
+
+
+def status() -> str:
+    """Whether native kernels are used, for which instruction set, or why not and what to do."""
+    return _found().why
+
+
+def runnable() -> tuple[str, ...]:
+    """The instruction sets of the library that this machine has, as torch sees it, the fastest first."""
+    best = CAPABILITIES.get(torch.backends.cpu.get_cpu_capability(), "baseline")
+    return variants()[variants().index(best) :] if best in variants() else variants()[-1:]
+
+
+@functools.cache
+def _found() -> _Found:
+    wanted = os.environ.get("LOCANT_NATIVE", "")
+    if wanted not in ("", "off", *runnable()):
+        choices = ", ".join(("off", *runnable()))
+        raise InputError(f"got LOCANT_NATIVE={wanted}, on this machine there are {choices}", "unset LOCANT_NATIVE")
+    if wanted == "off":
+        return _Found(None, "", "not used, as LOCANT_NATIVE=off says")
+    path = library_path()
+    if not path.exists():
+        return _Found(None, "", f"not built; with gcc: {HOW_TO_BUILD}")
+    try:
+        library = ctypes.CDLL(str(path))  # finds OpenMP in what torch has loaded, or fails here and not in a call
+    except OSError as error:
+        return _Found(None, "", f"cannot be loaded ({error}); with gcc: {HOW_TO_BUILD}")
+    variant = wanted or runnable()[0]
+    return _Found(library, variant, f"used, for {variant}")

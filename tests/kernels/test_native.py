@@ -1,0 +1,213 @@
+"""How native kernels are built, found and chosen, and how they behave among threads and processes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from locant.errors import InputError
+from locant.kernels import native
+from locant.kernels.native import build, library
+from locant.kernels.rotary import choose_kernel, reference, rotate
+from locant.kernels.rotary.native import FUNCTION
+from tests.kernels.rotary.rotating import tables
+from tests.refusal import refuses
+
+needs_library = pytest.mark.skipif(native.function(FUNCTION) is None, reason=f"native kernels are {native.status()}")
+needs_gcc = pytest.mark.skipif(sys.platform != "linux" or not shutil.which("gcc"), reason="there is no gcc")
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the sources and no library."""
+    for source in build.HERE.glob("*.c"):
+        shutil.copy(source, tmp_path)
+    monkeypatch.setattr(build, "HERE", tmp_path)
+    return tmp_path
+
+
+def run(code: str, **environment: str) -> str:
+    """What it prints, in a fresh interpreter."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+# ---------------------------------------------------------------------- building
+
+
+@needs_gcc
+@pytest.mark.slow
+def test_a_library_is_built_once_and_an_earlier_one_is_removed(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    (copied / "locant-0123456789abcdef.so").touch()
+    assert build.build() == build.library_path()
+    assert list(copied.glob("*.so")) == [build.library_path()]
+    assert sorted(path.suffix for path in copied.iterdir()) == [".c", ".so"]
+
+
+def test_a_library_is_not_found_for_other_sources(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = build.library_path().name
+    with (copied / "rotary.c").open("a", encoding="utf-8") as source:
+        source.write("\n")
+    assert build.library_path().name != before
+    monkeypatch.setattr(build, "FLAGS", ("-O0",))
+    assert len({before, build.library_path().name}) == 2
+
+
+@pytest.mark.parametrize(
+    ("compiler", "said"), [("false", "false ended with code 1"), ("no-such-compiler -m64", "no C compiler 'no-such")]
+)
+def test_what_keeps_it_from_being_built_is_said(
+    compiler: str, said: str, copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", compiler)
+    monkeypatch.setattr(sys, "platform", "linux")
+    with pytest.raises(build.BuildError, match=said):
+        build.build()
+    assert sorted(path.suffix for path in copied.iterdir()) == [".c"]
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(build.BuildError, match="on Linux only, this is win32"):
+        build.build()
+
+
+@needs_gcc
+@needs_library
+@pytest.mark.slow
+def test_fused_products_would_be_seen(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin: compiled as gcc does by default, where an instruction set has fused products."""
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(build, "FLAGS", tuple("-ffp-contract=fast" if "fp-c" in flag else flag for flag in build.FLAGS))
+    fused = ctypes.CDLL(str(build.build()))
+    q, index, of = torch.randn(1, 3, 67, 64), torch.arange(67)[None], tables(64)
+    expected, _ = reference.rotate(q, None, index, of, "half")
+    assert torch.equal(rotate(q, None, index, of, "half")[0], expected)
+    best = native.runnable()[0]
+    with mock.patch.object(native, "function", lambda name: getattr(fused, f"{name}_{best}")):
+        ours, _ = rotate(q, None, index, of, "half")
+    assert torch.equal(ours, expected) == (best == "baseline")
+
+
+# ---------------------------------------------------------------------- choosing
+
+
+def test_without_a_library_torch_rotates_and_it_is_said_what_to_do(copied: Path) -> None:
+    q = torch.randn(1, 2, 3, 8)
+    index, of = torch.arange(3)[None], tables(8)
+    with mock.patch.object(native, "function", return_value=None):
+        assert choose_kernel(q, index, of).kernel == "cpu"
+        assert torch.equal(rotate(q, None, index, of, "half")[0], reference.rotate(q, None, index, of, "half")[0])
+    found = library._found.__wrapped__()
+    assert found.library is None
+    assert found.why == "not built; with gcc: python -m locant.kernels.native build"
+
+
+def test_a_file_that_is_no_library_is_not_used(copied: Path) -> None:
+    build.library_path().write_bytes(b"nothing")
+    found = library._found.__wrapped__()
+    assert found.library is None
+    assert found.why.startswith("cannot be loaded (")
+
+
+SAY = "from locant.kernels import native; print(native.status())"
+
+
+def test_it_can_be_switched_off_and_held_to_an_older_instruction_set() -> None:
+    assert run(SAY, LOCANT_NATIVE="off") == "not used, as LOCANT_NATIVE=off says"
+    if native.function(FUNCTION) is not None:
+        assert run(SAY, LOCANT_NATIVE="baseline") == "used, for baseline"
+    with mock.patch.dict(os.environ, LOCANT_NATIVE="sse9"), refuses(InputError, "LOCANT_NATIVE=sse9", "unset"):
+        library._found.__wrapped__()
+
+
+@needs_library
+def test_what_the_kernel_cannot_read_goes_another_way_with_the_same_bits() -> None:
+    index, of = torch.arange(3)[None], tables(8)
+    sparse, negated = torch.randn(1, 2, 3, 16)[..., ::2], torch._neg_view(torch.randn(1, 2, 3, 8))
+    windows = torch.randn(100).as_strided((1, 1, 3, 8), (1, 1, 1, 1))  # its copy has another order in memory
+    zeros = torch._efficientzerotensor((1, 2, 3, 8))
+    assert choose_kernel(torch.randn(1, 2, 3, 8), index, of).kernel == "native"
+    for q in (sparse, negated, zeros):
+        assert choose_kernel(q, index, of).kernel == "cpu"
+    for q in (sparse, negated, windows):
+        assert torch.equal(rotate(q, None, index, of, "half")[0], reference.rotate(q, None, index, of, "half")[0])
+
+
+# ---------------------------------------------------------------------- among other code
+
+
+@needs_library
+def test_autograd_sees_what_is_overwritten() -> None:
+    index, of, q = torch.arange(3)[None], tables(8), torch.randn(1, 2, 3, 8)
+    weight = torch.randn(1, 2, 3, 8, requires_grad=True)
+    loss = (weight * q).sum()
+    rotate(q, None, index, of, "half", inplace=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    with torch.inference_mode():
+        inside = torch.randn(1, 2, 3, 8)
+        expected = rotate(inside, None, index, of, "half")[0]
+        assert torch.equal(rotate(inside, None, index, of, "half", inplace=True)[0], expected)
+
+
+@needs_library
+def test_many_python_threads_may_rotate_at_once() -> None:
+    index, of = torch.arange(600)[None], tables(64)
+    inputs = [torch.randn(1, 4, 600, 64) for _ in range(16)]
+
+    def one(q: torch.Tensor) -> Any:
+        return rotate(q, None, index, of, "half")[0]
+
+    with ThreadPoolExecutor(4) as pool:
+        for q, ours in zip(inputs, pool.map(one, inputs), strict=True):
+            assert torch.equal(ours, reference.rotate(q, None, index, of, "half")[0])
+
+
+THREADS = """
+import os, torch
+from locant import Positions, Rotary
+torch.set_num_threads(1)
+rotary, q = Rotary(64), torch.randn(1, 8, 600, 64)
+short, long = Positions.arange(1), Positions.arange(600)
+before = len(os.listdir("/proc/self/task"))
+torch.set_num_threads(3)
+for work in (lambda: rotary.rotate_one(q[:, :, :1], short), lambda: rotary.rotate_one(q, long), lambda: q.exp()):
+    work()
+    print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@needs_library
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_one_token_starts_no_thread_and_many_those_that_torch_goes_on_with() -> None:
+    assert run(THREADS).split() == ["0", "2", "2"]
+
+
+FORK = """
+import os, sys, torch
+from locant import Positions, Rotary
+rotary, q = Rotary(64), torch.randn(1, 8, 600, 64)
+expected = rotary.rotate_one(q, Positions.arange(600))
+child = os.fork()
+if not child:
+    torch.set_num_threads(1)  # as a worker of a DataLoader does
+    os._exit(not torch.equal(rotary.rotate_one(q, Positions.arange(600)), expected))
+print(os.waitpid(child, 0)[1])
+"""
+
+
+@needs_library
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_process_rotates_on_one_thread() -> None:
+    assert run(FORK) == "0"
