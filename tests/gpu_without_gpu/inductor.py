@@ -15,22 +15,52 @@ import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-__all__ = ["Kernel", "compiled", "on_the_device", "start"]
+__all__ = ["Kernel", "compiled", "start", "to_device"]
 
 SHARED_MEMORY = 232448
 """Bytes that a program may have on an H100."""
 
-GUARD = """
+LACKING = """
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 namespace c10::impl {
-C10_REGISTER_GUARD_IMPL(CUDA, NoOpDeviceGuardImpl<DeviceType::CUDA>)
+struct OneDevice : DeviceGuardImplInterface {
+  DeviceType type() const override { return DeviceType::CUDA; }
+  Device exchangeDevice(Device) const override { return getDevice(); }
+  Device getDevice() const override { return Device(DeviceType::CUDA, 0); }
+  void setDevice(Device) const override {}
+  void uncheckedSetDevice(Device) const noexcept override {}
+  Stream getStream(Device device) const override { return Stream(Stream::DEFAULT, device); }
+  Stream getNewStream(Device device, int) const override { return getStream(device); }
+  Stream exchangeStream(Stream stream) const override { return stream; }
+  DeviceIndex deviceCount() const noexcept override { return 1; }
+  void record(void**, const Stream&, const DeviceIndex, const EventFlag) const override {}
+  void block(void*, const Stream&) const override {}
+  bool queryEvent(void*) const override { return true; }
+  void destroyEvent(void*, const DeviceIndex) const noexcept override {}
+};
+C10_REGISTER_GUARD_IMPL(CUDA, OneDevice)
+}
+namespace at {
+struct CUDAHooks : CUDAHooksInterface {
+  explicit CUDAHooks(CUDAHooksArgs) {}
+  void init() const override {}
+  bool hasCUDA() const override { return true; }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(DeviceIndex) const override { return true; }
+  DeviceIndex deviceCount() const override { return 1; }
+  DeviceIndex getCurrentDevice() const override { return 0; }
+};
+REGISTER_CUDA_HOOKS(CUDAHooks)
 }
 """
-"""What torch without CUDA lacks for fake tensors on it to be indexed."""
+"""What torch without CUDA lacks for fake tensors on it to be indexed and differentiated."""
 
 H100 = SimpleNamespace(
     name="NVIDIA H100 80GB HBM3", major=9, minor=0, total_memory=80 * 2**30, multi_processor_count=132, warp_size=32,
@@ -102,21 +132,24 @@ def start(cache: Path) -> None:
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "TRITON_CACHE_DIR": str(cache / "triton"),
         "TORCHINDUCTOR_COMPILE_THREADS": "1", "TRITON_DEFAULT_FP_FUSION": "1",
     }  # fmt: skip
-    _guard(cache)
+    _library(cache)
     _cuda()
     _triton()
     _inductor()
 
 
-def _guard(cache: Path) -> None:
-    import torch
+def _library(cache: Path) -> None:
+    """Before torch asks for the first time what there is."""
+    home = Path(find_spec("torch").origin).parent
+    if (home / "lib" / "libtorch_cuda.so").exists():
+        import torch
 
-    torch._C._ensureCUDADeviceGuardSet()  # enough where torch is built with CUDA
-    if torch.version.cuda is not None:
+        torch._C._ensureCUDADeviceGuardSet()  # enough where torch is built with CUDA
         return
-    library, home = cache / "guard.so", Path(torch.__file__).parent
-    command = ["c++", "-std=c++20", "-shared", "-fPIC", f"-I{home / 'include'}", "-x", "c++", "-"]
-    subprocess.run([*command, f"-L{home / 'lib'}", "-lc10", "-o", library], input=GUARD, text=True, check=True)
+    library, libraries = cache / "lacking.so", home / "lib"
+    command = ["c++", "-std=c++20", "-shared", "-fPIC", f"-I{home / 'include'}", "-x", "c++", "-", "-o", library]
+    linked = [f"-L{libraries}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{libraries}"]
+    subprocess.run([*command, *linked], input=LACKING, text=True, check=True)
     ctypes.CDLL(str(library))
 
 
@@ -217,21 +250,21 @@ def _inductor() -> None:
         return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
 
     torch._C._dynamo.guards._empty_strided_cuda = empty
+    triton_heuristics.CachingAutotuner.bench = _always(1.0)  # all are as quick as one another
 
 
 # ---------------------------------------------------------------------- what runs there
 
 
-def on_the_device(module: Any, *, learning: bool = False) -> Any:
-    """A module with its parameters on the device, in the process in which there is one."""
+def to_device(module: Any, *, learning: bool = False) -> None:
+    """Give a module, if it is one, parameters on the device."""
     import torch
 
-    for each in module.modules():
+    for each in () if module is None else module.modules():
         for name, parameter in list(each._parameters.items()):
             if parameter is not None:
                 there = torch.empty(parameter.shape, dtype=parameter.dtype, device="cuda")
                 each._parameters[name] = torch.nn.Parameter(there, requires_grad=learning)
-    return module
 
 
 def compiled(function: Callable[..., Any], *arguments: Any) -> list[Kernel]:

@@ -116,7 +116,7 @@ class Fire(PositionEncoding):
             ratio = ratio_of(distance(batch, query, key), torch.maximum(q_index(batch, query), k_index(batch, key)))
             piece = torch.zeros_like(ratio, dtype=torch.int32)
             for unit in range(self.hidden_width):  # one by one: a score function may not reduce over a dimension
-                piece = piece + (ratio > kinks[unit])
+                piece = piece + (ratio > kinks.select(0, unit))  # not kinks[unit], which makes a tensor of the number
             return score + (slopes[piece, head] * ratio + offsets[piece, head])
 
         return add
