@@ -137,6 +137,18 @@ def test_a_block_mask_goes_with_its_positions_and_is_no_part_of_them() -> None:
     assert mask() is None, "kept without a garbage collection having to find a cycle"
 
 
+def test_positions_that_were_written_in_place_have_another() -> None:
+    index = torch.zeros(1, 300, dtype=torch.int64)
+    positions = Positions(index, min_index=0, max_index=299)
+    before = made(positions)
+    index[:, 150:] = 7
+    assert made(positions) is not before
+    assert torch.equal(made(positions).to_dense(), AttentionMask(positions)._block_mask().to_dense())
+    with torch.inference_mode():
+        unversioned = Positions(torch.zeros(1, 300, dtype=torch.int64), min_index=0, max_index=299)
+        assert made(unversioned) is not made(unversioned)
+
+
 def test_a_compiled_graph_makes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = Positions.packed([200, 100])
     before = made(packed)

@@ -37,6 +37,8 @@ BIASES: dict[str, Callable[[], PositionEncoding | None]] = {
 }
 TILED = ("cope", "transformer_xl")
 """They have no score function, and so no kernel of FlexAttention."""
+TOO_SLOW = ("fire",)
+"""Its kernel takes minutes to compile."""
 ARRANGEMENTS = ("prefill", "window", "packed", "decode")
 DTYPES = ("bfloat16", "float16", "float32")
 FAST = [
@@ -54,7 +56,7 @@ def every_case() -> list[Any]:
     """All, of which a few are fast: an encoding in every arrangement, forward and backward, dtypes in turn."""
     cases = [
         (name, arrangement, DTYPES[(n + m) % 3], learning)
-        for n, name in enumerate(name for name in BIASES if name not in TILED)
+        for n, name in enumerate(name for name in BIASES if name not in (*TILED, *TOO_SLOW))
         for m, arrangement in enumerate(ARRANGEMENTS)
         for learning in (False, True)
         if not (learning and arrangement == "decode")

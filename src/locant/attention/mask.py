@@ -184,15 +184,17 @@ class AttentionMask:
         if self.offset is not None and not is_watched():
             sizes = (max(self.offset, 0), self.queries.seq_len, max(-self.offset, 0), self.keys.seq_len)
             return _counting(*sizes, self.causal, self.window, self.queries.device, torch.is_inference_mode_enabled())
+        versions = _versions(self.queries), _versions(self.keys)
+        if None in versions:
+            return self._block_mask()
         if self.queries not in MADE:
             MADE[self.queries] = WeakIdKeyDictionary()
         by_keys, kind = MADE[self.queries], (self.causal, self.window, torch.is_inference_mode_enabled())
-        if self.keys not in by_keys:
-            by_keys[self.keys] = {}
-        made: dict[tuple[object, ...], object] = by_keys[self.keys]
-        if kind not in made:
-            made[kind] = self._block_mask()
-        return made[kind]
+        made: dict[tuple[object, ...], tuple[object, object]] = by_keys.get(self.keys, {})
+        if kind not in made or made[kind][0] != versions:
+            made[kind] = versions, self._block_mask()
+        by_keys[self.keys] = made
+        return made[kind][1]
 
     def _block_mask(self) -> object:
         from torch.nn.attention.flex_attention import BlockMask
@@ -282,6 +284,12 @@ def _counting(
     """`inference`: what is made in inference mode cannot be used outside of it."""
     where = Positions.after(start, queries, device=device), Positions.after(k_start, keys, device=device)
     return AttentionMask(*where, causal, window)._block_mask()  # pyright: ignore[reportPrivateUsage]
+
+
+def _versions(positions: Positions) -> tuple[int, ...] | None:
+    """How often their memory was written, as a static cache's is; ``None`` of inference mode, which does not count."""
+    tensors = [x for x in (positions.index, positions.document_or_none, positions.order_or_none) if x is not None]
+    return None if any(x.is_inference() for x in tensors) else tuple(x._version for x in tensors)
 
 
 def _is_capturing(device: torch.device) -> bool:
