@@ -33,7 +33,7 @@ from tests.attention.arrangements import (
     shaken,
 )
 from tests.refusal import refuses
-from tests.tolerances import assert_close
+from tests.tolerances import TENSOR_CORES, assert_close
 
 BACKENDS = ["eager", "tiled", "auto"]
 CAP = 0.7
@@ -419,3 +419,33 @@ def test_sinks_that_are_no_logits_of_the_heads(sinks: object, words: tuple[str, 
 def test_a_flag_is_true_or_false() -> None:
     with refuses(RangeError, "for return_lse", "True or False"):
         attend(X, X, X, positions=WHERE, return_lse=1)  # type: ignore[call-overload]
+
+
+# ------------------------------------------------- on a GPU: python -m pytest -m gpu tests/attention
+
+
+@pytest.mark.gpu
+@pytest.mark.unchecked
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["causal", "window", "packed"])
+@pytest.mark.parametrize("encoding_name", ["none", "alibi, learned", "t5", "fire"])
+@pytest.mark.parametrize("backend", ["flex", "tiled", "auto"])
+def test_on_a_gpu_they_are_those_of_float64(backend: str, encoding_name: str, kind: str, dtype: torch.dtype) -> None:
+    length, encoding = 300, shaken(encoding_name, torch.float32)
+    encoding = encoding if encoding is None else encoding.cuda()
+    positions = Positions.packed([100, 200]) if kind == "packed" else Positions.arange(length)
+    where = {"positions": positions.to("cuda"), "window": 50 if kind == "window" else None}
+    shapes = [(2, HEADS, length, 32), (2, KV_HEADS, length, 32), (2, KV_HEADS, length, 32), (HEADS,)]
+    leaves = [torch.randn(*shape, device="cuda").to(dtype).requires_grad_() for shape in shapes]
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    found, truth = (
+        attend(*each[:3], sinks=each[3], softcap=CAP, return_lse=True, encoding=encoding, backend=name, **where)
+        for each, name in ((leaves, backend), (wide, "eager"))
+    )
+    cotangents = [torch.randn_like(each) for each in found]
+    parameters = list(parameters_of(encoding).values())
+    ours = torch.autograd.grad(found, [*leaves, *parameters], cotangents)
+    theirs = torch.autograd.grad(truth, [*wide, *parameters], [each.double() for each in cotangents])
+    for a, b in zip((*found, *ours), (*truth, *theirs), strict=True):
+        assert float((a.double() - b).abs().max()) <= TENSOR_CORES[dtype] * max(float(b.abs().max()), 1.0)

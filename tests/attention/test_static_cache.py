@@ -40,7 +40,15 @@ def step(
 ) -> tuple[Tensor, Tensor, Tensor, Positions]:
     q, k = encoding.rotate(q, kv, where)
     keys, values, k_positions = cache.append(k, kv, where)
-    y = attend(q, keys, values, encoding=encoding, positions=where, k_positions=k_positions, sinks=torch.ones(HEADS))
+    y = attend(
+        q,
+        keys,
+        values,
+        encoding=encoding,
+        positions=where,
+        k_positions=k_positions,
+        sinks=torch.ones(HEADS, device=q.device),
+    )
     return y, keys, values, k_positions
 
 
@@ -199,3 +207,33 @@ def test_tokens_of_another_kind(new: Tensor) -> None:
         static().append(new, new, Positions.arange(1))
     with refuses(LocantError, "gradient"):
         static().append(tokens(1).requires_grad_(), tokens(1), Positions.arange(1))
+
+
+# ------------------------------------------------- on a GPU: python -m pytest -m gpu tests/attention
+
+
+@pytest.mark.gpu
+@pytest.mark.unchecked
+def test_on_a_gpu_a_step_is_captured_and_replayed() -> None:
+    """Every replay reads and writes where the capture did: new tokens come in through the same memory."""
+    encoding, replayed, cache = Rotary(HEAD_DIM), static(device="cuda"), static(device="cuda")
+    q, kv = (torch.zeros(2, heads, 1, HEAD_DIM, device="cuda") for heads in (HEADS, KV_HEADS))
+
+    def decode(cache: StaticKVCache) -> Tensor:
+        return step(cache, encoding, q, kv, cache.next_positions())[0]
+
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.no_grad():
+        with torch.cuda.stream(stream):
+            decode(replayed)  # what is made once is made outside of the graph
+        torch.cuda.synchronize()
+        replayed.clear()
+        with torch.cuda.graph(graph):
+            y = decode(replayed)
+        replayed.clear()  # capturing computes nothing, and this makes sure of it
+        for _ in range(MAX_LEN):
+            q.normal_()
+            kv.normal_()
+            graph.replay()
+            torch.testing.assert_close(y, decode(cache), rtol=0, atol=DECODED)
+    assert len(replayed) == len(cache) == MAX_LEN
