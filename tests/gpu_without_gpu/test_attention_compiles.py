@@ -114,6 +114,24 @@ def through_flex(name: str, arrangement: str, dtype: str, learning: bool) -> lis
     return inductor.compiled(call)
 
 
+def beside_the_softmax(name: str, arrangement: str, dtype: str, learning: bool) -> list[inductor.Kernel]:
+    """The same with sinks, a soft cap and the log-sum-exp, and the gradients of all of them."""
+    encoding = BIASES[name]()
+
+    def call() -> None:
+        inductor.to_device(encoding, learning=learning)
+        q, k, where = tensors(arrangement, dtype, learning)
+        options: dict[str, Any] = {"sinks": torch.empty(HEADS, device="cuda", requires_grad=learning), "softcap": 30.0}
+        with torch.set_grad_enabled(learning):
+            y, lse = attend(q, k, k, encoding=encoding, backend="flex", return_lse=True, **options, **where)
+            if learning:
+                (y.sum() + lse.sum()).backward()
+        assert (y.dtype, y.shape) == (q.dtype, q.shape)
+        assert (lse.dtype, lse.shape) == (torch.float32, q.shape[:3])
+
+    return inductor.compiled(call)
+
+
 def copied_and_kept(self: constant.Constant, device: torch.device) -> None:
     """As it is on a device; fake tensors would not be kept."""
     if device not in self._copies:
@@ -164,6 +182,29 @@ def test_machine_code_comes_out_that_fits_the_device(
     kernels = there(through_flex, name, arrangement, dtype, learning)
     assert any("flex" in kernel.name for kernel in kernels)
     assert all(kernel.cubin for kernel in kernels)
+    assert max(kernel.shared for kernel in kernels) <= inductor.SHARED_MEMORY
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("none", "window", "bfloat16", True),
+        *(
+            pytest.param(case, marks=pytest.mark.slow)
+            for case in [
+                ("none", "decode", "bfloat16", False), ("t5", "prefill", "bfloat16", True),
+                ("alibi", "packed", "float16", True), ("learned alibi", "prefill", "float32", True),
+            ]
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_so_it_does_with_what_stands_beside_the_softmax(
+    case: tuple[str, str, str, bool], there: Callable[..., Any]
+) -> None:
+    kernels = there(beside_the_softmax, *case)
+    assert any("flex" in kernel.name for kernel in kernels)
+    assert any("flex" in kernel.name and "backward" in kernel.name for kernel in kernels) == case[-1]
     assert max(kernel.shared for kernel in kernels) <= inductor.SHARED_MEMORY
 
 
