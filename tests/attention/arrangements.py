@@ -35,6 +35,7 @@ __all__ = [
     "HEADS",
     "HEAD_DIM",
     "KV_HEADS",
+    "ONLY_A_MATRIX",
     "Arrangement",
     "Inputs",
     "parameters_of",
@@ -64,6 +65,8 @@ ENCODINGS |= {
     for name, kind in encodings().items()
     if "bias" in kind.doors() and name not in ENCODINGS
 }
+ONLY_A_MATRIX = ("cope", "transformer_xl")
+"""Encodings without a score function, which FlexAttention would need."""
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,20 @@ from torch import Tensor
 
 from locant import ALiBi, KVCache, Positions, T5Bias, attend
 from locant.attention.backends import flex
-from tests.attention.arrangements import ARRANGEMENTS, BATCH, ENCODINGS, HEADS, Arrangement, Inputs, shaken
+from tests.attention.arrangements import (
+    ARRANGEMENTS,
+    BATCH,
+    ENCODINGS,
+    HEADS,
+    ONLY_A_MATRIX,
+    Arrangement,
+    Inputs,
+    shaken,
+)
 from tests.tolerances import TENSOR_CORES, assert_close
 
 FAST = (("packed window both ways", "deberta"), ("chunk with a window", "t5"), ("left padding", "alibi"))
 SLOW = ("packed window both ways", "chunk with a window", "holes", "behind caches of two lengths", "backwards")
-ONLY_A_MATRIX = ("cope", "transformer_xl")
-"""They have no score function."""
 COMPILERS_OWN_WARNING = "ignore:.*torch.jit:DeprecationWarning"  # torch's compiler, about itself
 
 
