@@ -29,7 +29,7 @@ A compiler sees two operators of ours. ``locant::rotate`` makes new tensors; its
 angle, so that it can be differentiated as often as one likes, and all that a backward pass keeps is the positions and
 the tables. ``locant::rotate_`` writes into q and k. Tools that record or count operators see them, too. Otherwise
 uncompiled code reaches the kernels through a function with the same derivatives, which also knows `torch.func`, and
-directly without gradients: one token then takes 74 microseconds, with the function 135, by the operator 147.
+directly without gradients: one token then takes 26 microseconds, with the function 52, by the operator 42.
 """
 
 from __future__ import annotations
