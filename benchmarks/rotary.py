@@ -28,14 +28,14 @@ PEERS = {
     "rotary-embedding-torch": "rotary_embedding_torch",
     "x-transformers": "x_transformers",
 }
-NEAR = {torch.float32: 2e-3, torch.bfloat16: 6e-2}
+NEAR = {torch.float32: 2e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2}
 """How far from the truth a contender may be: others' angles are off by 1.4e-4 at position 4 095, and q by 5 of that."""
 
 Contender = Callable[[], Any]
 
 
 def rows() -> list[Row]:
-    """Every contender, forward and backward, in both dtypes; and the angles alone."""
+    """Every contender, forward and backward, in three dtypes; and the angles alone."""
     if torch.cuda.is_available():
         return importlib.import_module("benchmarks.gpu_rotary").rows()
     absent = [name for name, module in PEERS.items() if importlib.util.find_spec(module.split(".")[0]) is None]
@@ -43,7 +43,7 @@ def rows() -> list[Row]:
         print(f"not installed, and so not measured: {', '.join(absent)}")
     found = []
     for name, shape in SHAPES.items():
-        for dtype in (torch.bfloat16, torch.float32):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
             found += _rotation(name, shape, dtype)
             found += _backward(name, shape, dtype)
     return [*found, *_angles()]

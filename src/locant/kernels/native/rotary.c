@@ -5,8 +5,8 @@
    every product rounded. So this must be compiled with -ffp-contract=off, and without -ffast-math.
 
    Threads take blocks of tokens. The cosines of a block are made in the thread's own stack and serve all its heads and
-   sequences, so that nothing of the size of the whole sequence is stored. Blocks are handed out as threads come for
-   them: on a busy machine one that is not scheduled holds nobody up but at the end.
+   sequences, so that nothing of the size of the whole sequence is stored. A thread has a share of blocks that lie
+   together, and then takes what is left of others': on a busy machine, one that is not scheduled holds nobody up.
 
    It is compiled once for each instruction set, with VARIANT in the name of its function, and linked without an OpenMP
    library: its symbols are those of the one that torch has loaded. */
@@ -21,6 +21,8 @@
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "two halves of 16 bits are taken from 32 in the order of a little-endian machine"
 #endif
+
+int omp_get_thread_num(void);
 
 #define JOIN(a, b) a##_##b
 #define NAMED(a, b) JOIN(a, b)
@@ -301,10 +303,14 @@ void NAMED(locant_rotate, VARIANT)(const char *packed) {
     int64_t blocks = (seq + block - 1) / block;
     int together = task.rows == 1 && blocks >= 4 * threads; /* angles made once for all sequences */
     int64_t sequences = together ? task.batch : 1, all = together ? blocks : blocks * task.batch;
-    int64_t next = 0;
+    int64_t taken[threads]; /* of each thread's share */
+    memset(taken, 0, sizeof taken);
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
-    for (int64_t i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < all;) {
-        int64_t first = i % blocks * block, count = seq - first < block ? seq - first : block;
-        rotate_block(&task, together ? 0 : i / blocks, sequences, first, count);
+    for (int64_t me = omp_get_thread_num(), turn = 0; turn < threads; turn++) {
+        int64_t whose = (me + turn) % threads, begin = all * whose / threads, end = all * (whose + 1) / threads;
+        for (int64_t i; (i = begin + __atomic_fetch_add(&taken[whose], 1, __ATOMIC_RELAXED)) < end;) {
+            int64_t first = i % blocks * block, count = seq - first < block ? seq - first : block;
+            rotate_block(&task, together ? 0 : i / blocks, sequences, first, count);
+        }
     }
 }
