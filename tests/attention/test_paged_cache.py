@@ -168,3 +168,20 @@ def test_sizes_of_nothing(name: str) -> None:
     sizes = {"num_blocks": 2, "block_size": 2, "kv_heads": 1, "head_dim": 2, "value_dim": 2, name: 0}
     with refuses(RangeError, f"got 0 for {name}"):
         PagedKVCache(**sizes)  # type: ignore[arg-type]
+
+
+def test_a_block_hands_nothing_of_its_last_sequence_on() -> None:
+    """A weight of 0 hides a finite number, but no NaN."""
+    cache, table = pool(), torch.tensor([[0, 1, 2, 3, 4, 5]])
+    broken = torch.full((1, KV_HEADS, 24, HEAD_DIM), torch.nan)
+    cache.append(broken, broken, Positions.arange(24), table, torch.tensor([0]))
+    keys, values, positions = cache.append(
+        tokens(1, batch=1), tokens(1, batch=1), Positions.arange(1), table, torch.tensor([0])
+    )
+    y = attend(torch.randn(1, HEADS, 1, HEAD_DIM), keys, values, positions=Positions.arange(1), k_positions=positions)
+    assert bool(y.isfinite().all())
+
+
+def test_a_row_without_a_block_for_its_tokens() -> None:
+    with refuses(RangeError, "row 1", "free block"):
+        pool().append(tokens(1), tokens(1), Positions.arange(1), TABLE, torch.tensor([0, 8]))

@@ -201,7 +201,11 @@ def test_sizes_of_nothing(size: int, name: str) -> None:
         StaticKVCache(**sizes)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("new", [tokens(1).double(), tokens(1, 3), tokens(1, width=5), tokens(1)[:1]], ids=str)
+@pytest.mark.parametrize(
+    "new",
+    [tokens(1).double(), tokens(1, 3), tokens(1, width=5), tokens(1)[:1]],
+    ids=["dtype", "heads", "width", "batch"],
+)
 def test_tokens_of_another_kind(new: Tensor) -> None:
     with refuses(ShapeError, "keys", "the cache holds", "StaticKVCache"):
         static().append(new, new, Positions.arange(1))

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import multiprocessing
 from torch.distributed.device_mesh import init_device_mesh
 
-from locant import LocantError, Positions, RangeError, ShapeError
+from locant import ALiBi, LocantError, Positions, RangeError, ShapeError
 from locant.attention import attend as attend_here
 from locant.parallel import attend, head_slice
 from tests.parallel.context_ranks import EVERY_ROW, SOME_CASES, find_out
@@ -85,6 +85,24 @@ class TestOneProcess:
             attend(q, q, q, positions=positions, method="ring", dropout_p=0.1)
         with refuses(ShapeError, "k_positions"):
             attend(q, q, q, positions=positions, k_positions=Positions.arange(5))
+
+    @pytest.mark.parametrize("method", ["gather", "ring", "ulysses"])
+    def test_refuses_before_anything_is_sent(self, method: Any) -> None:
+        q, positions = torch.randn(1, 4, 6, 8), Positions.packed([2, 4])
+        with refuses(ShapeError, "sinks", "(4,)"):
+            attend(q, q, q, positions=positions, method=method, sinks=torch.zeros(1))
+        with refuses(ShapeError, "k_positions", "gather_positions"):
+            attend(q, q, q, positions=positions, method=method, k_positions=Positions.packed([3, 3]))
+        with refuses(ShapeError, "ALiBi"):
+            attend(q, q, q, positions=positions, method=method, encoding=ALiBi(2))
+        with refuses(LocantError, "group"):
+            attend(q, q, q, positions=positions, method=method, group="cp")  # type: ignore[arg-type]
+
+    def test_ulysses_refuses_the_heads_of_another_rank(self) -> None:
+        q = torch.randn(1, 4, 6, 8)
+        with refuses(ShapeError, "head_slice"):
+            attend(q, q, q, positions=Positions.arange(6), method="ulysses", encoding=ALiBi(12, head_slice=slice(2, 6)))
+        attend(q, q, q, positions=Positions.arange(6), method="ulysses", encoding=ALiBi(12, head_slice=slice(4, 8)))
 
     def test_slices_of_heads(self) -> None:
         assert head_slice(8) == slice(0, 8)

@@ -113,7 +113,8 @@ def attend(
             forward mode and inside `torch.func.grad` and the like, torch's kernel of plain operations. ``"tiled"``: the
             same without the matrix, for a tile of queries at a time. ``"flex"``: FlexAttention (on a CPU without
             gradients). ``"eager"``: written out, the one for gradients of gradients by ``backward``. ``"auto"`` chooses
-            by device and sizes (`locant.attention.choice`).
+            by device and sizes (`locant.attention.choice`). ``"sdpa"`` refuses `softcap`, `sinks` and `return_lse`;
+            on a CPU ``"flex"`` refuses the last two.
         return_weights: also return the weights, ``batch heads query key``, before dropout. Beside a sink they add up to
             less than one.
         return_lse: also return, behind the weights if there are any, the log-sum-exp of every query's scores, bias and

@@ -243,7 +243,7 @@ def sinks_of(sinks: Any, q: Tensor) -> Float[Tensor, " heads"] | None:
         return None
     require_arithmetic("sinks", sinks)
     if sinks.shape != q.shape[1:2]:
-        raise shape_error("sinks", sinks, f"({q.shape[1]},), one for each query head", "sinks.flatten()")
+        raise shape_error("sinks", sinks, f"({q.shape[1]},)", "one logit for each query head")
     if sinks.device != q.device:
         raise ShapeError(f"got sinks on {sinks.device}, expected them where q is, on {q.device}", "sinks.to(q.device)")
     return sinks.to(torch.promote_types(q.dtype, torch.float32))

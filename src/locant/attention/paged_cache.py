@@ -121,6 +121,9 @@ class PagedKVCache:
         """Of every new token in the pool, counted over all blocks."""
         slots = cached[:, None] + real.cumsum(1) - 1
         blocks = table.gather(1, torch.where(real, slots // self.block_size, 0))
+        if readable(blocks) and bool((missing := (blocks < 0) & real).any()):
+            row = int(missing.any(1).nonzero()[0, 0])
+            raise RangeError(f"got -1 in row {row} of table where its new tokens go", "a free block in its place")
         places = blocks * self.block_size + slots % self.block_size
         return torch.where(real, places, self.num_blocks * self.block_size).flatten()
 
@@ -128,7 +131,8 @@ class PagedKVCache:
         keys, values = (store[table].flatten(1, 2).transpose(1, 2) for store in (self._keys, self._values))
         slots = torch.arange(keys.shape[2], device=keys.device)
         document = torch.where(slots < lengths[:, None], self._document[table].flatten(1), PADDING)
-        return keys, values, Positions(self._index[table].flatten(1), document, None, 0, self.max_index)
+        positions = Positions(self._index[table].flatten(1), document, None, 0, self.max_index)
+        return *zero_padding(positions, keys, values), positions  # a block may hold NaN of whom it served before
 
     def _require_within(self, table: Tensor, cached: Tensor, lengths: Tensor) -> None:
         """Raise, on a CPU, unless there are such blocks and rows fit into their tables."""

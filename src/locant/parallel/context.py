@@ -28,14 +28,16 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from locant.arguments import Real, one_of, whole
+from locant.arguments import Real, one_of, shown, whole
 from locant.attention.attend import attend as attend_here
 from locant.attention.choice import BackendName
+from locant.attention.inputs import sinks_of
 from locant.attention.merge import merge
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.parallel.ring import Ring, ring_attention
 from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import PADDING
+from locant.positions.heads import Heads
 from locant.positions.positions import require_positions
 from locant.tensors import readable
 
@@ -81,7 +83,8 @@ def attend(
         k_positions: those of all ranks, as `gather_positions` returns them: made once per forward pass, they save a
             small all-gather in every layer.
         dropout_p: 0 with ``"ring"``.
-        causal, window, scale, sinks, softcap, backend, return_lse: as in `locant.attend`.
+        backend: as in `locant.attend`; ``"ring"`` needs one with a log-sum-exp, so not ``"sdpa"``.
+        causal, window, scale, sinks, softcap, return_lse: as in `locant.attend`.
 
     >>> import torch
     >>> from locant import ALiBi
@@ -95,6 +98,8 @@ def attend(
     one_of("method", method, get_args(Method))
     require_positions(positions)
     mesh = _mesh(group, positions.device)
+    positions.require_fits(q.shape[0], q.shape[2], q.device, "q")
+    sinks = sinks_of(sinks, q)
     everyone = gather_positions(positions, group=mesh) if k_positions is None else k_positions
     _require_all_tokens(everyone, positions, mesh)
     options: dict[str, Any] = {
@@ -177,9 +182,9 @@ def _mesh(group: Group, device: torch.device) -> DeviceMesh:
             )
         return group
     group = dist.group.WORLD if group is None and dist.is_initialized() else group
-    if group is None:
+    if not isinstance(group, ProcessGroup):
         raise LocantError(
-            "got no process group, expected one that torch.distributed has initialised",
+            f"got {shown(group)} for group, expected one that torch.distributed has initialised, or a mesh",
             "torchrun, and torch.distributed.init_process_group()",
         )
     return DeviceMesh.from_group(group, device.type)
@@ -195,9 +200,13 @@ def _moved(x: Tensor, mesh: DeviceMesh, source: Placement, target: Placement) ->
 
 
 def _require_all_tokens(everyone: Positions, positions: Positions, mesh: DeviceMesh) -> None:
-    if everyone.seq_len != positions.seq_len * mesh.size():
+    """Raise unless these are the positions of all ranks, in their order, as far as this rank's own tell."""
+    require_positions(everyone)
+    n, first = positions.seq_len, mesh.get_local_rank() * positions.seq_len
+    known = readable(positions.index) and readable(everyone.index)
+    if everyone.seq_len != n * mesh.size() or (known and everyone.slice(first, first + n) != positions):
         raise ShapeError(
-            f"got k_positions of {everyone.seq_len} tokens for {mesh.size()} ranks with {positions.seq_len} each",
+            f"got {everyone} for k_positions, expected those of {mesh.size()} ranks with {n} each, in their order",
             "k_positions=locant.parallel.gather_positions(positions, group=group)",
         )
 
@@ -229,11 +238,11 @@ def _by_heads(
     options: dict[str, Any],
 ) -> Any:  # fmt: skip
     """Every rank computes a part of the heads, over tokens in the order of the row where that allows fast paths."""
-    _require_divisible(q.shape[1], mesh.size())
+    mine = head_slice(q.shape[1], group=mesh)
+    _require_heads_here(options["encoding"], q.shape[1], mine)
     more = mesh.size() // math.gcd(k.shape[1], mesh.size())  # ranks without a key head of their own get a copy
     k, v = (x if more == 1 else x.repeat_interleave(more, dim=1) for x in (k, v))
     q, k, v = (_moved(x, mesh, SEQUENCE, HEADS) for x in (q, k, v))
-    mine = slice(mesh.get_local_rank() * q.shape[1], (mesh.get_local_rank() + 1) * q.shape[1])
     row, slots = _in_row_order(everyone)
     if slots is not None:
         q, k, v = (x[:, :, slots] for x in (q, k, v))
@@ -251,6 +260,19 @@ def _require_divisible(num_heads: int, world: int) -> None:
         raise ShapeError(
             f"got {num_heads} heads for method='ulysses' on {world} ranks, expected a multiple",
             "method='ring', which cuts no heads",
+        )
+
+
+def _require_heads_here(encoding: PositionEncoding | None, num_heads: int, mine: slice) -> None:
+    """Raise where an encoding has heads of its own that are not these of a model, whole or split in neighbours."""
+    heads = getattr(encoding, "heads", None)
+    if not isinstance(heads, Heads) or heads.mine.step != 1:
+        return
+    here = mine.stop - mine.start
+    if heads.num_heads < num_heads or len(heads) != here or (heads.mine.start - mine.start) % num_heads:
+        raise ShapeError(
+            f"got {type(encoding).__name__}({heads}) for heads {mine.start} to {mine.stop - 1} of {num_heads}",
+            f"head_slice=locant.parallel.head_slice({num_heads}, group=group) for an encoding of all heads",
         )
 
 

@@ -95,6 +95,9 @@ def ring_attention(
     """Output and log-sum-exp of this rank's queries over the keys of all ranks."""
     n = positions.seq_len
     call = Call(ring, positions, [everyone.slice(i * n, (i + 1) * n) for i in range(ring.world)], options)
+    with torch.no_grad():  # what is refused is refused before anything is sent, which other ranks would wait for
+        where = {"positions": positions.slice(0, 1), "k_positions": call.shards[ring.rank].slice(0, 1)}
+        attend(q[:, :, :1], k[:, :, :1], v[:, :, :1], return_lse=True, **where, **options)
     return _RingAttention.apply(q, k, v, call, *call.learned)
 
 
