@@ -132,7 +132,8 @@ class PagedKVCache:
         slots = torch.arange(keys.shape[2], device=keys.device)
         document = torch.where(slots < lengths[:, None], self._document[table].flatten(1), PADDING)
         positions = Positions(self._index[table].flatten(1), document, None, 0, self.max_index)
-        return *zero_padding(positions, keys, values), positions  # a block may hold NaN of whom it served before
+        keys, values = zero_padding(positions, keys, values)  # a block may hold NaN of the sequence it was used for
+        return keys, values, positions
 
     def _require_within(self, table: Tensor, cached: Tensor, lengths: Tensor) -> None:
         """Raise, on a CPU, unless there are such blocks and rows fit into their tables."""
