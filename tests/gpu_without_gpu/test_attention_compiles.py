@@ -53,13 +53,15 @@ pytestmark = [
 
 
 def every_case() -> list[Any]:
-    """All, of which a few are fast: an encoding in every arrangement, forward and backward, dtypes in turn."""
+    """All, of which a few are fast: an encoding in every arrangement, dtypes in turn, and backward but for decoding.
+
+    DeBERTa's kernels, of half a minute each, are left out where only the mask differs, which is no part of an encoding.
+    """
     cases = [
-        (name, arrangement, DTYPES[(n + m) % 3], learning)
+        (name, arrangement, DTYPES[(n + m) % 3], arrangement != "decode")
         for n, name in enumerate(name for name in BIASES if name not in (*TILED, *TOO_SLOW))
         for m, arrangement in enumerate(ARRANGEMENTS)
-        for learning in (False, True)
-        if not (learning and arrangement == "decode")
+        if name != "deberta" or arrangement in ("prefill", "decode")
     ]
     return [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in cases if case not in FAST)]
 
