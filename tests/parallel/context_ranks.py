@@ -132,7 +132,7 @@ EVERY_ROW = [
     for (i, name), (j, method), (k, row) in itertools.product(enumerate(ENCODINGS), enumerate(METHODS), enumerate(ROWS))
 ]
 """Every encoding with every method and kind of row; with windows and without zigzag in turns."""
-SOME_CASES = EVERY_ROW[::2]
+SOME_CASES = EVERY_ROW[::4]  # 4 and 3 are prime to each other, so every method comes
 
 
 def peak_bytes(method: str) -> int:

@@ -32,6 +32,7 @@ def on_ranks(world: int, cases: list[tuple[Any, ...]], folder: Path) -> None:
         assert all("mixed torch.Tensor and DTensor" in told for told in found["torch's own"])
 
 
+@pytest.mark.slow
 def test_two_processes_are_clipped_and_trained_as_one(tmp_path: Path) -> None:
     """Of three rows, the second rank has one."""
     on_ranks(2, [(11, (2,), "AdamW, fused", 2.0), (11, (2,), "AdamW, foreach", math.inf)], tmp_path)

@@ -125,7 +125,7 @@ class Kernel:
         module = self.place.load(name)
         if self.place.is_interpreted:
             module.RUN = 4  # few tokens, which is all that an interpreter can take, fill several runs all the same
-            module.COLUMNS = 8  # and few columns several programs
+            module.COLUMNS = 32  # and few columns several programs
         return module
 
     def forward(self, o: Operands) -> tuple[Tensor, ...]:
