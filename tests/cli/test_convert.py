@@ -94,3 +94,7 @@ def test_a_broken_file_is_refused_in_one_line(complains: Complains, model: Path)
 def test_unknown_names_are_listed_in_one_line(complains: Complains, model: Path) -> None:
     save_file({f"{NAME}.qkv_proj.weight": torch.zeros(48, 24)}, model / "model.safetensors")
     assert f"{NAME}.qkv_proj.weight" in complains("convert", "model", "--to", "interleaved", "-o", "out")
+
+
+def test_a_missing_layout_is_answered_with_the_layouts_there_are(complains: Complains) -> None:
+    assert "half, interleaved" in complains("convert", "model", "-o", "out")

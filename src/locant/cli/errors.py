@@ -146,7 +146,7 @@ def _as_typed(remedy: str, verb: click.Command) -> str:
 
 def _usage(error: click.ClickException) -> tuple[str, str]:
     """Click's own complaint, with its suggestion or the verb's help as the remedy."""
-    message = error.format_message().splitlines()[0].rstrip(".")
+    message = " ".join(error.format_message().split()).rstrip(".")  # click lists choices line by line
     context = error.ctx if isinstance(error, click.UsageError) else None
     remedy = f"{context.command_path if context else 'locant'} --help"
     if isinstance(error, click.NoSuchOption):
