@@ -32,22 +32,23 @@ def rows() -> list[Row]:
 
 
 def _rotation(dtype: torch.dtype) -> list[Row]:
-    rotary, here = Rotary(HEAD_DIM), Positions.after(CACHED - 1, 1, device=DEVICE)
+    rotary = Rotary(HEAD_DIM)
     q, k = (torch.randn(1, heads, 1, HEAD_DIM, device=DEVICE, dtype=dtype) for heads in (HEADS, KV_HEADS))
-    contenders: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {}
+    contenders: dict[str, Callable[[Positions], tuple[Tensor, Tensor]]] = {}
     if importlib.util.find_spec("transformers"):
         from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
         angles = rotary.inv_freq.to(DEVICE, torch.float32) * (CACHED - 1)
         cos, sin = (torch.cat([x, x])[None, None].to(dtype) for x in (angles.cos(), angles.sin()))
-        contenders["transformers' function, given cosines and sines"] = lambda: apply_rotary_pos_emb(q, k, cos, sin)
+        contenders["transformers' function, given cosines and sines"] = lambda _: apply_rotary_pos_emb(q, k, cos, sin)
     else:
         print("not installed, and so not measured: transformers")
-    contenders["locant"] = lambda: rotary.rotate(q, k, here)
-    contenders["locant, in place"] = lambda: rotary.rotate(q, k, here, inplace=True)
+    contenders["locant"] = lambda here: rotary.rotate(q, k, here)
+    contenders["locant, in place"] = lambda here: rotary.rotate(q, k, here, inplace=True)
+    here = _next_token()
     expected = rotary.rotate(q.double(), k.double(), here)
     for name, contender in contenders.items():
-        found = contender() if "in place" not in name else rotary.rotate(q.clone(), k.clone(), here, inplace=True)
+        found = contender(here) if "in place" not in name else rotary.rotate(q.clone(), k.clone(), here, inplace=True)
         for ours, wanted in zip(found, expected, strict=True):
             error = float((ours.double() - wanted).abs().max() / wanted.abs().max())
             assert error < NEAR[dtype], f"{name} is off by {error}"
@@ -57,10 +58,17 @@ def _rotation(dtype: torch.dtype) -> list[Row]:
     return measure(question, {name: _in_every_layer(each) for name, each in contenders.items()})
 
 
-def _in_every_layer(contender: Callable[[], object]) -> Callable[[], None]:
+def _next_token() -> Positions:
+    return Positions.after(CACHED - 1, 1, device=DEVICE)
+
+
+def _in_every_layer(contender: Callable[[Positions], object]) -> Callable[[], None]:
+    """One forward pass, which makes its positions."""
+
     def run() -> None:
+        here = _next_token()
         for _ in range(LAYERS):
-            contender()
+            contender(here)
 
     return run
 

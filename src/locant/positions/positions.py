@@ -7,10 +7,12 @@ order, by the rule in `locant.positions.documents.is_allowed`. Costs one or two 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -54,6 +56,14 @@ class Positions:
     min_index: int | None = None
     max_index: int | None = None
     start: int | None = None
+
+    @functools.cached_property
+    def kept(self) -> WeakKeyDictionary[object, Any]:
+        """What was made from these positions and is used again, by its owner; of this object alone, not of copies."""
+        return WeakKeyDictionary()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "kept"}
 
     @classmethod
     def arange(cls, seq_len: int, *, batch: int = 1, device: Device = None) -> Positions:

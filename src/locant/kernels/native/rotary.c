@@ -31,15 +31,18 @@ enum { BLOCK_TOKENS = 64, BLOCK_ANGLES = 8192, ELEMENTS_PER_THREAD = 32768, BYTE
 enum { FLOAT64, FLOAT32, FLOAT16, BFLOAT16 };
 enum { BATCH, HEAD, SEQ };
 
-/* One of q and k: where it is read and written, and its steps in bytes along batch, heads and seq. */
+/* One of q and k: its heads, and its steps in bytes along batch, heads and seq, where it is read and written. */
 typedef struct {
-    char *in, *out;
     int64_t heads, in_step[3], out_step[3];
 } Tensor;
 
+typedef struct {
+    char *in, *out;
+} Place;
+
 /* As `rotary/native.py` packs it. `rows` is 1 or `batch`: positions may be shared. Where each pair takes the position of
    its own axis, `axis_of_pair` says which. Where `cos` and `sin` are given (rows x seq x pairs, contiguous, in the
-   working precision), `table` is not read. */
+   working precision), `table` is not read. Addresses of q and k come last: the rest is packed once for all layers. */
 typedef struct {
     int64_t threads, dtype, interleaved, inverse, batch, seq, head_dim, pairs;
     const int64_t *positions;
@@ -50,6 +53,7 @@ typedef struct {
     double attention_factor;
     const void *cos, *sin;
     Tensor q, k;
+    Place q_at, k_at;
 } Task;
 
 /* ---------------------------------------------------------------- numbers of 16 bits */
@@ -244,13 +248,13 @@ static inline void make_angles(const Task *task, int64_t row, int64_t first, int
 
 /* ---------------------------------------------------------------- blocks of tokens */
 
-static void rotate_tensor(const Task *task, const Tensor *x, int64_t sequence, int64_t first, int64_t tokens,
-                          const void *cos, const void *sin) {
+static void rotate_tensor(const Task *task, const Tensor *x, const Place *at, int64_t sequence, int64_t first,
+                          int64_t tokens, const void *cos, const void *sin) {
     Rotate *rotate = ROTATE[task->interleaved][task->dtype];
     int64_t pairs = task->pairs, rotated = 2 * pairs * SIZE[task->dtype];
     int64_t rest = task->head_dim * SIZE[task->dtype] - rotated;
-    const char *in = x->in + sequence * x->in_step[BATCH] + first * x->in_step[SEQ];
-    char *out = x->out + sequence * x->out_step[BATCH] + first * x->out_step[SEQ];
+    const char *in = at->in + sequence * x->in_step[BATCH] + first * x->in_step[SEQ];
+    char *out = at->out + sequence * x->out_step[BATCH] + first * x->out_step[SEQ];
     if (x->in_step[HEAD] < x->in_step[SEQ]) { /* the heads of a token lie together */
         int64_t angle_size = pairs * (task->dtype == FLOAT64 ? 8 : 4);
         for (int64_t token = 0; token < tokens; token++)
@@ -261,7 +265,7 @@ static void rotate_tensor(const Task *task, const Tensor *x, int64_t sequence, i
             rotate(in + head * x->in_step[HEAD], out + head * x->out_step[HEAD], x->in_step[SEQ], x->out_step[SEQ],
                    cos, sin, pairs, tokens, pairs);
     }
-    if (!rest || x->in == x->out) return;
+    if (!rest || at->in == at->out) return;
     for (int64_t head = 0; head < x->heads; head++)
         for (int64_t token = 0; token < tokens; token++)
             memcpy(out + head * x->out_step[HEAD] + token * x->out_step[SEQ] + rotated,
@@ -283,8 +287,8 @@ static void rotate_block(const Task *task, int64_t sequence, int64_t sequences, 
         make_angles(task, row, first, tokens, 0, &angles);
     }
     for (int64_t i = sequence; i < sequence + sequences; i++) {
-        rotate_tensor(task, &task->q, i, first, tokens, cos, sin);
-        rotate_tensor(task, &task->k, i, first, tokens, cos, sin);
+        rotate_tensor(task, &task->q, &task->q_at, i, first, tokens, cos, sin);
+        rotate_tensor(task, &task->k, &task->k_at, i, first, tokens, cos, sin);
     }
 }
 

@@ -18,7 +18,7 @@ from locant.kernels.rotary import cpu
 from locant.kernels.rotary.reference import Layout, cos_sin
 from locant.kernels.rotary.tables import Tables
 
-__all__ = ["rotate_", "unsupported"]
+__all__ = ["call", "is_in_rows", "packed", "rotate_", "unsupported"]
 
 FUNCTION = "locant_rotate"
 DTYPES = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
@@ -27,9 +27,10 @@ MOST_PAIRS = 8_192
 ANGLES = 2**18
 """Angles of float32 mode made at a time: 1 MiB each of cosines and sines."""
 
-pack = struct.Struct("=16qd20q").pack
-"""``Task`` in C."""
-ABSENT = (0,) * 9
+pack = struct.Struct("=16qd16q").pack
+"""``Task`` in C, but for the addresses at its end."""
+pack_places = struct.Struct("=4q").pack
+ABSENT = (0,) * 7
 
 
 def unsupported(q: Tensor, positions: Tensor, tables: Tables) -> str | None:
@@ -46,10 +47,10 @@ def unsupported(q: Tensor, positions: Tensor, tables: Tables) -> str | None:
         return "the tables are of another dtype, or not contiguous"
     if positions.dtype != torch.int64 or not positions.is_cpu or not table.is_cpu:
         return "positions are not int64, or not all tensors are on a CPU"
-    return None if _is_in_rows(q) else "the elements of a head do not lie side by side in memory"
+    return None if is_in_rows(q) else "the elements of a head do not lie side by side in memory"
 
 
-def _is_in_rows(x: Tensor) -> bool:
+def is_in_rows(x: Tensor) -> bool:
     """Whether it is read and written where it lies: torch keeps some tensors negated, and zeros without memory."""
     return x.stride(-1) == 1 and not x.is_neg() and (x.data_ptr() != 0 or x.numel() == 0)
 
@@ -64,28 +65,31 @@ def rotate_(
     out_q: Tensor,
     out_k: Tensor | None,
     inverse: bool = False,
+    angles: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Write the rotated `q` and `k` into `out_q` and `out_k`, which may be `q` and `k` themselves."""
     others = (out_q,) if k is None or out_k is None else (out_q, k, out_k)
-    if not all(x.dtype == q.dtype and _is_in_rows(x) for x in others):
-        cpu.rotate_(q, k, positions, tables, layout, rotary_dim, out_q, out_k, inverse)
+    if not all(x.dtype == q.dtype and is_in_rows(x) for x in others):
+        cpu.rotate_(q, k, positions, tables, layout, rotary_dim, out_q, out_k, inverse, angles)
         return
     increment_version(out_q)  # torch does not see it written to, and its graph has to know
     if out_k is not None:
         increment_version(out_k)
-    if tables.exact():
-        _call(q, k, positions, tables, None, layout, out_q, out_k, inverse)
+    if angles is None and tables.exact():
+        call(packed(q, k, positions, tables, None, layout, out_q, out_k, inverse), q, k, out_q, out_k)
         return
     step = max(ANGLES // max(positions.shape[0] * tables.pairs(), 1), 1)
     for first in range(0, positions.shape[1], step):
         at = slice(first, first + step)
         some_k, some_out_k = None if k is None else k[:, :, at], None if out_k is None else out_k[:, :, at]
-        cos, sin = cos_sin(positions[:, at], tables, torch.promote_types(q.dtype, torch.float32))
-        angles = cos.contiguous(), (-sin if inverse else sin).contiguous()
-        _call(q[:, :, at], some_k, positions[:, at], tables, angles, layout, out_q[:, :, at], some_out_k, inverse)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        cos, sin = cos_sin(positions[:, at], tables, dtype) if angles is None else (x[:, at] for x in angles)
+        made = cos.contiguous(), (-sin if inverse else sin).contiguous()
+        part = packed(q[:, :, at], some_k, positions[:, at], tables, made, layout, out_q[:, :, at], some_out_k, inverse)
+        call(part, q[:, :, at], some_k, out_q[:, :, at], some_out_k)
 
 
-def _call(
+def packed(
     q: Tensor,
     k: Tensor | None,
     positions: Tensor,
@@ -95,24 +99,32 @@ def _call(
     out_q: Tensor,
     out_k: Tensor | None,
     inverse: bool,
-) -> None:
-    """`angles`: cosines and sines that are made already, of the inverse where that is wanted."""
+) -> bytes:
+    """What C is told but for the addresses of q and k: the same for all tensors of these shapes, strides and dtypes.
+
+    `angles`: contiguous cosines and sines that are made already, of the inverse where that is wanted. They, the tables
+    and the positions have to be kept until the call.
+    """
     table, levels, factor, axis = tables
     cos, sin = (0, 0) if angles is None else (angles[0].data_ptr(), angles[1].data_ptr())
     steps = positions.stride()
     batch, _, seq, head_dim = q.shape
-    packed = pack(
+    return pack(
         torch.get_num_threads(), DTYPES[q.dtype], layout == "interleaved", inverse,
         batch, seq, head_dim, tables.pairs(),
         positions.data_ptr(), positions.shape[0], steps[0], steps[1], 0 if axis is None else steps[2],
         0 if axis is None else axis.data_ptr(), table.data_ptr(), levels, factor, cos, sin,
-        *_place(q, out_q), *(ABSENT if k is None or out_k is None else _place(k, out_k)),
+        *_steps(q, out_q), *(ABSENT if k is None or out_k is None else _steps(k, out_k)),
     )  # fmt: skip
-    native.function(FUNCTION)(packed)
 
 
-def _place(x: Tensor, out: Tensor) -> tuple[int, ...]:
-    """``Tensor`` in C: addresses, heads, and steps along batch, heads and seq in bytes."""
+def call(packed: bytes, q: Tensor, k: Tensor | None, out_q: Tensor, out_k: Tensor | None) -> None:
+    """Rotate tensors for which the rest is packed."""
+    of_k = (0, 0) if k is None or out_k is None else (k.data_ptr(), out_k.data_ptr())
+    native.function(FUNCTION)(packed + pack_places(q.data_ptr(), out_q.data_ptr(), *of_k))
+
+
+def _steps(x: Tensor, out: Tensor) -> tuple[int, ...]:
+    """``Tensor`` in C: heads, and steps along batch, heads and seq in bytes."""
     size, (batch, head, seq, _), (out_batch, out_head, out_seq, _) = x.element_size(), x.stride(), out.stride()
-    steps = (size * batch, size * head, size * seq, size * out_batch, size * out_head, size * out_seq)
-    return x.data_ptr(), out.data_ptr(), x.shape[1], *steps
+    return x.shape[1], size * batch, size * head, size * seq, size * out_batch, size * out_head, size * out_seq

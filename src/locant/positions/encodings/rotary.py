@@ -14,6 +14,7 @@ from locant.arguments import MAX_INT32, entries, flag, one_of, shown, whole
 from locant.errors import RangeError, ShapeError
 from locant.kernels.rotary import Layout, Tables, is_transformed, require_writable, rotate, rotate_pairs
 from locant.kernels.rotary.reference import cos_sin
+from locant.kernels.rotary.repeated import Repeated, is_repeatable
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads
 from locant.positions.constant import Constant
@@ -206,13 +207,24 @@ class Rotary(PositionEncoding):
         share are refused before anything is written, as is what torch cannot overwrite.
         """
         keys = positions if k_positions is None else k_positions
+        known = None
+        if is_repeatable() and keys is positions and isinstance(positions, Positions):
+            known = positions.kept.get(self.angles)
+            if known is not None and (rotated := known.rotate(q, k, self.layout, inplace)) is not None:
+                return rotated
         for name, x, where in (("q", q, positions), ("k", k, keys)):
             if x is None:
                 raise ShapeError(f"got None for {name}, expected a tensor", "encoding.rotate_one(x, positions)")
             require_heads(name, x, where, self.head_dim)
-        if keys is positions and k.dtype == q.dtype:
-            return rotate(q, k, *self._index_and_tables(positions), self.layout, inplace=inplace)
-        return self._rotate_each(q, k, positions, keys, inplace)
+        if keys is not positions or k.dtype != q.dtype:
+            return self._rotate_each(q, k, positions, keys, inplace)
+        index, tables = self._index_and_tables(positions)
+        rotated = rotate(q, k, index, tables, self.layout, inplace=inplace)
+        if known is not None:
+            known.learn(q, k, self.layout, inplace)
+        elif q.is_cpu and is_repeatable():
+            positions.kept[self.angles] = Repeated(index, tables, is_fixed=positions.start is not None)
+        return rotated
 
     def _rotate_each(
         self, q: Tensor, k: Tensor, positions: Positions, keys: Positions, inplace: bool
