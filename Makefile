@@ -17,7 +17,7 @@ FRAME := pyproject.toml constraints.txt src/locant/_version.py hatch_build.py $(
 WORKERS ?= 2
 PROFILE ?= thorough
 
-.PHONY: help demo test lint types suite test-slow bench clean
+.PHONY: help demo test lint types suite test-slow test-browser chromium bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -56,11 +56,20 @@ types: $(VENV)/dev.stamp ## pyright
 	@$(BIN)/pyright
 
 suite: $(VENV)/dev.stamp ## the fast tests: with every shape in a signature checked at run time, then what needs it unchecked
-	@$(BIN)/python -m pytest -n $(WORKERS) -q -m 'not slow' --jaxtyping-packages=locant,beartype.beartype
+	@$(BIN)/python -m pytest -n $(WORKERS) -q -m 'not slow and not browser' --jaxtyping-packages=locant,beartype.beartype
 	@$(BIN)/python -m pytest -n $(WORKERS) -q -m 'unchecked and not slow'
 
 test-slow: $(VENV)/dev.stamp ## the tests marked slow, with many more hypothesis examples (PROFILE=fresh: new ones)
 	@$(BIN)/python -m pytest -n $(WORKERS) -q -m slow --hypothesis-profile=$(PROFILE)
+
+# Debian's and Ubuntu's package; elsewhere, put any Chromium on the path or name it in LOCANT_CHROMIUM.
+chromium: ## Chromium for `make test-browser`, where this user may install packages
+	@command -v chromium >/dev/null || test -n "$(LOCANT_CHROMIUM)" || { test "$$(id -u)" = 0 && \
+		apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium >/dev/null; } || \
+		echo "found no chromium and may not install it: the tests in a browser are skipped" >&2
+
+test-browser: $(VENV)/dev.stamp chromium ## the explorer, driven in a real Chromium
+	@$(BIN)/python -m pytest -n 0 -q -m browser tests/explore
 
 bench: $(VENV)/dev.stamp ## the benchmarks, each against its peers
 	@$(PIP) -e '.[bench]'

@@ -14,7 +14,7 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 ROOMS = (
     "_version", "errors", "arguments", "files", "registry", "kernels", "tensors", "positions", "scaling", "text",
     "formats", "embedding", "attention", "parallel", "models", "checkpoints",
-    "figures", "locant", "lab", "report", "cli", "__main__",
+    "figures", "locant", "lab", "report", "explore", "cli", "__main__",
 )  # fmt: skip
 
 UPWARD = {("positions/encodings/rotary.py", "models"), ("__init__.pyi", "lab")}

@@ -12,7 +12,7 @@ from locant.cli.errors import VerbGroup
 
 __all__ = ["main"]
 
-VERBS = ("embed", "compare", "explain", "extend", "convert", "prepare", "export", "plot", "bench", "list")
+VERBS = ("embed", "compare", "explain", "extend", "convert", "prepare", "export", "plot", "explore", "bench", "list")
 
 main = click.version_option(__version__, message="locant %(version)s")(
     VerbGroup(

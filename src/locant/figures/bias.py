@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from locant.figures.canvas import ONE_SIGN, SIGNED, Theme, heat_map, spread
+from locant.figures.scores import bias_map, with_random_tables
 from locant.positions import ALiBi, PositionEncoding, Positions, T5Bias
-from locant.positions.heads import Heads
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +19,6 @@ __all__ = ["draw_bias", "draw_nothing"]
 
 NUM_MAPS = 4
 NUM_CURVES = 8
-FREE_HEADS = 4
 WIDTHS = (1, 1.18)
 STEEP = 10.0
 """Below minus this, the scale of the maps is logarithmic, or gentle heads would look like none at all."""
@@ -35,10 +31,10 @@ def draw_bias(part: Figure | SubFigure, encoding: PositionEncoding, length: int,
     drawn with random numbers in them. The title says so.
     """
     title = f"{type(encoding).__name__}: what is added to the scores"
-    if not _matrix(encoding, length).any():
-        encoding, title = _with_random_tables(encoding), f"{title}, with random numbers in tables that begin as zeros"
-    bias = _matrix(encoding, length)
-    if (bias != _matrix(encoding, length, seed=1)).any():
+    if not bias_map(encoding, length).any():
+        encoding, title = with_random_tables(encoding), f"{title}, with random numbers in tables that begin as zeros"
+    bias = bias_map(encoding, length)
+    if (bias != bias_map(encoding, length, seed=1)).any():
         title = f"{title}, for random queries and keys"
     theme.entitle(part, title)
     left, right = part.subfigures(1, 2, squeeze=False, width_ratios=WIDTHS)[0]
@@ -64,25 +60,6 @@ def draw_nothing(part: Figure | SubFigure, encoding: PositionEncoding, length: i
     axes.imshow(Positions.arange(length).mask()[0, 0].numpy(), cmap=ONE_SIGN, interpolation="nearest")
     title = "The causal mask alone tells the order:\na query attends to itself and earlier keys (bright)"
     theme.dress(axes, title=title, x="key position", y="query position")
-
-
-def _matrix(encoding: PositionEncoding, length: int, seed: int = 0) -> np.ndarray:
-    """The bias, heads x query x key, for random queries and keys: most encodings ask them for their shapes only."""
-    heads = getattr(encoding, "heads", None)
-    count = len(heads) if isinstance(heads, Heads) else getattr(encoding, "num_heads", FREE_HEADS)
-    shape = (1, count, length, getattr(encoding, "head_dim", 1))
-    q, k = torch.randn(2, *shape, generator=torch.Generator().manual_seed(seed))
-    with torch.no_grad():
-        bias = encoding.bias(q, k, Positions.arange(length))
-    return cast("Tensor", bias).expand(1, count, length, length)[0].float().numpy()
-
-
-def _with_random_tables(encoding: PositionEncoding) -> PositionEncoding:
-    encoding, generator = copy.deepcopy(encoding), torch.Generator().manual_seed(0)
-    for parameter in encoding.parameters():
-        if not parameter.any():
-            parameter.data.normal_(generator=generator)
-    return encoding
 
 
 def _scale_as_buckets(axes: Axes, encoding: T5Bias, length: int, theme: Theme) -> None:

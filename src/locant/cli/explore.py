@@ -1,0 +1,66 @@
+"""``locant explore``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from locant.cli.options import Place, files
+
+__all__ = ["verb"]
+
+
+@click.command("explore")
+@files
+@click.option("--config", "configs", multiple=True, help="A config.json, a model's folder or a preset. Repeatable.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: one that is free.")
+@click.option("--open/--no-open", "opens", default=True, help="Whether to open the address in a browser.")
+@click.option(
+    "--show", "address", default="compare", show_default=True, metavar="SCREEN[?NAME=VALUE&...]",
+    help="What to begin with: the part of an address after its #.",
+)  # fmt: skip
+@click.option("--export", "page", type=Place(), help="Write what is shown to one HTML file, and serve nothing.")
+def verb(
+    files: tuple[str, ...], configs: tuple[str, ...], port: int, opens: bool, address: str, page: Path | None
+) -> None:
+    """Look at encodings, models and rows of tokens in a browser.
+
+    FILES are texts, and folders that compare wrote. The address answers this machine only, and only who knows it; it
+    ends with Ctrl-C.
+    """
+    from importlib.util import find_spec
+    from urllib.parse import parse_qsl
+
+    from locant.errors import InputError
+    from locant.explore.session import Session
+    from locant.files import write_whole
+
+    session = Session.of(files, configs)
+    screen, _, settings = address.removeprefix("#").partition("?")
+    if page is not None:
+        from locant.explore.answers import answer
+        from locant.explore.document import exported
+
+        write_whole(page, exported(answer(screen, dict(parse_qsl(settings)), session)))
+        click.echo(page)
+        return
+    if find_spec("uvicorn") is None or find_spec("starlette") is None:
+        raise InputError("the explorer needs a web server, which is not installed", "pip install 'locant[explore]'")
+    from locant.explore.screen import find_screen
+    from locant.explore.server import new_token, run
+
+    find_screen(screen)
+    try:
+        run(session, port, new_token(), lambda start: _tell(f"{start}#{address.removeprefix('#')}", opens))
+    except KeyboardInterrupt:
+        click.echo("stopped", err=True)
+
+
+def _tell(address: str, opens: bool) -> None:
+    import webbrowser
+
+    click.echo(address)
+    click.echo("Ctrl-C ends it", err=True)
+    if opens and not webbrowser.open(address):
+        click.echo("no browser was found: open the address in one on this machine", err=True)

@@ -1,0 +1,48 @@
+"""The numbers for an address, as text that a page reads: JSON, in which arrays are the bytes of their numbers."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from locant.errors import InputError
+from locant.explore.screen import find_screen
+from locant.explore.session import Session
+from locant.explore.state import State
+
+__all__ = ["answer", "as_json"]
+
+
+def answer(name: str, given: Mapping[str, str], session: Session) -> dict[str, Any]:
+    """What a screen shows for these settings: the settings as they were read, their controls, and the numbers."""
+    state = State(given)
+    try:
+        with session.lock:  # the random numbers of torch, which encodings draw tables from, are the process's
+            numbers = find_screen(name).numbers(state, session)
+    except RecursionError:
+        raise InputError("got values nested too deeply", "a configuration as transformers writes it") from None
+    return {"screen": name, "state": state.settled, "controls": state.controls, "numbers": numbers}
+
+
+def as_json(value: Any) -> str:
+    """JSON as a browser reads it: numbers that are not finite become ``null``, outside of arrays."""
+    return json.dumps(_plain(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        number = np.ascontiguousarray(value, dtype=np.int32 if value.dtype.kind in "iub" else np.float32)
+        data = base64.b64encode(number.astype(number.dtype.newbyteorder("<")).tobytes()).decode()
+        return {"array": number.dtype.name, "shape": list(number.shape), "data": data}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

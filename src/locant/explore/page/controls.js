@@ -1,0 +1,117 @@
+// Controls for the settings of a screen. Python says what each may be (`answer.controls`); a screen says how it is
+// called. One that Python did not ask for is hidden.
+
+import { html } from "./dom.js";
+import { number } from "./drawing/scales.js";
+
+const STEPS = 1000;
+let made = 0;
+
+// `named`: {setting: {label, unit, titles}}; those of a choice may have `titles`, words to show for its names.
+export class Controls {
+  constructor(place, page, named) {
+    this.place = place;
+    this.page = page;
+    this.named = named;
+    this.fields = new Map();
+  }
+
+  show(controls) {
+    for (const name of Object.keys(this.named)) {
+      const control = controls[name];
+      const field = this.fields.get(name);
+      if (field && (!control || field.kind !== kindOf(control))) {
+        field.element.remove();
+        this.fields.delete(name);
+      }
+      if (!control) continue;
+      if (!this.fields.has(name)) this.add(name, control);
+      this.fields.get(name).show(control);
+    }
+  }
+
+  add(name, control) {
+    const field = FIELDS[kindOf(control)](name, this.named[name], (value, settled) =>
+      this.page.change({ [name]: value }, { settled }));
+    field.kind = kindOf(control);
+    if (this.page.exported) for (const each of field.element.querySelectorAll("input, select, textarea")) each.disabled = true;
+    const names = Object.keys(this.named);
+    const later = names.slice(names.indexOf(name) + 1).find((each) => this.fields.has(each));
+    this.place.insertBefore(field.element, later ? this.fields.get(later).element : null);
+    this.fields.set(name, field);
+  }
+}
+
+function kindOf(control) {
+  return control.kind === "whole" ? "real" : control.kind;
+}
+
+const FIELDS = { real: slider, choice, text };
+
+function slider(name, { label, unit = "" }, change) {
+  const id = `control-${++made}`;
+  const range = html("input", { type: "range", min: 0, max: STEPS, step: "any", id, "data-setting": name });
+  const exact = html("input", { type: "text", inputmode: "decimal", "aria-label": `${label}, as a number`, class: "exact" });
+  const element = html("div", { class: "control" },
+    html("div", { class: "row" }, html("label", { for: id }, label), html("span", { class: "value" }, exact, unit && html("small", {}, unit))),
+    range);
+  let control;
+  const moved = (settled) => change(valueAt(range.value / STEPS, control), settled);
+  range.addEventListener("input", () => moved(false));
+  range.addEventListener("change", () => moved(true));
+  range.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1 }[event.key];
+    if (!step || control.kind !== "whole" || control.log) return;
+    event.preventDefault(); // of an integer, one step is one
+    change(Math.min(control.high, Math.max(control.low, control.value + step)), true);
+  });
+  exact.addEventListener("change", () => change(exact.value.replaceAll(/[\s,]/g, ""), true));
+  const show = (next) => {
+    control = next;
+    if (document.activeElement !== range || !range.matches(":active")) range.value = STEPS * shareOf(next.value, next);
+    range.setAttribute("aria-valuetext", `${number(next.value)} ${unit}`.trim());
+    if (document.activeElement !== exact) exact.value = number(next.value);
+  };
+  return { element, show };
+}
+
+function shareOf(value, { low, high, log }) {
+  if (!log) return (value - low) / (high - low);
+  const [from, to, at] = [low, high, value].map((each) => (low > 0 ? Math.log(each) : Math.log1p(each)));
+  return (at - from) / (to - from);
+}
+
+function valueAt(share, { kind, low, high, log }) {
+  let value = low + share * (high - low);
+  if (log && low > 0) value = low * (high / low) ** share;
+  else if (log) value = Math.expm1(share * Math.log1p(high));
+  if (kind === "whole") value = Math.round(value);
+  const digits = kind === "whole" && (share === 0 || share === 1 || value < 1000 || !log) ? 15 : 3;
+  return Math.min(high, Math.max(low, Number(value.toPrecision(digits))));
+}
+
+function choice(name, { label, titles = {} }, change) {
+  const id = `control-${++made}`;
+  const select = html("select", { id, "data-setting": name });
+  const element = html("div", { class: "control" }, html("label", { for: id }, label), select);
+  select.addEventListener("change", () => change(select.value, true));
+  let shown = "";
+  const show = ({ value, choices }) => {
+    if (shown !== choices.join("\n")) select.replaceChildren(...choices.map((each) => html("option", { value: each }, titles[each] ?? each)));
+    shown = choices.join("\n");
+    select.value = value;
+  };
+  return { element, show };
+}
+
+function text(name, { label, rows = 1, placeholder = "" }, change) {
+  const id = `control-${++made}`;
+  const field = html(rows > 1 ? "textarea" : "input", { id, rows: rows > 1 ? rows : null, placeholder, "data-setting": name, spellcheck: "false" });
+  const element = html("div", { class: "control" }, html("label", { for: id }, label), field);
+  field.addEventListener("input", () => change(field.value, false));
+  field.addEventListener("change", () => change(field.value, true));
+  const show = ({ value }) => {
+    if (document.activeElement !== field) field.value = value;
+  };
+  return { element, show };
+}

@@ -1,0 +1,46 @@
+// From numbers to places and back, ticks at round numbers, and numbers as text.
+
+export function linear(low, high, from, to) {
+  const span = high - low || 1;
+  const scale = (value) => from + ((value - low) / span) * (to - from);
+  scale.invert = (place) => low + ((place - from) / (to - from)) * span;
+  scale.ticks = (most = 6) => round(low, high, most);
+  return scale;
+}
+
+export function logarithmic(low, high, from, to) {
+  const inner = linear(Math.log10(low), Math.log10(high), from, to);
+  const scale = (value) => inner(Math.log10(value));
+  scale.invert = (place) => 10 ** inner.invert(place);
+  scale.ticks = (most = 6) => decades(low, high, most);
+  return scale;
+}
+
+function round(low, high, most) {
+  const rough = (high - low) / most || 1;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.999);
+  const ticks = [];
+  for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9; at++) ticks.push(Number((at * step).toPrecision(12)));
+  return ticks;
+}
+
+function decades(low, high, most) {
+  const [first, last] = [Math.ceil(Math.log10(low) - 1e-9), Math.floor(Math.log10(high) + 1e-9)];
+  const every = Math.max(1, Math.ceil((last - first + 1) / most));
+  const ticks = [];
+  for (let power = first; power <= last; power += every) ticks.push(10 ** power);
+  return ticks.length > 1 ? ticks : round(low, high, most);
+}
+
+// A number with at most `digits` digits, grouped by thousands; far ones as powers of ten.
+export function number(value, digits = 4) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (Number.isInteger(value) && size < 1e12) return value.toLocaleString("en-US").replace("-", "−");
+  if (size >= 1e7 || size < 1e-3) return value.toExponential(digits - 2).replace(/\.?0*e\+?/, "e").replaceAll("-", "−");
+  const rounded = Number(value.toPrecision(digits));
+  return rounded.toLocaleString("en-US", { maximumFractionDigits: 8 }).replace("-", "−");
+}

@@ -1,0 +1,60 @@
+// Keys that work everywhere; a screen says what arrows, brackets and digits do in it.
+//
+// `keys` of a screen: {position(step), pair(step), encoding(number)}, each where it has a meaning.
+
+import { html } from "./dom.js";
+
+const HELP = [
+  ["←  →", "one position (with Shift: ten)"],
+  ["[  ]", "the pair of dimensions before, after"],
+  ["1 – 4", "an encoding"],
+  ["/", "search: screens and settings"],
+  ["t", "light or dark"],
+  ["?", "this list"],
+  ["Tab", "every control, in order; arrows move a slider"],
+];
+
+const STEPS = { ArrowLeft: -1, ArrowRight: 1 };
+const PAIRS = { "[": -1, "]": 1 };
+
+export class Keyboard {
+  constructor(page) {
+    this.page = page;
+    this.keys = {};
+    this.dialog = null;
+    this.searched = () => {};
+    this.themed = () => {};
+    document.addEventListener("keydown", (event) => this.press(event));
+  }
+
+  press(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("dialog")) return;
+    const typing = event.target.matches?.("input:not([type=range]), textarea, select");
+    if (typing) return;
+    const onSlider = event.target.matches?.("input, [role=tab], [role=radio]");
+    const { position, pair, encoding } = this.keys;
+    if (event.key in STEPS && position && !onSlider) position(STEPS[event.key] * (event.shiftKey ? 10 : 1));
+    else if (event.key in PAIRS && pair) pair(PAIRS[event.key]);
+    else if (/^[1-4]$/.test(event.key) && encoding) encoding(Number(event.key));
+    else if (event.key === "/") this.searched();
+    else if (event.key === "t") this.themed();
+    else if (event.key === "?") this.help();
+    else return;
+    event.preventDefault();
+  }
+
+  help() {
+    this.dialog ??= dialog("Keys", html("table", { class: "keys" }, HELP.map(([keys, what]) =>
+      html("tr", {}, html("th", { scope: "row" }, keys), html("td", {}, what)))));
+    this.dialog.showModal();
+  }
+}
+
+export function dialog(title, ...content) {
+  const close = html("button", { type: "button", class: "quiet", "aria-label": "Close" }, "✕");
+  const made = html("dialog", { "aria-label": title }, html("div", { class: "row" }, html("h2", {}, title), close), content);
+  close.addEventListener("click", () => made.close());
+  made.addEventListener("click", (event) => event.target === made && made.close());
+  document.body.append(made);
+  return made;
+}

@@ -1,0 +1,66 @@
+// Numbers come from Python: asked of the server that sent this page, or held by a page that was saved.
+
+const KEPT = 40;
+
+export class Refused extends Error {}
+export class Gone extends Error {}
+export class Saved extends Error {}
+
+export class Numbers {
+  constructor(exported) {
+    this.exported = exported && decoded(exported);
+    this.answers = new Map(); // of the last addresses: going back is at once
+  }
+
+  async ask(screen, settings) {
+    if (this.exported) {
+      if (screen !== this.exported.screen) throw new Saved("This saved page holds one screen only.");
+      return this.exported;
+    }
+    const key = JSON.stringify([screen, settings]);
+    if (!this.answers.has(key)) {
+      const answer = await post(`numbers/${screen}`, JSON.stringify(settings));
+      this.answers.set(key, decoded(answer));
+      if (this.answers.size > KEPT) this.answers.delete(this.answers.keys().next().value);
+    }
+    return this.answers.get(key);
+  }
+
+  // Gives the key by which an address names the file.
+  async drop(file) {
+    return (await post(`files?${new URLSearchParams({ name: file.name })}`, file)).key;
+  }
+
+  async isAlive() {
+    if (this.exported) return true;
+    try {
+      return (await fetch("alive", { cache: "no-store" })).ok;
+    } catch {
+      return false;
+    }
+  }
+}
+
+async function post(path, body) {
+  let response;
+  try {
+    response = await fetch(path, { method: "POST", body });
+  } catch {
+    throw new Gone();
+  }
+  const answer = await response.json().catch(() => ({ cause: `the server answered ${response.status}` }));
+  if (!response.ok) throw new Refused(answer.remedy ? `${answer.cause}. Try: ${answer.remedy}` : answer.cause);
+  return answer;
+}
+
+const ARRAYS = { float32: Float32Array, int32: Int32Array };
+
+function decoded(value) {
+  if (Array.isArray(value)) return value.map(decoded);
+  if (value === null || typeof value !== "object") return value;
+  if (value.array) {
+    const bytes = Uint8Array.from(atob(value.data), (character) => character.charCodeAt(0));
+    return Object.assign(new ARRAYS[value.array](bytes.buffer), { shape: value.shape });
+  }
+  return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, decoded(each)]));
+}

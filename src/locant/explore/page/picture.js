@@ -1,0 +1,126 @@
+// A picture with all that belongs to it: a title, a legend that reads values, a table with the same numbers, and the
+// picture as SVG, PNG, CSV and the Python that makes it.
+
+import { html, svg } from "./dom.js";
+import { number } from "./drawing/scales.js";
+import { download, pictureAsPng, pictureAsSvg } from "./save.js";
+
+const ROWS = 200; // of the table on the page; the file has all
+
+export class Picture {
+  constructor(place, page, { name, height = 300, square = false }) {
+    Object.assign(this, { page, name, height, square });
+    this.title = html("h2");
+    this.note = html("p", { class: "note" });
+    this.legend = html("ul", { class: "legend" });
+    this.plot = html("div", { class: "plot" });
+    this.table = html("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table" });
+    this.details = html("details", {}, html("summary", {}, "Table"), this.table);
+    this.details.addEventListener("toggle", () => this.fillTable());
+    this.code = html("pre", { tabindex: 0 });
+    this.codeBox = html("div", { class: "code", hidden: true }, this.code);
+    const foot = html("div", { class: "foot" }, this.details, this.buttons());
+    this.figure = html("figure", { class: "picture", "data-picture": name },
+      html("figcaption", {}, this.title, this.note, this.legend), this.plot, foot, this.codeBox);
+    place.append(this.figure);
+    this.width = 0;
+    new ResizeObserver(([entry]) => this.resized(entry.contentRect.width)).observe(this.plot);
+    window.addEventListener("themed", () => this.draw());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
+  }
+
+  // `table`: () => ({columns, rows}); `draw`: (plot) => whatever is kept as `this.drawn`; `legend`: [{name, slot}].
+  show({ title, note = "", legend = [], table, python = "", draw }) {
+    Object.assign(this, { toTable: table, python, toDraw: draw, told: title });
+    this.title.textContent = title;
+    this.note.textContent = note;
+    this.legend.replaceChildren(...legend.map(entry));
+    this.legend.hidden = !legend.length;
+    this.code.textContent = python;
+    this.draw();
+    this.fillTable();
+  }
+
+  // Values beside the names of the legend, in its order.
+  read(texts) {
+    const places = this.legend.querySelectorAll(".read");
+    places.forEach((place, number) => (place.textContent = texts?.[number] ?? ""));
+  }
+
+  resized(width) {
+    if (Math.abs(width - this.width) < 1) return;
+    this.width = width;
+    this.draw();
+  }
+
+  draw() {
+    if (!this.toDraw || !this.width) return;
+    const width = Math.floor(this.width);
+    const height = this.square ? Math.min(width, this.height) : this.height;
+    const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": this.told });
+    this.plot.replaceChildren(picture);
+    this.plot.style.height = `${height}px`;
+    const plot = { svg: picture, width, height, paint: (...what) => this.paint(picture, ...what) };
+    this.drawn = this.toDraw(plot);
+  }
+
+  // A canvas under the lines, whose every pixel is a number.
+  paint(picture, area, rows, columns, bytes) {
+    const canvas = html("canvas", { width: columns, height: rows, "aria-hidden": "true" });
+    canvas.getContext("2d").putImageData(new ImageData(bytes, columns, rows), 0, 0);
+    for (const [side, at] of [["left", "x"], ["top", "y"], ["width", "width"], ["height", "height"]]) canvas.style[side] = `${area[at]}px`;
+    Object.assign(canvas.dataset, area);
+    this.plot.insertBefore(canvas, picture);
+  }
+
+  fillTable() {
+    if (!this.details.open || !this.toTable) return;
+    const { columns, rows } = this.toTable();
+    const every = Math.ceil(rows.length / ROWS);
+    const shown = rows.filter((_, at) => at % every === 0);
+    this.table.replaceChildren(html("table", {},
+      html("caption", {}, every > 1 ? `${this.told}: every ${every}th of ${rows.length} rows` : this.told),
+      html("thead", {}, html("tr", {}, columns.map((name) => html("th", { scope: "col" }, name)))),
+      html("tbody", {}, shown.map((row) => html("tr", {}, row.map((value, at) => html(at ? "td" : "th", at ? {} : { scope: "row" }, text(value))))))));
+  }
+
+  buttons() {
+    const button = (label, title, act) => {
+      const made = html("button", { type: "button", class: "quiet", title, "aria-label": `${label} of this picture` }, label);
+      made.addEventListener("click", act);
+      return made;
+    };
+    return html("div", { class: "save" },
+      button("SVG", "The picture as SVG", () => download(`${this.name}.svg`, pictureAsSvg(this.plot))),
+      button("PNG", "The picture as PNG", async () => download(`${this.name}.png`, await pictureAsPng(this.plot))),
+      button("CSV", "Its numbers", () => download(`${this.name}.csv`, csv(this.toTable()))),
+      button("Python", "The Python that makes it", () => this.showCode()));
+  }
+
+  showCode() {
+    this.codeBox.hidden = !this.codeBox.hidden;
+    if (this.codeBox.hidden) return;
+    this.code.focus();
+    navigator.clipboard?.writeText(this.python).then(() => this.page.announce("The Python is copied"), () => {});
+  }
+}
+
+function entry({ name, slot, more }) {
+  const line = slot && svg("svg", { width: 26, height: 10, "aria-hidden": "true" }, svg("line", { class: `curve slot-${slot}`, x1: 1, x2: 25, y1: 5, y2: 5 }));
+  return html("li", {}, line || null, html("span", {}, name), more ? html("small", {}, more) : null, html("output", { class: "read" }));
+}
+
+function text(value) {
+  return typeof value === "string" ? value : number(value, 6);
+}
+
+function csv({ columns, rows }) {
+  const cell = (value) => {
+    if (value === null || value === undefined || Number.isNaN(value)) return "";
+    const written = String(value);
+    const safe = typeof value === "string" && /^[=+\-@\t\r]/.test(written) ? `'${written}` : written; // no formula for a spreadsheet
+    return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+  };
+  const lines = [columns, ...rows].map((row) => Array.from(row, cell).join(","));
+  return new Blob([`${lines.join("\r\n")}\r\n`], { type: "text/csv" });
+}

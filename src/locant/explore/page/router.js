@@ -1,0 +1,54 @@
+// The whole state of the page is in its address: #screen?name=value&... A change is a new address, so back and forward
+// work, and an address that is kept or sent shows the same.
+
+export class Router {
+  constructor(show) {
+    this.show = show;
+    this.moving = false; // a slider is being dragged: its steps share one entry in the history
+    window.addEventListener("popstate", () => this.read());
+    window.addEventListener("hashchange", () => this.read());
+  }
+
+  read() {
+    const [screen, settings = ""] = split(location.hash.slice(1));
+    const address = location.hash;
+    if (address === this.address) return;
+    this.address = address;
+    this.screen = screen;
+    this.settings = Object.fromEntries(new URLSearchParams(settings));
+    this.show();
+  }
+
+  // `settled`: false while a slider is being dragged. A value of null is taken out of the address.
+  change(values, { settled = true, screen = this.screen } = {}) {
+    const settings = screen === this.screen ? { ...this.settings } : this.kept();
+    for (const [name, value] of Object.entries(values)) {
+      if (value === null) delete settings[name];
+      else settings[name] = String(value);
+    }
+    const address = addressOf(screen, settings);
+    const go = this.moving ? "replaceState" : "pushState";
+    this.moving = !settled;
+    if (address !== location.hash) history[go](null, "", address);
+    this.read();
+  }
+
+  // What goes along to another screen.
+  kept() {
+    return this.settings.theme ? { theme: this.settings.theme } : {};
+  }
+
+  link(screen) {
+    return addressOf(screen, screen === this.screen ? this.settings : this.kept());
+  }
+}
+
+export function addressOf(screen, settings) {
+  const text = new URLSearchParams(settings).toString();
+  return `#${screen}${text && `?${text}`}`;
+}
+
+function split(text) {
+  const at = text.indexOf("?");
+  return at < 0 ? [text] : [text.slice(0, at), text.slice(at + 1)];
+}

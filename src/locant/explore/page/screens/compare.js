@@ -1,0 +1,174 @@
+// Compare: curves by distance over maps of query and key, all linked by the distance that is pointed at.
+
+import { Controls } from "../controls.js";
+import { Cursor } from "../cursor.js";
+import { html } from "../dom.js";
+import { heatMap } from "../drawing/heat_map.js";
+import { lineChart, nearest } from "../drawing/line_chart.js";
+import { number } from "../drawing/scales.js";
+import { Picture } from "../picture.js";
+
+const SLOTS = [1, 2, 3, 4];
+const TITLES = { none: "–" };
+
+export function open(place, page) {
+  const side = html("section", { class: "settings", "aria-label": "Settings" });
+  const pictures = html("div", { class: "pictures" });
+  place.append(html("div", { class: "split" }, side, pictures));
+
+  const named = {};
+  for (const slot of SLOTS) {
+    named[slot] = { label: `Encoding ${slot}`, titles: TITLES };
+    named[`${slot}.base`] = { label: `Base of ${slot}` };
+    named[`${slot}.scaling`] = { label: `Scaling of ${slot}`, titles: TITLES };
+    named[`${slot}.factor`] = { label: `Factor of ${slot}` };
+    named[`${slot}.trained`] = { label: `Trained length of ${slot}`, unit: "tokens" };
+    named[`${slot}.slope`] = { label: `Slope of ${slot}` };
+  }
+  const shared = new Controls(group(side, "All"), page, {
+    length: { label: "Length", unit: "tokens" },
+    alike: { label: "Likeness of query and key" },
+    head: { label: "Head" },
+  });
+  const slots = SLOTS.map((slot) => new Controls(group(side, null, slot), page,
+    Object.fromEntries(Object.entries(named).filter(([name]) => name.startsWith(String(slot))))));
+
+  const cursor = new Cursor();
+  const chart = new Picture(pictures, page, { name: "score-by-distance", height: 320 });
+  const maps = html("div", { class: "grid" });
+  pictures.append(maps);
+  const mapOf = new Map();
+  let last = null;
+
+  cursor.watch((at) => {
+    if (!last) return;
+    chart.drawn?.point(at);
+    const { distances, positions, encodings } = last.numbers;
+    const distance = at === null ? null : distances[at];
+    chart.read(drawn(encodings).map(({ mean }) => (at === null ? "" : number(mean[at]))));
+    chart.note.textContent = noteOf(distance);
+    const query = positions.length - 1;
+    const key = distance === null ? null : nearest(positions, positions[query] - distance);
+    for (const { slot, map } of drawn(encodings)) {
+      const picture = mapOf.get(slot);
+      picture?.drawn?.point(key === null ? null : query, key);
+      const value = key === null ? null : map[query * positions.length + key];
+      picture?.read([key === null ? "" : `${number(value)} at query ${number(positions[query])}, key ${number(positions[key])}`]);
+    }
+  });
+
+  function show(answer) {
+    const before = last;
+    last = answer;
+    const { numbers, controls } = answer;
+    shared.show(controls);
+    slots.forEach((each) => each.show(controls));
+    showChart(answer, before);
+    showMaps(answer);
+    cursor.rest(nearest(numbers.distances, numbers.at));
+  }
+
+  function showChart({ numbers }, before) {
+    const { distances, encodings, low, high } = numbers;
+    const shown = drawn(encodings);
+    const ghosts = before ? faint(before.numbers, numbers) : [];
+    chart.show({
+      title: "Score by distance",
+      legend: encodings.map(({ label, slot, note }) => ({ name: label, slot, more: note })),
+      table: () => ({
+        columns: ["distance", ...shown.flatMap(({ label }) => [label, `${label}: 10 %`, `${label}: 90 %`])],
+        rows: Array.from(distances, (distance, at) => [distance, ...shown.flatMap((one) => [one.mean[at], one.low[at], one.high[at]])]),
+      }),
+      python: numbers.python,
+      draw: (plot) => lineChart(plot, {
+        x: { values: distances, label: "distance of key and query (tokens)" },
+        y: { label: "score (before the softmax)", low: low - 1, high: Math.max(high, ...shown.map((one) => Math.max(...one.high))) + 0.3 },
+        series: [...ghosts, ...shown.map((one) => ({ name: one.label, slot: one.slot, values: one.mean, low: one.low, high: one.high }))],
+        hover: (at) => cursor.set(at),
+      }),
+    });
+  }
+
+  function showMaps({ numbers }) {
+    const { positions, encodings, low, high } = numbers;
+    for (const [slot, picture] of mapOf) {
+      if (drawn(encodings).some((one) => one.slot === slot)) continue;
+      picture.figure.remove();
+      mapOf.delete(slot);
+    }
+    for (const { slot, label, map, doors, name } of drawn(encodings)) {
+      if (!mapOf.has(slot)) mapOf.set(slot, new Picture(maps, page, { name: `map-${slot}`, height: 330, square: true }));
+      mapOf.get(slot).show({
+        title: label,
+        note: `${doors.map((door) => DOORS[door]).join(", ") || "does nothing: every key alike"}`,
+        legend: [{ name: "score" }],
+        table: () => ({
+          columns: ["query \\ key", ...Array.from(positions, String)],
+          rows: Array.from(positions, (position, row) => [position, ...map.slice(row * positions.length, (row + 1) * positions.length)]),
+        }),
+        python: numbers.python,
+        draw: (plot) => heatMap(plot, {
+          values: map, x: { label: "key", values: positions }, y: { label: "query", values: positions },
+          color: { map: "one", low, high, label: "score" },
+          hover: (row, column) => point(slot, row, column),
+        }),
+      });
+      mapOf.get(slot).figure.dataset.name = name;
+    }
+    for (const { slot } of drawn(encodings)) maps.append(mapOf.get(slot).figure); // in the order of the slots
+  }
+
+  // Pointing at a map shows the same query and key in the other maps, and their distance in the chart.
+  function point(slot, row, column) {
+    const { distances, positions, encodings } = last.numbers;
+    if (row === undefined) return cursor.set(null);
+    cursor.set(nearest(distances, Math.abs(positions[row] - positions[column])));
+    for (const one of drawn(encodings)) {
+      const picture = mapOf.get(one.slot);
+      picture.drawn?.point(row, column);
+      const value = one.map[row * positions.length + column];
+      picture.read([`${number(value)} at query ${number(positions[row])}, key ${number(positions[column])}`]);
+    }
+  }
+
+  const keys = {
+    position(step) {
+      const { distances } = last.numbers;
+      const at = Number(page.settings().at ?? 0); // what was asked for last, whether or not it is shown yet
+      const next = distances[Math.min(distances.length - 1, Math.max(0, nearest(distances, at) + step))];
+      page.change({ at: next }, { settled: false });
+      page.announce(`Distance ${next}`);
+    },
+    encoding(slot) {
+      side.querySelector(`[data-setting="${slot}"]`)?.focus();
+    },
+  };
+  return { show, keys };
+}
+
+const DOORS = { embed: "added to the embeddings", rotate: "rotates queries and keys", bias: "added to the scores" };
+
+function group(side, title, slot) {
+  const made = html("div", { class: slot ? `group slot slot-${slot}` : "group" }, title && html("h2", { class: "unseen" }, title));
+  side.append(made);
+  return made;
+}
+
+function drawn(encodings) {
+  return encodings.filter((one) => one.mean);
+}
+
+function noteOf(distance) {
+  const what = "The mean over random contents, and between what eight of ten scores are.";
+  return distance === null ? what : `${what} At distance ${number(distance)}:`;
+}
+
+// What the curves were before a slider moved, where only their numbers changed.
+function faint(before, after) {
+  if (before.distances.length !== after.distances.length || before.distances.at(-1) !== after.distances.at(-1)) return [];
+  return drawn(before.encodings).flatMap((old) => {
+    const now = drawn(after.encodings).find(({ slot, name }) => slot === old.slot && name === old.name);
+    const same = !now || now.mean.every((value, at) => value === old.mean[at]);
+    return same ? [] : [{ name: `${old.label}, before`, slot: old.slot, values: old.mean, faint: true }];
+  });
+}

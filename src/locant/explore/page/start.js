@@ -1,0 +1,141 @@
+// The frame of the page: opens the screen that the address names, and shows it every new answer.
+
+import { html } from "./dom.js";
+import { Keyboard } from "./keyboard.js";
+import { Gone, Numbers, Saved } from "./numbers.js";
+import { Router } from "./router.js";
+import { tools } from "./tools.js";
+
+const EVERY = 4000; // milliseconds between looks whether the server is there
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const main = document.getElementById("main");
+const place = document.getElementById("screen");
+const notice = document.getElementById("notice");
+
+const numbers = new Numbers(data.exported);
+const router = new Router(() => show());
+const page = {
+  screens: data.screens,
+  exported: data.exported,
+  change: (values, options) => (data.exported ? undefined : router.change(values, options)),
+  drop: async (file) => said(() => numbers.drop(file)),
+  link: (screen) => router.link(screen),
+  settings: () => router.settings,
+  say,
+  announce,
+};
+const keyboard = new Keyboard(page);
+const links = navigation();
+let open = null; // the screen that is shown
+let asked = 0;
+
+document.getElementById("skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the part after the # is the state, not a place on the page
+  main.focus();
+});
+document.getElementById("tools").append(...tools(page, keyboard, router));
+setInterval(look, EVERY);
+begin();
+
+function begin() {
+  if (data.exported) {
+    router.screen = data.exported.screen;
+    router.settings = data.exported.state;
+    document.documentElement.classList.add("saved");
+    return show();
+  }
+  if (!location.hash) history.replaceState(null, "", `#${data.screens[0].name}`);
+  router.read();
+}
+
+async function show() {
+  const number = ++asked;
+  const screen = data.screens.find((each) => each.name === router.screen);
+  theme(router.settings.theme);
+  if (!screen) return say(`There is no screen “${router.screen}”. Choose one above.`);
+  place.setAttribute("aria-busy", "true");
+  const answer = await said(() => numbers.ask(screen.name, router.settings));
+  if (number !== asked) return; // another address was asked for meanwhile
+  place.removeAttribute("aria-busy");
+  if (!answer) return;
+  if (open?.name !== screen.name) await change(screen);
+  if (number !== asked) return;
+  open.view.show(answer);
+  place.dataset.shown = JSON.stringify(answer.state);
+}
+
+async function change(screen) {
+  const { open: build } = await import(screen.module);
+  place.replaceChildren();
+  document.title = `${screen.title} · locant explore`;
+  document.getElementById("title").textContent = screen.title;
+  document.getElementById("about").textContent = screen.about;
+  for (const [name, link] of links) {
+    if (name === screen.name) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  links.get(screen.name).scrollIntoView?.({ block: "nearest", inline: "nearest" });
+  open = { name: screen.name, view: build(place, page) };
+  keyboard.keys = open.view.keys ?? {};
+}
+
+// Runs what asks the server; what goes wrong is said, and what is on the screen stays.
+async function said(task) {
+  try {
+    const result = await task();
+    say("");
+    return result;
+  } catch (error) {
+    if (error instanceof Gone) gone();
+    else say(error.message, error instanceof Saved ? "note" : "problem");
+    place.removeAttribute("aria-busy");
+    return null;
+  }
+}
+
+async function look() {
+  if (document.visibilityState === "hidden" || data.exported) return;
+  if (!(await numbers.isAlive())) gone();
+  else if (notice.dataset.kind === "gone") say("");
+}
+
+function gone() {
+  say("The explorer has stopped. What you see stays; for more, run locant explore again and open its address.", "gone");
+}
+
+function say(text, kind = "problem") {
+  notice.textContent = text;
+  notice.dataset.kind = kind;
+  notice.hidden = !text;
+}
+
+// For screen readers: what a key just did.
+function announce(text) {
+  let region = document.getElementById("announced");
+  if (!region) {
+    region = html("p", { id: "announced", class: "unseen", "aria-live": "polite" });
+    main.append(region);
+  }
+  region.textContent = text;
+}
+
+function theme(name) {
+  if (name === "light" || name === "dark") document.documentElement.dataset.theme = name;
+  else delete document.documentElement.dataset.theme;
+}
+
+function navigation() {
+  const list = document.getElementById("screens");
+  const found = new Map();
+  for (const screen of data.screens) {
+    const link = html("a", { href: `#${screen.name}` }, screen.title);
+    link.addEventListener("click", (event) => {
+      event.preventDefault();
+      page.change({}, { screen: screen.name });
+    });
+    found.set(screen.name, link);
+    if (!data.exported || data.exported.screen === screen.name) list.append(html("li", {}, link));
+  }
+  return found;
+}

@@ -1,0 +1,157 @@
+"""Compare: up to four encodings on one axis, by distance and as maps of query and key."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from locant.explore.screen import Screen
+from locant.explore.session import Session
+from locant.explore.state import State
+from locant.figures import SIZES, TRAINED
+from locant.figures.plot import encoding_to_draw
+from locant.figures.scores import score_by_distance, score_map, with_random_tables
+from locant.positions import ALiBi, Cope, DistanceBias, PositionEncoding, Rotary
+from locant.positions.base import has_bias
+from locant.positions.encodings.alibi import alibi_slopes
+from locant.positions.registry import encodings, find
+from locant.positions.scaling import SCALINGS
+
+__all__ = ["SCREEN"]
+
+SLOTS = ("1", "2", "3", "4")
+FIRST = {"1": "rotary", "2": "alibi", "3": "sinusoidal"}
+NONE = "none"
+
+MAX_LENGTH = 2**17
+POINTS, SIDE = 256, 128
+"""At how many distances a curve is computed, and at how many positions a map, where there are more."""
+DRAWS, COSTLY_DRAWS = 64, 8
+"""Pairs of contents: of an encoding whose bias looks at the contents, every one costs a matrix."""
+
+VISIBLE = 16.0
+"""A score this far below another has e^-16 of its weight: maps and curves end there."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An encoding as a slot of the page asks for it."""
+
+    slot: str
+    name: str
+    options: tuple[tuple[str, Any], ...]
+    label: str
+
+    @property
+    def code(self) -> str:
+        """How Python builds it."""
+        given = "".join(f", {name}={value!r}" for name, value in self.options)
+        return f"encoding_to_draw({self.name!r}, length=length{given})"
+
+
+def numbers(state: State, session: Session) -> Mapping[str, Any]:
+    """Of every slot that holds an encoding: its curve and its map, all for the same contents."""
+    length = state.whole("length", 128, 2, MAX_LENGTH, log=True)
+    head = state.whole("head", 3, 0, SIZES["num_heads"] - 1)
+    alike = state.real("alike", 0.75, 0, 1)
+    at = state.whole("at", 0, 0, MAX_LENGTH)
+    chosen = [choice for slot in SLOTS if (choice := _chosen(state, slot, head)) is not None]
+    distances, positions = _spread(length, POINTS), _spread(length, SIDE)
+    shown = [_shown(choice, length, distances, positions, alike, head) for choice in chosen]
+    curves = [each["mean"] for each in shown if "mean" in each]
+    high = max((float(curve.max()) for curve in curves), default=1.0)
+    low = max(min((float(curve.min()) for curve in curves), default=0.0), high - VISIBLE)
+    return {
+        "distances": distances,
+        "positions": positions,
+        "at": min(at, length - 1),
+        "low": low,
+        "high": high,
+        "encodings": shown,
+        "python": _code(chosen, length, alike, head),
+    }
+
+
+def _chosen(state: State, slot: str, head: int) -> Choice | None:
+    name = state.one_of(slot, FIRST.get(slot, NONE), [NONE, *encodings()])
+    if name == NONE:
+        return None
+    own, takes = state.part(slot), inspect.signature(find(name)).parameters
+    options: dict[str, Any] = {"d_model": SIZES["head_dim"]} if "d_model" in takes else {}
+    words: list[str] = []
+    if "base" in takes:
+        options["base"] = own.real("base", float(takes["base"].default), 2, 1e9, log=True)
+        if options["base"] != takes["base"].default:
+            words.append(f"base {options['base']:,.6g}")
+    if "scaling" in takes:
+        scaling = own.one_of("scaling", NONE, [NONE, *SCALINGS])
+        if scaling != NONE:
+            factor = own.real("factor", 4.0, 1, 128, log=True)
+            trained = own.whole("trained", TRAINED, 1, MAX_LENGTH, log=True)
+            options |= {"scaling": f"{scaling}:{factor:g}", "trained": trained}
+            words.append(f"{scaling} ×{factor:g}")
+    if name == ALiBi.info.name:
+        slope = own.real("slope", alibi_slopes(SIZES["num_heads"])[head], 0, 1)
+        if slope != alibi_slopes(SIZES["num_heads"])[head]:
+            options["slopes"] = (slope,) * SIZES["num_heads"]
+        words.append(f"slope {slope:.4g}")
+    return Choice(slot, name, tuple(options.items()), ", ".join([name, *words]))
+
+
+@lru_cache(maxsize=32)
+def _built(name: str, options: tuple[tuple[str, Any], ...], length: int | None) -> PositionEncoding:
+    return with_random_tables(encoding_to_draw(name, length=length, **dict(options)))
+
+
+def _shown(
+    choice: Choice, length: int, distances: np.ndarray, positions: np.ndarray, alike: float, head: int
+) -> Mapping[str, Any]:
+    has_rows = "max_seq_len" in inspect.signature(find(choice.name)).parameters
+    encoding = _built(choice.name, choice.options, length if has_rows else None)
+    if isinstance(encoding, Rotary) and encoding.scaling.length_that_matters is not None:
+        encoding = encoding.for_length(length)
+    facts = {"slot": int(choice.slot), "name": choice.name, "label": choice.label, "doors": list(encoding.doors())}
+    if isinstance(encoding, Cope) and length > SIDE:
+        return {**facts, "note": f"counts every token between query and key: drawn up to {SIDE} tokens"}
+    costly = has_bias(encoding) and not isinstance(encoding, DistanceBias)
+    draws = COSTLY_DRAWS if costly else DRAWS
+    curve = score_by_distance(encoding, distances, alike=alike, head=head, draws=draws)
+    matrix = score_map(encoding, positions, alike=alike, head=head, draws=draws)
+    if not getattr(encoding, "bidirectional", False):
+        matrix[np.triu_indices(len(matrix), 1)] = np.nan
+    return {**facts, **curve._asdict(), "map": matrix}
+
+
+def _spread(length: int, most: int) -> np.ndarray:
+    """Whole numbers from 0 to `length` - 1, all of them or so many."""
+    return np.unique(np.linspace(0, length - 1, min(length, most)).round().astype(np.int64))
+
+
+def _code(chosen: list[Choice], length: int, alike: float, head: int) -> str:
+    built = "\n".join(f"    {choice.label!r}: {choice.code}," for choice in chosen)
+    return (
+        "import matplotlib.pyplot as plt\nimport numpy as np\n\n"
+        "from locant.figures.plot import encoding_to_draw\n"
+        "from locant.figures.scores import score_by_distance, with_random_tables\n\n"
+        f"length = {length}\ndistances = np.unique(np.linspace(0, length - 1, min(length, {POINTS})).round())"
+        f".astype(int)\nencodings = {{\n{built}\n}}\n"
+        "for name, encoding in encodings.items():\n"
+        "    scores = score_by_distance("
+        f"with_random_tables(encoding), distances, alike={alike!r}, head={head})\n"
+        "    plt.plot(distances, scores.mean, label=name)\n"
+        "    plt.fill_between(distances, scores.low, scores.high, alpha=0.15)\n"
+        'plt.xlabel("distance (tokens)")\nplt.ylabel("score")\nplt.legend()\nplt.show()\n'
+    )
+
+
+SCREEN = Screen(
+    title="Compare",
+    place=1,
+    about="What distance does to an attention score, encoding by encoding: the same contents, moved apart.",
+    numbers=numbers,
+)

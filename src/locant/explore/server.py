@@ -1,0 +1,199 @@
+"""HTTP for one visitor on this machine: the loopback address, and a token in the path that nobody else knows.
+
+A request from another site's page is refused by its ``Host``, ``Origin`` or ``Sec-Fetch-Site``, one without the token
+as if nothing were here. What is sent is read up to a limit. An error is one sentence and a remedy, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from locant.errors import InputError, LocantError
+from locant.explore.answers import answer, as_json
+from locant.explore.document import exported, modules, served, stylesheet
+from locant.explore.session import MAX_DROPPED, Session
+
+__all__ = ["application", "new_token", "run"]
+
+HOSTS = ("127.0.0.1", "localhost", "[::1]")
+MAX_SETTINGS = 2**18
+"""Bytes of the settings of a screen."""
+
+POLICY = (
+    "default-src 'self'; img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "object-src 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "Referrer-Policy": "no-referrer",  # the address holds the token
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def new_token() -> str:
+    """What an address has to hold; as good as a password."""
+    return secrets.token_urlsafe(18)
+
+
+def application(session: Session, token: str) -> ASGIApp:
+    """The explorer as an ASGI application, behind its guard."""
+
+    async def page(request: Request) -> Response:
+        return HTMLResponse(served())
+
+    async def style(request: Request) -> Response:
+        return Response(stylesheet(), media_type="text/css")
+
+    async def module(request: Request) -> Response:
+        code = modules().get(request.path_params["path"])
+        return PlainTextResponse("no such module", 404) if code is None else Response(code, media_type=JAVASCRIPT)
+
+    async def alive(request: Request) -> Response:
+        return Response(status_code=204)
+
+    async def numbers(request: Request) -> Response:
+        settings = _settings(await _body(request, MAX_SETTINGS, "settings"))
+        return await _in_thread(lambda: _json(answer(request.path_params["screen"], settings, session)))
+
+    async def drop(request: Request) -> Response:
+        content = await _body(request, MAX_DROPPED, "a dropped file")
+        return _json({"key": session.drop(request.query_params.get("name", "file"), content)})
+
+    async def save(request: Request) -> Response:
+        settings = dict(request.query_params)
+        screen = settings.pop("screen", "")
+        named = {"Content-Disposition": 'attachment; filename="locant.html"'}
+        return await _in_thread(lambda: HTMLResponse(exported(answer(screen, settings, session)), headers=named))
+
+    routes = [
+        Route("/", page),
+        Route("/page/style.css", style),
+        Route("/page/{path:path}", module),
+        Route("/alive", alive),
+        Route("/numbers/{screen}", numbers, methods=["POST"]),
+        Route("/files", drop, methods=["POST"]),
+        Route("/export", save),
+    ]
+    handlers: Any = {LocantError: _refuse, Exception: _fail}
+    return Guard(Starlette(routes=routes, exception_handlers=handlers), token)
+
+
+JAVASCRIPT = "text/javascript"
+
+
+class Guard:
+    """Lets requests through that come from this machine's own page, and hides the token from what is behind."""
+
+    def __init__(self, inner: ASGIApp, token: str) -> None:
+        self.inner = inner
+        self.token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Of the requests of HTTP; there are no others."""
+        if scope["type"] != "http":
+            return
+        request = Request(scope)
+        _, token, *rest = [*request.url.path.split("/"), ""]
+        if not _is_own(request):
+            response = PlainTextResponse("this address answers its own page only\n", 403, HEADERS)
+        elif not secrets.compare_digest(token.encode(), self.token.encode()):
+            response = PlainTextResponse("not found: use the address that `locant explore` printed\n", 404, HEADERS)
+        elif len(rest) == 1:
+            response = Response(status_code=307, headers={**HEADERS, "Location": f"/{token}/"})
+        else:
+            path = "/" + "/".join(rest[:-1])
+            await self.inner({**scope, "path": path, "raw_path": path.encode()}, receive, _with_headers(send))
+            return
+        await response(scope, receive, send)
+
+
+def _is_own(request: Request) -> bool:
+    host = request.headers.get("host", "")
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    origin = request.headers.get("origin", f"http://{host}")
+    return (
+        name in HOSTS
+        and origin == f"http://{host}"
+        and request.headers.get("sec-fetch-site", "none") in ("none", "same-origin")
+    )
+
+
+def _with_headers(send: Send) -> Send:
+    async def sending(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            own = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+            message = {**message, "headers": [*message["headers"], *own]}
+        await send(message)
+
+    return sending
+
+
+async def _body(request: Request, most: int, what: str) -> bytes:
+    """What was sent, up to a limit: no more than that is read."""
+    parts = bytearray()
+    async for part in request.stream():
+        parts += part
+        if len(parts) > most:
+            raise InputError(f"got more than {most:,} bytes for {what}", "a smaller one")
+    return bytes(parts)
+
+
+def _settings(body: bytes) -> dict[str, str]:
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
+        raise InputError("got settings that are no JSON object of texts", '{"length": "128"}')
+    return values
+
+
+async def _in_thread(make: Callable[[], Response]) -> Response:
+    """Numbers take milliseconds to seconds, in which other pages are answered."""
+    from starlette.concurrency import run_in_threadpool
+
+    return await run_in_threadpool(make)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(as_json(value), status, media_type="application/json")
+
+
+def _refuse(request: Request, error: LocantError) -> Response:
+    return _json({"cause": error.cause, "remedy": error.remedy}, 422)
+
+
+def _fail(request: Request, error: Exception) -> Response:
+    cause = f"this is a mistake in locant: {type(error).__name__}: {error}"
+    return _json({"cause": cause, "remedy": "report it, with what the terminal says"}, 500)
+
+
+def run(session: Session, port: int, token: str, when_ready: Callable[[str], None]) -> None:
+    """Serve until interrupted. `when_ready` gets the address, at which a browser is answered from then on."""
+    import torch
+    import uvicorn
+
+    torch.set_num_threads(1)  # a screen is many small operations: on a busy machine, threads wait for one another
+    with socket.socket(socket.AF_INET) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", port))
+        listening.listen()
+        when_ready(f"http://127.0.0.1:{listening.getsockname()[1]}/{token}/")
+        config = uvicorn.Config(
+            application(session, token), lifespan="off", ws="none", log_level="warning", access_log=False,
+            server_header=False, timeout_graceful_shutdown=1,
+        )  # fmt: skip
+        uvicorn.Server(config).run(sockets=[listening])

@@ -1,0 +1,124 @@
+"""Attention scores by what an encoding does to them, in numbers: pictures of matplotlib and of the browser draw these.
+
+Contents are random vectors of one length, the projections of a model are left out, and a score is
+``q . k / sqrt(head_dim)`` after `embed` and `rotate`, plus what `bias` adds: every encoding, whatever it uses, on one
+scale.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from locant.figures import SIZES
+from locant.positions import PositionEncoding, Positions
+from locant.positions.heads import Heads
+
+__all__ = ["Scores", "bias_map", "num_heads_of", "score_by_distance", "score_map", "with_random_tables"]
+
+FREE_HEADS = 4
+"""Of an encoding that does not say how many it has."""
+
+TAILS = (0.1, 0.9)
+
+
+class Scores(NamedTuple):
+    """By distance: the mean over random contents, and between what eight of ten scores are."""
+
+    mean: Float[np.ndarray, " distances"]
+    low: Float[np.ndarray, " distances"]
+    high: Float[np.ndarray, " distances"]
+
+
+def num_heads_of(encoding: PositionEncoding) -> int:
+    """How many heads its bias has."""
+    heads = getattr(encoding, "heads", None)
+    return len(heads) if isinstance(heads, Heads) else getattr(encoding, "num_heads", FREE_HEADS)
+
+
+def with_random_tables(encoding: PositionEncoding) -> PositionEncoding:
+    """A copy in which tables that begin as zeros hold random numbers, as if something had been learned."""
+    encoding, generator = copy.deepcopy(encoding), torch.Generator().manual_seed(0)
+    for parameter in encoding.parameters():
+        if not parameter.any():
+            parameter.data.normal_(generator=generator)
+    return encoding
+
+
+def bias_map(encoding: PositionEncoding, length: int, seed: int = 0) -> Float[np.ndarray, "heads query key"]:
+    """The bias, for random queries and keys: most encodings ask them for their shapes only."""
+    count = num_heads_of(encoding)
+    shape = (1, count, length, getattr(encoding, "head_dim", 1))
+    q, k = torch.randn(2, *shape, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        bias = encoding.bias(q, k, Positions.arange(length))
+    return cast("Tensor", bias).expand(1, count, length, length)[0].float().numpy()
+
+
+def score_by_distance(
+    encoding: PositionEncoding,
+    distances: Int[np.ndarray, " distances"],
+    *,
+    alike: float = 1.0,
+    head: int = 0,
+    draws: int = 64,
+    seed: int = 0,
+) -> Scores:
+    """The score of one query with keys that differ in nothing but their distance to it.
+
+    Args:
+        distances: how far before the query the keys stand, ascending.
+        alike: the cosine between the contents of query and key, from 0 to 1: the same content.
+        head: whose bias is taken, of those that the encoding has.
+        draws: pairs of contents.
+    """
+    q, k = _contents(encoding, draws, alike, seed)
+    last = int(distances[-1])
+    at, before = Positions.of(torch.tensor([[last]])), Positions.of(torch.from_numpy(last - distances)[None])
+    scores = _scores(encoding, q, k.expand(-1, len(distances), -1), at, before, head)[:, 0]
+    low, high = torch.quantile(scores, torch.tensor(TAILS, dtype=scores.dtype), dim=0)
+    return Scores(scores.mean(0).numpy(), low.numpy(), high.numpy())
+
+
+def score_map(
+    encoding: PositionEncoding,
+    index: Int[np.ndarray, " positions"],
+    *,
+    alike: float = 1.0,
+    head: int = 0,
+    draws: int = 64,
+    seed: int = 0,
+) -> Float[np.ndarray, "query key"]:
+    """The mean score of every query with every key at these positions."""
+    q, k = (each.expand(-1, len(index), -1) for each in _contents(encoding, draws, alike, seed))
+    positions = Positions.of(torch.from_numpy(index)[None])
+    return _scores(encoding, q, k, positions, positions, head).mean(0).numpy()
+
+
+def _contents(encoding: PositionEncoding, draws: int, alike: float, seed: int) -> Float[Tensor, "2 draws 1 width"]:
+    """Vectors of length sqrt(width) in random directions, with this cosine between those of a pair."""
+    width = getattr(encoding, "head_dim", getattr(encoding, "d_model", SIZES["head_dim"]))
+    q, other = torch.randn(2, draws, 1, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    q = q / q.norm(dim=-1, keepdim=True)
+    other = other - (other * q).sum(-1, keepdim=True) * q
+    k = alike * q + math.sqrt(1 - alike**2) * other / other.norm(dim=-1, keepdim=True)
+    return (torch.stack([q, k]) * math.sqrt(width)).float()
+
+
+@torch.no_grad()
+def _scores(
+    encoding: PositionEncoding, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions, head: int
+) -> Float[Tensor, "draws query key"]:
+    """Each door in its turn, as a model calls them."""
+    q, k = encoding.embed(q, positions)[:, None], encoding.embed(k, k_positions)[:, None]
+    heads = num_heads_of(encoding)
+    bias = encoding.bias(q.expand(-1, heads, -1, -1), k.expand(-1, heads, -1, -1), positions, k_positions)
+    q, k = encoding.rotate(q, k, positions, k_positions)
+    scores = (q @ k.mT)[:, 0] / math.sqrt(q.shape[-1])
+    return scores if bias is None else scores + bias[:, min(head, heads - 1)].to(scores.dtype)

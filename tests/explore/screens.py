@@ -1,0 +1,36 @@
+"""What tests in the browser do with each screen: a new screen has an entry here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["SCREENS", "Visit"]
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A visit to one screen.
+
+    Args:
+        address: settings that are not the defaults, as a permalink holds them.
+        pictures: the names of its pictures there.
+        setting, value: a control, and what it is set to; it must then stand in the address.
+        text: what has to be read somewhere on the screen.
+    """
+
+    address: str
+    pictures: tuple[str, ...]
+    setting: str
+    value: str
+    text: str
+
+
+SCREENS = {
+    "compare": Visit(
+        address="1=rotary&1.base=500000&2=t5&3=none&length=96&at=5",
+        pictures=("score-by-distance", "map-1", "map-2"),
+        setting="2",
+        value="alibi",
+        text="rotary, base 500,000",
+    ),
+}

@@ -1,0 +1,100 @@
+"""Scores by distance are what the formulas of the papers say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from locant.explore.answers import answer
+from locant.explore.session import Session
+from locant.figures.scores import score_by_distance, score_map
+from locant.positions import ALiBi, PositionEncoding, Rotary, Sinusoidal
+from locant.positions.registry import encodings
+from tests.tolerances import SHORT_SUM
+
+WIDTH = 22
+DISTANCES = np.array([0, 1, 2, 5, 13, 101])
+
+
+def contents(draws: int, alike: float) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors of length sqrt(WIDTH) with this cosine between those of a pair, made anew in NumPy."""
+    generator = torch.Generator().manual_seed(0)
+    q, other = torch.randn(2, draws, 1, WIDTH, generator=generator, dtype=torch.float64).numpy()[:, :, 0]
+    q = q / np.linalg.norm(q, axis=1, keepdims=True)
+    other = other - (other * q).sum(1, keepdims=True) * q
+    other = other / np.linalg.norm(other, axis=1, keepdims=True)
+    return q * WIDTH**0.5, (alike * q + (1 - alike**2) ** 0.5 * other) * WIDTH**0.5
+
+
+def test_rotation_gives_the_sum_over_pairs_of_the_papers_formula() -> None:
+    q, k = contents(7, 0.6)
+    half = WIDTH // 2
+    first, second = (each[:, :half] + 1j * each[:, half:] for each in (q, k))
+    frequency = 100.0 ** (-2 * np.arange(half) / WIDTH)
+    turned = first[:, None] * second[:, None].conj() * np.exp(1j * DISTANCES[:, None] * frequency)
+    expected = turned.real.sum(-1) / WIDTH**0.5
+    scores = score_by_distance(Rotary(WIDTH, 100.0), DISTANCES, alike=0.6, draws=7)
+    np.testing.assert_allclose(scores.mean, expected.mean(0), **SHORT_SUM)
+    np.testing.assert_allclose(scores.low, np.quantile(expected, 0.1, axis=0), **SHORT_SUM)
+    np.testing.assert_allclose(scores.high, np.quantile(expected, 0.9, axis=0), **SHORT_SUM)
+
+
+def test_a_bias_is_added_to_the_product_of_the_contents() -> None:
+    bias = ALiBi(4)
+    bias.head_dim = WIDTH
+    scores = score_by_distance(bias, DISTANCES, alike=0.5, head=2, draws=5)
+    np.testing.assert_allclose(scores.mean, 0.5 * WIDTH**0.5 - 2.0**-6 * DISTANCES, **SHORT_SUM)
+
+
+def test_an_added_embedding_is_part_of_query_and_key() -> None:
+    q, k = contents(3, 0.0)
+    frequency = 10_000.0 ** (-2 * np.arange(WIDTH // 2) / WIDTH)
+    angle = np.arange(102)[:, None] * frequency
+    table = np.stack([np.sin(angle), np.cos(angle)], -1).reshape(102, WIDTH)
+    expected = ((q + table[101])[:, None] * (k[:, None] + table[101 - DISTANCES])).sum(-1) / WIDTH**0.5
+    scores = score_by_distance(Sinusoidal(WIDTH), DISTANCES, alike=0.0, draws=3)
+    np.testing.assert_allclose(scores.mean, expected.mean(0), **SHORT_SUM)
+
+
+def test_the_map_holds_the_curve_in_its_last_row() -> None:
+    index = np.arange(40)
+    for encoding in (Rotary(WIDTH), Sinusoidal(WIDTH), PositionEncoding()):
+        curve = score_by_distance(encoding, index, alike=0.3, draws=6)
+        matrix = score_map(encoding, index, alike=0.3, draws=6)
+        np.testing.assert_allclose(matrix[-1, ::-1], curve.mean, **SHORT_SUM)
+
+
+@pytest.mark.parametrize("name", encodings())
+def test_every_encoding_can_be_compared(name: str) -> None:
+    numbers = answer("compare", {"1": name, "2": "none", "3": "none", "length": "33"}, Session())["numbers"]
+    (shown,) = numbers["encodings"]
+    assert len(shown["mean"]) == 33
+    assert np.isfinite(shown["mean"]).all()
+    assert np.isfinite(shown["map"][-1]).all()
+
+
+def test_far_distances_are_sampled() -> None:
+    numbers = answer("compare", {"length": "131072"}, Session())["numbers"]
+    assert len(numbers["distances"]) == 256
+    assert numbers["distances"][-1] == 131_071
+    assert numbers["encodings"][0]["map"].shape == (128, 128)
+
+
+def test_a_stretched_rotary_is_that_of_its_length() -> None:
+    settings = {"1": "rotary", "2": "rotary", "3": "none", "2.scaling": "linear", "2.factor": "4", "length": "64"}
+    plain, stretched = answer("compare", settings, Session())["numbers"]["encodings"]
+    np.testing.assert_allclose(stretched["mean"][::4][:16], plain["mean"][:16], **SHORT_SUM)
+
+
+def test_the_python_of_the_screen_gives_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="pictures need the extra `lab`")
+    drawn: list[np.ndarray] = []
+    monkeypatch.setattr(pyplot, "plot", lambda _, values, **options: drawn.append(values))
+    for name in ("fill_between", "xlabel", "ylabel", "legend", "show"):
+        monkeypatch.setattr(pyplot, name, lambda *args, **options: None)
+    settings = {"1.scaling": "yarn", "1.base": "5e5", "2.slope": "0.3", "4": "t5", "head": "2", "length": "40"}
+    numbers = answer("compare", settings, Session())["numbers"]
+    exec(numbers["python"], {})  # noqa: S102
+    for values, shown in zip(drawn, numbers["encodings"], strict=True):
+        np.testing.assert_array_equal(values, shown["mean"])

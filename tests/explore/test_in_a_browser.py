@@ -1,0 +1,185 @@
+"""The explorer as a visitor meets it: every screen, in Chromium."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+import pytest
+
+from locant.explore.answers import answer
+from locant.explore.screen import screens
+from locant.explore.session import Session
+from tests.explore.conftest import SHOWN, Opens, explorer
+from tests.explore.screens import SCREENS
+
+pytestmark = pytest.mark.browser
+
+STATE = "JSON.parse(document.getElementById('screen').dataset.shown)"
+
+
+def state_of(page) -> dict[str, str]:
+    page.wait_for_selector(SHOWN)
+    return page.evaluate(STATE)
+
+
+def until(page, **settings: str) -> None:
+    """Waits until the screen shows these settings."""
+    for name, value in settings.items():
+        page.wait_for_selector(f"#screen[data-shown*='{json.dumps(name)}:{json.dumps(value)}']:not([aria-busy])")
+
+
+def test_every_screen_is_visited() -> None:
+    assert set(SCREENS) == set(screens())
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_a_permalink_shows_its_pictures_and_restores_its_state(opened: Opens, name: str) -> None:
+    visit = SCREENS[name]
+    page = opened(f"{name}?{visit.address}")
+    given = dict(parse_qsl(visit.address))
+    assert {key: state_of(page)[key] for key in given} == given
+    for picture in visit.pictures:
+        assert page.locator(f"[data-picture='{picture}'] svg[role=img]").count() == 1, picture
+    assert visit.text in page.inner_text("#main")
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_a_control_changes_the_address_and_back_undoes_it(opened: Opens, name: str) -> None:
+    visit = SCREENS[name]
+    page = opened(f"{name}?{visit.address}")
+    before = state_of(page)
+    control = page.locator(f"[data-setting='{visit.setting}']")
+    if control.evaluate("each => each.tagName") == "SELECT":
+        control.select_option(visit.value)
+    else:
+        control.fill(visit.value)
+        control.blur()
+    until(page, **{visit.setting: visit.value})
+    assert dict(parse_qsl(page.url.partition("?")[2]))[visit.setting] == visit.value
+    page.go_back()
+    until(page, **{visit.setting: before[visit.setting]})
+    page.go_forward()
+    until(page, **{visit.setting: visit.value})
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("name", SCREENS)
+def test_axe_finds_nothing_to_mend(opened: Opens, name: str, theme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
+    page = opened(f"{name}?{SCREENS[name].address}&theme={theme}")
+    found = axe.Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_nothing_is_wider_than_a_phone(opened: Opens, name: str) -> None:
+    page = opened(f"{name}?{SCREENS[name].address}")
+    page.set_viewport_size({"width": 400, "height": 800})
+    page.wait_for_timeout(100)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_a_saved_page_shows_the_same_from_disk(opened: Opens, name: str, tmp_path: Path) -> None:
+    visit = SCREENS[name]
+    page = opened(f"{name}?{visit.address}")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Save page").click()
+    saved = tmp_path / "saved.html"
+    download.value.save_as(saved)
+    page.context.set_offline(True)
+    again = opened("", at=saved.as_uri())
+    assert state_of(again) == state_of(page)
+    for picture in visit.pictures:
+        place = f"[data-picture='{picture}']"
+        assert again.locator(f"{place} figcaption").inner_text() == page.locator(f"{place} figcaption").inner_text()
+
+
+def test_what_the_page_reads_out_is_what_python_computed(opened: Opens) -> None:
+    settings = {"1": "rotary", "2": "alibi", "3": "none", "length": "64", "at": "17"}
+    page = opened("compare?" + "&".join(f"{name}={value}" for name, value in settings.items()))
+    numbers = answer("compare", settings, Session())["numbers"]
+    with page.expect_download() as download:
+        page.locator("[data-picture=score-by-distance]").get_by_role("button", name="CSV").click()
+    _, *rows = [line.split(",") for line in Path(download.value.path()).read_text("utf-8").splitlines()]
+    assert len(rows) == 64
+    columns = [value for each in numbers["encodings"] for value in (each["mean"], each["low"], each["high"])]
+    for at, row in enumerate(rows):
+        read = [struct.pack("f", float(value)) for value in row[1:]]
+        assert read == [struct.pack("f", column[at]) for column in columns]
+    told = page.locator("[data-picture=score-by-distance] .read").all_inner_texts()
+    assert told == [f"{each['mean'][17]:.4g}".replace("-", "−") for each in numbers["encodings"]]
+
+
+def test_keys_alone_suffice(opened: Opens) -> None:
+    page = opened("compare?length=64")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Shift+ArrowRight")
+    until(page, at="11")
+    page.keyboard.press("2")
+    assert page.evaluate("document.activeElement.dataset.setting") == "2"
+    page.keyboard.press("Escape")
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("?")
+    assert page.get_by_role("dialog", name="Keys").is_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("/")
+    page.keyboard.type("likeness")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.dataset.setting") == "alike"
+    page.keyboard.press("End")
+    until(page, alike="1")
+
+
+def test_pointing_at_one_picture_is_shown_in_the_others(opened: Opens) -> None:
+    page = opened("compare?length=64&3=none")
+    glass = page.locator("[data-picture=map-1] .glass")
+    glass.scroll_into_view_if_needed()
+    box = glass.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + box["height"] * 0.75)
+    told = page.locator("[data-picture=map-2] .read").inner_text()
+    assert "at query 4" in told
+    assert page.locator("[data-picture=map-1] .read").inner_text().partition("at")[2] == told.partition("at")[2]
+    assert "At distance 3" in page.locator("[data-picture=score-by-distance] .note").inner_text()
+
+
+def test_pictures_are_saved_with_what_the_page_shows(opened: Opens) -> None:
+    page = opened("compare?length=64")
+    for kind, start in (("SVG", b"<svg"), ("PNG", b"\x89PNG")):
+        with page.expect_download() as download:
+            page.locator("[data-picture=map-1]").get_by_role("button", name=kind).click()
+        content = Path(download.value.path()).read_bytes()
+        assert content.startswith(start)
+    page.locator("[data-picture=map-1]").get_by_role("button", name="Python").click()
+    assert "score_by_distance" in page.locator("[data-picture=map-1] pre").inner_text()
+
+
+@pytest.mark.parametrize(
+    "value", ["<img src=x onerror=alert(1)>", "\u202e\u2066gnp.exe", "9" * 5000, "'\"><script>alert(1)</script>"]
+)
+def test_a_hostile_address_is_said_and_changes_nothing(opened: Opens, value: str) -> None:
+    page = opened("compare?length=64")
+    before = page.inner_html("#screen")
+    page.evaluate("value => location.hash = 'compare?length=' + encodeURIComponent(value)", value)
+    page.wait_for_selector("#notice[data-kind=problem]")
+    assert "for length" in page.inner_text("#notice")
+    assert page.locator("#notice").evaluate("each => each.children.length") == 0
+    assert page.inner_html("#screen") == before
+    opened.said.clear()  # type: ignore[attr-defined]  # Chromium tells of every answer that is no success
+
+
+def test_a_killed_server_is_told_and_nothing_is_lost(opened: Opens) -> None:
+    with explorer() as (address, process):
+        page = opened("compare?length=64", at=address)
+        before = page.inner_text("[data-picture=score-by-distance] .legend")
+        process.kill()
+        process.wait()
+        page.locator("[data-setting='2']").select_option("t5")
+        page.wait_for_selector("#notice[data-kind=gone]")
+        assert "locant explore" in page.inner_text("#notice")
+        assert page.inner_text("[data-picture=score-by-distance] .legend") == before
+    opened.said.clear()  # type: ignore[attr-defined]  # Chromium says that the connection was refused

@@ -1,0 +1,148 @@
+"""Who is answered, and what: a visitor of this machine who knows the token, up to a size, in one sentence."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from locant.explore.session import MAX_DROPPED, Session
+
+pytest.importorskip("starlette", reason="the explorer needs the extra `explore`")
+
+from starlette.testclient import TestClient
+
+from locant.explore.server import application
+
+TOKEN = "a-token"  # noqa: S105
+HERE = "http://127.0.0.1:8000"
+
+
+@pytest.fixture
+def session() -> Session:
+    return Session()
+
+
+@pytest.fixture
+def client(session: Session) -> TestClient:
+    return TestClient(application(session, TOKEN), base_url=HERE, raise_server_exceptions=False)
+
+
+def test_the_page_and_all_it_names_are_answered(client: TestClient) -> None:
+    page = client.get(f"/{TOKEN}/")
+    assert page.status_code == 200
+    assert "page/start.js" in page.text
+    assert client.get(f"/{TOKEN}/page/start.js").headers["content-type"].startswith("text/javascript")
+    assert client.get(f"/{TOKEN}/page/style.css").headers["content-type"].startswith("text/css")
+    assert client.get(f"/{TOKEN}", follow_redirects=False).headers["location"] == f"/{TOKEN}/"
+    assert client.get(f"/{TOKEN}/alive").status_code == 204
+
+
+def test_every_answer_forbids_what_the_page_does_not_need(client: TestClient) -> None:
+    for path in (f"/{TOKEN}/", f"/{TOKEN}/page/start.js", f"/{TOKEN}/nothing", "/", "/favicon.ico"):
+        headers = client.get(path).headers
+        assert headers["content-security-policy"].startswith("default-src 'self';")
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "set-cookie" not in headers
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/wrong/", "/wrong/page/start.js", f"/{TOKEN}x/", f"/{TOKEN[:-1]}/", f"//{TOKEN}/", "/%00/"]
+)
+def test_without_the_token_nothing_is_here(client: TestClient, path: str) -> None:
+    assert client.get(HERE + path).status_code == 404
+    assert client.post(HERE + path + "numbers/compare", content="{}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example"},
+        {"host": "evil.example:8000"},
+        {"host": "127.0.0.1.evil.example:8000"},
+        {"host": ""},
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1:9999"},
+        {"origin": "https://127.0.0.1:8000"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ],
+)
+def test_a_foreign_host_or_origin_is_refused(client: TestClient, headers: dict[str, str]) -> None:
+    assert client.get(f"/{TOKEN}/", headers=headers).status_code == 403
+    assert client.post(f"/{TOKEN}/numbers/compare", content="{}", headers=headers).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "localhost:8000", "origin": "http://localhost:8000"},
+        {"host": "[::1]:8000"},
+        {"host": "127.0.0.1"},
+        {"origin": HERE, "sec-fetch-site": "same-origin"},
+        {"sec-fetch-site": "none"},
+    ],
+)
+def test_this_machine_is_answered_under_its_own_names(client: TestClient, headers: dict[str, str]) -> None:
+    assert client.get(f"/{TOKEN}/", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["page/../server.py", "page/%2e%2e/server.py", "page//etc/passwd", "page/index.html", "page/"]
+)
+def test_nothing_but_the_pages_own_files_is_read(client: TestClient, path: str) -> None:
+    assert client.get(f"/{TOKEN}/{path}").status_code == 404
+
+
+def test_numbers_are_answered_with_the_settings_that_were_taken(client: TestClient) -> None:
+    answer = client.post(f"/{TOKEN}/numbers/compare", json={"length": "16"}).json()
+    assert answer["screen"] == "compare"
+    assert answer["state"]["length"] == "16"
+    assert answer["state"]["1"] == "rotary"
+    assert answer["controls"]["length"]["high"] == 2**17
+
+
+@pytest.mark.parametrize(
+    ("screen", "body", "words"),
+    [
+        ("compare", '{"length": "1"}', "for length"),
+        ("compare", '{"length": "' + "9" * 5000 + '"}', "for length"),
+        ("compare", '{"1": "rotray"}', "rotary"),
+        ("compare", '{"1.base": "nan"}', "for base"),
+        ("compare", '{"length": 16}', "JSON object of texts"),
+        ("compare", "[" * 100_000, "JSON object of texts"),
+        ("compare", "no json", "JSON object of texts"),
+        ("compare", json.dumps({"length": "x" * 2**18}), "bytes for settings"),
+        ("nowhere", "{}", "screen"),
+    ],
+)
+def test_what_cannot_be_shown_costs_one_sentence(client: TestClient, screen: str, body: str, words: str) -> None:
+    answer = client.post(f"/{TOKEN}/numbers/{screen}", content=body)
+    assert answer.status_code == 422
+    assert words in answer.json()["cause"]
+    assert answer.json()["remedy"]
+    assert "Traceback" not in answer.text
+
+
+def test_a_dropped_file_is_kept_under_a_key_and_up_to_a_size(client: TestClient, session: Session) -> None:
+    hostile = b"<script>alert(1)</script>\x00\xff"
+    key = client.post(f"/{TOKEN}/files?name=../../x<b>", content=hostile).json()["key"]
+    assert session.dropped_file(key).content == hostile
+    too_large = client.post(f"/{TOKEN}/files?name=x", content=b"x" * (MAX_DROPPED + 1))
+    assert too_large.status_code == 422
+    assert "bytes for a dropped file" in too_large.json()["cause"]
+    for number in range(40):
+        client.post(f"/{TOKEN}/files", content=str(number))
+    assert len(session.dropped) <= 16
+
+
+def test_a_mistake_of_ours_is_said_as_one(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("locant.explore.server.answer", fail)
+    answer = client.post(f"/{TOKEN}/numbers/compare", content="{}")
+    assert answer.status_code == 500
+    assert answer.json()["cause"] == "this is a mistake in locant: ZeroDivisionError: division by zero"
