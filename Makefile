@@ -17,7 +17,7 @@ FRAME := pyproject.toml constraints.txt src/locant/_version.py hatch_build.py $(
 WORKERS ?= 2
 PROFILE ?= thorough
 
-.PHONY: help demo test lint types suite test-slow test-browser chromium bench clean
+.PHONY: help demo test lint types suite test-slow test-browser chromium docs bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -71,10 +71,14 @@ chromium: ## Chromium for `make test-browser`, where this user may install packa
 test-browser: $(VENV)/dev.stamp chromium ## the explorer, driven in a real Chromium
 	@$(BIN)/python -m pytest -n 0 -q -m browser tests/explore
 
+docs: $(VENV)/dev.stamp ## the documentation, in docs/_build/html; its warnings are errors
+	@$(BIN)/python -m sphinx --quiet -W --keep-going -d docs/_build/doctrees -b html docs docs/_build/html
+	@$(BIN)/python -m pytest -q tests/docs
+
 bench: $(VENV)/dev.stamp ## the benchmarks, each against its peers
 	@$(PIP) -e '.[bench]'
 	@$(BIN)/python -m benchmarks
 
 clean: ## remove the environment, the caches and the demo
-	@rm -rf $(VENV) $(NATIVE)/*.so demo report dist .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(NATIVE)/*.so demo report dist docs/_build docs/reference .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

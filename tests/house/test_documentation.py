@@ -24,7 +24,15 @@ from tests.refusal import refuses, shapes_unchecked
 from tests.tolerances import assert_close
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GENERATED = {"_build", "reference"}
+PAGES = [
+    ROOT / "README.md",
+    *(
+        page
+        for page in sorted((ROOT / "docs").rglob("*.md"))
+        if not GENERATED & {*page.relative_to(ROOT / "docs").parts}
+    ),
+]
 EXTENDING = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
 

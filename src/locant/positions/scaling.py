@@ -30,7 +30,12 @@ Rounded = Float[Tensor, " pairs"]
 
 
 class Scaling(ABC):
-    """How the frequencies of a rotary encoding follow from its base."""
+    """How the frequencies of a rotary encoding follow from its base.
+
+    >>> from locant import Rotary
+    >>> Rotary(8, scaling=Linear(factor=4.0)).inv_freq
+    tensor([0.2500, 0.0250, 0.0025, 0.0003], dtype=torch.float64)
+    """
 
     @abstractmethod
     def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:

@@ -27,7 +27,11 @@ BLOCK = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class StoreOptions:
-    """What the caller of `TokenStore` gives for files that do not contain it."""
+    """What the caller of `TokenStore` gives for files that do not contain it.
+
+    >>> StoreOptions(dtype="uint32").token_dtype
+    dtype('uint32')
+    """
 
     dtype: str | np.dtype | None = None
     tokenizer: Tokenizer | str | Path | None = None

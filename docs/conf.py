@@ -1,0 +1,61 @@
+"""The site that `make docs` builds: offline, and every warning is an error."""
+
+import hashlib
+import sys
+from pathlib import Path
+
+from locant import __version__
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+sys.path.insert(0, str(ROOT))  # so that extensions are found as docs.generator
+
+SOURCES = hashlib.sha256(
+    b"".join(file.read_bytes() for file in sorted((ROOT / "src").rglob("*.py*")) if file.is_file())
+)
+
+project = "locant"
+version = release = __version__
+copyright = "the authors of locant; Apache 2.0"  # noqa: A001  # Sphinx's name for it
+needs_sphinx = "9.0"
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_design",
+    "docs.generator.docstrings",
+    "docs.generator.mathml",
+    "docs.generator.reference",
+]
+exclude_patterns = ["_build", "generator"]
+default_role = "py:obj"  # `attend` in a docstring is a link where there is something to link to
+
+# Pages are Markdown. Those that begin with a kernel are notebooks, executed when they, or the package, have changed.
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(DOCS / "_build" / "executed" / SOURCES.hexdigest()[:16])
+nb_execution_timeout = 180
+nb_execution_show_tb = True
+nb_merge_streams = True
+
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 88
+napoleon_numpy_docstring = False
+napoleon_custom_sections = ["Limits", "Tested against"]
+
+html_theme = "pydata_sphinx_theme"
+html_title = f"locant {__version__}"
+html_math_renderer = "mathml"
+html_static_path = ["_static"]
+html_css_files = ["locant.css"]
+html_sidebars = {"index": [], "five-minutes": [], "which-encoding": [], "reference/gallery": []}
+html_theme_options = {
+    "navbar_align": "left",
+    "header_links_before_dropdown": 9,
+    "secondary_sidebar_items": ["page-toc", "sourcelink"],
+    "show_toc_level": 2,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}

@@ -1,0 +1,22 @@
+"""Docstrings as they are written in this package, for autodoc."""
+
+from __future__ import annotations
+
+from sphinx.application import Sphinx
+
+__all__ = ["setup"]
+
+BEFORE_NAPOLEON = 400
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Connect before `sphinx.ext.napoleon`, which would take the words before a colon for the type of an attribute."""
+    app.connect("autodoc-process-docstring", _attributes_are_described_in_words, priority=BEFORE_NAPOLEON)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def _attributes_are_described_in_words(
+    app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]
+) -> None:
+    if what in ("attribute", "data", "property"):
+        lines.insert(0, "")  # a type would stand in the first line

@@ -1,0 +1,100 @@
+"""The pages of encodings and of scalings, from the classes' `info`, docstrings and doors."""
+
+from __future__ import annotations
+
+from docs.generator.markdown import linked_papers, picture, summary, table
+from docs.generator.models import presets_of
+from locant.positions.base import PositionEncoding
+from locant.positions.scaling import SCALINGS, Scaling, scaling_by_name
+
+__all__ = ["encoding_page", "scaling_page", "scalings", "title"]
+
+FACTS = {
+    "kind": "kind", "parameters": "parameters", "cost_of_tokens": "cost per token", "cost_of_pairs": "cost per pair",
+    "extrapolation": "beyond the trained length", "used_by": "used by", "paper": "paper",
+}  # fmt: skip
+"""The fields of `EncodingInfo` that a page shows, and what they are called there."""
+
+DOOR_WORDS = {
+    "embed": "`embed`: added to the token embeddings",
+    "rotate": "`rotate`: rotates queries and keys",
+    "bias": "`bias`: added to the attention scores",
+    "unrotate": "`unrotate`: rotates the output of attention back",
+}
+
+
+def title(kind: type[PositionEncoding]) -> str:
+    """What the page of an encoding is called."""
+    return "No position encoding (NoPE)" if kind is PositionEncoding else kind.__name__
+
+
+def encoding_page(name: str, kind: type[PositionEncoding]) -> str:
+    """What an encoding is, its picture, its facts, how it is built, drawn and compared, and its docstring."""
+    facts = {
+        "name": ", ".join(f"`{each}`" for each in (name, *kind.info.aliases)),
+        "method": "; ".join(DOOR_WORDS[door] for door in kind.doors()) or "none",
+        **{words: linked_papers(getattr(kind.info, fact)) for fact, words in FACTS.items()},
+        "presets": ", ".join(presets_of(lambda encoding: type(encoding) is kind)),
+    }
+    sizes = "".join(f", {size}=..." for size in kind.sizes())
+    other = "alibi" if name == "rotary" else "rotary"
+    return f"""(encoding-{name})=
+# {title(kind)}
+
+{summary(kind)}
+
+{picture(f"encodings/{name}", f"What {kind.__name__} does")}
+
+{table(facts)}
+
+```python
+encoding = locant.encoding("{name}"{sizes})
+```
+```sh
+locant list {name}
+locant plot {name}
+locant compare --encodings {name},{other}
+```
+
+## Reference
+
+```{{eval-rst}}
+.. autoclass:: locant.{kind.__name__}
+   :members:
+   :exclude-members: info, is_arithmetic, is_for_pairs, extra_repr
+```
+"""
+
+
+def scalings() -> dict[str, type[Scaling]]:
+    """The class of each scaling by its name."""
+    return {name: type(scaling_by_name(name, 4096, 64, 10_000.0)) for name in SCALINGS}
+
+
+def scaling_page(name: str, kind: type[Scaling]) -> str:
+    """What a scaling is, the wavelengths before and after, the models that have it, and its docstring."""
+    facts = {
+        "name": f"`{name}`",
+        "presets": ", ".join(presets_of(lambda encoding: type(getattr(encoding, "scaling", None)) is kind)),
+    }
+    return f"""(scaling-{name})=
+# {kind.__name__}
+
+{summary(kind)}
+
+{picture(f"scalings/{name}", f"Wavelengths before and after {kind.__name__} by 8")}
+
+{table(facts)}
+
+```sh
+locant plot rotary --scaling {name}:8
+locant compare --encodings rotary,rotary+{name}
+```
+
+## Reference
+
+```{{eval-rst}}
+.. autoclass:: locant.scaling.{kind.__name__}
+   :members: effective_attention_factor, length_that_matters
+```
+"""

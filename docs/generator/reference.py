@@ -1,0 +1,112 @@
+"""Writes ``docs/reference/``: a page for each encoding, scaling, family of models and module, and the gallery.
+
+Every fact comes from its one home: the classes' `info` and docstrings, and the rows of `locant.models`. Pictures are
+those of `locant.plot`, for light and for dark paper, drawn anew when the source has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+from sphinx.util import logging
+
+import locant
+from docs.generator.api import api_pages
+from docs.generator.encodings import encoding_page, scaling_page, scalings, title
+from docs.generator.markdown import card, index, summary
+from docs.generator.models import families, family_page, plot_family
+from docs.generator.models import title as family_title
+from locant.figures.canvas import save
+from locant.positions.registry import encodings
+
+__all__ = ["pages", "pictures", "setup"]
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Write the pages before Sphinx looks for them."""
+    app.connect("config-inited", lambda app, config: write(Path(app.srcdir) / "reference"))
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def pages() -> dict[str, str]:
+    """Every generated page by its path, without its suffix."""
+    own = {kind: f"encoding-{name}" for name, kind in encodings().items()}
+    own |= {kind: f"scaling-{name}" for name, kind in scalings().items()}
+    return {
+        **{f"encodings/{name}": encoding_page(name, kind) for name, kind in encodings().items()},
+        **{f"scalings/{name}": scaling_page(name, kind) for name, kind in scalings().items()},
+        **{f"models/{name}": family_page(name, module) for name, module in families().items()},
+        **api_pages(own),
+        **_indexes(),
+    }
+
+
+def pictures() -> dict[str, Callable[..., Any]]:
+    """What draws each picture, by its path without theme and suffix; it takes `theme`."""
+    return {
+        **{f"encodings/{name}": partial(locant.plot, name) for name in encodings()},
+        **{f"scalings/{name}": partial(locant.plot, "rotary", scaling=f"{name}:8") for name in scalings()},
+        **{f"models/{name}": partial(plot_family, module) for name, module in families().items()},
+    }
+
+
+def write(folder: Path) -> None:
+    """Write the pages and pictures that have changed, and remove pages that are no more."""
+    written = pages()
+    for path, text in written.items():
+        file = folder / f"{path}.md"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.is_file() or file.read_text(encoding="utf-8") != text:
+            file.write_text(text, encoding="utf-8")
+    for file in folder.rglob("*.md"):
+        if file.relative_to(folder).with_suffix("").as_posix() not in written:
+            file.unlink()
+    changed = max(file.stat().st_mtime for file in Path(locant.__file__).parent.rglob("*.py"))
+    for path, draw in pictures().items():
+        for theme in ("light", "dark"):
+            _draw(folder / "pictures" / f"{path}-{theme}.svg", partial(draw, theme=theme), changed)
+
+
+def _draw(file: Path, draw: Callable[[], Any], changed: float) -> None:
+    if file.is_file() and file.stat().st_mtime > changed:
+        return
+    logging.getLogger(__name__).info("drawing %s", file.name)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save(draw(), file)
+
+
+def _indexes() -> dict[str, str]:
+    of_encodings = {
+        name: card(f"encodings/{name}", f"encoding-{name}", title(kind), summary(kind))
+        for name, kind in encodings().items()
+    }
+    of_scalings = {
+        name: card(f"scalings/{name}", f"scaling-{name}", kind.__name__, summary(kind))
+        for name, kind in scalings().items()
+    }
+    of_families = {
+        name: card(f"models/{name}", f"model-{name}", family_title(module), summary(module))
+        for name, module in families().items()
+    }
+    everything = [*of_encodings.values(), *of_scalings.values(), *of_families.values()]
+    return {
+        "encodings/index": index(
+            "encodings", "Encodings", "A page for each encoding.", [*of_encodings.values()], [*of_encodings]
+        ),
+        "scalings/index": index(
+            "scalings", "Scalings", "Ways to stretch [Rotary](#encoding-rotary) over longer contexts.",
+            [*of_scalings.values()], [*of_scalings],
+        ),
+        "models/index": index(
+            "models", "Model families", "How published models encode positions.",
+            [*of_families.values()], [*of_families],
+        ),
+        "gallery": index(
+            "gallery", "Gallery", "What `locant plot` draws of encodings, of scalings by 8, and of published models.",
+            everything,
+        ),
+    }  # fmt: skip

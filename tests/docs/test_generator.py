@@ -1,0 +1,99 @@
+"""The pages that are generated say what the classes say, all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from docs.generator import reference
+from docs.generator.encodings import encoding_page, scalings
+from docs.generator.markdown import picture, summary
+from docs.generator.mathml import mathml
+from docs.generator.models import families
+from locant.models.registry import presets
+from locant.positions.base import EncodingInfo, PositionEncoding
+from locant.positions.registry import encodings
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    return reference.pages()
+
+
+def test_every_encoding_scaling_and_family_has_a_page_and_a_picture(pages: dict[str, str]) -> None:
+    wanted = {
+        *(f"encodings/{name}" for name in encodings()),
+        *(f"scalings/{name}" for name in scalings()),
+        *(f"models/{name}" for name in families()),
+    }
+    assert wanted == {path for path in pages if "/" in path and not path.endswith("index")} - {
+        path for path in pages if path.startswith("api/")
+    }
+    assert wanted == set(reference.pictures())
+    assert all(path.rpartition("/")[2] in pages[f"{path.partition('/')[0]}/index"] for path in wanted)
+
+
+@pytest.mark.parametrize("name", encodings())
+def test_the_page_of_an_encoding_has_all_that_its_class_says(name: str, pages: dict[str, str]) -> None:
+    kind, page = encodings()[name], pages[f"encodings/{name}"]
+    facts = (kind.info.kind, kind.info.parameters, kind.info.cost_of_tokens, kind.info.cost_of_pairs)
+    for fact in (*facts, kind.info.extrapolation, kind.info.used_by, *kind.info.aliases, *kind.doors()):
+        assert fact in page
+    assert f"autoclass:: locant.{kind.__name__}" in page
+    assert "https://arxiv.org/abs/" in page
+
+
+def test_a_new_fact_of_a_class_comes_into_its_page() -> None:
+    class Odd(PositionEncoding):
+        """Does nothing. Nobody uses it."""
+
+        info = EncodingInfo(parameters="one for every prime", paper="Nobody 2030, arXiv 3001.00001")
+
+    page = encoding_page("odd", Odd)
+    assert "one for every prime" in page
+    assert "Does nothing.\n" in page
+    assert "(https://arxiv.org/abs/3001.00001)" in page
+
+
+def test_every_preset_stands_on_the_page_of_its_family(pages: dict[str, str]) -> None:
+    for name, config in presets().items():
+        (page,) = (pages[f"models/{family}"] for family, module in families().items()
+                   if config["model_type"] in module.ARCHITECTURES)  # fmt: skip
+        assert f"`{name}`" in page
+
+
+def test_a_public_name_is_described_once(pages: dict[str, str]) -> None:
+    described = [
+        line for page in pages.values() for line in page.splitlines()
+        if line.startswith((".. autoclass::", ".. autofunction::", ".. autodata::"))
+    ]  # fmt: skip
+    assert len(described) == len(set(described)) > 60
+
+
+def test_pages_are_written_once_and_stale_ones_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "pages", lambda: {"a/one": "words"})
+    monkeypatch.setattr(reference, "pictures", dict)
+    (tmp_path / "gone.md").write_text("of an encoding that was removed")
+    reference.write(tmp_path)
+    before = (tmp_path / "a" / "one.md").stat().st_mtime_ns
+    reference.write(tmp_path)
+    assert sorted(file.name for file in tmp_path.rglob("*.md")) == ["one.md"]
+    assert (tmp_path / "a" / "one.md").stat().st_mtime_ns == before
+
+
+def test_a_sentence_ends_at_a_full_stop_and_not_at_a_product() -> None:
+    class Described:
+        """The product q . k depends on distance. More follows."""
+
+    assert summary(Described) == "The product q . k depends on distance."
+
+
+def test_a_picture_is_shown_in_one_theme_each() -> None:
+    assert picture("a/b", "words").count("only-") == 2
+
+
+def test_a_formula_becomes_mathml_without_a_script() -> None:
+    assert "<mfrac>" in mathml(r"\frac{1}{2}", display=True)
+    with pytest.raises(Exception, match="nonsense"):
+        mathml(r"\nonsense", display=True)

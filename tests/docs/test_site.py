@@ -1,0 +1,109 @@
+"""The built site: links and anchors lead somewhere, nothing is fetched, pages are near and have something to see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urlsplit
+
+import pytest
+
+SITE = Path(__file__).parents[2] / "docs" / "_build" / "html"
+pytestmark = pytest.mark.skipif(not (SITE / "searchindex.js").is_file(), reason="the site is not built; try: make docs")
+
+EXAMPLES = {"cell_output", "doctest", "highlight-text"}
+"""What a notebook put out, an example of a docstring, and output that `tests/house/test_documentation.py` checks."""
+
+LISTS = {"genindex.html", "search.html", "py-modindex.html"}
+"""Made by Sphinx."""
+
+
+@dataclass
+class Page(HTMLParser):
+    """What matters of a page: where it leads, what it fetches, its anchors, pictures and examples."""
+
+    links: list[str] = field(default_factory=list)
+    fetched: list[str] = field(default_factory=list)
+    anchors: set[str] = field(default_factory=set)
+    pictures: int = 0
+    examples: int = 0
+    in_article: bool = False
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        classes = given.get("class", "").split()
+        self.anchors |= {given[name] for name in ("id", "name") if name in given}
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        elif tag in ("script", "img", "iframe", "source") and "src" in given:
+            self.fetched.append(given["src"])
+        elif tag == "link" and given.get("rel") in ("stylesheet", "icon", "preload", "modulepreload"):
+            self.fetched.append(given["href"])
+        self.in_article |= tag == "article"
+        self.pictures += self.in_article and tag == "img"
+        self.examples += bool(EXAMPLES & {*classes})
+
+    def handle_endtag(self, tag: str) -> None:
+        self.in_article &= tag != "article"
+
+
+@cache
+def pages() -> dict[str, Page]:
+    found = {}
+    for file in sorted(SITE.rglob("*.html")):
+        if "_static" not in file.parts and "_sources" not in file.parts:
+            page = Page()
+            page.feed(file.read_text(encoding="utf-8"))
+            found[file.relative_to(SITE).as_posix()] = page
+    return found
+
+
+def targets(name: str, page: Page) -> Iterator[tuple[str, str]]:
+    """Where the links of a page lead inside the site: a file, relative to its root, and an anchor."""
+    for link in page.links:
+        parts = urlsplit(link)
+        if not parts.scheme and not parts.netloc:
+            path, anchor = urldefrag(unquote(link))
+            file = (SITE / name).parent / path if path else SITE / name
+            yield file.resolve().relative_to(SITE.resolve()).as_posix(), anchor
+
+
+def broken(found: dict[str, Page]) -> list[tuple[str, str, str]]:
+    return [
+        (name, file, anchor)
+        for name, page in found.items()
+        for file, anchor in targets(name, page)
+        if not (SITE / file).is_file() or (anchor and file in found and anchor not in found[file].anchors)
+    ]
+
+
+def test_every_link_leads_to_a_page_and_an_anchor_that_are_there() -> None:
+    assert len(pages()) > 40
+    assert broken(pages()) == []
+
+
+def test_a_broken_link_and_a_broken_anchor_are_seen() -> None:
+    page = Page(links=["nowhere.html", "index.html#nowhere", "#nowhere", "https://arxiv.org/"])
+    assert len(broken({**pages(), "here.html": page})) == 3
+
+
+def test_a_reader_fetches_nothing_from_elsewhere() -> None:
+    elsewhere = [(name, each) for name, page in pages().items() for each in page.fetched if urlsplit(each).netloc]
+    assert elsewhere == []
+
+
+def test_every_page_is_two_clicks_from_the_start() -> None:
+    reached = {"index.html"}
+    for _ in range(2):
+        reached |= {file for name in reached for file, _ in targets(name, pages()[name]) if file in pages()}
+    assert set(pages()) - reached - LISTS == set()
+
+
+def test_every_page_has_a_picture_or_an_example() -> None:
+    assert [name for name, page in pages().items() if not page.pictures + page.examples and name not in LISTS] == []
