@@ -30,7 +30,7 @@ class StoreOptions:
     """What the caller of `TokenStore` gives for files that do not contain it.
 
     >>> StoreOptions(dtype="uint32").token_dtype
-    dtype('uint32')
+    dtype('<u4')
     """
 
     dtype: str | np.dtype | None = None
