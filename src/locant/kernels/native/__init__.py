@@ -3,3 +3,4 @@
 from locant.kernels.native.library import function as function
 from locant.kernels.native.library import runnable as runnable
 from locant.kernels.native.library import status as status
+from locant.kernels.native.library import threads as threads

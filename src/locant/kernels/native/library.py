@@ -17,7 +17,7 @@ import torch
 from locant.errors import InputError
 from locant.kernels.native.build import library_path, variants
 
-__all__ = ["function", "runnable", "status"]
+__all__ = ["function", "runnable", "status", "threads"]
 
 HOW_TO_BUILD = "python -m locant.kernels.native build"
 CAPABILITIES = {"AVX512": "avx512", "AVX2": "avx2"}
@@ -35,6 +35,15 @@ def function(name: str, variant: str | None = None) -> Any:
     """The function of this name, for the best instruction set or another, or ``None`` where there is no library."""
     found = _found()
     return None if found.library is None else getattr(found.library, f"{name}_{variant or found.variant}")
+
+
+def threads() -> int:
+    """How many threads a call may use: those of torch, or one in a forked process.
+
+    There the threads of the parent's pool are missing, which OpenMP does not see: it would wait for them without end,
+    as torch's own operations do. A process that is spawned has a pool of its own.
+    """
+    return 1 if _is_forked else torch.get_num_threads()
 
 
 def status() -> str:
@@ -65,3 +74,15 @@ def _found() -> _Found:
         return _Found(None, "", f"cannot be loaded ({error}); with gcc: {HOW_TO_BUILD}")
     variant = wanted or runnable()[0]
     return _Found(library, variant, f"used, for {variant}")
+
+
+_is_forked = False
+
+
+def _note_fork() -> None:
+    global _is_forked
+    _is_forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)

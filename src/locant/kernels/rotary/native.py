@@ -110,7 +110,7 @@ def packed(
     steps = positions.stride()
     batch, _, seq, head_dim = q.shape
     return pack(
-        torch.get_num_threads(), DTYPES[q.dtype], layout == "interleaved", inverse,
+        native.threads(), DTYPES[q.dtype], layout == "interleaved", inverse,
         batch, seq, head_dim, tables.pairs(),
         positions.data_ptr(), positions.shape[0], steps[0], steps[1], 0 if axis is None else steps[2],
         0 if axis is None else axis.data_ptr(), table.data_ptr(), levels, factor, cos, sin,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from locant.kernels.native import threads
 from locant.kernels.rotary import cpu, native
 from locant.kernels.rotary.choice import choose_kernel
 from locant.kernels.rotary.inplace import require_writable
@@ -101,7 +102,7 @@ class Repeated:
 def _kind(q: Tensor, k: Tensor, layout: Layout, inplace: bool) -> tuple[Any, ...]:
     """All that may change without another address."""
     of_q, of_k = (q.shape, q.stride(), q.dtype, q.is_cpu), (k.shape, k.stride(), k.dtype, k.is_cpu)
-    return of_q, of_k, layout, inplace, torch.get_num_threads()
+    return of_q, of_k, layout, inplace, threads()
 
 
 def _has_memory(x: Tensor) -> bool:

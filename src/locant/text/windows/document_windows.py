@@ -17,6 +17,7 @@ from jaxtyping import Int, Integer
 from locant.errors import InputError
 from locant.positions import Positions
 from locant.text.windows.collation import IGNORED_TARGET, Batch, whole_batch
+from locant.text.windows.native import gather
 from locant.text.windows.tokens import Tokens, one_axis, require_ids
 
 __all__ = ["DocumentWindows", "document_offsets"]
@@ -48,36 +49,50 @@ class DocumentWindows:
         """Tells these documents from others."""
         return hashlib.blake2b(self.offsets.astype("<i8").tobytes(), digest_size=16).hexdigest()
 
+    def full_batch(self, tokens: Tokens, windows: Int[np.ndarray, " batch"]) -> Batch | None:
+        """Windows of one document by one native call, which also finds out whether all of them exist and are full."""
+        if len(self.offsets) > 2:
+            return None
+        rows = gather(tokens.memory, windows, None, self.length, step=self.stride)
+        return None if rows is None else _whole(*rows, self._full_positions)
+
     def batch(self, tokens: Tokens, windows: Int[np.ndarray, " batch"]) -> Batch:
         """The windows of these numbers, which have to exist."""
         starts, sizes = self._locate(windows)
-        width = self.length + 1
-        rows = require_ids(tokens.rows(starts, width) if sizes is None else _rows(tokens, starts, width))
+        rows = gather(tokens.memory, starts, sizes, self.length, pad_id=self.pad_id)
+        ids, targets = self._read(tokens, starts, sizes) if rows is None else rows
+        if sizes.min(initial=self.length) == self.length:
+            return _whole(ids, targets, self._full_positions)
+        # What `Positions.from_mask` makes of these rows, computed from the sizes.
+        slots = np.arange(self.length)
+        index, document = np.minimum(slots, sizes[:, None] - 1), -(slots >= sizes[:, None]).astype(np.int64)
+        positions = Positions(torch.from_numpy(index), torch.from_numpy(document), None, 0, int(sizes.max()) - 1)
+        return _whole(ids, targets, positions)
+
+    def _read(self, tokens: Tokens, starts: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What the native call gives, with NumPy; raises if an id is negative."""
+        rows = require_ids(_rows(tokens, starts, self.length + 1))
         # Two arrays of their own: as two views of one, writing to the inputs would change the targets.
         ids, targets = rows[:, :-1].astype(np.int64, order="C"), rows[:, 1:].astype(np.int64, order="C")
-        batch = whole_batch(torch.from_numpy(ids), torch.from_numpy(targets), self._full_positions)
-        if sizes is None or sizes.min(initial=self.length) == self.length:
-            return batch
-        slots = np.arange(self.length)
-        beyond = slots >= sizes[:, None]
-        np.putmask(ids, beyond, self.pad_id)
-        np.putmask(targets, beyond, IGNORED_TARGET)
-        # What `Positions.from_mask` makes of these rows, computed from the sizes.
-        index, document = np.minimum(slots, sizes[:, None] - 1), -beyond.astype(np.int64)
-        positions = Positions(torch.from_numpy(index), torch.from_numpy(document), None, 0, int(sizes.max()) - 1)
-        return whole_batch(batch["ids"], batch["targets"], positions)
+        if sizes.min(initial=self.length) < self.length:
+            beyond = np.arange(self.length) >= sizes[:, None]
+            np.putmask(ids, beyond, self.pad_id)
+            np.putmask(targets, beyond, IGNORED_TARGET)
+        return ids, targets
 
-    def _locate(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Where each window begins, and how many targets it holds; ``None`` if it is seen at once that all are full."""
+    def _locate(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where each window begins, and how many targets it holds."""
         if len(self.offsets) == 2:  # one document: no search
             starts = windows * self.stride
-            if np.maximum.reduce(starts, initial=0) + self.length < self.offsets[1]:
-                return starts, None
             return starts, np.minimum(self.length, self.offsets[1] - 1 - starts)
         document = np.searchsorted(self._ends, windows, side="right")
         within = windows - np.where(document > 0, self._ends[document - 1], 0)
         starts = self.offsets[document] + within * self.stride
         return starts, np.minimum(self.length, self.offsets[document + 1] - 1 - starts)
+
+
+def _whole(ids: np.ndarray, targets: np.ndarray, positions: Positions) -> Batch:
+    return whole_batch(torch.from_numpy(ids), torch.from_numpy(targets), positions)
 
 
 def document_offsets(documents: Any, size: int) -> Int[np.ndarray, " offsets"]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from locant.errors import InputError, RangeError, ShapeError
 from locant.text.store import TokenStore
+from locant.text.windows.native import Memory, memory_of
 
 __all__ = ["ArrayTokens", "StoreTokens", "Tokens", "one_axis", "places", "require_ids", "tokens_of"]
 
@@ -46,6 +47,11 @@ class ArrayTokens:
         """Tells one text from another, as far as that costs nothing."""
         places = np.linspace(0, len(self.ids) - 1, min(SAMPLED, len(self.ids))).astype(np.int64)
         return hashlib.blake2b(self.ids[places].astype("<i8").tobytes(), digest_size=16).hexdigest()
+
+    @cached_property
+    def memory(self) -> Memory | None:
+        """The same ids for the native kernel, if it can read them."""
+        return memory_of(self.ids, np.array([0, len(self.ids)]), np.array([0]))
 
     def rows(self, starts: Places, width: int) -> Rows:
         """The `width` ids from each start on, all of which have to exist."""
@@ -87,6 +93,14 @@ class StoreTokens:
         ids, begins = self._store.side_by_side()
         shift = (begins - begins[0] - self._starts)[:-1]
         return ArrayTokens(ids[begins[0] :]), np.concatenate([shift[:1], shift])
+
+    @cached_property
+    def memory(self) -> Memory | None:
+        """The same ids for the native kernel, if it can read them; maps all shards."""
+        if not self._store.can_lie_side_by_side:
+            return None
+        array, shift = self._mapped
+        return memory_of(array.ids, self._starts, shift[1:])
 
     def rows(self, starts: Places, width: int) -> Rows:
         if not self._store.can_lie_side_by_side:

@@ -147,6 +147,8 @@ class Windows(Dataset[Any]):
         if numbers.ndim != 1 or numbers.dtype.kind != "i" or not len(numbers):
             return self._layout.batch(self._tokens, self._all_inside(indices))
         numbers = numbers.astype(np.int64, copy=False)
+        if isinstance(self._layout, DocumentWindows) and (batch := self._layout.full_batch(self._tokens, numbers)):
+            return batch
         highest = np.maximum.reduce(numbers.view(np.uint64))  # without a sign, negative ones are the largest there are
         return self._layout.batch(self._tokens, numbers if highest < self._count else self._all_inside(numbers))
 

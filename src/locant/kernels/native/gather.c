@@ -1,0 +1,132 @@
+/* Slices of token ids, widened to int64 as inputs and as targets: the same tokens one place later.
+
+   What `locant/text/windows/tokens.py` reads with NumPy, in one call and one pass over memory. Ids lie in one array, in
+   which shards follow each other with gaps between them; a slice may go on in the next shard, or in several. Every slice
+   is checked against the number of tokens before it is read.
+
+   As `rotary.c`, it is compiled once for each instruction set, and linked without an OpenMP library. */
+
+#include <stdint.h>
+#include <string.h>
+
+#define JOIN(a, b) a##_##b
+#define NAMED(a, b) JOIN(a, b)
+
+enum { TOKENS_PER_THREAD = 1 << 18, TOKENS_AT_ONCE = 1 << 14, IGNORED_TARGET = -100 };
+enum { READ = 0, REFUSED = 1 };
+
+/* As `Memory` in `text/windows/native.py` packs it. Token t of shard s is id t + shift[s] of the array. */
+typedef struct {
+    const char *ids;
+    int64_t size, is_signed; /* of one id, in bytes */
+    int64_t shards;
+    const int64_t *starts; /* of the shards, and the end of the last */
+    const int64_t *shift;
+} Text;
+
+/* Slice i begins at token `step * starts[i]` and has `sizes[i]` inputs, or `length`, and as many targets. They go to row i
+   of the outputs, which is filled up. */
+typedef struct {
+    int64_t threads, count, step, length, pad_id;
+    int64_t *inputs, *targets;
+} Batch;
+
+/* ---------------------------------------------------------------- ids as int64 */
+
+/* Gives a negative number if one of them is negative. */
+typedef int64_t Widen(const char *from, int64_t *to, int64_t count);
+
+#define WIDEN(NAME, TYPE)                                                    \
+    typedef TYPE __attribute__((aligned(1), may_alias)) NAME##_id;           \
+    static int64_t NAME(const char *from, int64_t *to, int64_t count) {      \
+        const NAME##_id *ids = (const NAME##_id *)from;                      \
+        int64_t all = 0;                                                     \
+        for (int64_t i = 0; i < count; i++) all |= to[i] = (int64_t)ids[i];  \
+        return all;                                                          \
+    }
+
+WIDEN(unsigned_8, uint8_t)
+WIDEN(unsigned_16, uint16_t)
+WIDEN(unsigned_32, uint32_t)
+WIDEN(unsigned_64, uint64_t)
+WIDEN(signed_8, int8_t)
+WIDEN(signed_16, int16_t)
+WIDEN(signed_32, int32_t)
+WIDEN(signed_64, int64_t)
+
+static Widen *widen_of(const Text *text) {
+    switch (text->size) {
+        case 1: return text->is_signed ? signed_8 : unsigned_8;
+        case 2: return text->is_signed ? signed_16 : unsigned_16;
+        case 4: return text->is_signed ? signed_32 : unsigned_32;
+        default: return text->is_signed ? signed_64 : unsigned_64;
+    }
+}
+
+/* ---------------------------------------------------------------- slices */
+
+/* The shard that a token is in: the last that does not begin behind it. */
+static int64_t shard_of(const Text *text, int64_t token) {
+    int64_t low = 0, count = text->shards;
+    while (count > 1) {
+        int64_t half = count / 2;
+        low = text->starts[low + half] <= token ? low + half : low;
+        count -= half;
+    }
+    return low;
+}
+
+static int64_t read(const Text *text, Widen *widen, int64_t shard, int64_t first, int64_t count, int64_t *to) {
+    int64_t all = 0;
+    for (; count > 0; shard++) {
+        int64_t here = text->starts[shard + 1] - first;
+        here = here < count ? here : count;
+        all |= widen(text->ids + (first + text->shift[shard]) * text->size, to, here);
+        first += here, to += here, count -= here;
+    }
+    return all;
+}
+
+static int64_t at(const char *numbers, int64_t i) {
+    int64_t number;
+    memcpy(&number, numbers + 8 * i, sizeof number);
+    return number;
+}
+
+static int slice(const Text *text, const Batch *batch, int64_t i, const char *starts, const char *sizes) {
+    Widen *widen = widen_of(text);
+    int64_t tokens = text->starts[text->shards], number = at(starts, i), size = sizes ? at(sizes, i) : batch->length;
+    if (number < 0 || number > tokens / batch->step || size < 1 || size > batch->length) return REFUSED;
+    int64_t start = batch->step * number;
+    if (start >= tokens - size) return REFUSED;
+    int64_t shard = shard_of(text, start), *inputs = batch->inputs + i * batch->length;
+    int64_t *targets = batch->targets + i * batch->length;
+    int64_t all = read(text, widen, shard, start, size, inputs) | read(text, widen, shard, start + 1, size, targets);
+    for (int64_t slot = size; slot < batch->length; slot++) {
+        inputs[slot] = batch->pad_id;
+        targets[slot] = IGNORED_TARGET;
+    }
+    return all < 0 ? REFUSED : READ;
+}
+
+/* The one function that is called from Python: `text` and `batch` are packed; `starts`, and `sizes` if given, are int64.
+   Gives 1 if a slice is not one of the text, or an id is negative: what is in the outputs means nothing then. */
+int NAMED(locant_gather, VARIANT)(const char *packed_text, const char *packed_batch, const char *starts,
+                                  const char *sizes) {
+    Text text;
+    Batch batch;
+    memcpy(&text, packed_text, sizeof text);
+    memcpy(&batch, packed_batch, sizeof batch);
+    int64_t threads = 1 + batch.count * batch.length / TOKENS_PER_THREAD, together = 1 + TOKENS_AT_ONCE / batch.length;
+    threads = threads < batch.threads ? threads : batch.threads;
+    int64_t taken = 0;
+    int result = READ;
+#pragma omp parallel num_threads((int)threads) if (threads > 1)
+    for (int64_t first; (first = __atomic_fetch_add(&taken, together, __ATOMIC_RELAXED)) < batch.count;) {
+        int64_t end = first + together < batch.count ? first + together : batch.count;
+        int refused = READ;
+        for (int64_t i = first; i < end; i++) refused |= slice(&text, &batch, i, starts, sizes);
+        if (refused) __atomic_store_n(&result, REFUSED, __ATOMIC_RELAXED);
+    }
+    return result;
+}
