@@ -212,7 +212,7 @@ def _share(config: Config) -> float | None:
 def _serving(config: Config, architecture: Architecture, rotaries: Sequence[Rotary]) -> Serving:
     """Whether vLLM rotates as a configuration prescribes, by its sources and its open issues in 2025."""
     if not architecture.vllm:
-        return Serving(answer="no", reasons=(f"it has no model for {config['model_type']}",))
+        return Serving(answer="no", reasons=(f"no model of its for {config['model_type']} is known here",))
     if config.get("position_embedding_type", "absolute") != "absolute":
         return Serving(answer="no", reasons=("its BERT knows absolute positions only",))
     reasons = tuple(dict.fromkeys(reason for rotary in rotaries for reason in _reasons(rotary, architecture)))

@@ -62,6 +62,9 @@ class RotaryKeys:
         sections_required: whether the model has several position axes.
         refused_sections: why ``mrope_section`` cannot be honoured.
         interleave_key: whether ``rope_interleave`` decides the layout.
+        ntk_alpha: whether ``alpha`` beside the type ``dynamic`` makes a larger base, once for all lengths.
+        other_keys: keys in or beside the dictionary of rope parameters that say nothing about the rotation.
+        rounds_down: whether its own default width is no multiple of its heads, and the code rounds a head down.
     """
 
     layout: Layout | None = "half"
@@ -80,6 +83,9 @@ class RotaryKeys:
     sections_required: bool = False
     refused_sections: str | None = None
     interleave_key: bool = False
+    ntk_alpha: bool = False
+    other_keys: tuple[str, ...] = ()
+    rounds_down: bool = False
 
     def __post_init__(self) -> None:
         _require_types(self)
@@ -108,7 +114,8 @@ class RotaryKeys:
         dictionaries = () if self.fixed_base is not None else ("rope_parameters", "rope_scaling")
         shares = self.share_keys or ("partial_rotary_factor",)  # a whole head may be called a share of 1
         which_layers = ("no_rope_layers", "no_rope_layer_interval")  # they say nothing about the rotation
-        return (*dictionaries, *self.base_keys, *shares, self.head_dim_key, "rope_interleave", *which_layers)
+        others = ("rope_interleave", *which_layers, *self.other_keys)
+        return (*dictionaries, *self.base_keys, *shares, self.head_dim_key, *others)
 
 
 @dataclass(frozen=True, kw_only=True)

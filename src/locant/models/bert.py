@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from locant.arguments import shown
 from locant.errors import InputError
-from locant.models.architecture import Architecture, LayerKind, RotaryKeys
+from locant.models.architecture import Architecture, LayerKind, RotaryKeys, standard
 from locant.models.config_values import HEADS, LENGTHS, Config, flag, integer, missing, required, width_per_head
 from locant.models.gpt import learned_table, table_width
+from locant.models.like_llama import whole_head
 from locant.models.projections import one_after_another
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.deberta import Deberta
@@ -84,6 +85,15 @@ def _names(config: Config, key: str) -> list[str]:
     return [name.strip().lower() for name in names if name.strip()]
 
 
+def _esm(config: Config, layer_type: str | None) -> PositionEncoding | None:
+    """Rotary positions, or RoBERTa's table, which is what its class takes where nothing is said."""
+    kind = config.get("position_embedding_type", "absolute")
+    if kind not in ("absolute", "rotary"):
+        got = f"got position_embedding_type={shown(kind)} for {config['model_type']}, expected 'rotary' or 'absolute'"
+        raise InputError(got, "'position_embedding_type': 'rotary', as published models have it")
+    return None if kind == "rotary" else _roberta(config, layer_type)
+
+
 def _flipped_table(config: Config, encoding: PositionEncoding) -> str | None:
     if not isinstance(encoding, Shaw):
         return None
@@ -117,6 +127,7 @@ DEBERTA_V3_BASE = {
     "norm_rel_ebd": "layer_norm",
 }  # fmt: skip
 
+ESM = Architecture(rotary=RotaryKeys(), encoding=_esm, defaults=standard(1e4, 1026))
 BERT = Architecture(encoding=_bert, defaults={"max_position_embeddings": 512}, warnings=(_flipped_table,))
 ROBERTA = Architecture(encoding=_roberta, defaults={"max_position_embeddings": 512, "pad_token_id": 1})
 
@@ -132,6 +143,27 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         defaults={"max_position_embeddings": 512},
         warnings=(_scale_of_deberta,),
         presets={"deberta-v3-base": DEBERTA_V3_BASE},
+    ),
+    "esm": ESM,
+    "SaProtConfig": ESM,
+    "esmc": whole_head(1e4, 2048),
+    "eurobert": whole_head(1e4, 8192),
+    "gte": whole_head(1.6e5, 8192),
+    "jina_embeddings_v3": whole_head(2e4, 8194),
+    "nomic_bert": whole_head(1e3, 2048),
+    "ultrabert": Architecture(
+        rotary=RotaryKeys(per_layer=True),
+        defaults={
+            "max_position_embeddings": 32768,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {"rope_type": "default", "rope_theta": 2.56e6},
+            },
+        },
+    ),
+    "modernbert-decoder": Architecture(
+        rotary=MODERN_BERT,
+        defaults={"global_rope_theta": 160_000.0, "local_rope_theta": 10_000.0, "max_position_embeddings": 8192},
     ),
     "modernbert": Architecture(
         rotary=MODERN_BERT,

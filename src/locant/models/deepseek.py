@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from locant.models.architecture import Architecture, RotaryKeys, standard
 from locant.models.config_values import Config, required
 from locant.models.projections import HeadRows, HeadShape, query_rows
+from locant.models.rotated_layers import listed_layers, none_without
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.scaling import YaRN
@@ -66,8 +68,101 @@ V3 = replace(
     defaults=standard(1e4, 4096, qk_rope_head_dim=64),
 )
 
+MISTRAL_OTHERS = ("llama_4_scaling_beta", "max_position_embeddings")
+MISTRAL_YARN = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+
+
+def _learned_frequencies(config: Config, encoding: PositionEncoding) -> str:
+    return "a checkpoint's rotary_emb.alpha is learned: each inverse frequency is multiplied by e ** alpha, 1 before"
+
+
+def _growing_queries(config: Config, encoding: PositionEncoding) -> str | None:
+    rope = config.get("rope_parameters")
+    weight = rope.get("llama_4_scaling_beta") if isinstance(rope, Mapping) else None
+    if weight is None:
+        return None
+    return (
+        f"llama_4_scaling_beta: after they are rotated, queries are multiplied by 1 + {weight:g} log(1 + floor(n / "
+        "original_max_position_embeddings)) at position n, which changes nothing in the first ones"
+    )
+
+
+def _latent(base: float, max_seq_len: int | None, width: int = 64, **keys: Any) -> Architecture:
+    """Multi-head latent attention whose weights have names and an order that are not known here."""
+    rotary = replace(RotaryKeys(layout="interleaved", head_dim_key="qk_rope_head_dim"), **keys)
+    sizes = {"rope_theta": base, "max_position_embeddings": max_seq_len, "qk_rope_head_dim": width}
+    defaults = {key: value for key, value in sizes.items() if value is not None}
+    return Architecture(rotary=rotary, defaults=defaults, warnings=(_latent_attention, _scale_of_scores))
+
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     "deepseek_v2": V2,
     "deepseek_v3": replace(V3, presets={"deepseek-v3": DEEPSEEK_V3}),
     "kimi_k2": replace(V3, defaults={}),
+    "axk1": _latent(1e4, 32768, interleave_key=True),
+    "axk2": _latent(1e4, 131072, 32),
+    "bailing_hybrid": _latent(6e6, None),
+    "deepseek_v32": _latent(1e4, 163840),
+    "glm4_moe_lite": _latent(1e4, 202752, interleave_key=True),
+    "glm_moe_dsa": _latent(1e4, 202752),
+    "hy_v4": _latent(1e4, 262144, layout="half"),
+    "longcat_flash": _latent(1e7, 131072),
+    "ministral3": Architecture(
+        rotary=RotaryKeys(head_dim_required=True, scaling_required=True, other_keys=MISTRAL_OTHERS),
+        defaults={
+            "head_dim": 128,
+            "max_position_embeddings": 262144,
+            "rope_parameters": {
+                **MISTRAL_YARN,
+                "rope_theta": 1e6,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16384,
+            },
+        },
+        warnings=(_growing_queries,),
+    ),
+    "mistral4": Architecture(
+        rotary=RotaryKeys(
+            layout="interleaved",
+            head_dim_key="qk_rope_head_dim",
+            interleave_key=True,
+            share_keys=("partial_rotary_factor",),
+            scaling_required=True,
+            other_keys=MISTRAL_OTHERS,
+        ),
+        defaults={
+            "head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "max_position_embeddings": 1048576,
+            "rope_parameters": {
+                **MISTRAL_YARN,
+                "rope_theta": 1e4,
+                "factor": 128.0,
+                "original_max_position_embeddings": 8192,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+        warnings=(_latent_attention, _scale_of_scores, _growing_queries),
+    ),
+    "mistral_large4_text": Architecture(
+        rotary=RotaryKeys(layout="interleaved", head_dim_key="qk_rope_head_dim", scaling_required=True),
+        encoding=none_without,
+        layer_types=listed_layers(),
+        defaults={
+            "qk_rope_head_dim": 64,
+            "max_position_embeddings": 1048576,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 2048.0,
+                "original_max_position_embeddings": 512,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "attention_factor": 1.0,
+            },
+        },
+        warnings=(_latent_attention, _learned_frequencies),
+    ),
+    "minicpm3": _latent(1e4, 32768, 32, layout="half"),
+    "youtu": _latent(1e4, 131072, interleave_key=True),
 }

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from locant.models.architecture import Architecture, LayerKind, RotaryKeys, standard
+from locant.models.like_llama import part_of_head, whole_head
 
 __all__ = ["ARCHITECTURES"]
 
+SHARE = ("partial_rotary_factor",)
 GEMMA = RotaryKeys(head_dim_required=True)
 GEMMA_3 = RotaryKeys(
     head_dim_required=True,
@@ -18,6 +21,14 @@ GEMMA_3 = RotaryKeys(
     },
 )
 GEMMA_4 = RotaryKeys(head_dim_required=True, full_head_dim_key="global_head_dim", per_layer=True)
+
+LAYERS = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+}
+PROPORTIONAL = {
+    **LAYERS, "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+}  # fmt: skip
 
 GEMMA_3_4B = {
     "vocab_size": 262208, "hidden_size": 2560, "num_attention_heads": 8, "head_dim": 256, "num_hidden_layers": 34,
@@ -41,11 +52,34 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "max_position_embeddings": 131072,
             "head_dim": 256,
             "global_head_dim": 512,
-            "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-            },
+            "rope_parameters": PROPORTIONAL,
         },
         vllm=True,
     ),
+    "gemma3n_text": Architecture(rotary=GEMMA_3, defaults=standard(1e6, 32768, head_dim=256, rope_local_base_freq=1e4)),
+    **{
+        name: Architecture(
+            rotary=replace(GEMMA_4, share_keys=SHARE if name == "diffusion_gemma_text" else ()),
+            defaults={
+                "max_position_embeddings": longest,
+                "head_dim": 256,
+                "global_head_dim": 512,
+                "rope_parameters": rope,
+            },
+        )
+        for name, longest, rope in (
+            ("gemma4_unified_text", 262144, PROPORTIONAL),
+            ("diffusion_gemma_text", 131072, PROPORTIONAL),
+            ("embedding_gemma2_text", 262144, LAYERS),
+        )
+    },
+    **dict.fromkeys(
+        ("t5gemma2_text", "t5gemma2_decoder"),
+        Architecture(
+            rotary=RotaryKeys(head_dim_required=True, per_layer=True),
+            defaults={"max_position_embeddings": 131072, "head_dim": 256, "rope_parameters": LAYERS},
+        ),
+    ),
+    **dict.fromkeys(("t5_gemma_module", "vaultgemma"), whole_head(1e4, 8192, 256)),
+    "recurrent_gemma": part_of_head(1e4, None, 0.5),
 }

@@ -63,6 +63,9 @@ GPT_OSS_YARN = {
     "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 4096,
 }  # fmt: skip
+GPT_OSS_DEFAULTS = {
+    "head_dim": 64, "max_position_embeddings": 131072, "rope_parameters": {**GPT_OSS_YARN, "rope_theta": 150000.0},
+}  # fmt: skip
 GPT_OSS_20B = {
     "vocab_size": 201088, "hidden_size": 2880, "num_attention_heads": 64, "head_dim": 64, "num_hidden_layers": 24,
     "max_position_embeddings": 131072, "tie_word_embeddings": False, "sliding_window": 128, "rope_theta": 150000,
@@ -89,13 +92,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         presets={"gpt-neox-20b": GPT_NEOX_20B},
         vllm=True,
     ),
+    "openai_privacy_filter": Architecture(
+        rotary=RotaryKeys(layout="interleaved", head_dim_required=True, scaling_required=True),
+        defaults=GPT_OSS_DEFAULTS,
+    ),
     "gpt_oss": Architecture(
         rotary=RotaryKeys(head_dim_required=True, scaling_required=True),
-        defaults={
-            "head_dim": 64,
-            "max_position_embeddings": 131072,
-            "rope_parameters": {**GPT_OSS_YARN, "rope_theta": 150000.0},
-        },
+        defaults=GPT_OSS_DEFAULTS,
         warnings=(_rounded_ramp,),
         presets={"gpt-oss-20b": GPT_OSS_20B},
         vllm=True,

@@ -5,73 +5,15 @@ Some of them rotate the queries and keys of some of their layers only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from locant.arguments import shown
-from locant.errors import InputError
 from locant.models.architecture import Architecture, LayerKind, RotaryKeys, standard
-from locant.models.config_values import Config, flag, integer, missing, number, required
+from locant.models.config_values import Config, flag, missing, number, required
+from locant.models.rotated_layers import listed_layers, none_without, nope_in_full_attention, windowed_layers
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.tempered import Tempered
 
 __all__ = ["ARCHITECTURES"]
-
-WINDOWED = ("sliding_attention", "full_attention")
-LISTED = ("with", "without")
-
-
-def _windowed_layers(config: Config) -> tuple[str, ...]:
-    """``sliding_attention`` and ``full_attention``, unless no layer has a window (Cohere 2, Exaone 4)."""
-    if "sliding_window" not in config:
-        raise missing(config, "sliding_window", "'sliding_window': its width, or null where no layer has a window")
-    return () if config["sliding_window"] is None else WINDOWED
-
-
-def _nope_in_full_attention(*, rotary_without_windows: bool) -> Callable[[Config, str | None], PositionEncoding | None]:
-    """Rotary positions where attention slides, and none where it is full; without windows, in all layers or in none."""
-
-    def encoding(config: Config, layer_type: str | None) -> PositionEncoding | None:
-        rotary = layer_type != "full_attention" if _windowed_layers(config) else rotary_without_windows
-        return None if rotary else PositionEncoding()
-
-    return encoding
-
-
-def _listed_layers(*, default_interval: int | None = None) -> Callable[[Config], tuple[str, ...]]:
-    """``with`` and ``without`` rotary positions, as far as there are such layers; none, where all layers have them.
-
-    ``no_rope_layers`` is a list with 1 for layers that do have rotary positions; ``no_rope_layer_interval`` gives every
-    how many layers one has none. Published configurations of Llama 4 have an empty list and mean the default interval.
-    """
-
-    def layer_types(config: Config) -> tuple[str, ...]:
-        rotary = _rotary_layers(config, default_interval)
-        kinds = tuple(kind for kind, has in zip(LISTED, (True, False), strict=True) if has in rotary)
-        return () if kinds == ("with",) else kinds
-
-    return layer_types
-
-
-def _rotary_layers(config: Config, default_interval: int | None) -> set[bool]:
-    """Whether layers have rotary positions, over all layers."""
-    listed = config.get("no_rope_layers")
-    every = config.get("no_rope_layer_interval", default_interval if listed == [] else None)
-    if listed or every is None or (listed == [] and default_interval is None):
-        return _listed(config)
-    every = integer("no_rope_layer_interval", every)
-    return {(layer + 1) % every != 0 for layer in range(required(config, "num_hidden_layers"))}
-
-
-def _listed(config: Config) -> set[bool]:
-    listed, remedy = config.get("no_rope_layers"), "1 for each layer with positions, else 0"
-    if listed is None:
-        raise missing(config, "no_rope_layers", remedy)
-    count = integer("num_hidden_layers", config["num_hidden_layers"]) if "num_hidden_layers" in config else None
-    right = isinstance(listed, (list, tuple)) and all(isinstance(one, int) and one in (0, 1) for one in listed)
-    if not right or not listed or count not in (None, len(listed)):
-        expected = "ones and zeros" if count is None else f"{count} ones and zeros"
-        raise InputError(f"got no_rope_layers={shown(listed)}, expected a list of {expected}", remedy)
-    return {bool(one) for one in listed}
 
 
 def _llama_4(config: Config, layer_type: str | None) -> PositionEncoding | None:
@@ -105,6 +47,7 @@ INTERLEAVED_OWN_WIDTH = RotaryKeys(layout="interleaved", head_dim_required=True)
 SHARE = ("partial_rotary_factor",)
 PART = RotaryKeys(share_keys=SHARE, share_required=True)
 GLM = RotaryKeys(layout="interleaved", share_keys=SHARE, share_required=True, head_dim_required=True)
+GLM_MOE = RotaryKeys(share_keys=SHARE, share_required=True, rounds_down=True)
 OLMO_3 = RotaryKeys(
     per_layer=True,
     layer_kinds={
@@ -133,7 +76,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "llama4_text": Architecture(
         rotary=INTERLEAVED_OWN_WIDTH,
         encoding=_llama_4,
-        layer_types=_listed_layers(default_interval=4),
+        layer_types=listed_layers(default_interval=4),
         defaults=standard(
             5e5, 131072, head_dim=128, no_rope_layer_interval=4, attn_temperature_tuning=True, floor_scale=8192,
             attn_scale=0.1,
@@ -162,16 +105,17 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "cohere": Architecture(rotary=INTERLEAVED, defaults=standard(5e5, 8192), vllm=True),
     "cohere2": Architecture(
         rotary=INTERLEAVED,
-        encoding=_nope_in_full_attention(rotary_without_windows=False),
-        layer_types=_windowed_layers,
+        encoding=nope_in_full_attention(rotary_without_windows=False),
+        layer_types=windowed_layers,
         defaults=standard(1e4, 8192, sliding_window=4096),
         vllm=True,
     ),
     "ernie4_5": Architecture(rotary=INTERLEAVED_OWN_WIDTH, defaults=standard(5e5, 131072, head_dim=128), vllm=True),
+    "ernie4_5_moe": Architecture(rotary=INTERLEAVED, defaults=standard(5e5, 131072)),
     "exaone4": Architecture(
         rotary=WHOLE,
-        encoding=_nope_in_full_attention(rotary_without_windows=True),
-        layer_types=_windowed_layers,
+        encoding=nope_in_full_attention(rotary_without_windows=True),
+        layer_types=windowed_layers,
         defaults=standard(1e4, 2048, sliding_window=4096),
         vllm=True,
     ),
@@ -181,7 +125,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             rotary=GLM, defaults=standard(1e4, 131072, head_dim=128, partial_rotary_factor=0.5), vllm=True
         ),
     ),
-    "glm4_moe": Architecture(rotary=PART, defaults=standard(1e4, 131072, partial_rotary_factor=0.5), vllm=True),
+    "glm4_moe": Architecture(rotary=GLM_MOE, defaults=standard(1e4, 131072, partial_rotary_factor=0.5), vllm=True),
     **dict.fromkeys(
         ("granite", "granitemoe", "olmo", "olmo2"), Architecture(rotary=WHOLE, defaults=standard(1e4, 2048), vllm=True)
     ),
@@ -192,8 +136,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "seed_oss": Architecture(rotary=OWN_WIDTH, defaults=standard(1e4, 524288, head_dim=128), vllm=True),
     "smollm3": Architecture(
         rotary=WHOLE,
-        encoding=lambda config, layer_type: PositionEncoding() if layer_type == "without" else None,
-        layer_types=_listed_layers(),
+        encoding=none_without,
+        layer_types=listed_layers(),
         defaults=standard(2e6, 32768, no_rope_layer_interval=4),
         vllm=True,
     ),

@@ -64,6 +64,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         extend_methods=("ntk", "longrope"),
         vllm=True,
     ),
+    "phi4_multimodal": Architecture(
+        rotary=RotaryKeys(share_keys=SHARE, rope_types={"su": "longrope", "yarn": "longrope"}),
+        defaults=standard(1e4, 131072),
+    ),
     "phimoe": Architecture(
         rotary=RotaryKeys(weighted_longrope=True),
         defaults=standard(1e6, 131072),

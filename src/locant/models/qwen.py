@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from locant.models.architecture import Architecture, RotaryKeys, standard
+from locant.models.like_llama import part_of_head
 
 __all__ = ["ARCHITECTURES"]
 
@@ -34,6 +35,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3": Architecture(
         rotary=RotaryKeys(head_dim_required=True), defaults=standard(1e4, 32768, head_dim=128), vllm=True
     ),
+    "qwen3_next": part_of_head(1e4, 32768, 0.25, 256),
     "qwen2_vl": replace(_VL, presets={"qwen2-vl-7b": QWEN_2_VL_7B}),
     **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _VL),
     "qwen3_vl_text": Architecture(

@@ -8,14 +8,14 @@ from typing import Any
 
 from locant.arguments import shown
 from locant.errors import InputError, RangeError
-from locant.models import alibi, bert, deepseek, gemma, gpt, llama, phi, qwen, t5
+from locant.models import alibi, audio, bert, deepseek, gemma, gpt, layered, like_llama, llama, phi, qwen, t5
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import LENGTHS, Config, config_dict, of_single_layers
 from locant.registry import Registry
 
 __all__ = ["ARCHITECTURES", "presets", "read", "read_known", "register_architecture", "with_defaults"]
 
-FAMILIES = (llama, qwen, gemma, phi, deepseek, gpt, bert, t5, alibi)
+FAMILIES = (llama, like_llama, layered, qwen, gemma, phi, deepseek, gpt, bert, t5, alibi, audio)
 
 
 def _require_architecture(name: str, architecture: Architecture) -> None:
@@ -63,7 +63,7 @@ def register_architecture(name: str, architecture: Architecture, aliases: Iterab
 def read(config: Config | object) -> tuple[dict[str, Any], Architecture]:
     """A configuration as a dictionary under standard keys, and its row; an unknown architecture has no layout."""
     values = config_dict(config)
-    name = values.get("model_type", "")
+    name = values.get("model_type") or ("" if isinstance(config, Mapping) else type(config).__name__)
     if not isinstance(name, str):
         raise InputError(f"got model_type={shown(name)}, expected a name", "'model_type': 'llama'")
     try:

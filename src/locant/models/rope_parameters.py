@@ -73,12 +73,19 @@ def rope_type_of(rope: Mapping[str, Any], aliases: Mapping[str, str], *, weighte
     return WEIGHTED_LONGROPE if weighted and name == WEIGHTED_LONGROPE.name else ROPE_TYPES[name]
 
 
-def read_scaling(rope: Mapping[str, Any], rope_type: RopeType, longest: int | None, trained: int | None) -> Scaling:
+def read_scaling(
+    rope: Mapping[str, Any],
+    rope_type: RopeType,
+    longest: int | None,
+    trained: int | None,
+    other_keys: tuple[str, ...] = (),
+) -> Scaling:
     """The scaling that a dictionary of rope parameters describes.
 
-    `longest` and `trained` are the lengths that stand outside of it. An `InputError` names the key that is wrong.
+    `longest` and `trained` are the lengths that stand outside of it, `other_keys` those in it that say nothing about
+    the rotation. An `InputError` names the key that is wrong.
     """
-    given = _given(rope, rope_type)
+    given = _given({key: value for key, value in rope.items() if key not in other_keys}, rope_type)
     _settle_original(given, rope_type, longest, trained)
     missing = [key for key in rope_type.required if key not in given]
     if missing:

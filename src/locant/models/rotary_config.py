@@ -26,12 +26,13 @@ from locant.models.config_values import (
     layer_types_in,
     number,
     of_single_layers,
+    required,
     value_at,
     width_per_head,
 )
 from locant.models.rope_layers import rope_of_layers
 from locant.models.rope_parameters import read_scaling, rope_type_of
-from locant.positions.scaling import Proportional
+from locant.positions.scaling import NTK, Proportional
 
 __all__ = ["head_dim_of", "named_layout", "read_rotary", "rotary_dim_of"]
 
@@ -51,7 +52,7 @@ def read_rotary(
     return {
         "head_dim": head_dim,
         "base": _base(config, rope, architecture, layer_type),
-        "scaling": read_scaling(scaled, rope_type, *lengths),
+        "scaling": _larger_base(rope, keys) or read_scaling(scaled, rope_type, *lengths, keys.other_keys),
         "layout": _layout(config, keys, layout),
         "rotary_dim": head_dim if proportional else rotary_dim_of(config, rope, architecture, head_dim),
         "sections": _sections(config, rope, keys),
@@ -67,6 +68,13 @@ def _require_rotary(config: Config, keys: RotaryKeys) -> None:
     if strange:
         name = config.get("model_type", "a configuration of this kind")
         raise InputError(f"got {', '.join(strange)}, which {name} is not known to read", "the configuration without it")
+
+
+def _larger_base(rope: Config, keys: RotaryKeys) -> NTK | None:
+    """HunYuan's reading of ``dynamic`` beside ``alpha``, where no other key counts."""
+    if not keys.ntk_alpha or rope.get("rope_type", rope.get("type")) != "dynamic" or not rope.get("alpha"):
+        return None
+    return NTK(factor=number("alpha", rope["alpha"]), form="aware")
 
 
 def _rotated_share(config: Config, rope: Config) -> dict[str, Any]:
@@ -99,7 +107,7 @@ def head_dim_of(config: Config, architecture: Architecture, layer_type: str | No
         return integer(keys.head_dim_key, stated)
     if keys.latent or keys.head_dim_required or value_at(config, *WIDTHS) is None or value_at(config, *HEADS) is None:
         raise architecture.lacks(keys.head_dim_key, config)
-    return width_per_head(config)
+    return required(config, *WIDTHS) // required(config, *HEADS) if keys.rounds_down else width_per_head(config)
 
 
 def rotary_dim_of(config: Config, rope: Config, architecture: Architecture, head_dim: int) -> int:
@@ -112,8 +120,10 @@ def rotary_dim_of(config: Config, rope: Config, architecture: Architecture, head
     share = agreed(shares)
     dims: dict[str, int] = {}
     if share is not None:
-        exact = head_dim * number(next(iter(shares)), share, above=0, high=1)
-        dims[f"int({head_dim} x {shown(share)})"] = int(exact)
+        whole = integer("head_dim", config.get("head_dim", head_dim)) if keys.latent else head_dim
+        exact = whole * number(next(iter(shares)), share, above=0, high=1)
+        dims[f"int({whole} x {shown(share)})"] = int(exact)
+        dims |= {keys.head_dim_key: head_dim} if keys.latent and keys.share_keys else {}
     if "rotary_dim" in config and "rotary_dim" in keys.share_keys:
         dims["rotary_dim"] = integer("rotary_dim", config["rotary_dim"])
     if not dims and keys.share_required:

@@ -1,0 +1,391 @@
+"""The rotary modules of `transformers`, found, built from their own default configurations and run.
+
+``python -m tests.models.rotary_modules`` prints for each whether `Rotary.from_config` rotates as it does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import pathlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from locant import LocantError, Positions, Rotary, ShapeError
+from tests.tolerances import ROTATED_TOKEN
+
+__all__ = ["CALLED_SO", "Case", "Outcome", "cases", "folders", "outcome"]
+
+TOKENS, HEADS = 40, 2
+CALLED_SO = re.compile(r"Rotary|Rope(?=[A-Z])|RoPE(?=[A-Z])")
+
+Turn = Callable[[Tensor], Tensor]
+"""From queries ``[1, heads, tokens, width]`` to rotated ones, in the order of channels in which they came."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One rotary class, with one of the configurations that it is built from, for one type of layers."""
+
+    folder: str
+    cls: type[nn.Module]
+    config: Any
+    layer_type: str | None
+
+    @property
+    def name(self) -> str:
+        of_layers = "" if self.layer_type is None else f", {self.layer_type}"
+        return f"{self.cls.__name__}({type(self.config).__name__}{of_layers})"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``same bits``, ``equal`` (to 1e-6), ``differs`` or ``refused``, and how much or why."""
+
+    verdict: str
+    detail: str = ""
+
+
+# ---------------------------------------------------------------------- finding them
+
+
+def folders() -> list[str]:
+    """The model folders that define a rotary module, by name, without importing them."""
+    package = importlib.util.find_spec("transformers")
+    assert package is not None
+    assert package.origin is not None
+    files = sorted((pathlib.Path(package.origin).parent / "models").glob("*/modeling_*.py"))
+    defined = re.compile(r"^class \w*(Rotary|Rope|RoPE)\w*\(", re.MULTILINE)
+    return [path.parent.name for path in files if defined.search(path.read_text()) and _is_main(path)]
+
+
+def _is_main(path: pathlib.Path) -> bool:
+    return path.stem == f"modeling_{path.parent.name}"
+
+
+def cases(folder: str) -> list[Case]:
+    """Its rotary modules, as far as they can be built."""
+    code = _code(folder)
+    found = [
+        Case(folder, cls, config, layer_type)
+        for name, cls in vars(code).items()
+        if _is_rotary(name, cls, code)
+        for config in _configurations(folder, cls, code)
+        for layer_type in _layer_types(cls, config)
+    ]
+    return sorted(found, key=lambda case: case.name)
+
+
+def _code(folder: str) -> ModuleType:
+    return importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
+
+
+def _is_rotary(name: str, cls: Any, code: ModuleType) -> bool:
+    own = inspect.isclass(cls) and issubclass(cls, nn.Module) and cls.__module__ == code.__name__
+    return bool(own and CALLED_SO.search(name) and ("Attention" not in name or name == "VJEPA2RopeAttention"))
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "CohereCompassTextConfig": {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [24, 20, 20]}
+        }
+    },
+}
+"""What a configuration has to be told: its class has no rope parameters by default."""
+
+OTHER_CONFIGURATIONS = {
+    "Qwen2_5OmniRotaryEmbedding": ("Qwen2_5OmniTextConfig", "Qwen2_5OmniTalkerConfig"),
+    "Qwen3OmniMoeRotaryEmbedding": ("Qwen3OmniMoeTalkerCodePredictorConfig", "Qwen3OmniMoeCode2WavConfig"),
+    "Qwen3OmniMoeTalkerRotaryEmbedding": ("Qwen3OmniMoeTalkerTextConfig",),
+}
+"""Where the annotation names a configuration of other layers, and the folder has more that would fit."""
+
+
+def _configurations(folder: str, cls: type[nn.Module], code: ModuleType) -> Iterator[Any]:
+    """The one that the class is annotated with; where that cannot build it, all of the folder that can."""
+    hint = next(iter([*inspect.signature(cls.__init__).parameters.values()][1:]), None)
+    assert hint is not None
+    named = getattr(code, str(hint.annotation), None) if isinstance(hint.annotation, str) else hint.annotation
+    defined = vars(importlib.import_module(f"transformers.models.{folder}.configuration_{folder}"))
+    other = OTHER_CONFIGURATIONS.get(cls.__name__)
+    first = [named] if other is None else [defined[name] for name in other]
+    rest = [kind for name, kind in defined.items() if name.endswith("Config") and kind.__module__.endswith(folder)]
+    for kinds in (first, rest):
+        built = [config for config in map(_default, kinds) if config is not None and _builds(cls, config)]
+        if built:
+            yield from built
+            return
+
+
+def _default(kind: Any) -> Any:
+    try:
+        return (
+            kind(**OPTIONS.get(kind.__name__, {}))
+            if inspect.isclass(kind) and kind is not inspect.Parameter.empty
+            else None
+        )
+    except (TypeError, AttributeError, ValueError):
+        return None
+
+
+def _builds(cls: type[nn.Module], config: Any) -> bool:
+    try:
+        cls(config)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False
+    return True
+
+
+def _layer_types(cls: type[nn.Module], config: Any) -> list[str | None]:
+    """Those that have rope parameters of their own, and layers."""
+    rope = getattr(config, "rope_parameters", None)
+    nested = isinstance(rope, dict) and rope and all(v is None or isinstance(v, dict) for v in rope.values())
+    if not nested or rope is None:
+        return [None]
+    present = getattr(cls(config), "layer_types", rope)
+    return [kind for kind, one in rope.items() if one is not None and kind in present]
+
+
+# ---------------------------------------------------------------------- running them
+
+
+def outcome(case: Case) -> Outcome:
+    """Whether `Rotary.from_config` rotates as this module does."""
+    try:
+        rotary = Rotary.from_config(case.config, layer_type=case.layer_type, angles="float32")
+    except LocantError as error:
+        return Outcome("refused", str(error))
+    if "MusicFlamingo" in case.cls.__name__:
+        return Outcome("refused", "its angles are made of two numbers")
+    index, turn = theirs(case)
+    q = torch.randn(1, HEADS, TOKENS, rotary.head_dim, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        try:
+            expected = turn(q)
+            ours = rotary.rotate_one(q, Positions.of(index))
+        except (RuntimeError, ShapeError) as error:
+            return Outcome("differs", f"{type(error).__name__}: {error}")
+    if torch.equal(ours, expected):
+        return Outcome("same bits")
+    error = (ours - expected).abs().max().item()
+    return Outcome("equal" if error <= ROTATED_TOKEN else "differs", f"{error:.1e}")
+
+
+def theirs(case: Case) -> tuple[Tensor, Turn]:
+    """Where its tokens are, and how it rotates them."""
+    name = case.cls.__name__
+    run = next((special for part, special in SPECIAL.items() if part in name), None)
+    if run is not None:
+        return run(case)
+    if hasattr(case.cls, "compute_axial_rope_parameters"):
+        return _axial(case)
+    return _text(case)
+
+
+def _text(case: Case) -> tuple[Tensor, Turn]:
+    """One index per token, or several where the module has sections of pairs."""
+    module = case.cls(case.config)
+    axes = 3 if hasattr(module, "mrope_section") else 2 if "NeoMME" in case.cls.__name__ else 1
+    index = _index(axes)
+    given = index.movedim(-1, 0) if axes > 1 else index[..., 0]
+    takes_layers = "layer_type" in inspect.signature(case.cls.forward).parameters
+    options = {"layer_type": case.layer_type} if takes_layers else {}
+    angles = module(torch.zeros(1, TOKENS, 1), given, **options)
+    return (index if axes > 1 else index[..., 0]), _applied(case, angles)
+
+
+def _index(axes: int) -> Tensor:
+    """Apart on every axis, so that no two can be confused."""
+    generator = torch.Generator().manual_seed(axes)
+    return torch.randint(0, 60, (1, TOKENS, axes), generator=generator)
+
+
+def _applied(case: Case, angles: Any) -> Turn:
+    code, config = _code(case.folder), case.config
+    if isinstance(angles, Tensor):
+        if case.folder == "llama4":
+            return lambda q: code.apply_rotary_emb(q.transpose(1, 2), q.transpose(1, 2), angles)[0].transpose(1, 2)
+        return lambda q: code.apply_rotary_emb(q, q, angles)[0]
+    cos, sin = angles
+    latent = hasattr(code, "apply_rotary_pos_emb_interleave") and "Audio" not in case.cls.__name__
+    if latent and getattr(config, "rope_interleave", True):
+        return lambda q: _interleaved_again(code.apply_rotary_pos_emb_interleave(q, q, cos, sin)[0])
+    names = [*inspect.signature(inspect.unwrap(code.apply_rotary_pos_emb)).parameters]
+    if names[:3] == ["x", "cos", "sin"]:
+        return _on_its_width(cos, lambda q: code.apply_rotary_pos_emb(q, cos, sin))
+    return _on_its_width(cos, lambda q: code.apply_rotary_pos_emb(q, q, cos=cos, sin=sin)[0])
+
+
+def _interleaved_again(x: Tensor) -> Tensor:
+    """What this code leaves half after half, which scores do not see."""
+    return torch.stack(x.chunk(2, -1), -1).flatten(-2)
+
+
+def _on_its_width(cos: Tensor, turn: Turn) -> Turn:
+    """As attention classes do, whose function takes no more than the part of a head that is rotated."""
+
+    def turned(q: Tensor) -> Tensor:
+        try:
+            return turn(q)
+        except RuntimeError as error:
+            if "must match" not in str(error):
+                raise
+        width = cos.shape[-1]
+        return torch.cat([turn(q[..., :width]), q[..., width:]], -1)
+
+    return turned
+
+
+def _axial(case: Case) -> tuple[Tensor, Turn]:
+    """Vision: a row and a column per patch, some with a frame before."""
+    code, module = _code(case.folder), case.cls(case.config)
+    index = _index(3 if "MiniMax" in case.cls.__name__ else 2)
+    if "Gemma4" in case.cls.__name__:
+        angles = module(torch.zeros(1), index)
+        return index, lambda q: code.apply_multidimensional_rope(q.transpose(1, 2), *angles, index).transpose(1, 2)
+    cos, sin = module(torch.zeros(1), index[0])
+    function = next(
+        getattr(code, name)
+        for name in (
+            "apply_rotary_pos_emb_vision", "apply_rotary_pos_emb_2d", "apply_rotary_pos_emb_2d_self_attn",
+            "apply_rotary_pos_emb",
+        )
+        if hasattr(code, name)
+    )  # fmt: skip
+    if function.__name__.endswith("vision"):
+        return index, lambda q: function(q[0].transpose(0, 1), q[0].transpose(0, 1), cos, sin)[0].transpose(0, 1)[None]
+    if case.folder == "pixtral":
+        return index, lambda q: function(q, q, cos, sin, unsqueeze_dim=0)[0]
+    return index, lambda q: function(q, q, cos, sin)[0]
+
+
+# ---------------------------------------------------------------------- those that are called in a way of their own
+
+
+def _conformer(case: Case) -> tuple[Tensor, Turn]:
+    """A method of attention turns what is still in one piece; tokens count from 0."""
+    code, module = _code(case.folder), case.cls(case.config)
+    attention = next(cls for cls in vars(code).values() if hasattr(cls, "_apply_rotary_embedding"))
+    index = torch.arange(TOKENS)[None]
+    angles = module(torch.zeros(1, TOKENS, 1))
+
+    def turn(q: Tensor) -> Tensor:
+        sizes = SimpleNamespace(num_heads=q.shape[1], head_size=q.shape[-1])
+        turned = attention._apply_rotary_embedding(sizes, q.transpose(1, 2).flatten(2), angles)
+        return turned.unflatten(-1, (q.shape[1], q.shape[-1])).transpose(1, 2)
+
+    return index, turn
+
+
+def _clvp(case: Case) -> tuple[Tensor, Turn]:
+    code, index = _code(case.folder), torch.arange(TOKENS)[None]
+    angles = case.cls(case.config)(torch.zeros(1, TOKENS, 1))[0]
+
+    def turn(q: Tensor) -> Tensor:
+        part, width = q[..., : angles.shape[-1]], angles.shape[-1]
+        turned = code.apply_rotary_pos_emb(part, part, part, angles.cos(), angles.sin(), index)[0]
+        return torch.cat([turned, q[..., width:]], -1)
+
+    return index, turn
+
+
+def _centred(case: Case) -> tuple[Tensor, Turn]:
+    """Patches of an image, from -1 to 1: in half patches from its centre, over the number of patches."""
+    code, patch = _code(case.folder), case.config.patch_size
+    size = case.config.image_size
+    count = (size if isinstance(size, int) else size[0]) // (patch if isinstance(patch, int) else patch[0])
+    cos, sin = case.cls(case.config).eval()(torch.zeros(1, 3, count * patch, count * patch))
+    grid = torch.stack(torch.meshgrid(torch.arange(count), torch.arange(count), indexing="ij"), -1).flatten(0, 1)
+    chosen = torch.randperm(count * count, generator=torch.Generator().manual_seed(0))[:TOKENS]
+    index = (2 * grid + 1 - count)[chosen][None]
+    return index, lambda q: code.apply_rotary_pos_emb(q, q, cos[chosen], sin[chosen])[0]
+
+
+def _llama_4_vision(case: Case) -> tuple[Tensor, Turn]:
+    """Rows and columns from 1; column first."""
+    code, count = _code(case.folder), case.config.image_size // case.config.patch_size
+    angles = case.cls(case.config)(torch.zeros(1))[:TOKENS]
+    patch = torch.arange(TOKENS)
+    index = torch.stack([patch // count + 1, patch % count + 1], -1)[None]
+    return index, lambda q: code.vision_apply_rotary_emb(q.transpose(1, 2), q.transpose(1, 2), angles)[0].transpose(
+        1, 2
+    )
+
+
+def _efficient_loftr(case: Case) -> tuple[Tensor, Turn]:
+    """Rows and columns from 1, of a map of features that is made smaller before."""
+    code, step = _code(case.folder), case.config.q_aggregation_stride
+    rows, columns = 5, 8
+    cos, sin = case.cls(case.config)(torch.zeros(1, 1, rows * step, columns * step))
+    grid = torch.stack(torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"), -1).flatten(0, 1)
+    cos, sin = (x.flatten(1, 2) for x in (cos, sin))
+    return grid[None] + 1, lambda q: code.apply_rotary_pos_emb(q.transpose(1, 2), q.transpose(1, 2), cos, sin, 2)[
+        0
+    ].transpose(1, 2)
+
+
+def _diffusion_transformer(case: Case) -> tuple[Tensor, Turn]:
+    """Only the first head of these is rotated."""
+    code, index = _code(case.folder), torch.arange(TOKENS)[None]
+    cos, sin = case.cls(case.config)(torch.zeros(1, TOKENS, 1), index)
+
+    def turn(q: Tensor) -> Tensor:
+        one = code.deinterleave_head_dim(q[:, :1])
+        return torch.cat([_interleaved_again(code.apply_rotary_pos_emb(one, one, cos, sin)[0]), q[:, 1:]], 1)
+
+    return index, turn
+
+
+def _esm_fold_2(case: Case) -> tuple[Tensor, Turn]:
+    """An atom's place in space and the number of its molecule; whole numbers here."""
+    code, index = _code(case.folder), _index(4)
+    cos, sin = case.cls(case.config)(index[..., :3].float(), index[..., 3], torch.float32)
+    return index, lambda q: code.apply_rotary_pos_emb(q, q, cos, sin)[0]
+
+
+def _v_jepa_2(case: Case) -> tuple[Tensor, Turn]:
+    index = _index(3)
+    attention: Any = case.cls(case.config, case.config.hidden_size, case.config.num_attention_heads)
+    ids = tuple(index[..., axis].expand(1, HEADS, -1) for axis in range(3))
+    return index, lambda q: attention.apply_rotary_embeddings(q, ids)
+
+
+SPECIAL: dict[str, Callable[[Case], tuple[Tensor, Turn]]] = {
+    "RotaryPositionalEmbedding": lambda case: (_clvp if case.folder == "clvp" else _conformer)(case),
+    "RopePositionEmbedding": _centred,
+    "EomtDinov3": _centred,
+    "Llama4Vision": _llama_4_vision,
+    "EfficientLoFTR": _efficient_loftr,
+    "DiT": _diffusion_transformer,
+    "EsmFold2": _esm_fold_2,
+    "VJEPA2": _v_jepa_2,
+}
+
+
+def main() -> None:
+    counts: Counter[str] = Counter()
+    worst: Counter[str] = Counter()
+    order = ("same bits", "equal", "refused", "differs", "cannot be built")
+    for folder in folders():
+        found = cases(folder)
+        verdicts = ["cannot be built"] if not found else []
+        for case in found:
+            result = outcome(case)
+            verdicts.append(result.verdict)
+            print(f"{folder:28} {case.name:75} {result.verdict:10} {result.detail}")  # noqa: T201
+        counts.update(verdicts)
+        worst[max(verdicts, key=order.index)] += 1
+    print(f"modules: {dict(counts)}\nfolders, by their worst: {dict(worst)}")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
