@@ -33,4 +33,11 @@ SCREENS = {
         value="alibi",
         text="rotary, base 500,000",
     ),
+    "rotary": Visit(
+        address="head_dim=32&base=500000&scaling=yarn&factor=4&position=123456&pair=9",
+        pictures=("clock", "clocks", "wavelengths", "methods", "cached-keys", "precision"),
+        setting="scaling",
+        value="dynamic",
+        text="Pair 9 at position 123,456",
+    ),
 }

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
+from locant.positions.angles import Angles
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.scaling import Unscaled
 
-__all__ = ["PairSettings", "Precision", "RotarySettings", "rotary_settings"]
+__all__ = [
+    "PairSettings", "Precision", "RotarySettings", "bands_of", "pair_settings", "rotary_settings", "rounding_errors",
+]  # fmt: skip
 
 VISIBLE = 1e-3
 """An error of a cosine that is more than a rounding: a bfloat16 of 1 has steps of 8e-3, a float16 of 5e-4."""
@@ -63,26 +69,27 @@ class RotarySettings:
     @property
     def kept(self) -> list[int]:
         """Pairs that are rotated as without a scaling."""
-        return [i for i, pair in enumerate(self.pairs) if pair.stretch is not None and abs(pair.stretch - 1) <= KEPT]
+        return self.bands["kept"]
 
     @property
     def stretched(self) -> list[int]:
         """Pairs stretched as much as any."""
-        most = max((pair.stretch or 0.0 for pair in self.pairs), default=0.0)
-        if most - 1 <= KEPT:
-            return []
-        return [i for i, pair in enumerate(self.pairs) if pair.stretch and abs(pair.stretch / most - 1) <= KEPT]
+        return self.bands["stretched"]
 
     @property
     def between(self) -> list[int]:
         """All others that are rotated."""
-        done = {*self.kept, *self.stretched}
-        return [i for i, pair in enumerate(self.pairs) if pair.stretch is not None and i not in done]
+        return self.bands["between"]
 
     @property
     def still(self) -> list[int]:
         """Pairs that are not rotated."""
-        return [i for i, pair in enumerate(self.pairs) if pair.wavelength is None]
+        return self.bands["still"]
+
+    @property
+    def bands(self) -> dict[str, list[int]]:
+        """All pairs, by what a scaling does to them."""
+        return bands_of(self.pairs)
 
     @property
     def never_round(self) -> list[int]:
@@ -91,17 +98,39 @@ class RotarySettings:
         return [i for i, wavelength in enumerate(plain) if self.trained < wavelength < math.inf]
 
 
-def rotary_settings(rotary: Rotary, length: int, trained: int) -> RotarySettings:
-    """What an encoding does with sequences of `length`; `trained`: its length before it was stretched."""
-    rotary = rotary.for_length(length)
+def pair_settings(rotary: Rotary) -> tuple[PairSettings, ...]:
+    """Of every pair, for the length that the encoding is for."""
     plain = Unscaled().frequencies(rotary.rotary_dim, rotary.base)
-    pairs = [
+    return tuple(
         PairSettings(
             wavelength=2 * math.pi / float(frequency) if frequency else None,
             stretch=float(before / frequency) if frequency else None,
         )
         for before, frequency in zip(plain, rotary.angles.frequencies, strict=True)
-    ]
+    )
+
+
+def bands_of(pairs: Sequence[PairSettings]) -> dict[str, list[int]]:
+    """The numbers of the pairs that a scaling keeps, stretches most, stretches less, and of those not rotated."""
+    most = max((pair.stretch or 0.0 for pair in pairs), default=0.0)
+
+    def band(pair: PairSettings) -> str:
+        if pair.stretch is None:
+            return "still"
+        if abs(pair.stretch - 1) <= KEPT:
+            return "kept"
+        return "stretched" if most - 1 > KEPT and abs(pair.stretch / most - 1) <= KEPT else "between"
+
+    named = [band(pair) for pair in pairs]
+    return {
+        name: [number for number, each in enumerate(named) if each == name]
+        for name in ("kept", "between", "stretched", "still")
+    }
+
+
+def rotary_settings(rotary: Rotary, length: int, trained: int) -> RotarySettings:
+    """What an encoding does with sequences of `length`; `trained`: its length before it was stretched."""
+    rotary = rotary.for_length(length)
     return RotarySettings(
         head_dim=rotary.head_dim,
         rotary_dim=rotary.rotary_dim,
@@ -117,25 +146,49 @@ def rotary_settings(rotary: Rotary, length: int, trained: int) -> RotarySettings
         attention_factor=rotary.scaling.effective_attention_factor,
         length=length,
         trained=trained,
-        pairs=tuple(pairs),
+        pairs=pair_settings(rotary),
         precision=_precision(rotary, length),
     )
 
 
-def _precision(rotary: Rotary, length: int) -> Precision:
-    """The difference between float32 and exact cosines, apart from the attention factor."""
+def rounding_errors(
+    rotary: Rotary, index: Int[Tensor, " positions"], dtype: torch.dtype = torch.float32
+) -> Float[Tensor, "positions pairs"]:
+    """How far cosines are from the exact ones where position, frequency and their product are of this dtype.
+
+    In float32 as `transformers` rounds them; apart from the attention factor.
+    """
+    return _errors(*_exact_and_rounded(rotary), index, dtype)
+
+
+def _exact_and_rounded(rotary: Rotary) -> tuple[Angles, Angles]:
     exact, rounded = (
         Rotary(rotary.head_dim, rotary.base, scaling=rotary.scaling, rotary_dim=rotary.rotary_dim, angles=mode)
         .for_length(rotary.seq_len or 1)
         .angles
         for mode in ("exact", "float32")
     )
+    return exact, rounded
 
-    def errors(start: int, stop: int) -> torch.Tensor:
+
+def _errors(exact: Angles, rounded: Angles, index: Tensor, dtype: torch.dtype) -> Tensor:
+    last = int(index.max())
+    true = exact.cos_sin(index, last, 0, torch.float64)[0]
+    if dtype == torch.float32:
+        cosine = rounded.cos_sin(index, last, 0, torch.float64)[0]
+    else:
+        frequencies = torch.tensor([*map(float, exact.frequencies)], dtype=dtype)
+        cosine = (index.to(dtype)[:, None] * frequencies).double().cos() * exact.attention_factor
+    return ((true - cosine) / exact.attention_factor).abs()
+
+
+def _precision(rotary: Rotary, length: int) -> Precision:
+    """What float32 angles miss, over all pairs."""
+    angles = _exact_and_rounded(rotary)
+
+    def errors(start: int, stop: int) -> Tensor:
         """The largest over all pairs, for each of these positions."""
-        index = torch.arange(start, max(stop, start + 1))
-        cosines = [angles.cos_sin(index, stop, 0, torch.float64)[0] for angles in (exact, rounded)]
-        return ((cosines[0] - cosines[1]) / rotary.scaling.effective_attention_factor).abs().amax(dim=-1)
+        return _errors(*angles, torch.arange(start, max(stop, start + 1)), torch.float32).amax(dim=-1)
 
     visible = ((errors(start, start + CHUNK) > VISIBLE).nonzero() + start for start in range(0, SEARCHED, CHUNK))
     first = next((int(places[0]) for places in visible if len(places)), None)

@@ -5,7 +5,21 @@ import { html } from "./dom.js";
 import { number } from "./drawing/scales.js";
 
 const STEPS = 1000;
+const WIDE = "(min-width: 861px)";
 let made = 0;
+
+// Settings at the side, pictures beside them; where there is little room, the settings are above and can be folded.
+export function split(place) {
+  const side = html("div", { class: "groups" });
+  const pictures = html("div", { class: "pictures" });
+  const settings = html("details", { class: "settings" }, html("summary", {}, "Settings"), side);
+  const wide = matchMedia(WIDE);
+  const fold = () => (settings.open = wide.matches);
+  wide.addEventListener("change", fold);
+  fold();
+  place.append(html("div", { class: "split" }, html("section", { "aria-label": "Settings", class: "side" }, settings), pictures));
+  return { side, pictures };
+}
 
 // `named`: {setting: {label, unit, titles}}; those of a choice may have `titles`, words to show for its names.
 export class Controls {

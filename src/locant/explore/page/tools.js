@@ -33,6 +33,12 @@ function switchTheme(page) {
   window.dispatchEvent(new Event("themed"));
 }
 
+function reveal(control) {
+  const folded = control.closest("details");
+  if (folded) folded.open = true;
+  control.focus();
+}
+
 // Screens by name, and the settings of the one that is open.
 function finder(page) {
   const input = html("input", { type: "search", "aria-label": "Search", autofocus: true, placeholder: "A screen or a setting" });
@@ -44,7 +50,7 @@ function finder(page) {
       text: screen.title, more: screen.about, go: () => page.change({}, { screen: screen.name }),
     })),
     ...[...document.querySelectorAll("#screen label")].map((label) => ({
-      text: label.textContent, more: "setting", go: () => label.control?.focus(),
+      text: label.textContent, more: "setting", go: () => reveal(label.control),
     })),
   ];
   const fill = () => {

@@ -3,25 +3,27 @@
 import { svg } from "../dom.js";
 import { axes } from "./axes.js";
 import { css, table } from "./colors.js";
-import { linear, number } from "./scales.js";
+import { linear, logarithmic, number } from "./scales.js";
 
 const BAR = 10;
 const MARGIN = { left: 52, right: 66, top: 10, bottom: 42 };
 
-// values: rows x columns, NaN where there is nothing; x and y: {label, values, format}; color: {map, low, high, label}.
+// values: rows x columns, NaN where there is nothing; x and y: {label, values, format, every, wide}: `every` for a tick
+// at every row, `wide` for a margin that their words need; color: {map, low, high, label, log}.
 // hover gets (row, column) or nothing. Returns {point(row, column)}.
 export function heatMap(plot, { values, x, y, color, hover = () => {} }) {
   const [rows, columns] = values.shape;
   const { width, height } = plot;
-  const area = { x: MARGIN.left, y: MARGIN.top, width: Math.max(1, width - MARGIN.left - MARGIN.right), height: height - MARGIN.top - MARGIN.bottom };
+  const margin = { ...MARGIN, left: y.wide ?? MARGIN.left };
+  const area = { x: margin.left, y: margin.top, width: Math.max(1, width - margin.left - margin.right), height: height - margin.top - margin.bottom };
   plot.paint(area, rows, columns, pixels(values, color));
   const across = linear(-0.5, columns - 0.5, area.x, area.x + area.width);
   const down = linear(-0.5, rows - 0.5, area.y, area.y + area.height);
   const ticks = (scale, axis, count, most) => ({
-    scale, label: axis.label, ticks: linear(0, count - 1, 0, 1).ticks(most).filter(Number.isInteger),
+    scale, label: axis.label, ticks: axis.every ? [...Array(count).keys()] : linear(0, count - 1, 0, 1).ticks(most).filter(Number.isInteger),
     format: (index) => axis.format?.(index) ?? number(axis.values ? axis.values[index] : index),
   });
-  axes(plot, ticks(across, x, columns, Math.max(2, area.width / 70)), ticks(down, y, rows, Math.max(2, area.height / 42)), { grid: false, margin: MARGIN });
+  axes(plot, ticks(across, x, columns, Math.max(2, area.width / 70)), ticks(down, y, rows, Math.max(2, area.height / 42)), { grid: false, margin });
   bar(plot, color, area);
   const cell = svg("rect", { class: "cell", visibility: "hidden", width: Math.max(3, area.width / columns), height: Math.max(3, area.height / rows) });
   const lines = ["across", "down"].map((kind) => svg("line", { class: "cursor", visibility: "hidden", "data-kind": kind }));
@@ -44,14 +46,14 @@ export function heatMap(plot, { values, x, y, color, hover = () => {} }) {
   };
 }
 
-function pixels(values, { map, low, high }) {
+function pixels(values, { map, low, high, log }) {
   const colors = table(map);
   const bytes = new Uint8ClampedArray(4 * values.length);
-  const scale = 255 / (high - low || 1);
+  const shade = (log ? logarithmic : linear)(low, high, 0, 255);
   for (let at = 0; at < values.length; at++) {
     const value = values[at];
     if (Number.isNaN(value)) continue; // transparent
-    const entry = 3 * Math.min(255, Math.max(0, Math.round((value - low) * scale)));
+    const entry = 3 * Math.min(255, Math.max(0, Math.round(shade(value))));
     bytes[4 * at] = colors[entry];
     bytes[4 * at + 1] = colors[entry + 1];
     bytes[4 * at + 2] = colors[entry + 2];
@@ -60,13 +62,13 @@ function pixels(values, { map, low, high }) {
   return bytes;
 }
 
-function bar(plot, { map, low, high, label, format = number }, area) {
+function bar(plot, { map, low, high, label, log, format = number }, area) {
   const id = `bar-${(bar.made = (bar.made ?? 0) + 1)}`;
   const stops = Array.from({ length: 17 }, (_, step) => svg("stop", { offset: step / 16, "stop-color": css(map, step / 16) }));
   const left = area.x + area.width + 12;
   plot.svg.append(svg("linearGradient", { id, x1: 0, x2: 0, y1: 1, y2: 0 }, stops));
   plot.svg.append(svg("rect", { x: left, y: area.y, width: BAR, height: area.height, fill: `url(#${id})` }));
-  const up = linear(low, high, area.y + area.height, area.y);
+  const up = (log ? logarithmic : linear)(low, high, area.y + area.height, area.y);
   for (const value of up.ticks(Math.max(2, Math.floor(area.height / 55)))) {
     plot.svg.append(svg("text", { class: "tick", x: left + BAR + 5, y: up(value) + 3.5 }, format(value)));
   }

@@ -1,18 +1,19 @@
 // Curves over one axis, with bands around them, and a line where the pointer is.
 
 import { svg } from "../dom.js";
-import { axes, MARGIN } from "./axes.js";
-import { linear, logarithmic } from "./scales.js";
+import { axes, leftFor, MARGIN } from "./axes.js";
+import { linear, logarithmic, tick } from "./scales.js";
 
 // x: {values, label, log}; y: {label, low, high, log}; series: [{name, values, low, high, slot, faint, steps}];
 // marks: [{at, label}] are places on the x axis, levels: [{at, label}] on the y axis. Returns {point(index)}.
 export function lineChart(plot, { x, y, series, marks = [], levels = [], hover = () => {} }) {
   const { width, height } = plot;
-  const margin = { ...MARGIN, ...plot.margin };
-  const across = (x.log ? logarithmic : linear)(x.low ?? x.values[0], x.high ?? x.values.at(-1), margin.left, width - margin.right);
   const [low, high] = bounds(y, series);
-  const up = (y.log ? logarithmic : linear)(low, high, height - margin.bottom, margin.top);
-  axes(plot, { ...x, scale: across }, { ...y, scale: up }, { margin });
+  const up = (y.log ? logarithmic : linear)(low, high, height - MARGIN.bottom, MARGIN.top);
+  const ticks = up.ticks(Math.max(2, Math.floor((height - MARGIN.top - MARGIN.bottom) / 42)));
+  const margin = { ...MARGIN, left: leftFor(ticks.map(tick)) };
+  const across = (x.log ? logarithmic : linear)(x.low ?? x.values[0], x.high ?? x.values.at(-1), margin.left, width - margin.right);
+  axes(plot, { ...x, scale: across }, { ...y, scale: up, ticks }, { margin });
   const clip = `clip-${(lineChart.made = (lineChart.made ?? 0) + 1)}`;
   const area = { x: margin.left, y: margin.top, width: Math.max(1, width - margin.left - margin.right), height: height - margin.top - margin.bottom };
   plot.svg.append(svg("clipPath", { id: clip }, svg("rect", { ...area, y: area.y - 3, height: area.height + 6 })));

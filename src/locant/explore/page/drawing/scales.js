@@ -30,8 +30,20 @@ function decades(low, high, most) {
   const every = Math.max(1, Math.ceil((last - first + 1) / most));
   const ticks = [];
   for (let power = first; power <= last; power += every) ticks.push(10 ** power);
-  return ticks.length > 1 ? ticks : round(low, high, most);
+  if (ticks.length > 1) return ticks;
+  const between = [1, 2, 3, 5, 7, 10, 20, 30, 50].map((factor) => factor * 10 ** Math.floor(Math.log10(low)));
+  const inside = between.filter((value) => value >= low * 0.999 && value <= high * 1.001);
+  return inside.length > 1 ? inside : round(low, high, most);
 }
+
+// A number beside an axis: far powers of ten as such.
+export function tick(value) {
+  const power = Math.log10(Math.abs(value));
+  const far = value !== 0 && (power >= 6 || power <= -4) && Math.abs(power - Math.round(power)) < 1e-9;
+  return far ? `${value < 0 ? "−" : ""}10${[...String(Math.round(power))].map((digit) => RAISED[digit]).join("")}` : number(value);
+}
+
+const RAISED = { ...Object.fromEntries([..."⁰¹²³⁴⁵⁶⁷⁸⁹"].map((digit, at) => [at, digit])), "-": "⁻" };
 
 // A number with at most `digits` digits, grouped by thousands; far ones as powers of ten.
 export function number(value, digits = 4) {

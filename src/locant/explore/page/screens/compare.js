@@ -1,6 +1,6 @@
 // Compare: curves by distance over maps of query and key, all linked by the distance that is pointed at.
 
-import { Controls } from "../controls.js";
+import { Controls, split } from "../controls.js";
 import { Cursor } from "../cursor.js";
 import { html } from "../dom.js";
 import { heatMap } from "../drawing/heat_map.js";
@@ -12,9 +12,7 @@ const SLOTS = [1, 2, 3, 4];
 const TITLES = { none: "–" };
 
 export function open(place, page) {
-  const side = html("section", { class: "settings", "aria-label": "Settings" });
-  const pictures = html("div", { class: "pictures" });
-  place.append(html("div", { class: "split" }, side, pictures));
+  const { side, pictures } = split(place);
 
   const named = {};
   for (const slot of SLOTS) {

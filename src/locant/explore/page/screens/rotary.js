@@ -1,0 +1,222 @@
+// Rotary: clocks at a position, the wavelengths, scalings side by side, cached keys, and the rounding of angles.
+
+import { Controls, split } from "../controls.js";
+import { Cursor } from "../cursor.js";
+import { html } from "../dom.js";
+import { dials, largeDial } from "../drawing/dials.js";
+import { heatMap } from "../drawing/heat_map.js";
+import { lineChart } from "../drawing/line_chart.js";
+import { number } from "../drawing/scales.js";
+import { Picture } from "../picture.js";
+
+const BANDS = {
+  kept: { name: "turns as without the scaling", slot: 3 },
+  between: { name: "in between", slot: 5 },
+  stretched: { name: "slowed by the most", slot: 2 },
+  still: { name: "not rotated", slot: 8 },
+};
+const METHOD_TITLES = {
+  none: "none", linear: "linear (position interpolation)", ntk: "NTK-aware", dynamic: "dynamic NTK", yarn: "YaRN", longrope: "LongRoPE",
+  llama3: "Llama 3", proportional: "proportional (Gemma 4)",
+};
+
+export function open(place, page) {
+  const { side, pictures } = split(place);
+  const where = html("div", { class: "group" });
+  const what = html("div", { class: "group" });
+  side.append(where, what);
+  const controls = [
+    new Controls(where, page, { position: { label: "Position" }, pair: { label: "Pair" } }),
+    new Controls(what, page, {
+      head_dim: { label: "Dimensions of a head" }, base: { label: "Base" },
+      trained: { label: "Trained length", unit: "tokens" }, scaling: { label: "Scaling", titles: METHOD_TITLES }, factor: { label: "Factor" },
+    }),
+  ];
+  const clocks = html("div", { class: "beside" });
+  pictures.append(clocks);
+  const one = new Picture(clocks, page, { name: "clock", height: 260 });
+  const all = new Picture(clocks, page, { name: "clocks", height: 260 });
+  const waves = new Picture(pictures, page, { name: "wavelengths", height: 300 });
+  const methods = new Picture(pictures, page, { name: "methods", height: 230 });
+  const lost = html("div", { class: "grid" });
+  pictures.append(lost);
+  const cache = new Picture(lost, page, { name: "cached-keys", height: 280 });
+  const precision = new Picture(lost, page, { name: "precision", height: 280 });
+
+  const cursor = new Cursor();
+  let last = null;
+
+  cursor.watch((pair) => {
+    if (!last || pair === null) return;
+    const { numbers } = last;
+    all.drawn?.point(pair);
+    waves.drawn?.point(pair);
+    methods.drawn?.point(numbers.methods.names.indexOf(numbers.scaling), pair);
+    all.note.textContent = `pair ${pair}: ${told(numbers, pair)}`;
+    waves.read([tokens(numbers.plain[pair]), numbers.scaling === "none" ? "" : tokens(numbers.wavelengths[pair])]);
+    const { names, stretch } = numbers.methods;
+    methods.note.textContent = `Pair ${pair}: ${names.map((name, row) => `${name} ×${number(stretch[row * numbers.cos.length + pair], 3)}`).join(", ")}.`;
+  });
+
+  function show(answer) {
+    last = answer;
+    for (const each of controls) each.show(answer.controls);
+    const { numbers } = answer;
+    showClocks(numbers);
+    showWavelengths(numbers);
+    showMethods(numbers);
+    showCache(numbers);
+    showPrecision(numbers);
+    cursor.rest(numbers.pair);
+  }
+
+  function showClocks(numbers) {
+    const { cos, sin, bands, pair, position, python, rotations, wavelengths } = numbers;
+    const table = () => ({
+      columns: ["pair", "cosine", "sine", "rotations", "wavelength", "band"],
+      rows: Array.from(cos, (_, at) => [at, cos[at], sin[at], rotations[at], wavelengths[at] ?? "endless", BANDS[bands[at]].name]),
+    });
+    const shown = Object.entries(BANDS).filter(([band]) => bands.includes(band) && numbers.scaling !== "none");
+    one.show({
+      title: `Pair ${pair} at position ${number(position)}`,
+      note: told(numbers, pair),
+      table, python,
+      draw: (plot) => largeDial(plot, {
+        cos: cos[pair], sin: sin[pair], kind: kindOf(numbers, pair), words: `${number(rotations[pair])} rotations`,
+        turn: (radians, settled) => turn(radians, settled),
+      }),
+    });
+    all.show({
+      title: "All pairs, the fastest first",
+      legend: shown.map(([, { name, slot }]) => ({ name, slot })),
+      table, python,
+      draw: (plot) => dials(plot, {
+        cos, sin, kinds: bands.map((_, at) => kindOf(numbers, at)), chosen: pair,
+        choose: (at) => page.change({ pair: at }), hover: (at) => cursor.set(at),
+      }),
+    });
+  }
+
+  // Dragging the hand moves the position by as many tokens as that turn takes.
+  let moved = 0;
+  function turn(radians, settled) {
+    const { numbers } = last;
+    const wavelength = numbers.wavelengths[numbers.pair];
+    if (!wavelength) return;
+    moved += (radians / (2 * Math.PI)) * wavelength;
+    const step = Math.trunc(moved);
+    if (!step && !settled) return;
+    moved -= step;
+    if (settled) moved = 0;
+    move(step, settled);
+  }
+
+  function move(step, settled) {
+    const now = Number(page.settings().position ?? last.numbers.position);
+    const next = Math.min(2 ** 31 - 1, Math.max(0, now + step));
+    page.change({ position: next }, { settled });
+    return next;
+  }
+
+  function showWavelengths({ plain, wavelengths, trained, length, scaling, python }) {
+    const pairs = plain.map((_, at) => at);
+    const scaled = scaling !== "none";
+    waves.show({
+      title: "Wavelength of each pair",
+      note: "Tokens until a pair stands as before. Above the trained length, a pair never came round in training: farther positions are angles that the model has not seen.",
+      legend: [{ name: "without a scaling", slot: 1 }, ...(scaled ? [{ name: METHOD_TITLES[scaling], slot: 2 }] : [])],
+      table: () => ({ columns: ["pair", "wavelength", scaling], rows: pairs.map((at) => [at, plain[at] ?? "endless", wavelengths[at] ?? "endless"]) }),
+      python,
+      draw: (plot) => lineChart(plot, {
+        x: { values: pairs, label: "pair of dimensions" }, y: { label: "wavelength (tokens)", log: true },
+        series: [{ name: "plain", values: plain, slot: 1 }, ...(scaled ? [{ name: scaling, values: wavelengths, slot: 2 }] : [])],
+        levels: [{ at: trained, label: `trained: ${number(trained)}` }, ...(scaled ? [{ at: length, label: `scaled to: ${number(length)}` }] : [])],
+        hover: (at) => cursor.set(at),
+      }),
+    });
+  }
+
+  function showMethods({ methods: { names, stretch, most }, python }) {
+    methods.show({
+      title: "By how much each scaling slows each pair",
+      note: " ",
+      table: () => ({ columns: ["scaling", ...Array.from({ length: stretch.shape[1] }, (_, at) => `pair ${at}`)], rows: names.map((name, row) => [name, ...stretch.slice(row * stretch.shape[1], (row + 1) * stretch.shape[1])]) }),
+      python,
+      draw: (plot) => heatMap(plot, {
+        values: stretch, x: { label: "pair of dimensions" }, y: { label: "", format: (row) => names[row], every: true, wide: 74 },
+        color: { map: "one", low: 1, high: most, label: "times", log: true },
+        hover: (row, column) => cursor.set(column ?? null),
+      }),
+    });
+  }
+
+  function showCache({ cache: { positions, curves, kept }, trained, length, python }) {
+    const names = Object.keys(curves);
+    cache.show({
+      title: "Keys cached before the sequence grew",
+      note: `Cached at ${number(trained)} tokens, read at ${number(length)}: 1 is a key as if rotated for the new length, 0 one that tells nothing. ${kept.join(", ")} keep their keys; Rotary.rerotate mends the others.`,
+      legend: names.map((name, at) => ({ name: METHOD_TITLES[name], slot: at + 1 })),
+      table: () => ({ columns: ["position of the key", ...names], rows: Array.from(positions, (position, at) => [position, ...names.map((name) => curves[name][at])]) }),
+      python,
+      draw: (plot) => lineChart(plot, {
+        x: { values: positions, label: "position of the key (tokens)" }, y: { label: "fit of the key", high: 1.05 },
+        series: names.map((name, at) => ({ name, values: curves[name], slot: at + 1 })),
+        hover: (at) => {
+          cache.drawn?.point(at);
+          cache.read(names.map((name) => (at === null ? "" : number(curves[name][at], 3))));
+        },
+      }),
+    });
+  }
+
+  function showPrecision({ precision: { positions, curves, pairs }, position, python }) {
+    const names = Object.keys(curves);
+    const worst = (name) => Math.max(...pairs[name]);
+    const read = (at) => precision.read(names.map((name) => number(at === null ? worst(name) : curves[name][at], 3)));
+    precision.show({
+      title: "What rounded angles miss",
+      note: `The largest error of a cosine, by position. At position ${number(position)}:`,
+      legend: names.map((name, at) => ({ name, slot: at + 1 })),
+      table: () => ({ columns: ["position", ...names], rows: Array.from(positions, (each, at) => [each, ...names.map((name) => curves[name][at])]) }),
+      python,
+      draw: (plot) => lineChart(plot, {
+        x: { values: positions, label: "position", log: true }, y: { label: "error of a cosine", log: true, low: 1e-8, high: 2.5 },
+        series: names.map((name, at) => ({ name, values: curves[name], slot: at + 1 })),
+        marks: position > 0 ? [{ at: position, label: "" }] : [],
+        hover: (at) => {
+          precision.drawn?.point(at);
+          precision.note.textContent = `The largest error of a cosine, by position. At position ${number(at === null ? position : Math.round(positions[at]))}:`;
+          read(at);
+        },
+      }),
+    });
+    read(null);
+  }
+
+  const keys = {
+    position: (step) => page.announce(`Position ${move(step, false)}`),
+    pair(step) {
+      const { numbers } = last;
+      const now = Number(page.settings().pair ?? numbers.pair);
+      const pair = Math.min(numbers.cos.length - 1, Math.max(0, now + step));
+      page.change({ pair });
+      page.announce(`Pair ${pair}`);
+    },
+  };
+  return { show, keys };
+}
+
+function kindOf({ bands, scaling }, pair) {
+  return scaling === "none" ? "slot-1" : `slot-${BANDS[bands[pair]].slot}`;
+}
+
+function told({ wavelengths, plain, rotations }, pair) {
+  const wavelength = wavelengths[pair];
+  if (!wavelength) return "not rotated: it carries no position";
+  const slowed = wavelength / plain[pair];
+  return `wavelength ${tokens(wavelength)}, ${number(rotations[pair])} rotations so far${slowed > 1.000001 ? `, slowed ×${number(slowed, 3)}` : ""}`;
+}
+
+function tokens(wavelength) {
+  return wavelength ? `${number(wavelength, 3)} tokens` : "endless";
+}
