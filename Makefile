@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet -c constraints.txt
 # What an environment is made from; when one of these changes, it is brought up to date.
 NATIVE := src/locant/kernels/native
-FRAME := pyproject.toml constraints.txt src/locant/_version.py hatch_build.py $(NATIVE)/build.py $(wildcard $(NATIVE)/*.c)
+FRAME := pyproject.toml constraints.txt src/locant/_version.py hatch_build.py $(NATIVE)/build.py $(wildcard $(NATIVE)/*.[ch])
 WORKERS ?= 2
 PROFILE ?= thorough
 

@@ -66,7 +66,7 @@ def pair(dtype: torch.dtype = torch.float32, **options: Any) -> tuple[InputEmbed
 
 def require_alike(fused: InputEmbedding, plain: InputEmbedding, *arguments: Any) -> None:
     ours, expected = fused(*arguments), plain(*arguments)
-    if ours.dtype in (torch.float32, torch.float64):
+    if ours.dtype in (torch.float32, torch.float64) and fused.norm is None:
         assert torch.equal(ours, expected), "in one pass other bits come out"
     else:
         assert_close(ours, expected)
@@ -131,7 +131,7 @@ def test_dropout_is_that_of_the_generator_and_only_in_training() -> None:
     fused, plain = pair(encoding=Sinusoidal(WIDTH), norm="layer_norm", dropout=0.25)
     ids = torch.randint(VOCAB, (50, LENGTH))
     whole = plain.eval()(ids)
-    assert torch.equal(fused.eval()(ids), whole)
+    assert_close(fused.eval()(ids), whole)
     fused.train()
     torch.manual_seed(1)
     first = fused(ids)
@@ -250,13 +250,15 @@ def test_autocast_decides_for_narrow_tables_only() -> None:
 def test_transforms_of_functions_work() -> None:
     embedding = InputEmbedding(VOCAB, WIDTH, norm="layer_norm")
     ids, weights = torch.randint(VOCAB, (4, 1, LENGTH)), dict(embedding.named_parameters())
+    nn.init.normal_(embedding.token.weight)
+    cotangent = torch.randn(1, LENGTH, WIDTH)
 
     def loss(weights: dict[str, Tensor], ids: Tensor) -> Tensor:
         assert why_plain(embedding) == "a transform of functions is at work"
-        return torch.func.functional_call(embedding, weights, (ids,)).square().sum()
+        return (torch.func.functional_call(embedding, weights, (ids,)) * cotangent).sum()
 
     gradient = torch.func.grad(loss)(weights, ids[0])
-    expected = torch.autograd.grad(embedding(ids[0]).square().sum(), list(weights.values()))
+    expected = torch.autograd.grad((embedding(ids[0]) * cotangent).sum(), list(weights.values()))
     for name, other in zip(weights, expected, strict=True):
         assert_close(gradient[name], other)
 

@@ -30,7 +30,7 @@ needs_gcc = pytest.mark.skipif(sys.platform != "linux" or not shutil.which("gcc"
 @pytest.fixture
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the sources and no library."""
-    for source in build.HERE.glob("*.c"):
+    for source in build.HERE.glob("*.[ch]"):
         shutil.copy(source, tmp_path)
     monkeypatch.setattr(build, "HERE", tmp_path)
     return tmp_path
@@ -54,16 +54,17 @@ def test_a_library_is_built_once_and_an_earlier_one_is_removed(copied: Path, mon
     (copied / "locant-0123456789abcdef.so").touch()
     assert build.build() == build.library_path()
     assert list(copied.glob("*.so")) == [build.library_path()]
-    assert {path.suffix for path in copied.iterdir()} == {".c", ".so"}
+    assert {path.suffix for path in copied.iterdir()} == {".c", ".h", ".so"}
 
 
 def test_a_library_is_not_found_for_other_sources(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = build.library_path().name
-    with (copied / "rotary.c").open("a", encoding="utf-8") as source:
-        source.write("\n")
-    assert build.library_path().name != before
+    names = {build.library_path().name}
+    for name in ("rotary.c", "numbers.h"):
+        with (copied / name).open("a", encoding="utf-8") as source:
+            source.write("\n")
+        names.add(build.library_path().name)
     monkeypatch.setattr(build, "FLAGS", ("-O0",))
-    assert len({before, build.library_path().name}) == 2
+    assert len({*names, build.library_path().name}) == 4
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_what_keeps_it_from_being_built_is_said(
     monkeypatch.setattr(sys, "platform", "linux")
     with pytest.raises(build.BuildError, match=said):
         build.build()
-    assert {path.suffix for path in copied.iterdir()} == {".c"}
+    assert {path.suffix for path in copied.iterdir()} == {".c", ".h"}
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(build.BuildError, match="on Linux only, this is win32"):
         build.build()

@@ -1,8 +1,9 @@
 """The input embedding in one pass: when it can be, and what the kernel is given.
 
-The plain path, module after module, is the definition; the fused one agrees with it (in float32 without dropout, on a
-CPU, bit for bit) and rounds once where the tables are narrower. Which of the two is taken depends on the modules, their
-hooks and dtypes and never on how many tokens there are: a token alone gets the bits it gets in a batch.
+The plain path, module after module, is the definition; the fused one agrees with it (in float32 without norm and
+dropout bit for bit; a norm's sums are added in another order) and rounds once where the tables are narrower. Which of
+the two is taken depends on the modules, their hooks and dtypes and never on how many tokens there are: a token alone
+gets the bits it gets in a batch.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from locant.kernels.input_embedding import Operands
+from locant.kernels.input_embedding import Operands, cpu, dropout, native
 from tests.kernels.interpreted import Place
 
 __all__ = ["LEARNED", "Answer", "Kernel", "answer", "operands", "poisoned"]
@@ -128,19 +128,23 @@ class Kernel:
             module.COLUMNS = 32  # and few columns several programs
         return module
 
+    def for_these(self, o: Operands) -> Any:
+        """What the operation runs: torch's operators where the native kernel does not take these tables."""
+        return cpu if self.name == "native" and native.unsupported(o) else self.module
+
     def forward(self, o: Operands) -> tuple[Tensor, ...]:
         with torch.no_grad(), poisoned():
-            return tuple(out.cpu() for out in self.module.forward(self.there(o)))
+            return tuple(out.cpu() for out in self.for_these(o).forward(self.there(o)))
 
     def kept(self, o: Operands) -> Tensor:
         with poisoned():
-            return self.module.kept(self.there(o)).cpu()
+            return (self.module if self.name == "triton" else dropout).kept(self.there(o)).cpu()
 
     def both(self, grad: Tensor, o: Operands, needs: list[bool] | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         there = self.there(o)
         with torch.no_grad(), poisoned():
-            y, mean, rstd = self.module.forward(there)[:3]
-            found = self.module.backward(grad.to(there.ids.device), mean, rstd, there, needs or EVERY)
+            y, mean, rstd = self.for_these(o).forward(there)[:3]
+            found = self.for_these(o).backward(grad.to(there.ids.device), mean, rstd, there, needs or EVERY)
         return y.cpu(), dict(zip(LEARNED, (gradient.cpu() for gradient in found), strict=True))
 
     def backward(self, grad: Tensor, o: Operands, needs: list[bool] | None = None) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from locant.errors import RangeError
-from locant.kernels.input_embedding import NO_FAULT, Operands, cpu
+from locant.kernels.input_embedding import NO_FAULT, Operands
 from tests.kernels.input_embedding.embedded import Kernel, operands
 from tests.kernels.interpreted import Place, sparse, watched, without_copying_back
 from tests.refusal import refuses
@@ -26,13 +26,16 @@ BAD = [-1, 23, 2**31, 2**63 - 1, -(2**63)]
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize(("name", "table"), [("ids", "token"), ("segments", "segment"), ("position_index", "position")])
-def test_a_cpu_raises(name: str, table: str, bad: int) -> None:
+def test_a_cpu_raises(cpu_kernel: Kernel, name: str, table: str, bad: int) -> None:
     """Compiled code has no other check than this one."""
     o = operands()
     ids = getattr(o, name).clone()
     ids[1, 2] = bad if bad != 23 else getattr(o, table).shape[0]
+    wrong = dataclasses.replace(o, **{name: ids})
     with refuses(RangeError, f"{table} id {int(ids[1, 2])}", f"{getattr(o, table).shape[0]} rows"):
-        cpu.forward(dataclasses.replace(o, **{name: ids}))
+        cpu_kernel.forward(wrong)
+    with refuses(RangeError, f"{table} id {int(ids[1, 2])}", f"{getattr(o, table).shape[0]} rows"):
+        cpu_kernel.module.backward(torch.zeros(3, 5, 13), torch.zeros(15), torch.ones(15), wrong, [True] * 5)
 
 
 @pytest.mark.parametrize("bad", BAD)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from locant.kernels.input_embedding import Operands, reference
+from locant.kernels.input_embedding import Operands, dropout
 from tests.kernels.input_embedding.embedded import LEARNED, Kernel, answer, operands
 from tests.tolerances import TOLERANCES, assert_close
 
@@ -86,25 +86,22 @@ def test_positions_that_only_seem_to_count_up(kernel: Kernel, index: list[int]) 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_parts_of_several_rows_and_of_less_than_one(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU cuts where its parts are full: between rows, or within one."""
-    from locant.kernels.input_embedding import cpu
-    from tests.kernels.interpreted import Place
-
+def test_random_bits_for_several_rows_and_for_less_than_one(
+    cpu_kernel: Kernel, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are cut where parts are full: between rows, or within one."""
     for entries in (1, 40, 65, 300):
-        monkeypatch.setattr(cpu, "PART", entries)
+        monkeypatch.setattr(dropout, "PART", entries)
         for index in (torch.arange(4, 15)[None], torch.randint(37, (7, 11))):
             o = operands((7, 11), 5, dtype=dtype, position_index=index, seed=torch.tensor([3]), p=0.2)
-            require(Kernel("cpu", Place("cpu")), o)
+            require(cpu_kernel, o)
 
 
 @pytest.mark.parametrize("index", [torch.arange(11)[None], torch.arange(16 * 11).view(16, 11) % 7], ids=len)
-def test_a_cpu_reads_tables_with_few_rows_many_times(index: Tensor) -> None:
-    from tests.kernels.interpreted import Place
-
+def test_a_cpu_reads_tables_with_few_rows_many_times(cpu_kernel: Kernel, index: Tensor) -> None:
     position = torch.randn(11, 5, dtype=torch.bfloat16)
     o = operands((16, 11), 5, dtype=torch.bfloat16, position=position, position_index=index)
-    require(Kernel("cpu", Place("cpu")), o)
+    require(cpu_kernel, o)
 
 
 @pytest.mark.parametrize("table_shape", [(0, 5), (3, 0), (0, 0)])
@@ -219,14 +216,6 @@ def test_the_same_bits_every_time(kernel: Kernel) -> None:
 
 
 # ---------------------------------------------------------------------- agreement
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_the_cpus_result_has_the_bits_of_the_reference(dtype: torch.dtype) -> None:
-    from locant.kernels.input_embedding import cpu
-
-    o = operands((7, 61), 31, dtype=dtype)
-    assert torch.equal(cpu.forward(o)[0], reference.input_embedding(o))
 
 
 def test_a_token_alone_gets_the_bits_it_gets_in_a_batch(kernel: Kernel) -> None:

@@ -12,12 +12,14 @@ the number of the first such token of each table is in the fourth output, for th
 from __future__ import annotations
 
 import dataclasses
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from locant.kernels.input_embedding import cpu, reference
+from locant.kernels.input_embedding import cpu, native, reference
+from locant.kernels.input_embedding.dropout import kept
 from locant.kernels.input_embedding.operands import NO_FAULT, Operands
 
 __all__ = ["input_embedding", "input_embedding_backward"]
@@ -40,7 +42,11 @@ def _operands(values: tuple[Any, ...]) -> Operands:
 
 def _forward_on_cpu(*values: Any) -> Forward:
     o = _operands(values)
-    return (*cpu.forward(o), o.ids.new_full((3,), NO_FAULT))
+    return (*_on_cpu(o).forward(o), o.ids.new_full((3,), NO_FAULT))
+
+
+def _on_cpu(o: Operands) -> ModuleType:
+    return cpu if native.unsupported(o) else native
 
 
 def _forward_on_cuda(*values: Any) -> Forward:
@@ -50,7 +56,8 @@ def _forward_on_cuda(*values: Any) -> Forward:
 
 
 def _backward_on_cpu(grad: Tensor, mean: Tensor, rstd: Tensor, *values: Any) -> cpu.Gradients:
-    return cpu.backward(grad, mean, rstd, _operands(values[:-1]), values[-1])
+    o = _operands(values[:-1])
+    return _on_cpu(o).backward(grad, mean, rstd, o, values[-1])
 
 
 def _backward_on_cuda(grad: Tensor, mean: Tensor, rstd: Tensor, *values: Any) -> cpu.Gradients:
@@ -133,7 +140,7 @@ def _differentiable(grad: Tensor, o: Operands, needs: list[bool]) -> list[Tensor
 def dropped(o: Operands) -> Tensor:
     """Which entries dropout leaves on the device of the operands."""
     if o.ids.device.type == "cpu":
-        return cpu.kept(o)
+        return kept(o)
     from locant.kernels.input_embedding import triton
 
     return triton.kept(o)

@@ -2,18 +2,23 @@
 
 Arithmetic is float32 whatever the dtype of the tables (float64 for float64), rounded once at the end: token, position
 and segment are added in this order, the norm is that of `torch.nn.LayerNorm`, and an entry that dropout keeps is
-divided by ``1 - p``.
+multiplied by ``1 / (1 - p)``. A sum over the width is formed in `LANES` lanes, each added up from left to right, which
+are then added by halves: an order that any machine can follow, so that they all get the same bits.
 """
 
 from __future__ import annotations
 
-from jaxtyping import Bool, Float
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
 from locant.kernels.input_embedding.operands import Operands
 
-__all__ = ["input_embedding"]
+__all__ = ["input_embedding", "mean_over_width", "moments", "sum_of_rows"]
+
+LANES = 32
+"""As in ``native/embedding.c``."""
 
 
 def input_embedding(
@@ -25,16 +30,52 @@ def input_embedding(
     >>> input_embedding(Operands(ids=torch.tensor([[1]]), token=torch.tensor([[1.0, 2.0], [3.0, 4.0]]), scale=2.0))
     tensor([[[6., 8.]]])
     """
-    dtype = o.accumulator
-    x = F.embedding(o.ids, o.token.to(dtype), o.padding_idx) * o.scale
-    if o.position is not None and o.position_index is not None:
-        x = x + F.embedding(o.position_index, o.position.to(dtype))
-    if o.segment is not None:
-        segment = o.segment.to(dtype)
-        x = x + (segment[0] if o.segments is None else F.embedding(o.segments, segment))
+    x = sum_of_rows(o)
     if o.eps is not None:
-        gamma, beta = (None if table is None else table.to(dtype) for table in (o.gamma, o.beta))
-        x = F.layer_norm(x, (o.width,), gamma, beta, o.eps)
+        mean, rstd = moments(x, o.eps)
+        x = (x - mean) * rstd
+        x = x if o.gamma is None else x * o.gamma.to(x.dtype)
+        x = x if o.beta is None else x + o.beta.to(x.dtype)
     if keep is not None:
-        x = x * keep / (1 - o.p)
+        x = x * keep * (1 / (1 - o.p))
     return x.to(o.token.dtype)
+
+
+def sum_of_rows(o: Operands) -> Float[Tensor, "batch seq d_model"]:
+    """The rows of every token, scaled and added."""
+    dtype = o.accumulator
+    x = _rows(o.ids, o.token, dtype, o.padding_idx) * o.scale
+    if o.position is not None and o.position_index is not None:
+        x = x + _rows(o.position_index, o.position, dtype)
+    if o.segment is not None:
+        x = x + (o.segment[0].to(dtype) if o.segments is None else _rows(o.segments, o.segment, dtype))
+    return x
+
+
+def _rows(ids: Int[Tensor, "*batch"], table: Tensor, dtype: torch.dtype, padding_idx: int | None = None) -> Tensor:
+    """Rows in the working precision; where a gradient is wanted, it is added up in that precision, too."""
+    if torch.is_grad_enabled():
+        return F.embedding(ids, table.to(dtype), padding_idx)
+    return F.embedding(ids, table).to(dtype)
+
+
+def moments(
+    x: Float[Tensor, "*batch d_model"], eps: float
+) -> tuple[Float[Tensor, "*batch 1"], Float[Tensor, "*batch 1"]]:
+    """The mean of each token, and one over its deviation."""
+    mean = mean_over_width(x)
+    off = x - mean
+    variance = mean_over_width(off * off) + eps
+    return mean, 1 / variance.double().sqrt().to(x.dtype)  # torch's square roots of float32 are not all rounded right
+
+
+def mean_over_width(x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch 1"]:
+    """The mean of each token, added up in lanes."""
+    width = x.shape[-1]
+    lanes = x.new_zeros(*x.shape[:-1], LANES)
+    for some in F.pad(x, (0, -width % LANES)).split(LANES, -1):
+        lanes = lanes + some
+    while lanes.shape[-1] > 1:
+        first, second = lanes.chunk(2, -1)
+        lanes = first + second
+    return lanes / width

@@ -37,7 +37,7 @@ def variants() -> tuple[str, ...]:
 def library_path() -> Path:
     """Where the library of these sources is, if it is built."""
     key = hashlib.sha256(repr((FLAGS, VARIANTS, platform.machine())).encode())
-    for source in _sources():
+    for source in [*_sources(), *sorted(HERE.glob("*.h"))]:
         key.update(source.read_bytes())
     return HERE / f"locant-{key.hexdigest()[:16]}.so"
 

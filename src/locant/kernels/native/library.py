@@ -17,11 +17,14 @@ import torch
 from locant.errors import InputError
 from locant.kernels.native.build import library_path, variants
 
-__all__ = ["function", "runnable", "status", "threads"]
+__all__ = ["DTYPES", "function", "runnable", "status", "threads"]
 
 HOW_TO_BUILD = "python -m locant.kernels.native build"
 CAPABILITIES = {"AVX512": "avx512", "AVX2": "avx2"}
 """What torch calls an instruction set, and what `build.py` does; on everything else it is the baseline."""
+
+DTYPES = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
+"""Their numbers in ``numbers.h``."""
 
 
 class _Found(NamedTuple):

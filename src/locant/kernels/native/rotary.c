@@ -5,30 +5,15 @@
    every product rounded. So this must be compiled with -ffp-contract=off, and without -ffast-math.
 
    Threads take blocks of tokens. The cosines of a block are made in the thread's own stack and serve all its heads and
-   sequences, so that nothing of the size of the whole sequence is stored. A thread has a share of blocks that lie
-   together, and then takes what is left of others': on a busy machine, one that is not scheduled holds nobody up.
+   sequences, so that nothing of the size of the whole sequence is stored.
 
    It is compiled once for each instruction set, with VARIANT in the name of its function, and linked without an OpenMP
    library: its symbols are those of the one that torch has loaded. */
 
-#include <stdint.h>
-#include <string.h>
+#include "numbers.h"
+#include "sharing.h"
 
-#ifdef __F16C__
-#include <immintrin.h>
-#endif
-
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "two halves of 16 bits are taken from 32 in the order of a little-endian machine"
-#endif
-
-int omp_get_thread_num(void);
-
-#define JOIN(a, b) a##_##b
-#define NAMED(a, b) JOIN(a, b)
-
-enum { BLOCK_TOKENS = 64, BLOCK_ANGLES = 8192, ELEMENTS_PER_THREAD = 32768, BYTES_AHEAD = 4096 };
-enum { FLOAT64, FLOAT32, FLOAT16, BFLOAT16 };
+enum { BLOCK_TOKENS = 64, BLOCK_ANGLES = 8192, BYTES_AHEAD = 4096 };
 enum { BATCH, HEAD, SEQ };
 
 /* One of q and k: its heads, and its steps in bytes along batch, heads and seq, where it is read and written. */
@@ -55,46 +40,6 @@ typedef struct {
     Tensor q, k;
     Place q_at, k_at;
 } Task;
-
-/* ---------------------------------------------------------------- numbers of 16 bits */
-
-static inline float as_float(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static inline uint32_t as_bits(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-static inline float from_bfloat16(uint32_t half) { return as_float(half << 16); }
-
-static inline uint32_t to_bfloat16(float value) {
-    uint32_t bits = as_bits(value);
-    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
-    return value != value ? 0x7fc0u : rounded;
-}
-
-/* Both ways of float16 are those of torch (c10/util/Half.h): float arithmetic instead of branches, so that they can be
-   vectorised. Numbers below 2^-14, where float16 has fewer bits, are rounded by adding a power of two. */
-static inline float from_float16(uint32_t half) {
-    uint32_t high = half << 16, twice = high + high;
-    float normal = as_float((twice >> 4) + (0xe0u << 23)) * 0x1.0p-112f;
-    float small = as_float((twice >> 17) | (126u << 23)) - 0.5f;
-    return as_float((high & 0x80000000u) | (twice < (1u << 27) ? as_bits(small) : as_bits(normal)));
-}
-
-static inline uint32_t to_float16(float value) {
-    uint32_t bits = as_bits(value), twice = bits + bits, exponent = twice & 0xff000000u;
-    float size = as_float(bits & 0x7fffffffu) * 0x1.0p+112f * 0x1.0p-110f; /* too large becomes infinite */
-    exponent = exponent < 0x71000000u ? 0x71000000u : exponent;
-    uint32_t sum = as_bits(as_float((exponent >> 1) + 0x07800000u) + size);
-    uint32_t rounded = ((sum >> 13) & 0x7c00u) + (sum & 0x0fffu);
-    return ((bits >> 16) & 0x8000u) | (twice > 0xff000000u ? 0x7e00u : rounded);
-}
 
 /* ---------------------------------------------------------------- some rows of one head, or of one token */
 
@@ -150,27 +95,6 @@ ROWS(interleaved_float64, double, double, 16, NEIGHBOURS(double))
 ROWS(interleaved_float32, float, float, 8, NEIGHBOURS(float))
 ROWS(interleaved_bfloat16, Word, float, 4, NEIGHBOURS_IN_ONE_WORD(from_bfloat16, to_bfloat16))
 
-/* A row of float16 is widened first, and narrowed last, by the instructions for that, which gcc 12 does not find itself. */
-static inline void widen(const uint16_t *x, float *y, int64_t n) {
-    int64_t i = 0;
-#ifdef __AVX512F__
-    for (; i + 16 <= n; i += 16) _mm512_storeu_ps(y + i, _mm512_cvtph_ps(_mm256_loadu_si256((const void *)(x + i))));
-#elif defined __F16C__
-    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(y + i, _mm256_cvtph_ps(_mm_loadu_si128((const void *)(x + i))));
-#endif
-    for (; i < n; i++) y[i] = from_float16(x[i]);
-}
-
-static inline void narrow(const float *x, uint16_t *y, int64_t n) {
-    int64_t i = 0;
-#ifdef __AVX512F__
-    for (; i + 16 <= n; i += 16) _mm256_storeu_si256((void *)(y + i), _mm512_cvtps_ph(_mm512_loadu_ps(x + i), 0));
-#elif defined __F16C__
-    for (; i + 8 <= n; i += 8) _mm_storeu_si128((void *)(y + i), _mm256_cvtps_ph(_mm256_loadu_ps(x + i), 0));
-#endif
-    for (; i < n; i++) y[i] = (uint16_t)to_float16(x[i]);
-}
-
 #define WIDENED(ROTATE_ROW)                                                            \
     float wide[2 * BLOCK_ANGLES];                                                      \
     widen(x, wide, 2 * pairs);                                                         \
@@ -184,7 +108,6 @@ static Rotate *const ROTATE[2][4] = {
     {half_float64, half_float32, half_float16, half_bfloat16},
     {interleaved_float64, interleaved_float32, interleaved_float16, interleaved_bfloat16},
 };
-static const int64_t SIZE[4] = {8, 4, 2, 2};
 
 /* ---------------------------------------------------------------- angles */
 
@@ -272,10 +195,21 @@ static void rotate_tensor(const Task *task, const Tensor *x, const Place *at, in
                    in + head * x->in_step[HEAD] + token * x->in_step[SEQ] + rotated, (size_t)rest);
 }
 
-static void rotate_block(const Task *task, int64_t sequence, int64_t sequences, int64_t first, int64_t tokens) {
-    Angles angles;
+/* The blocks of `block` tokens; `together`: one is that of all sequences, whose angles are made once. */
+typedef struct {
+    Task task;
+    int64_t block, blocks, together;
+} Work;
+
+static void rotate_block(const void *given, int64_t item, int64_t thread) {
+    const Work *work = given;
+    const Task *task = &work->task;
+    int64_t first = item % work->blocks * work->block, left = task->seq - first;
+    int64_t tokens = left < work->block ? left : work->block;
+    int64_t sequence = work->together ? 0 : item / work->blocks, sequences = work->together ? task->batch : 1;
     int64_t row = task->rows == 1 ? 0 : sequence;
     int wide = task->dtype == FLOAT64;
+    Angles angles;
     const void *cos = &angles.cos, *sin = &angles.sin;
     if (task->cos) {
         int64_t place = (row * task->seq + first) * task->pairs * (wide ? 8 : 4);
@@ -290,31 +224,21 @@ static void rotate_block(const Task *task, int64_t sequence, int64_t sequences, 
         rotate_tensor(task, &task->q, &task->q_at, i, first, tokens, cos, sin);
         rotate_tensor(task, &task->k, &task->k_at, i, first, tokens, cos, sin);
     }
+    (void)thread;
 }
 
 /* The one function that is called from Python; `packed` is a Task. */
 void NAMED(locant_rotate, VARIANT)(const char *packed) {
-    Task task;
-    memcpy(&task, packed, sizeof task);
-    int64_t tokens = task.batch * task.seq, seq = task.seq;
-    int64_t elements = tokens * (task.q.heads + task.k.heads) * task.head_dim;
+    Work work;
+    memcpy(&work.task, packed, sizeof work.task);
+    const Task *task = &work.task;
+    int64_t tokens = task->batch * task->seq, elements = tokens * (task->q.heads + task->k.heads) * task->head_dim;
     if (!elements) return;
-    int64_t threads = 1 + elements / ELEMENTS_PER_THREAD;
-    threads = threads < task.threads ? threads : task.threads;
+    int64_t threads = threads_for(elements, task->threads);
     int64_t block = tokens / (4 * threads); /* enough blocks for all threads, unless one does it all */
     block = threads == 1 || block > BLOCK_TOKENS ? BLOCK_TOKENS : block < 1 ? 1 : block;
-    block = block * task.pairs > BLOCK_ANGLES ? BLOCK_ANGLES / task.pairs : block;
-    int64_t blocks = (seq + block - 1) / block;
-    int together = task.rows == 1 && blocks >= 4 * threads; /* angles made once for all sequences */
-    int64_t sequences = together ? task.batch : 1, all = together ? blocks : blocks * task.batch;
-    int64_t taken[threads]; /* of each thread's share */
-    memset(taken, 0, sizeof taken);
-#pragma omp parallel num_threads((int)threads) if (threads > 1)
-    for (int64_t me = omp_get_thread_num(), turn = 0; turn < threads; turn++) {
-        int64_t whose = (me + turn) % threads, begin = all * whose / threads, end = all * (whose + 1) / threads;
-        for (int64_t i; (i = begin + __atomic_fetch_add(&taken[whose], 1, __ATOMIC_RELAXED)) < end;) {
-            int64_t first = i % blocks * block, count = seq - first < block ? seq - first : block;
-            rotate_block(&task, together ? 0 : i / blocks, sequences, first, count);
-        }
-    }
+    work.block = block * task->pairs > BLOCK_ANGLES ? BLOCK_ANGLES / task->pairs : block;
+    work.blocks = (task->seq + work.block - 1) / work.block;
+    work.together = task->rows == 1 && work.blocks >= 4 * threads;
+    share_out(work.together ? work.blocks : work.blocks * task->batch, threads, rotate_block, &work);
 }

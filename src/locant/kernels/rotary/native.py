@@ -21,7 +21,6 @@ from locant.kernels.rotary.tables import Tables
 __all__ = ["call", "is_in_rows", "packed", "rotate_", "unsupported"]
 
 FUNCTION = "locant_rotate"
-DTYPES = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
 MOST_PAIRS = 8_192
 """``BLOCK_ANGLES`` in C: the angles of one token have to fit."""
 ANGLES = 2**18
@@ -37,7 +36,7 @@ def unsupported(q: Tensor, positions: Tensor, tables: Tables) -> str | None:
     """Why these tensors cannot be rotated by it, or ``None``."""
     if native.function(FUNCTION) is None:
         return f"native kernels are {native.status()}"
-    if q.dtype not in DTYPES:
+    if q.dtype not in native.DTYPES:
         return f"there is no native kernel for {q.dtype}"
     if tables.pairs() > MOST_PAIRS:
         return f"there are more than {MOST_PAIRS} pairs"
@@ -110,7 +109,7 @@ def packed(
     steps = positions.stride()
     batch, _, seq, head_dim = q.shape
     return pack(
-        native.threads(), DTYPES[q.dtype], layout == "interleaved", inverse,
+        native.threads(), native.DTYPES[q.dtype], layout == "interleaved", inverse,
         batch, seq, head_dim, tables.pairs(),
         positions.data_ptr(), positions.shape[0], steps[0], steps[1], 0 if axis is None else steps[2],
         0 if axis is None else axis.data_ptr(), table.data_ptr(), levels, factor, cos, sin,
