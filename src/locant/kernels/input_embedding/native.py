@@ -99,7 +99,7 @@ def _call(name: str, o: Operands, out: Tensor, mean: Tensor, rstd: Tensor, gradi
         for gathered in [gathered and table.numel() > 0]
     ]
     drawn = draw(o, o.seed) if o.dropping and o.seed is not None else None
-    threads, slots, sums = torch.get_num_threads(), cpu.slots_of_chunk(batch), 2 + few * len(segment)
+    threads, slots, sums = native.threads(), cpu.slots_of_chunk(batch), 2 + few * len(segment)
     in_slots = name == BACKWARD and (o.eps is not None or run is not None or few)
     buffers = torch.empty(threads * BUFFERS * width)
     along = torch.empty(2 * o.num_tokens if in_slots else 0)
