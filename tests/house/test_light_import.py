@@ -77,3 +77,29 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
     probe = "import sys\n" + "".join(f"import {one}\nassert 'torch' not in sys.modules, {one!r}\n" for one in modules)
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+FIRST_USE = """
+import sys, torch
+known = set(sys.modules)
+import locant
+locant.Windows(range(100), 4).__getitems__([0, 1])
+print(*sorted(set(sys.modules) - known))
+"""
+
+
+def test_the_first_windows_bring_in_no_encoding_and_few_modules() -> None:
+    """A tenth of a second once torch is there; with all encodings and their kernels it was a third, in 110 modules."""
+    done = subprocess.run([sys.executable, "-c", FIRST_USE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    brought = done.stdout.split()
+    rooms = {".".join(name.split(".")[:3]) for name in brought if name.startswith("locant.")}
+    assert not rooms & {
+        "locant.positions.encodings",
+        "locant.kernels.rotary",
+        "locant.attention",
+        "locant.text.prepare",
+    }
+    assert "numpy.ma" not in brought
+    assert "locant.text.windows.windows" in brought
+    assert len(brought) <= 80, brought

@@ -7,6 +7,7 @@ is one fancy index; the shards of a store are mapped side by side, so that they 
 from __future__ import annotations
 
 import hashlib
+import sys
 from functools import cached_property
 from typing import Any
 
@@ -177,7 +178,7 @@ def _array(name: str, values: Any, remedy: str) -> np.ndarray:
             what = f"{values.dtype} tensor on {values.device}, {values.layout}"
             raise ShapeError(f"got {name} as a {what}, expected one axis of integers", remedy)
         values = values.detach().cpu().numpy()
-    if isinstance(values, np.ma.MaskedArray):
+    if "numpy.ma" in sys.modules and isinstance(values, np.ma.MaskedArray):  # else it would be imported for this
         raise ShapeError(f"got {name} as a masked array, expected one axis of integers", "values.compressed()")
     try:
         return np.asarray(values)
