@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,25 +10,27 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, multiprocessing, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant import RangeError, TokenEmbedding
 from tests.known_bugs.exhibit import exhibit
 from tests.known_bugs.split_tables import CASES, RANKS, TABLES, find_out
+from tests.ranks import found_on, needs_gloo
 from tests.tolerances import LOGITS, SCATTERED
 
 Found = list[dict[str, dict[str, Any]]]
 
 
+def on_four_ranks(test: Callable[..., None]) -> Callable[..., None]:
+    for mark in (pytest.mark.slow, pytest.mark.xdist_group("four processes"), needs_gloo):
+        test = mark(test)
+    return test
+
+
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What each rank found: by table, then by case."""
-    if not torch.distributed.is_gloo_available():
-        pytest.skip("this torch is built without gloo")
-    folder = tmp_path_factory.mktemp("split")
-    multiprocessing.spawn(find_out, args=(str(folder),), nprocs=RANKS)
-    return [json.loads((Path(folder) / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(RANKS)]
+def found() -> Found:
+    return found_on(RANKS, find_out)
 
 
 def results(found: Found, kind: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
@@ -39,7 +40,7 @@ def results(found: Found, kind: str) -> Iterator[tuple[str, Any, dict[str, Any]]
                 yield f"rank {rank} of {case[0]}, {case[1]} rows, padding row {case[2]}", case, result
 
 
-@pytest.mark.slow  # four processes
+@on_four_ranks
 def test_82_a_split_table_is_the_table_of_one_rank(found: Found) -> None:
     """pytorch/pytorch#6411, pytorch/torchtitan#4637, NVIDIA-NeMo/Automodel#1675, pytorch/pytorch#131264: split tables.
 
@@ -65,7 +66,7 @@ def test_82_a_split_table_is_the_table_of_one_rank(found: Found) -> None:
     assert set(TABLES) == set(found[0])
 
 
-@pytest.mark.slow  # four processes
+@on_four_ranks
 def test_82_a_reset_reaches_the_padding_row_of_a_split_table(found: Found) -> None:
     """pytorch/pytorch#6411, facebookresearch/fairseq#4633: the padding row was drawn again and not cleared again.
 

@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import multiprocessing
 from torch.distributed.device_mesh import init_device_mesh
 
 from locant import ALiBi, LocantError, Positions, RangeError, ShapeError
 from locant.attention import attend as attend_here
 from locant.parallel import attend, head_slice
 from tests.parallel.context_ranks import EVERY_ROW, SOME_CASES, find_out
+from tests.ranks import found_on, needs_gloo
 from tests.refusal import refuses
 from tests.tolerances import OVER_RANKS, assert_close
 
-pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch is built without gloo")
+pytestmark = needs_gloo
 
 Found = list[dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, list[tuple[Any, ...]]], Found]:
-    """What each of so many processes found."""
-
-    def run(world: int, cases: list[tuple[Any, ...]]) -> Found:
-        folder = tmp_path_factory.mktemp("ranks")
-        multiprocessing.spawn(find_out, args=(world, cases, str(folder)), nprocs=world)
-        return [json.loads(Path(folder, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(world)]
-
-    return run
 
 
 def require_equal(found: Found, cases: list[tuple[Any, ...]]) -> None:
@@ -43,18 +29,18 @@ def require_equal(found: Found, cases: list[tuple[Any, ...]]) -> None:
             assert max(results[case]) <= OVER_RANKS, f"rank {rank}, {case}: they differ by {results[case]}"
 
 
-def test_two_processes_get_the_loss_and_gradients_of_one(on_ranks: Callable[..., Found]) -> None:
-    found = on_ranks(2, SOME_CASES)
+def test_two_processes_get_the_loss_and_gradients_of_one() -> None:
+    found = found_on(2, find_out, SOME_CASES)
     require_equal(found, SOME_CASES)
     for results in found:
         assert "position 0 of document 0 is on ranks 0 and 1" in results["one token on all ranks"]
 
 
 @pytest.mark.slow
-def test_four_processes_too_and_the_ring_holds_less_the_more_there_are(on_ranks: Callable[..., Found]) -> None:
-    found = {2: on_ranks(2, []), 4: on_ranks(4, EVERY_ROW)}
-    require_equal(found[4], EVERY_ROW)
-    ring, gather = ([found[world][0][f"bytes/{method}"] for world in (2, 4)] for method in ("ring", "gather"))
+def test_four_processes_too_and_the_ring_holds_less_the_more_there_are() -> None:
+    found = found_on(4, find_out, EVERY_ROW)
+    require_equal(found, EVERY_ROW)
+    ring, gather = ([found[0][f"{method}/{ranks}"] for ranks in (2, 4)] for method in ("ring", "gather"))
     assert ring[1] <= 0.6 * ring[0]
     assert ring[1] < gather[1]
 

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import multiprocessing, nn
+from torch import nn
 
 from locant.parallel import clip_grad_norm_, parameter_groups
 from tests.parallel.gradient_ranks import MAX_NORM, OPTIMIZERS, find_out
+from tests.ranks import found_on, needs_gloo
 from tests.tolerances import OVER_RANKS
 
-pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch is built without gloo")
+pytestmark = needs_gloo
 
 
-def on_ranks(world: int, cases: list[tuple[Any, ...]], folder: Path) -> None:
-    multiprocessing.spawn(find_out, args=(world, cases, str(folder)), nprocs=world)
-    for rank in range(world):
-        found = json.loads((folder / f"{rank}.json").read_text(encoding="utf-8"))
+def trained_as_one(world: int, cases: list[tuple[Any, ...]]) -> None:
+    for rank, found in enumerate(found_on(world, find_out, cases)):
         for case in cases:
             result = found[str(case)]
             assert result["off"] <= OVER_RANKS, f"rank {rank}, {case}: off by {result['off']}"
@@ -33,17 +29,17 @@ def on_ranks(world: int, cases: list[tuple[Any, ...]], folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_are_clipped_and_trained_as_one(tmp_path: Path) -> None:
+def test_two_processes_are_clipped_and_trained_as_one() -> None:
     """Of three rows, the second rank has one."""
-    on_ranks(2, [(11, (2,), "AdamW, fused", 2.0), (11, (2,), "AdamW, foreach", math.inf)], tmp_path)
+    trained_as_one(2, [(11, (2,), "AdamW, fused", 2.0), (11, (2,), "AdamW, foreach", math.inf)])
 
 
 @pytest.mark.slow
-def test_four_processes_are_clipped_and_trained_as_one(tmp_path: Path) -> None:
+def test_four_processes_are_clipped_and_trained_as_one() -> None:
     """Of five rows, the fourth rank has none; and split once more by FSDP."""
     every = [(5, (4,), name, 2.0) for name in OPTIMIZERS] + [(5, (4,), "AdamW", norm) for norm in (1.0, 3.0, math.inf)]
     both = [(11, (2, 2), name, 2.0) for name in OPTIMIZERS] + [(11, (2, 2), "AdamW", math.inf)]
-    on_ranks(4, every + both, tmp_path)
+    trained_as_one(4, every + both)
 
 
 def test_what_is_not_split_is_clipped_as_torch_does() -> None:

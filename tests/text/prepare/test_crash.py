@@ -19,8 +19,10 @@ import pytest
 from tests.text.prepare.corpus import contents, is_valid
 from tests.text.prepare.fault_injection import FaultInjector, fault_injector
 
+pytestmark = pytest.mark.xdist_group("a process that can be killed")
+
 QUICK = 8
-MOMENTS = 300
+MOMENTS = 150
 
 
 @pytest.fixture(scope="module")

@@ -67,9 +67,11 @@ def test_young_characters_have_the_same_ids(pattern: str | None) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
-def test_every_character_has_the_same_ids(pattern: str | None) -> None:
-    assert disagreements(pattern, CODES) == []
+@pytest.mark.parametrize("name", PATTERNS)
+def test_every_character_has_the_same_ids(name: str) -> None:
+    """With the pattern that tells most categories apart; with the others every letter, and every 16th ideograph."""
+    codes = CODES if name == "o200k" else [code for code in CODES if code < 0x3100 or code % 16 == 0]
+    assert disagreements(PATTERNS[name], codes) == []
 
 
 def test_without_looking_at_characters_they_would_differ(monkeypatch: pytest.MonkeyPatch) -> None:
