@@ -200,12 +200,13 @@ class AttentionMask:
         from torch.nn.attention.flex_attention import BlockMask
 
         some, every = (pairs[:, None] for pairs in self.blocks())
-        return BlockMask.from_kv_blocks(
-            *_listed(some & ~every),
-            *_listed(every),
-            BLOCK_SIZE=BLOCK,
+        partly = some & ~every
+        # Both directions: what torch would derive the second with is not compiled for a length that may change.
+        return BlockMask(
+            (self.queries.seq_len, self.keys.seq_len),
+            *(x for pairs in (partly, every, partly.mT, every.mT) for x in _listed(pairs)),
+            BLOCK_SIZE=(BLOCK, BLOCK),
             mask_mod=self.queries.mask_mod(self.keys, causal=self.causal, window=self.window),
-            seq_lengths=(self.queries.seq_len, self.keys.seq_len),
         )
 
     # ------------------------------------------------------------------ packed documents

@@ -16,7 +16,7 @@ from locant.positions.heads import Heads
 from locant.positions.pairs import distance_mod, distances, require_tokens
 from locant.positions.positions import Positions
 
-__all__ = ["DistanceBias", "follows_distance", "largest_distance"]
+__all__ = ["DistanceBias", "follows_distance", "largest_distance", "look_up"]
 
 
 class DistanceBias(PositionEncoding):
@@ -90,9 +90,9 @@ class DistanceBias(PositionEncoding):
         """
         self.heads.require(self, q)
         keys = require_tokens(self, q, k, positions, k_positions)
-        distance, listed = distance_mod(q, positions, keys), _listed(positions, keys)
-        if listed is not None and (not self.is_arithmetic or self._is_learning()):
-            return look_up(self.distance_table(q, *listed), listed[0], distance)
+        distance, listed = distance_mod(q, positions, keys), self.listed(q, positions, keys)
+        if listed is not None:
+            return look_up(*listed, distance)
         if not self.is_for_pairs:
             return None
         operands, dtype = self.operands(q, largest_distance(positions, keys)), bias_dtype(q)
@@ -102,6 +102,15 @@ class DistanceBias(PositionEncoding):
             return score + self.of_distance(distance(batch, query, key), number, **operands).to(dtype)
 
         return add
+
+    def listed(
+        self, q: Queries, positions: Positions, keys: Positions
+    ) -> tuple[Float[Tensor, "heads distances"], int] | None:
+        """The table in which `score_mod` looks up, and the distance of its first entry; ``None`` where it does not."""
+        bounds = _listed(positions, keys)
+        if bounds is None or (self.is_arithmetic and not self._is_learning()):
+            return None
+        return self.distance_table(q, *bounds), bounds[0]
 
     def has_score_mod(self, positions: Positions, keys: Positions) -> bool:
         """Whether `score_mod` is a function for these, before it is made."""

@@ -1,0 +1,38 @@
+"""`Pairs`: which queries attend to which keys, and how far apart they are, as kernels are told of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+__all__ = ["FLAGGED", "Pairs", "Tokens"]
+
+FLAGGED = 128
+"""Tokens of a block of `Pairs.some`."""
+
+Tokens = Int[Tensor, "#batch 3 seq"]
+"""The index, the document (-1 for padding) and the order of every token."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Known beforehand where both sides count one by one, and have an `offset`; else by their tokens.
+
+    Args:
+        first: the distance (query index minus key index) of the first entry of the table.
+        low, high: allowed are pairs of one document whose orders differ by no less than `low`, no more than `high`.
+        offset: the index of the first query minus that of the first key.
+        queries: the tokens, where there is no offset.
+        keys: theirs; ``None`` where they are those of the queries.
+        some: which blocks of `FLAGGED` queries and as many keys hold an allowed pair; ``None``: any may.
+    """
+
+    first: int
+    low: int
+    high: int
+    offset: int | None = None
+    queries: Tokens | None = None
+    keys: Tokens | None = None
+    some: Bool[Tensor, "#batch q_blocks k_blocks"] | None = None

@@ -1,0 +1,136 @@
+"""Learned biases of the distance through flex: gradients out of our kernels, whatever the positions.
+
+FlexAttention has no backward on a CPU, so plain operations stand in for it, and Triton's interpreter for a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from locant import ALiBi, Positions, attend
+from locant.attention.backends import flex
+from locant.kernels.distance_gradient import Pairs, op
+from tests.attention.arrangements import ARRANGEMENTS, HEADS, Inputs, parameters_of, shaken
+from tests.kernels.interpreted import interpreted
+from tests.tolerances import assert_close
+
+pytest.importorskip("triton", reason="there is no Triton for this platform")
+
+LEARNED = ("alibi, learned", "t5", "kerple", "t5, both ways", "kerple, power")
+
+FAST = [
+    ("window both ways", "t5, both ways"), ("packed", "kerple"), ("holes", "alibi, learned"),
+    ("behind caches of two lengths", "t5"), ("chunk with a window", "kerple, power"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Pairs]:
+    """What the kernels were asked for."""
+    kernels = interpreted("locant.kernels.distance_gradient.triton")
+    asked: list[Pairs] = []
+
+    def in_the_interpreter(*given: Any) -> Tensor:
+        *tensors, queries, keys, some, first, low, high, offset, scale, softcap = given
+        asked.append(Pairs(first, low, high, offset, queries, keys, some))
+        return kernels.table_gradient(*tensors, asked[-1], scale, softcap)
+
+    monkeypatch.setattr(kernels, "BLOCKS", {4: 16})
+    monkeypatch.setattr(op, "distance_gradient", in_the_interpreter)
+    monkeypatch.setattr(flex, "obstacle", lambda inputs: None)
+    monkeypatch.setattr(flex, "_filled_up", lambda inputs: inputs)
+    monkeypatch.setattr(flex, "_run", plainly)
+    return asked
+
+
+def plainly(
+    q: Tensor, k: Tensor, v: Tensor, *, score_mod: Any, block_mask: Any, scale: float, return_aux: Any = None, **_: Any
+) -> Any:
+    """FlexAttention by its documentation."""
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    places = torch.meshgrid(*map(torch.arange, (*q.shape[:3], k.shape[2])), indexing="ij")
+    scores = q @ k.mT * scale
+    scores = scores if score_mod is None else score_mod(scores, *places)
+    scores = scores.masked_fill(~block_mask.mask_mod(*places), float("-inf"))
+    blind = (scores == float("-inf")).all(-1, keepdim=True)
+    y = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0) @ v
+    lse = scores.masked_fill(blind, 0.0).logsumexp(-1).masked_fill(blind[..., 0], float("-inf"))
+    return y if return_aux is None else (y, type(return_aux)(lse=lse))
+
+
+@pytest.mark.parametrize(("arrangement_name", "name"), FAST)
+def test_every_gradient_is_that_of_numpy(arrangement_name: str, name: str, calls: list[Pairs]) -> None:
+    arrangement = ARRANGEMENTS[arrangement_name]
+    require_that_of_numpy(arrangement_name, name)
+    assert len(calls) == 1
+    assert (calls[0].offset is None) == (arrangement.positions.start is None or arrangement.keys.start is None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize("arrangement_name", ARRANGEMENTS)
+def test_every_gradient_of_every_bias_is(arrangement_name: str, name: str, calls: list[Pairs]) -> None:
+    require_that_of_numpy(arrangement_name, name)
+
+
+def require_that_of_numpy(arrangement_name: str, name: str) -> None:
+    arrangement, encoding = ARRANGEMENTS[arrangement_name], shaken(name, torch.float32)
+    inputs = Inputs.draw(arrangement, torch.float32)
+    y = inputs.through(arrangement, encoding, "flex")
+    cotangent = torch.randn_like(y)
+    expected, gradients = inputs.expected(arrangement, encoding, cotangent)
+    assert_close(y, expected)
+    leaves = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **parameters_of(encoding)}
+    for leaf, found in zip(leaves, torch.autograd.grad(y, list(leaves.values()), cotangent), strict=True):
+        assert_close(found, gradients[leaf])
+
+
+def test_documents_of_many_blocks_some_of_which_hold_no_pair(calls: list[Pairs]) -> None:
+    where, encoding = Positions.packed([[128, 22], [140]], length=150), ALiBi(1, learned=True)
+    q, k, v = (torch.randn(2, 1, 150, 4) for _ in range(3))
+    y, cotangent = attend(q, k, v, encoding=encoding, positions=where, backend="flex"), torch.randn(2, 1, 150, 4)
+    slopes = encoding.slopes.detach().double().requires_grad_()
+    distance = where.index[:, None, :, None] - where.index[:, None, None]
+    scores = q.double() @ k.double().mT / 2 - slopes[:, None, None] * distance.abs()
+    weights = scores.masked_fill(~where.mask(), float("-inf")).softmax(-1).nan_to_num()
+    (truth,) = torch.autograd.grad(weights @ v.double(), slopes, cotangent.double())
+    assert_close(torch.autograd.grad(y, encoding.slopes, cotangent)[0], truth)
+    assert calls[0].some is not None
+    assert calls[0].some.tolist() == [[[True, False], [False, True]], [[True, False], [True, True]]]
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_sinks_a_soft_cap_and_a_gradient_of_the_log_sum_exp(counted: bool, calls: list[Pairs]) -> None:
+    encoding, n = ALiBi(HEADS, learned=True), 40
+    where = Positions.arange(n) if counted else Positions.packed([15, 25])
+    q, k, v = (torch.randn(1, HEADS, n, 6, requires_grad=True) for _ in range(3))
+    sinks = torch.randn(HEADS, requires_grad=True)
+    onto_y, onto_lse = torch.randn(1, HEADS, n, 6), torch.randn(1, HEADS, n)
+
+    y, lse = attend(
+        q, k, v, encoding=encoding, positions=where, sinks=sinks, softcap=2.0, return_lse=True, backend="flex"
+    )
+    found = torch.autograd.grad([y, lse], [encoding.slopes, q, sinks], [onto_y, onto_lse])
+
+    slopes, wide, column = (x.detach().double().requires_grad_() for x in (encoding.slopes, q, sinks))
+    scores = (wide @ k.double().mT * 6**-0.5 / 2).tanh() * 2
+    scores = scores - slopes[:, None, None] * (where.index[0, :, None] - where.index[0]).abs()
+    scores = scores.masked_fill(~where.mask(), float("-inf"))
+    scores = torch.cat([scores, column[None, :, None, None].expand(1, -1, n, 1)], dim=-1)
+    outputs = [scores.softmax(-1)[..., :-1] @ v.double(), scores.logsumexp(-1)]
+    truth = torch.autograd.grad(outputs, [slopes, wide, column], [onto_y.double(), onto_lse.double()])
+    for ours, theirs in zip(found, truth, strict=True):
+        assert_close(ours, theirs)
+    assert len(calls) == 1
+
+
+def test_what_is_not_learned_asks_for_nothing(calls: list[Pairs]) -> None:
+    q, k, v = (torch.randn(1, HEADS, 5, 4, requires_grad=True) for _ in range(3))
+    frozen = ALiBi(HEADS, learned=True).requires_grad_(False)
+    for encoding in (None, ALiBi(HEADS), frozen):
+        attend(q, k, v, encoding=encoding, positions=Positions.arange(5), backend="flex").sum().backward()
+    assert calls == []
