@@ -201,7 +201,6 @@ class AttentionMask:
 
         some, every = (pairs[:, None] for pairs in self.blocks())
         partly = some & ~every
-        # Both directions: what torch would derive the second with is not compiled for a length that may change.
         return BlockMask(
             (self.queries.seq_len, self.keys.seq_len),
             *(x for pairs in (partly, every, partly.mT, every.mT) for x in _listed(pairs)),

@@ -6,10 +6,10 @@ compiler FlexAttention holds all scores, which is what it is chosen to avoid. Th
 A kernel for CPUs is compiled for its sizes alone (with symbolic ones torch 2.13 writes C++ that does not compile), so
 there queries and keys are filled up with padding to powers of two. Blocks of padding cost no arithmetic.
 
-The backward of queries, keys and values is torch's own. It takes the mean of a row from the output, rounded to the dtype
-of the queries, and adds up the gradient of a look-up with an atomic addition for every pair. So a learned table of
-distances is a constant in there, and `locant.kernels.distance_gradient` makes its gradient: the same bits in every run,
-with means of the weights themselves. The gradients of FIRE, Shaw and DeBERTa are still torch's.
+The backward of queries, keys and values is torch's own. It takes the mean of a row from the output, rounded to the
+dtype of the queries, and adds up the gradient of a look-up with an atomic addition for every pair. So a learned table
+of distances is a constant in there, and `locant.kernels.distance_gradient` makes its gradient: the same bits in every
+run, with means of the weights themselves. The gradients of FIRE, Shaw and DeBERTa are still torch's.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def with_table_gradient(
         scale, softcap: of the scores.
     """
     tensors = (y, lse, q.detach(), k.detach(), v.detach(), table, pairs.queries, pairs.keys, pairs.some)
-    return _Passed.apply(*tensors, pairs.first, pairs.low, pairs.high, pairs.offset, scale, softcap)  # type: ignore[no-any-return]
+    return _Passed.apply(*tensors, pairs.first, pairs.low, pairs.high, pairs.offset, scale, softcap)
 
 
 class _Passed(torch.autograd.Function):
@@ -50,7 +50,8 @@ class _Passed(torch.autograd.Function):
         return y.view_as(y), lse.view_as(lse)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad, grad_lse = grads
         lse, q, k, v, *rest = ctx.saved_tensors
         onto_y = q.new_zeros(*q.shape[:3], v.shape[-1]) if grad is None else grad
         found = distance_gradient(onto_y, grad_lse, q, k, v, lse, *rest, *ctx.numbers).to(rest[0].dtype)
