@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import json
+import pprint
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -53,21 +57,16 @@ def encodings_of(preset: str) -> tuple[tuple[str | None, PositionEncoding], ...]
 
 
 def family_page(name: str, module: ModuleType) -> str:
-    """What a family is, its architectures, its presets with their encodings, and one of them explained."""
-    first = next(_presets(module))
-    explained = CliRunner().invoke(main, ["explain", first], env={"COLUMNS": "88"}, catch_exceptions=False)
+    """What a family is, its architectures, its presets with their encodings, and one of its models explained."""
+    example, config = _example(module)
     architectures = rows([_architecture(key, row) for key, row in module.ARCHITECTURES.items()])
-    models = rows(
-        [(f"`{preset}`", kind or "all", f"`{encoding}`") for preset in _presets(module)
-         for kind, encoding in encodings_of(preset)]
-    )  # fmt: skip
-    layer_type = f', layer_type="{kinds[0]}"' if (kinds := layer_types(presets()[first])) else ""
+    layer_type = f', layer_type="{kinds[0]}"' if (kinds := layer_types(config)) else ""
     return f"""(model-{name})=
 # {title(module)}
 
 {markdown(inspect.getdoc(module) or "")}
 
-{picture(f"models/{name}", f"Positions of {first}")}
+{picture(f"models/{name}", f"Positions of {example}")}
 
 ## Architectures
 
@@ -75,34 +74,24 @@ def family_page(name: str, module: ModuleType) -> str:
 |---|---|---|---|
 {architectures}
 
-## Presets
-
-| preset | layers | encoding |
-|---|---|---|
-{models}
-
-```python
+{_presets_table(module)}```python
 import locant
-from locant.models.registry import presets
 
-config = presets()["{first}"]  # or the dictionary of a config.json
+config = {_written(config)}
 encoding = locant.encoding_from_config(config{layer_type})
 ```
 
-## {first}, explained
+## {example}, explained
 
-```sh
-locant explain {first}
-```
 ```text
-{explained.stdout.rstrip()}
+{_explained(config)}
 ```
 """
 
 
 def plot_family(module: ModuleType, *, theme: str) -> Figure:
-    """The picture of a family: of its first preset."""
-    config: Mapping[str, Any] = presets()[next(_presets(module))]
+    """The picture of a family: of its example."""
+    _, config = _example(module)
     kinds = layer_types(config)
     return locant.plot(config, theme=theme, layer_type=kinds[0] if kinds else None)
 
@@ -110,6 +99,36 @@ def plot_family(module: ModuleType, *, theme: str) -> Figure:
 def _architecture(name: str, row: Architecture) -> tuple[str, ...]:
     pairs = "–" if row.rotary is None else f"{row.rotary.layout}"
     return f"`{name}`", pairs, ", ".join(f"`{preset}`" for preset in row.presets), "yes" if row.vllm else ""
+
+
+def _example(module: ModuleType) -> tuple[str, dict[str, Any]]:
+    """The first preset of a family; without one, its first architecture, small and with the defaults of its class."""
+    for preset in _presets(module):
+        return preset, dict(presets()[preset])
+    name, row = next(iter(module.ARCHITECTURES.items()))
+    return name, {"model_type": name, "hidden_size": 512, "num_attention_heads": 8, **row.defaults}
+
+
+def _presets_table(module: ModuleType) -> str:
+    lines = [
+        (f"`{preset}`", kind or "all", f"`{encoding}`")
+        for preset in _presets(module) for kind, encoding in encodings_of(preset)
+    ]  # fmt: skip
+    table = f"| preset | layers | encoding |\n|---|---|---|\n{rows(lines)}"
+    return f"## Presets\n\n{table}\n\n" if lines else "## Example\n\n"
+
+
+def _written(config: Mapping[str, Any]) -> str:
+    """A configuration as Python."""
+    return pprint.pformat(config, width=88, sort_dicts=False)
+
+
+def _explained(config: Mapping[str, Any]) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.json"
+        file.write_text(json.dumps(config), encoding="utf-8")
+        done = CliRunner().invoke(main, ["explain", str(file)], env={"COLUMNS": "88"}, catch_exceptions=False)
+    return done.stdout.replace(str(file), "config.json").rstrip()
 
 
 def _presets(module: ModuleType) -> Iterator[str]:
