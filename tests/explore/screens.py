@@ -40,4 +40,11 @@ SCREENS = {
         value="dynamic",
         text="Pair 9 at position 123,456",
     ),
+    "model": Visit(
+        address="model=mistral-7b&to=65536&method=ntk&pair=3",
+        pictures=("layers", "pairs"),
+        setting="method",
+        value="linear",
+        text="what changes for 65,536 tokens",
+    ),
 }

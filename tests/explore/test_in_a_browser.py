@@ -183,3 +183,49 @@ def test_a_killed_server_is_told_and_nothing_is_lost(opened: Opens) -> None:
         assert "locant explore" in page.inner_text("#notice")
         assert page.inner_text("[data-picture=score-by-distance] .legend") == before
     opened.said.clear()  # type: ignore[attr-defined]  # Chromium says that the connection was refused
+
+
+LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 3, "rope_theta": 5e5}
+
+
+def drop(page, content: bytes, name: str = "config.json") -> None:
+    page.locator("input[type=file]").set_input_files({"name": name, "mimeType": "application/json", "buffer": content})
+
+
+def test_a_dropped_configuration_is_shown_and_its_extension_can_be_copied(opened: Opens) -> None:
+    page = opened("model")
+    config = {**LLAMA, "max_position_embeddings": 2048, "comment": "<script>alert(1)</script> \u202e"}
+    drop(page, json.dumps(config).encode(), "<b>my config</b>.json")
+    page.wait_for_selector("text=3 layers")
+    assert "<b>my config</b>.json (llama)" in page.inner_text("#main")
+    assert page.locator("#main b, #main script").count() == 0
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy config.json").click()
+    page.wait_for_selector("text=Copied")
+    copied = json.loads(page.evaluate("navigator.clipboard.readText()"))
+    assert copied["rope_scaling"]["rope_type"] == "yarn"
+    assert copied["comment"] == config["comment"]
+    permalink = page.url.partition("#")[2]
+    assert "3 layers" in opened(permalink).inner_text("#main")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"[" * 200_000, "is not JSON"),
+        (b'{"a":' * 5000 + b"1" + b"}" * 5000, "is not JSON"),
+        (b"\xff\xfe", "is not UTF-8"),
+        (b"x" * 10_000_000, "bytes for a dropped file"),
+        (b'{"model_type": "<img src=x onerror=alert(1)>"}', "model_type"),
+        (json.dumps({**LLAMA, "num_hidden_layers": 10**9, "hidden_size": "\u202e"}).encode(), "hidden_size"),
+    ],
+)
+def test_a_hostile_configuration_is_said_and_changes_nothing(opened: Opens, content: bytes, words: str) -> None:
+    page = opened("model")
+    before = page.inner_html(".pictures")
+    drop(page, content)
+    page.wait_for_selector("#notice[data-kind=problem]")
+    assert words in page.inner_text("#notice")
+    assert page.locator("#notice").evaluate("each => each.children.length") == 0
+    assert page.inner_html(".pictures") == before
+    opened.said.clear()  # type: ignore[attr-defined]  # Chromium tells of every answer that is no success

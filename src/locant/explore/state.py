@@ -59,10 +59,10 @@ class State:
         number = float(real(name, value, low=low, high=high, remedy=f"{name}={default:g}"))
         return self._settle(name, "real", number, low=low, high=high, log=log)
 
-    def one_of(self, name: str, default: str, names: Sequence[str]) -> str:
-        """One of these."""
+    def one_of(self, name: str, default: str, names: Sequence[str], titles: Mapping[str, str] | None = None) -> str:
+        """One of these, shown by their `titles` where these have some."""
         value = one_of(name, self._text(name, default), names)
-        return self._settle(name, "choice", value, choices=list(names))
+        return self._settle(name, "choice", value, choices=list(names), titles=dict(titles or {}))
 
     def text(self, name: str, default: str = "", longest: int = LONGEST) -> str:
         """Any text of at most so many characters."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,9 @@ from locant.report.console import add_rows, named_rows, print_json, show, size, 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["explanation_facts", "print_explanation", "print_extension"]
+__all__ = ["explanation_facts", "layers_rows", "print_explanation", "print_extension", "summary_rows"]
+
+Rows = Iterator[tuple[str, Sequence[str]]]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DOOR_WORDS = {
@@ -45,9 +47,10 @@ def print_explanation(
     if as_json:
         print_json({"config": source, **explanation_facts(explanation), "figure": drawn})
         return
-    parts = [_summary(explanation, source)]
+    parts = [_table_of(summary_rows(explanation, source))]
     for layers in explanation.layers:
-        parts += [_layers(layers)] if layers.rotary is None else [_layers(layers), _pairs(layers.rotary)]
+        parts.append(_table_of(layers_rows(layers)))
+        parts += [] if layers.rotary is None else [_pairs(layers.rotary)]
     show(*parts, *([_tables(explanation)] if explanation.tables else []))
     if drawn is not None:
         show(drawn)
@@ -80,54 +83,59 @@ def _stretched(factor: float | None) -> str:
     return "" if factor is None else f"{factor:.4g}"
 
 
-def _summary(explanation: Explanation, source: str) -> Table:
-    rows = named_rows()
-    rows.add_row("model", f"{source} ({explanation.model_type})" if source != explanation.model_type else source)
+def summary_rows(explanation: Explanation, source: str) -> Rows:
+    """What holds for the whole model, by name; a name may have several values."""
+    yield "model", [f"{source} ({explanation.model_type})" if source != explanation.model_type else source]
     if explanation.longest is not None:
-        rows.add_row("longest", f"{explanation.longest:,} positions")
+        yield "longest", [f"{explanation.longest:,} positions"]
     if explanation.trained not in (None, explanation.longest):
-        rows.add_row("trained", f"{explanation.trained:,} positions, before it was stretched")
+        yield "trained", [f"{explanation.trained:,} positions, before it was stretched"]
     missing = f"not in the configuration, the default of {explanation.model_type} in transformers"
-    add_rows(rows, "defaults", (f"{key} {_plain(value)}: {missing}" for key, value in explanation.defaults.items()))
-    rows.add_row("vLLM", "; ".join((ANSWERS[explanation.vllm.answer], *explanation.vllm.reasons)))
-    return rows
+    yield "defaults", [f"{key} {_plain(value)}: {missing}" for key, value in explanation.defaults.items()]
+    yield "vLLM", ["; ".join((ANSWERS[explanation.vllm.answer], *explanation.vllm.reasons))]
 
 
-def _layers(layers: Layers) -> Table:
-    rows = named_rows()
+def layers_rows(layers: Layers) -> Rows:
+    """What holds for the layers that share an encoding, in the same form."""
     if layers.name is not None:
-        rows.add_row("layers", layers.name)
-    rows.add_row("door", "; ".join(f"{door}: {DOOR_WORDS[door]}" for door in layers.doors) or "none")
+        yield "layers", [layers.name]
+    yield "door", ["; ".join(f"{door}: {DOOR_WORDS[door]}" for door in layers.doors) or "none"]
     if layers.rotary is None:
-        rows.add_row("encoding", layers.encoding)
+        yield "encoding", [layers.encoding]
     else:
-        _rotary(rows, layers.rotary)
-    add_rows(rows, "beware", layers.warnings)
+        yield from _rotary(layers.rotary)
+    yield "beware", layers.warnings
+
+
+def _table_of(named: Rows) -> Table:
+    rows = named_rows()
+    for name, values in named:
+        add_rows(rows, name, values)
     return rows
 
 
-def _rotary(rows: Table, rotary: RotarySettings) -> None:
-    rows.add_row("encoding", f"Rotary: {rotary.rotary_dim} of {rotary.head_dim} dimensions, {len(rotary.pairs)} pairs")
-    rows.add_row("layout", f"{rotary.layout}: {LAYOUT_WORDS[rotary.layout].format(half=rotary.rotary_dim // 2)}")
+def _rotary(rotary: RotarySettings) -> Rows:
+    yield "encoding", [f"Rotary: {rotary.rotary_dim} of {rotary.head_dim} dimensions, {len(rotary.pairs)} pairs"]
+    yield "layout", [f"{rotary.layout}: {LAYOUT_WORDS[rotary.layout].format(half=rotary.rotary_dim // 2)}"]
     if rotary.sections is not None:
-        rows.add_row("sections", f"{', '.join(map(str, rotary.sections))} pairs, one position axis each")
-    rows.add_row("base", f"{rotary.base:,.10g}")
-    rows.add_row("scaling", _scaling(rotary))
-    rows.add_row("attention factor", f"{rotary.attention_factor:.10g}, on queries and on keys")
+        yield "sections", [f"{', '.join(map(str, rotary.sections))} pairs, one position axis each"]
+    yield "base", [f"{rotary.base:,.10g}"]
+    yield "scaling", [_scaling(rotary)]
+    yield "attention factor", [f"{rotary.attention_factor:.10g}, on queries and on keys"]
     if rotary.kept and len(rotary.kept) == len(rotary.pairs):
-        rows.add_row("pairs", "all rotated at the frequencies of the base")
+        yield "pairs", ["all rotated at the frequencies of the base"]
     else:
         for name in ("kept", "between", "stretched"):
-            rows.add_row(f"pairs {name}", _count(getattr(rotary, name)))
+            yield f"pairs {name}", [_count(getattr(rotary, name))]
     if rotary.still:
-        rows.add_row("pairs not rotated", _count(rotary.still))
+        yield "pairs not rotated", [_count(rotary.still)]
     if rotary.never_round:
         rounds = f"less than one rotation in {rotary.trained:,} positions, unscaled"
-        rows.add_row("never round", f"{_count(rotary.never_round)}: {rounds}")
+        yield "never round", [f"{_count(rotary.never_round)}: {rounds}"]
     first = rotary.precision.first_visible
     seen = "not below 1,048,576" if first is None else f"from position {first:,} on"
     misses = f"{seen}; by {rotary.precision.at_longest:.1g} at the end"
-    rows.add_row("float32 angles", f"a cosine misses by more than 0.001 {misses}")
+    yield "float32 angles", [f"a cosine misses by more than 0.001 {misses}"]
 
 
 def _scaling(rotary: RotarySettings) -> str:

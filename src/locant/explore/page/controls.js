@@ -21,7 +21,30 @@ export function split(place) {
   return { side, pictures };
 }
 
-// `named`: {setting: {label, unit, titles}}; those of a choice may have `titles`, words to show for its names.
+// A place for a file: chosen, or dropped anywhere on the screen. `then` gets the key by which an address names it.
+export function dropZone(page, screen, label, then) {
+  const input = html("input", { type: "file", class: "unseen" });
+  const zone = html("label", { class: "drop" }, label, input);
+  const take = async ([file]) => {
+    const key = file && (await page.drop(file));
+    if (key) then(key);
+  };
+  input.addEventListener("change", () => take(input.files));
+  screen.addEventListener("dragover", (event) => {
+    event.preventDefault();
+    zone.classList.add("over");
+  });
+  screen.addEventListener("dragleave", () => zone.classList.remove("over"));
+  screen.addEventListener("drop", (event) => {
+    event.preventDefault();
+    zone.classList.remove("over");
+    take(event.dataTransfer.files);
+  });
+  return zone;
+}
+
+// `named`: {setting: {label, unit, titles, also}}; those of a choice may have `titles`, words to show for its names;
+// `also`: other settings that change with it.
 export class Controls {
   constructor(place, page, named) {
     this.place = place;
@@ -46,7 +69,7 @@ export class Controls {
 
   add(name, control) {
     const field = FIELDS[kindOf(control)](name, this.named[name], (value, settled) =>
-      this.page.change({ [name]: value }, { settled }));
+      this.page.change({ ...this.named[name].also, [name]: value }, { settled }));
     field.kind = kindOf(control);
     if (this.page.exported) for (const each of field.element.querySelectorAll("input, select, textarea")) each.disabled = true;
     const names = Object.keys(this.named);
@@ -110,8 +133,8 @@ function choice(name, { label, titles = {} }, change) {
   const element = html("div", { class: "control" }, html("label", { for: id }, label), select);
   select.addEventListener("change", () => change(select.value, true));
   let shown = "";
-  const show = ({ value, choices }) => {
-    if (shown !== choices.join("\n")) select.replaceChildren(...choices.map((each) => html("option", { value: each }, titles[each] ?? each)));
+  const show = ({ value, choices, titles: own }) => {
+    if (shown !== choices.join("\n")) select.replaceChildren(...choices.map((each) => html("option", { value: each }, own[each] ?? titles[each] ?? each)));
     shown = choices.join("\n");
     select.value = value;
   };

@@ -8,8 +8,9 @@ import { download, pictureAsPng, pictureAsSvg } from "./save.js";
 const ROWS = 200; // of the table on the page; the file has all
 
 export class Picture {
-  constructor(place, page, { name, height = 300, square = false }) {
-    Object.assign(this, { page, name, height, square });
+  // `again` is called when the picture had to be drawn anew by itself, for what is pointed at.
+  constructor(place, page, { name, height = 300, square = false, again = () => {} }) {
+    Object.assign(this, { page, name, height, square, again });
     this.title = html("h2");
     this.note = html("p", { class: "note" });
     this.legend = html("ul", { class: "legend" });
@@ -25,8 +26,8 @@ export class Picture {
     place.append(this.figure);
     this.width = 0;
     new ResizeObserver(([entry]) => this.resized(entry.contentRect.width)).observe(this.plot);
-    window.addEventListener("themed", () => this.draw());
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
+    window.addEventListener("themed", () => this.redraw());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
   }
 
   // `table`: () => ({columns, rows}); `draw`: (plot) => whatever is kept as `this.drawn`; `legend`: [{name, slot}].
@@ -37,6 +38,7 @@ export class Picture {
     this.legend.replaceChildren(...legend.map(entry));
     this.legend.hidden = !legend.length;
     this.code.textContent = python;
+    this.width ||= this.plot.clientWidth;
     this.draw();
     this.fillTable();
   }
@@ -50,7 +52,12 @@ export class Picture {
   resized(width) {
     if (Math.abs(width - this.width) < 1) return;
     this.width = width;
+    this.redraw();
+  }
+
+  redraw() {
     this.draw();
+    if (this.drawn) this.again();
   }
 
   draw() {
@@ -105,8 +112,11 @@ export class Picture {
   }
 }
 
-function entry({ name, slot, more }) {
-  const line = slot && svg("svg", { width: 26, height: 10, "aria-hidden": "true" }, svg("line", { class: `curve slot-${slot}`, x1: 1, x2: 25, y1: 5, y2: 5 }));
+// Of an area, the legend shows a `box`; of a curve, a piece of it.
+function entry({ name, slot, box, more }) {
+  const sign = box ? svg("rect", { class: `layer slot-${slot}`, width: 12, height: 10, rx: 2 })
+    : svg("line", { class: `curve slot-${slot}`, x1: 1, x2: 25, y1: 5, y2: 5 });
+  const line = slot && svg("svg", { width: box ? 12 : 26, height: 10, "aria-hidden": "true" }, sign);
   return html("li", {}, line || null, html("span", {}, name), more ? html("small", {}, more) : null, html("output", { class: "read" }));
 }
 

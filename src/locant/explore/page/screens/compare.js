@@ -32,7 +32,7 @@ export function open(place, page) {
     Object.fromEntries(Object.entries(named).filter(([name]) => name.startsWith(String(slot))))));
 
   const cursor = new Cursor();
-  const chart = new Picture(pictures, page, { name: "score-by-distance", height: 320 });
+  const chart = new Picture(pictures, page, { name: "score-by-distance", height: 320, again: () => cursor.tell() });
   const maps = html("div", { class: "grid" });
   pictures.append(maps);
   const mapOf = new Map();
@@ -95,7 +95,7 @@ export function open(place, page) {
       mapOf.delete(slot);
     }
     for (const { slot, label, map, doors, name } of drawn(encodings)) {
-      if (!mapOf.has(slot)) mapOf.set(slot, new Picture(maps, page, { name: `map-${slot}`, height: 330, square: true }));
+      if (!mapOf.has(slot)) mapOf.set(slot, new Picture(maps, page, { name: `map-${slot}`, height: 330, square: true, again: () => cursor.tell() }));
       mapOf.get(slot).show({
         title: label,
         note: `${doors.map((door) => DOORS[door]).join(", ") || "does nothing: every key alike"}`,

@@ -8,16 +8,13 @@ import { heatMap } from "../drawing/heat_map.js";
 import { lineChart } from "../drawing/line_chart.js";
 import { number } from "../drawing/scales.js";
 import { Picture } from "../picture.js";
+import { SCALINGS } from "../scalings.js";
 
 const BANDS = {
   kept: { name: "turns as without the scaling", slot: 3 },
   between: { name: "in between", slot: 5 },
   stretched: { name: "slowed by the most", slot: 2 },
   still: { name: "not rotated", slot: 8 },
-};
-const METHOD_TITLES = {
-  none: "none", linear: "linear (position interpolation)", ntk: "NTK-aware", dynamic: "dynamic NTK", yarn: "YaRN", longrope: "LongRoPE",
-  llama3: "Llama 3", proportional: "proportional (Gemma 4)",
 };
 
 export function open(place, page) {
@@ -29,15 +26,15 @@ export function open(place, page) {
     new Controls(where, page, { position: { label: "Position" }, pair: { label: "Pair" } }),
     new Controls(what, page, {
       head_dim: { label: "Dimensions of a head" }, base: { label: "Base" },
-      trained: { label: "Trained length", unit: "tokens" }, scaling: { label: "Scaling", titles: METHOD_TITLES }, factor: { label: "Factor" },
+      trained: { label: "Trained length", unit: "tokens" }, scaling: { label: "Scaling", titles: SCALINGS }, factor: { label: "Factor" },
     }),
   ];
   const clocks = html("div", { class: "beside" });
   pictures.append(clocks);
   const one = new Picture(clocks, page, { name: "clock", height: 260 });
-  const all = new Picture(clocks, page, { name: "clocks", height: 260 });
-  const waves = new Picture(pictures, page, { name: "wavelengths", height: 300 });
-  const methods = new Picture(pictures, page, { name: "methods", height: 230 });
+  const all = new Picture(clocks, page, { name: "clocks", height: 260, again: () => cursor.tell() });
+  const waves = new Picture(pictures, page, { name: "wavelengths", height: 300, again: () => cursor.tell() });
+  const methods = new Picture(pictures, page, { name: "methods", height: 230, again: () => cursor.tell() });
   const lost = html("div", { class: "grid" });
   pictures.append(lost);
   const cache = new Picture(lost, page, { name: "cached-keys", height: 280 });
@@ -88,7 +85,7 @@ export function open(place, page) {
     });
     all.show({
       title: "All pairs, the fastest first",
-      legend: shown.map(([, { name, slot }]) => ({ name, slot })),
+      legend: shown.map(([, { name, slot }]) => ({ name, slot, box: true })),
       table, python,
       draw: (plot) => dials(plot, {
         cos, sin, kinds: bands.map((_, at) => kindOf(numbers, at)), chosen: pair,
@@ -124,7 +121,7 @@ export function open(place, page) {
     waves.show({
       title: "Wavelength of each pair",
       note: "Tokens until a pair stands as before. Above the trained length, a pair never came round in training: farther positions are angles that the model has not seen.",
-      legend: [{ name: "without a scaling", slot: 1 }, ...(scaled ? [{ name: METHOD_TITLES[scaling], slot: 2 }] : [])],
+      legend: [{ name: "without a scaling", slot: 1 }, ...(scaled ? [{ name: SCALINGS[scaling], slot: 2 }] : [])],
       table: () => ({ columns: ["pair", "wavelength", scaling], rows: pairs.map((at) => [at, plain[at] ?? "endless", wavelengths[at] ?? "endless"]) }),
       python,
       draw: (plot) => lineChart(plot, {
@@ -155,7 +152,7 @@ export function open(place, page) {
     cache.show({
       title: "Keys cached before the sequence grew",
       note: `Cached at ${number(trained)} tokens, read at ${number(length)}: 1 is a key as if rotated for the new length, 0 one that tells nothing. ${kept.join(", ")} keep their keys; Rotary.rerotate mends the others.`,
-      legend: names.map((name, at) => ({ name: METHOD_TITLES[name], slot: at + 1 })),
+      legend: names.map((name, at) => ({ name: SCALINGS[name], slot: at + 1 })),
       table: () => ({ columns: ["position of the key", ...names], rows: Array.from(positions, (position, at) => [position, ...names.map((name) => curves[name][at])]) }),
       python,
       draw: (plot) => lineChart(plot, {

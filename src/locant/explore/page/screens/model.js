@@ -1,0 +1,159 @@
+// Model: the facts of a configuration, its layers, its wavelengths now and for a longer context, the new file.
+
+import { Controls, dropZone, split } from "../controls.js";
+import { html } from "../dom.js";
+import { lineChart } from "../drawing/line_chart.js";
+import { number } from "../drawing/scales.js";
+import { strip } from "../drawing/strip.js";
+import { Picture } from "../picture.js";
+import { SCALINGS } from "../scalings.js";
+import { download } from "../save.js";
+
+const SLOTS = { Rotary: 1, NoPE: 8 };
+const OTHERS = [3, 2, 4, 5, 6];
+
+export function open(place, page) {
+  const { side, pictures } = split(place);
+  const which = html("div", { class: "group" });
+  const longer = html("div", { class: "group" });
+  side.append(which, longer);
+  if (!page.exported) {
+    which.append(dropZone(page, place, "Drop a config.json here, or choose one", (key) => page.change({ model: key, to: null, pair: null })));
+  }
+  const controls = [
+    new Controls(which, page, { model: { label: "Model", also: { to: null, pair: null } } }),
+    new Controls(longer, page, { to: { label: "Extend it to", unit: "tokens" }, method: { label: "By", titles: SCALINGS }, pair: { label: "Pair" } }),
+  ];
+  const facts = html("section", { class: "facts", "aria-label": "Facts" });
+  const beware = html("section", { class: "beware", "aria-label": "Warnings" });
+  const layers = new Picture(pictures, page, { name: "layers", height: 78 });
+  const waves = new Picture(pictures, page, { name: "pairs", height: 300, again: () => point(last.numbers.pair) });
+  const written = html("section", { class: "written", "aria-label": "The new configuration" });
+  pictures.append(layers.figure, facts, beware, waves.figure, written);
+  let last = null;
+
+  function show(answer) {
+    last = answer;
+    for (const each of controls) each.show(answer.controls);
+    const { numbers } = answer;
+    showFacts(numbers);
+    showLayers(numbers);
+    showPairs(numbers);
+    showWritten(numbers);
+  }
+
+  function showFacts({ facts: rows, kinds }) {
+    facts.replaceChildren(html("h2", {}, "In words"), list(rows), ...kinds.map((kind) => html("div", {}, html("h3", {}, titleOf(kind)), list(kind.facts.filter(([name]) => name !== "layers")))));
+    const warnings = kinds.flatMap((kind) => kind.warnings.map((text) => (kinds.length > 1 ? `${titleOf(kind)}: ${text}` : text)));
+    beware.hidden = !warnings.length;
+    beware.replaceChildren(html("h2", {}, "Beware"), html("ul", {}, warnings.map((text) => html("li", {}, text))));
+  }
+
+  function showLayers({ layers: all, kinds, python }) {
+    layers.figure.hidden = !all.length;
+    if (!all.length) return;
+    const words = ({ kind, window }) => `${kinds[kind].kind}${kinds[kind].base ? `, base ${number(kinds[kind].base)}` : ""}${window ? `, sees ${number(window)} tokens` : ", sees everything"}`;
+    layers.show({
+      title: `${all.length} layers`,
+      note: all.some(({ window }) => window) ? "Low layers see a window of tokens only." : "Every layer sees all tokens.",
+      legend: kinds.map((kind, at) => ({ name: titleOf(kind), slot: slotOf(kinds, at), box: true })),
+      table: () => ({ columns: ["layer", "encoding", "base", "window"], rows: all.map((layer, at) => [at, kinds[layer.kind].kind, kinds[layer.kind].base ?? "", layer.window ?? "all"]) }),
+      python,
+      draw: (plot) => strip(plot, all.map((layer, at) => ({ slot: slotOf(kinds, layer.kind), low: Boolean(layer.window), words: `layer ${at}: ${words(layer)}` })),
+        (at) => (layers.note.textContent = at === null ? layers.resting : `Layer ${at}: ${words(all[at])}`)),
+    });
+    layers.resting = layers.note.textContent;
+  }
+
+  function showPairs({ extension, wavelengths, refused, python }) {
+    waves.figure.hidden = !wavelengths.length;
+    if (!wavelengths.length) return;
+    const { series, levels, title, note } = extension ? extended(extension) : asItIs(wavelengths, refused);
+    const pairs = series[0].values.map((_, at) => at);
+    waves.series = series;
+    waves.show({
+      title, note, legend: series, python,
+      table: () => ({ columns: ["pair", ...series.map((one) => one.name)], rows: pairs.map((at) => [at, ...series.map((one) => one.values[at] ?? "endless")]) }),
+      draw: (plot) => lineChart(plot, {
+        x: { values: pairs, label: "pair of dimensions" }, y: { label: "wavelength (tokens)", log: true }, series, levels,
+        hover: (at) => point(at ?? last.numbers.pair),
+      }),
+    });
+    point(last.numbers.pair);
+  }
+
+  function point(pair) {
+    waves.drawn?.point(pair);
+    waves.read(waves.series.map(({ values }) => (values[pair] ? `${number(values[pair], 3)} tokens` : "not rotated")));
+    if (last.numbers.extension) waves.note.textContent = noteOf(last.numbers.extension, pair);
+  }
+
+  function showWritten({ extension, refused, model }) {
+    written.replaceChildren(html("h2", {}, "The new configuration"));
+    if (!extension) return written.append(html("p", { class: "note" }, `This model is not extended: ${refused}.`));
+    const copy = html("button", { type: "button", class: "primary" }, "Copy config.json");
+    copy.addEventListener("click", () => navigator.clipboard.writeText(extension.config).then(() => {
+      copy.textContent = "Copied";
+      page.announce("The configuration is copied");
+    }));
+    const save = html("button", { type: "button" }, "Save it");
+    save.addEventListener("click", () => download("config.json", new Blob([extension.config], { type: "application/json" })));
+    written.append(
+      html("p", { class: "note" }, `${model}: what changes for ${number(extension.to)} tokens.`),
+      html("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Changes" }, html("table", { class: "changes" },
+        html("thead", {}, html("tr", {}, ["key", "before", "after"].map((name) => html("th", { scope: "col" }, name)))),
+        html("tbody", {}, extension.changed.map(([key, before, after]) => html("tr", {}, html("th", { scope: "row" }, key), html("td", {}, before), html("td", {}, after)))))),
+      html("ul", { class: "note" }, extension.notes.map((text) => html("li", {}, text))),
+      html("div", { class: "buttons" }, copy, save),
+      html("pre", { tabindex: 0, "aria-label": "The whole configuration" }, extension.config));
+  }
+
+  const keys = {
+    pair(step) {
+      const { numbers, controls: all } = last;
+      const pair = Math.min(all.pair.high, Math.max(0, Number(page.settings().pair ?? numbers.pair) + step));
+      page.change({ pair });
+      page.announce(`Pair ${pair}`);
+    },
+  };
+  return { show, keys };
+}
+
+function extended({ before, after, trained, to, method }) {
+  return {
+    title: `Wavelengths for ${number(to)} tokens`,
+    note: " ",
+    series: [{ name: `trained with ${number(trained)}`, values: before, slot: 1 }, { name: method, values: after, slot: 2 }],
+    levels: [{ at: trained, label: `trained: ${number(trained)}` }, { at: to, label: `wanted: ${number(to)}` }],
+  };
+}
+
+function noteOf({ stretches }, pair) {
+  const kept = stretches.filter((stretch) => stretch !== null && Math.abs(stretch - 1) < 1e-6).length;
+  return `${kept} of ${stretches.length} pairs stay as they are. Pair ${pair} becomes ${number(stretches[pair], 4)} times as slow.`;
+}
+
+function asItIs(wavelengths, refused) {
+  const series = wavelengths.flatMap(({ name, plain, now, scaling }) => {
+    const words = name?.replaceAll("_", " ");
+    const before = { name: `${words ? `${words}, ` : ""}without ${scaling}`, values: plain };
+    return [...(scaling === "Unscaled" ? [] : [before]), { name: words ?? "as it is", values: now }];
+  }).map((one, at) => ({ ...one, slot: at + 1 }));
+  const [{ trained, longest }] = wavelengths;
+  const levels = [{ at: trained, label: `trained: ${number(trained)}` }, ...(longest === trained ? [] : [{ at: longest, label: `longest: ${number(longest)}` }])];
+  return { title: "Wavelength of each pair", note: `Shown as it is: ${refused}.`, series, levels };
+}
+
+function titleOf({ name, kind }) {
+  return name ? `${kind}: ${name.replaceAll("_", " ")}` : kind;
+}
+
+function slotOf(kinds, at) {
+  const same = kinds.slice(0, at).filter(({ kind }) => kind === kinds[at].kind).length;
+  const slot = SLOTS[kinds[at].kind] ?? OTHERS[at % OTHERS.length];
+  return same ? OTHERS[(same - 1) % OTHERS.length] : slot;
+}
+
+function list(rows) {
+  return html("dl", {}, rows.map(([name, values]) => [html("dt", {}, name), values.map((value) => html("dd", {}, value))]).flat(2));
+}

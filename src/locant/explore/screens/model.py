@@ -1,0 +1,150 @@
+"""Model: what a configuration means for positions, layer by layer, and what changes for a longer context."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from locant.checkpoints.explanation import Explanation, explain
+from locant.checkpoints.extension import METHODS, Extension, extend
+from locant.checkpoints.layer_strip import layer_strip
+from locant.errors import InputError, LocantError
+from locant.explore.screen import Screen
+from locant.explore.session import Session
+from locant.explore.state import State
+from locant.files import FaultError, strict_json
+from locant.models.registry import presets
+from locant.report.explain import layers_rows, summary_rows
+
+__all__ = ["SCREEN"]
+
+FIRST = "qwen2.5-7b"
+STRETCH = 4
+LONGEST = 2**30
+
+
+def numbers(state: State, session: Session) -> Mapping[str, Any]:
+    """What `locant explain` tells of a model, its layers in order, and what `locant extend` would change."""
+    name, config = _chosen(state, session)
+    text = json.dumps(config)
+    explanation, told = _explained(text), session.dropped[name].name if name in session.dropped else name
+    rotary = next((layers.rotary for layers in explanation.layers if layers.rotary is not None), None)
+    trained = explanation.trained or explanation.longest or 4096
+    to = state.whole("to", STRETCH * trained, 1, LONGEST, log=True)
+    method = state.one_of("method", "yarn", list(METHODS))
+    pairs = 0 if rotary is None else len(rotary.pairs)
+    extension, refused = _extended(text, to, method) if rotary else (None, "no layer has rotary positions to stretch")
+    return {
+        "model": told,
+        "model_type": explanation.model_type,
+        "pair": state.whole("pair", pairs // 2, 0, max(pairs - 1, 0)),
+        "facts": _rows(summary_rows(explanation, told)),
+        "kinds": [_kind(layers) for layers in explanation.layers],
+        "layers": _layers(config, explanation),
+        "wavelengths": [_wavelengths(layers) for layers in explanation.layers if layers.rotary is not None],
+        "extension": None if extension is None else _extension(extension),
+        "refused": refused,
+        "python": _code(name if name in presets() else "config.json", to, method),
+    }
+
+
+def _chosen(state: State, session: Session) -> tuple[str, Mapping[str, Any]]:
+    """By the name of a preset, as the command line named it, or by the key of a dropped file."""
+    known: dict[str, Any] = {**session.configs, **presets()}
+    dropped = state.text("model") if state.text("model").startswith("dropped-") else ""
+    if dropped:
+        session.dropped_file(dropped)
+    titles = {key: file.name for key, file in session.dropped.items()}
+    first = next(iter(session.configs), FIRST)
+    name = state.one_of("model", first, [*known, *titles], titles)
+    if name in known:
+        return name, known[name]
+    try:
+        return name, strict_json(session.dropped[name].content, titles[name])
+    except FaultError as error:
+        raise InputError(str(error), "the config.json of a model") from None
+
+
+@lru_cache(maxsize=32)
+def _explained(text: str) -> Explanation:
+    return explain(json.loads(text))
+
+
+@lru_cache(maxsize=64)
+def _extended(text: str, to: int, method: str) -> tuple[Extension | None, str]:
+    """Or why it cannot be: most configurations that were stretched already."""
+    try:
+        return extend(json.loads(text), to=to, method=method), ""
+    except LocantError as error:
+        return None, error.cause
+
+
+def _rows(named: Any) -> list[list[Any]]:
+    return [[name, list(values)] for name, values in named if values]
+
+
+def _kind(layers: Any) -> Mapping[str, Any]:
+    rotary = layers.rotary
+    return {
+        "name": layers.name,
+        "kind": "NoPE" if layers.kind == "none" else layers.kind,
+        "doors": list(layers.doors),
+        "base": None if rotary is None else rotary.base,
+        "facts": _rows(row for row in layers_rows(layers) if row[0] != "beware"),
+        "warnings": list(layers.warnings),
+    }
+
+
+def _layers(config: Mapping[str, Any], explanation: Explanation) -> list[Mapping[str, Any]]:
+    """Of every layer, the number of its kind in `Explanation.layers`, and its window."""
+    numbers = {layers.name: number for number, layers in enumerate(explanation.layers)}
+    return [{"kind": numbers[layer.kind], "window": layer.window} for layer in layer_strip(config)]
+
+
+def _wavelengths(layers: Any) -> Mapping[str, Any]:
+    rotary = layers.rotary
+    return {
+        "name": layers.name,
+        "plain": [pair.wavelength / (pair.stretch or 1) if pair.wavelength else None for pair in rotary.pairs],
+        "now": [pair.wavelength for pair in rotary.pairs],
+        "trained": rotary.trained,
+        "longest": rotary.length,
+        "scaling": rotary.scaling,
+    }
+
+
+def _extension(extension: Extension) -> Mapping[str, Any]:
+    return {
+        "method": extension.method,
+        "trained": extension.trained,
+        "to": extension.to,
+        "layers": extension.layer_type,
+        "before": [pair.wavelength for pair in extension.before.pairs],
+        "after": [pair.wavelength for pair in extension.after.pairs],
+        "stretches": extension.stretches,
+        "notes": list(extension.notes),
+        "changed": [[key, json.dumps(old), json.dumps(new)] for key, (old, new) in extension.changed.items()],
+        "config": json.dumps(extension.config, indent=2, ensure_ascii=False) + "\n",
+    }
+
+
+def _code(source: str, to: int, method: str) -> str:
+    return (
+        "from locant.checkpoints.config_source import read_source\n"
+        "from locant.checkpoints.explanation import explain\n"
+        "from locant.checkpoints.extension import extend\n\n"
+        f"config = read_source({source!r})\n"
+        "for layers in explain(config).layers:\n    print(layers.name, layers.encoding, *layers.warnings)\n"
+        f"longer = extend(config, to={to}, method={method!r})  # refused where a scaling is there already\n"
+        "print(longer.changed)\n"
+    )
+
+
+SCREEN = Screen(
+    title="Model",
+    place=3,
+    about="What a config.json means for positions, in words and numbers, and what a longer context would change in it.",
+    numbers=numbers,
+)
