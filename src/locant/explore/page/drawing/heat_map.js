@@ -10,8 +10,8 @@ const MARGIN = { left: 52, right: 66, top: 10, bottom: 42 };
 
 // values: rows x columns, NaN where there is nothing; x and y: {label, values, format, every, wide}: `every` for a tick
 // at every row, `wide` for a margin that their words need; color: {map, low, high, label, log}.
-// hover gets (row, column) or nothing. Returns {point(row, column)}.
-export function heatMap(plot, { values, x, y, color, hover = () => {} }) {
+// hover gets (row, column) or nothing, press the place that is clicked. Returns {point(row, column)}.
+export function heatMap(plot, { values, x, y, color, hover = () => {}, press }) {
   const [rows, columns] = values.shape;
   const { width, height } = plot;
   const margin = { ...MARGIN, left: y.wide ?? MARGIN.left };
@@ -29,10 +29,12 @@ export function heatMap(plot, { values, x, y, color, hover = () => {} }) {
   const lines = ["across", "down"].map((kind) => svg("line", { class: "cursor", visibility: "hidden", "data-kind": kind }));
   const glass = svg("rect", { ...area, fill: "transparent", class: "glass" });
   const within = (value, count) => Math.min(count - 1, Math.max(0, Math.round(value)));
-  glass.addEventListener("pointermove", (event) => {
+  const placeOf = (event) => {
     const box = plot.svg.getBoundingClientRect();
-    hover(within(down.invert(event.clientY - box.top), rows), within(across.invert(event.clientX - box.left), columns));
-  });
+    return [within(down.invert(event.clientY - box.top), rows), within(across.invert(event.clientX - box.left), columns)];
+  };
+  glass.addEventListener("pointermove", (event) => hover(...placeOf(event)));
+  if (press) glass.addEventListener("click", (event) => press(...placeOf(event)));
   glass.addEventListener("pointerleave", () => hover());
   plot.svg.append(...lines, cell, glass);
   return {

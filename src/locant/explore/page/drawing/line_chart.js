@@ -32,7 +32,7 @@ export function lineChart(plot, { x, y, series, marks = [], levels = [], hover =
     if (one.low) inside.append(svg("path", { class: `band slot-${one.slot}`, d: band(x.values, one, across, up) }));
   }
   for (const one of series) {
-    const d = path(x.values, one.values, across, up);
+    const d = path(x.values, one.values, across, up, one.steps);
     inside.append(svg("path", { class: `curve slot-${one.slot}${one.faint ? " faint" : ""}`, d }));
   }
   const cross = svg("g", { class: "cross", visibility: "hidden" }, svg("line", { class: "cursor", y1: area.y, y2: area.y + area.height }));
@@ -79,7 +79,7 @@ function bounds(y, series) {
   return [y.low ?? low - pad, y.high ?? high + pad];
 }
 
-function path(across, values, x, y) {
+function path(across, values, x, y, steps) {
   let d = "";
   let open = false;
   for (let at = 0; at < values.length; at++) {
@@ -89,7 +89,8 @@ function path(across, values, x, y) {
       open = false;
       continue;
     }
-    d += `${open ? "L" : "M"}${x(across[at]).toFixed(1)} ${Math.min(1e5, Math.max(-1e5, place)).toFixed(1)}`;
+    const [right, up] = [x(across[at]).toFixed(1), Math.min(1e5, Math.max(-1e5, place)).toFixed(1)];
+    d += open && steps ? `H${right}V${up}` : `${open ? "L" : "M"}${right} ${up}`;
     open = true;
   }
   return d;

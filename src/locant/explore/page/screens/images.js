@@ -1,0 +1,143 @@
+// Images and video: frames of a grid, the index of every token, and which pair turns with which axis.
+
+import { Controls, split } from "../controls.js";
+import { html } from "../dom.js";
+import { heatMap } from "../drawing/heat_map.js";
+import { lineChart } from "../drawing/line_chart.js";
+import { number } from "../drawing/scales.js";
+import { strip } from "../drawing/strip.js";
+import { Picture } from "../picture.js";
+
+const SCHEMES = { contiguous: "one ladder in sections (Qwen2-VL)", axial: "a ladder for each axis (vision encoders)" };
+const SLOTS = [2, 1, 3]; // of the axes
+const FRAMES = 6; // that are drawn
+
+export function open(place, page) {
+  const { side, pictures } = split(place);
+  const groups = [0, 1, 2].map(() => html("div", { class: "group" }));
+  side.append(...groups);
+  const controls = [
+    new Controls(groups[0], page, { frames: { label: "Frames" }, rows: { label: "Rows" }, columns: { label: "Columns" } }),
+    new Controls(groups[1], page, { before: { label: "Text before", unit: "tokens" }, after: { label: "Text after", unit: "tokens" }, at: { label: "Token" } }),
+    new Controls(groups[2], page, {
+      scheme: { label: "Frequencies", titles: SCHEMES }, pairs: { label: "Pairs", also: { frame_pairs: null, row_pairs: null } },
+      frame_pairs: { label: "Pairs for frames" }, row_pairs: { label: "Pairs for rows" }, base: { label: "Base" },
+    }),
+  ];
+  const told = html("p", { class: "note" });
+  const frames = html("div", { class: "grid" });
+  pictures.append(html("section", { class: "titled" }, html("h2", {}, "How alike every place is to the chosen token"), told, frames));
+  const shown = [];
+  const index = new Picture(pictures, page, { name: "index", height: 260, again: () => tell(last.numbers.at) });
+  const pairs = new Picture(pictures, page, { name: "pairs", height: 70 });
+  const waves = new Picture(pictures, page, { name: "wavelengths", height: 260 });
+  let last = null;
+
+  function show(answer) {
+    last = answer;
+    for (const each of controls) each.show(answer.controls);
+    const { numbers } = answer;
+    showFrames(numbers);
+    showIndex(numbers);
+    showPairs(numbers);
+    tell(numbers.at);
+  }
+
+  function showFrames({ grid: [count, rows, columns], image: [begin], alike: values, python }) {
+    const drawn = Math.min(count, FRAMES);
+    const least = Math.min(0.999, ...values.slice(begin, begin + count * rows * columns));
+    while (shown.length > drawn) shown.pop().figure.remove();
+    while (shown.length < drawn) shown.push(new Picture(frames, page, { name: `frame-${shown.length}`, height: 270, again: () => tell(last.numbers.at) }));
+    shown.forEach((picture, frame) => {
+      const from = begin + frame * rows * columns;
+      const cells = Object.assign(values.slice(from, from + rows * columns), { shape: [rows, columns] });
+      picture.show({
+        title: `Frame ${frame}`,
+        table: () => ({ columns: ["row", ...Array.from({ length: columns }, (_, at) => `column ${at}`)], rows: Array.from({ length: rows }, (_, row) => [row, ...cells.slice(row * columns, (row + 1) * columns)]) }),
+        python,
+        draw: (plot) => heatMap(plot, {
+          values: cells, x: { label: "column" }, y: { label: "row" }, color: { map: "one", low: least, high: 1, label: "alike" },
+          hover: (row, column) => tell(row === undefined ? last.numbers.at : from + row * columns + column),
+          press: (row, column) => page.change({ at: from + row * columns + column }),
+        }),
+      });
+    });
+  }
+
+  function showIndex({ axes, index: values, image: [begin, end], python }) {
+    const count = values.shape[0];
+    const tokens = Array.from({ length: count }, (_, at) => at);
+    const series = axes.map((name, axis) => ({ name, slot: SLOTS[axis], values: tokens.map((at) => values[3 * at + axis]), steps: true }));
+    index.show({
+      title: "The index of every token on every axis",
+      note: noteOf(last.numbers),
+      legend: series,
+      table: () => ({ columns: ["token", ...axes], rows: tokens.map((at) => [at, ...series.map((one) => one.values[at])]) }),
+      python,
+      draw: (plot) => lineChart(plot, {
+        x: { values: count > 1 ? tokens : [0, 1], label: "token in the row" }, y: { label: "index" }, series,
+        marks: [{ at: begin, label: "image" }, ...(end < count ? [{ at: end, label: "text" }] : [])],
+        hover: (at) => tell(at ?? last.numbers.at),
+      }),
+    });
+  }
+
+  function showPairs({ axes, axis_of_pair: owner, wavelengths, python }) {
+    const words = (pair) => `pair ${pair}: turns with the ${axes[owner[pair]]}, wavelength ${number(wavelengths[pair], 3)}`;
+    const table = () => ({ columns: ["pair", "axis", "wavelength"], rows: wavelengths.map((wavelength, pair) => [pair, axes[owner[pair]], wavelength]) });
+    const resting = "From the first pair to the last.";
+    pairs.show({
+      title: "Which axis each pair turns with",
+      note: resting,
+      legend: axes.map((name, axis) => ({ name, slot: SLOTS[axis], box: true })),
+      table, python,
+      draw: (plot) => strip(plot, Array.from(owner, (axis, pair) => ({ slot: SLOTS[axis], words: words(pair) })), (pair) => (pairs.note.textContent = pair === null ? resting : words(pair))),
+    });
+    const all = wavelengths.map((_, pair) => pair);
+    waves.show({
+      title: "Wavelengths, by axis",
+      note: "Places until a pair stands as before: an axis without fast pairs cannot tell neighbours apart well.",
+      legend: axes.map((name, axis) => ({ name, slot: SLOTS[axis] })),
+      table, python,
+      draw: (plot) => lineChart(plot, {
+        x: { values: all, label: "pair of dimensions" }, y: { label: "wavelength (places)", log: true },
+        series: axes.map((name, axis) => ({ name, slot: SLOTS[axis], values: wavelengths.map((wavelength, pair) => (owner[pair] === axis ? wavelength : null)) })),
+        hover: (pair) => {
+          waves.drawn?.point(pair);
+          waves.read(axes.map((_, axis) => (pair !== null && owner[pair] === axis ? `${number(wavelengths[pair], 3)} places` : "")));
+        },
+      }),
+    });
+  }
+
+  // One token in all pictures.
+  function tell(token) {
+    const { axes, index: values, image: [begin, end], grid: [, rows, columns], alike: likeness, at } = last.numbers;
+    index.drawn?.point(token);
+    index.read(axes.map((_, axis) => number(values[3 * token + axis])));
+    const inside = token >= begin && token < end;
+    const within = token - begin;
+    shown.forEach((picture, frame) => {
+      if (inside && Math.floor(within / (rows * columns)) === frame) picture.drawn?.point(Math.floor(within / columns) % rows, within % columns);
+      else picture.drawn?.point();
+    });
+    const place = axes.map((name, axis) => `${name} ${values[3 * token + axis]}`).join(", ");
+    told.textContent = `Token ${token}${inside ? "" : " (text)"} at ${place}: ${number(likeness[token], 3)}, where 1 is the place of token ${at} itself. A mean over pairs of cosines.`;
+  }
+
+  const keys = {
+    position(step) {
+      const { at } = last.controls;
+      const next = Math.min(at.high, Math.max(0, Number(page.settings().at ?? at.value) + step));
+      page.change({ at: next }, { settled: false });
+      page.announce(`Token ${next}`);
+    },
+  };
+  return { show, keys };
+}
+
+function noteOf({ grid: [frames, rows, columns], image: [begin, end], index }) {
+  const next = begin + Math.max(frames, rows, columns);
+  const after = index.shape[0] > end ? `, and text goes on at ${next}` : "";
+  return `The ${number(end - begin)} tokens of the image take up ${next - begin} indices, from ${begin} on${after}.`;
+}

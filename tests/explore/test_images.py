@@ -1,0 +1,80 @@
+"""Tokens of images stand where Qwen2-VL has them, and their pairs turn with the axis that its sections say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from locant.errors import RangeError
+from locant.explore.answers import answer
+from locant.explore.session import Session
+from tests.refusal import refuses
+from tests.tolerances import DOUBLE
+
+SIZES = {"frames": "2", "rows": "3", "columns": "5", "before": "4", "after": "2"}
+PAIRS = {"pairs": "8", "frame_pairs": "2", "row_pairs": "3", "base": "100"}
+
+
+def numbers(**settings: str) -> dict:
+    return answer("images", {**SIZES, **PAIRS, **settings}, Session())["numbers"]
+
+
+def test_indices_are_those_of_transformers_for_an_image_between_two_texts() -> None:
+    transformers = pytest.importorskip("transformers", reason="the independent code beside ours")
+    torch = pytest.importorskip("torch")
+    shown = numbers(frames="1")
+    config = transformers.CONFIG_MAPPING["qwen2_vl"](
+        text_config={"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+                     "intermediate_size": 8, "vocab_size": 100},
+        vision_config={"depth": 1, "embed_dim": 8, "num_heads": 1, "hidden_size": 32},
+        image_token_id=98, video_token_id=99, vision_start_token_id=97, vision_end_token_id=96,
+    )  # fmt: skip
+    model = transformers.Qwen2VLModel(config)
+    merge = config.vision_config.spatial_merge_size
+    ids = torch.tensor([[1, 2, 3, 97, *[98] * 15, 4, 5]])
+    kinds = (ids == 98).int()
+    sizes = torch.tensor([[1, 3 * merge, 5 * merge]])
+    try:
+        expected, _ = model.get_rope_index(ids, image_grid_thw=sizes, mm_token_type_ids=kinds)
+    except TypeError:  # releases that find images by their ids alone
+        expected, _ = model.get_rope_index(ids, image_grid_thw=sizes)
+    np.testing.assert_array_equal(shown["index"], expected[:, 0].T.numpy())
+
+
+def test_every_pair_turns_with_the_axis_of_its_section() -> None:
+    shown = numbers(scheme="contiguous", at="17")
+    assert shown["axis_of_pair"].tolist() == [0, 0, 1, 1, 1, 2, 2, 2]
+    frequency = 100.0 ** (-np.arange(8) / 8)
+    angles = shown["index"][:, shown["axis_of_pair"]] * frequency
+    np.testing.assert_allclose(shown["alike"], np.cos(angles - angles[17]).mean(-1), atol=DOUBLE)
+    np.testing.assert_allclose(shown["wavelengths"], 2 * np.pi / frequency, rtol=DOUBLE)
+
+
+def test_an_axial_ladder_begins_anew_on_every_axis() -> None:
+    shown = numbers(scheme="axial", at="3")
+    frequency = np.concatenate([100.0 ** (-np.arange(count) / count) for count in (2, 3, 3)])
+    angles = shown["index"][:, shown["axis_of_pair"]] * frequency
+    np.testing.assert_allclose(shown["alike"], np.cos(angles - angles[3]).mean(-1), atol=DOUBLE)
+
+
+def test_without_text_the_image_stands_alone() -> None:
+    shown = numbers(before="0", after="0", at="0")
+    assert shown["index"][0].tolist() == [0, 0, 0]
+    assert shown["index"][-1].tolist() == [1, 2, 4]
+    assert shown["image"] == [0, 30]
+
+
+def test_sections_that_leave_nothing_for_columns_are_refused() -> None:
+    with refuses(RangeError, "row_pairs=5"):
+        numbers(frame_pairs="2", row_pairs="6")
+    with refuses(RangeError, "at"):
+        numbers(at="36")
+
+
+@pytest.mark.parametrize("scheme", ["contiguous", "axial"])
+def test_the_python_of_the_screen_gives_its_indices(scheme: str) -> None:
+    shown = numbers(scheme=scheme)
+    values: dict = {}
+    exec(shown["python"], values)  # noqa: S102
+    np.testing.assert_array_equal(values["positions"].index[0].numpy(), shown["index"])
+    assert values["cos"].shape == (1, 36, 8)
