@@ -24,6 +24,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_design",
     "docs.generator.docstrings",
+    "docs.generator.llms",
     "docs.generator.mathml",
     "docs.generator.reference",
 ]

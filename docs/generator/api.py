@@ -29,8 +29,8 @@ def api_pages(elsewhere: Mapping[type, str]) -> dict[str, str]:
         seen |= {id(value) for _, value in own}
         links = [f"[{path}](#{elsewhere[value]})" for path, value in own if _in(elsewhere, value)]
         described = [_describe(path, value) for path, value in own if not _in(elsewhere, value)]
-        found[f"api/{module.__name__}"] = _page(module, links, described)
-    return found | {"api/index": _index()}
+        found[f"api/{module.__name__}.md"] = _page(module, links, described)
+    return found | {"api/index.md": _index()}
 
 
 def _in(elsewhere: Mapping[type, str], value: object) -> bool:

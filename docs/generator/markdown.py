@@ -25,8 +25,8 @@ def summary(described: object) -> str:
     'The first sentence of a docstring, on one line.'
     """
     paragraph = " ".join((inspect.getdoc(described) or "").split("\n\n")[0].split())
-    sentence = re.match(r".*?\S[.](?= |$)", paragraph)
-    return markdown(sentence[0] if sentence else paragraph)
+    sentence = re.match(r".*?\S(?<! al)[.](?= |$)", paragraph)
+    return linked_papers(markdown(sentence[0] if sentence else paragraph))
 
 
 def linked_papers(text: str) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from docutils import nodes
+from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
+from sphinx.util import logging
 from sphinx.writers.html5 import HTML5Translator
 
 __all__ = ["mathml", "setup"]
 
 
 def mathml(formula: str, *, display: bool) -> str:
-    """The formula as a ``<math>`` element; what cannot be read raises, and so fails the build.
+    """The formula as a ``<math>`` element.
 
     >>> mathml("a^2", display=False).startswith("<math")
     True
@@ -20,12 +22,22 @@ def mathml(formula: str, *, display: bool) -> str:
 
 
 def _inline(writer: HTML5Translator, node: nodes.math) -> None:
-    writer.body.append(mathml(node.astext(), display=False))
-    raise nodes.SkipNode
+    _write(writer, node, display=False)
 
 
 def _block(writer: HTML5Translator, node: nodes.math_block) -> None:
-    writer.body.append(f'<div class="formula">{mathml(node.astext(), display=True)}</div>')
+    writer.body.append('<div class="formula">')
+    try:
+        _write(writer, node, display=True)
+    finally:
+        writer.body.append("</div>")
+
+
+def _write(writer: HTML5Translator, node: nodes.Element, *, display: bool) -> None:
+    try:
+        writer.body.append(mathml(node.astext(), display=display))
+    except MathError as error:
+        logging.getLogger(__name__).warning("%s in the formula %s", error, node.astext(), location=node)
     raise nodes.SkipNode
 
 

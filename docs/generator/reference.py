@@ -20,6 +20,7 @@ from docs.generator.encodings import encoding_page, scaling_page, scalings, titl
 from docs.generator.markdown import card, index, summary
 from docs.generator.models import families, family_page, plot_family
 from docs.generator.models import title as family_title
+from docs.generator.records import ROOT, benchmarks, known_bugs
 from locant.figures.canvas import save
 from locant.positions.registry import encodings
 
@@ -33,15 +34,17 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 
 def pages() -> dict[str, str]:
-    """Every generated page by its path, without its suffix."""
+    """Every generated page by its path; what ends in .txt is a part of a page that is written by hand."""
     own = {kind: f"encoding-{name}" for name, kind in encodings().items()}
     own |= {kind: f"scaling-{name}" for name, kind in scalings().items()}
     return {
-        **{f"encodings/{name}": encoding_page(name, kind) for name, kind in encodings().items()},
-        **{f"scalings/{name}": scaling_page(name, kind) for name, kind in scalings().items()},
-        **{f"models/{name}": family_page(name, module) for name, module in families().items()},
+        **{f"encodings/{name}.md": encoding_page(name, kind) for name, kind in encodings().items()},
+        **{f"scalings/{name}.md": scaling_page(name, kind) for name, kind in scalings().items()},
+        **{f"models/{name}.md": family_page(name, module) for name, module in families().items()},
         **api_pages(own),
         **_indexes(),
+        "known_bugs.txt": known_bugs((ROOT / "tests" / "known_bugs" / "README.md").read_text(encoding="utf-8")),
+        "benchmarks.txt": benchmarks(),
     }
 
 
@@ -58,12 +61,12 @@ def write(folder: Path) -> None:
     """Write the pages and pictures that have changed, and remove pages that are no more."""
     written = pages()
     for path, text in written.items():
-        file = folder / f"{path}.md"
+        file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.is_file() or file.read_text(encoding="utf-8") != text:
             file.write_text(text, encoding="utf-8")
     for file in folder.rglob("*.md"):
-        if file.relative_to(folder).with_suffix("").as_posix() not in written:
+        if file.relative_to(folder).as_posix() not in written:
             file.unlink()
     changed = max(file.stat().st_mtime for file in Path(locant.__file__).parent.rglob("*.py"))
     for path, draw in pictures().items():
@@ -94,18 +97,18 @@ def _indexes() -> dict[str, str]:
     }
     everything = [*of_encodings.values(), *of_scalings.values(), *of_families.values()]
     return {
-        "encodings/index": index(
+        "encodings/index.md": index(
             "encodings", "Encodings", "A page for each encoding.", [*of_encodings.values()], [*of_encodings]
         ),
-        "scalings/index": index(
+        "scalings/index.md": index(
             "scalings", "Scalings", "Ways to stretch [Rotary](#encoding-rotary) over longer contexts.",
             [*of_scalings.values()], [*of_scalings],
         ),
-        "models/index": index(
+        "models/index.md": index(
             "models", "Model families", "How published models encode positions.",
             [*of_families.values()], [*of_families],
         ),
-        "gallery": index(
+        "gallery.md": index(
             "gallery", "Gallery", "What `locant plot` draws of encodings, of scalings by 8, and of published models.",
             everything,
         ),

@@ -27,21 +27,26 @@ def test_every_encoding_scaling_and_family_has_a_page_and_a_picture(pages: dict[
         *(f"scalings/{name}" for name in scalings()),
         *(f"models/{name}" for name in families()),
     }
-    assert wanted == {path for path in pages if "/" in path and not path.endswith("index")} - {
-        path for path in pages if path.startswith("api/")
-    }
+    written = {path.removesuffix(".md") for path in pages if not path.startswith("api/") and path.endswith(".md")}
+    assert wanted == {path for path in written if "/" in path and not path.endswith("index")}
     assert wanted == set(reference.pictures())
-    assert all(path.rpartition("/")[2] in pages[f"{path.partition('/')[0]}/index"] for path in wanted)
+    assert all(path.rpartition("/")[2] in pages[f"{path.partition('/')[0]}/index.md"] for path in wanted)
 
 
 @pytest.mark.parametrize("name", encodings())
 def test_the_page_of_an_encoding_has_all_that_its_class_says(name: str, pages: dict[str, str]) -> None:
-    kind, page = encodings()[name], pages[f"encodings/{name}"]
+    kind, page = encodings()[name], pages[f"encodings/{name}.md"]
     facts = (kind.info.kind, kind.info.parameters, kind.info.cost_of_tokens, kind.info.cost_of_pairs)
     for fact in (*facts, kind.info.extrapolation, kind.info.used_by, *kind.info.aliases, *kind.doors()):
         assert fact in page
     assert f"autoclass:: locant.{kind.__name__}" in page
     assert "https://arxiv.org/abs/" in page
+
+
+@pytest.mark.parametrize("kind", [*encodings().values(), *scalings().values()])
+def test_a_docstring_has_what_its_page_shows(kind: type) -> None:
+    for part in (".. math::", "Limits:", "Tested against:", ">>>"):
+        assert part in (kind.__doc__ or ""), f"{kind.__name__} has no {part}; docs/reference shows one"
 
 
 def test_a_new_fact_of_a_class_comes_into_its_page() -> None:
@@ -58,7 +63,7 @@ def test_a_new_fact_of_a_class_comes_into_its_page() -> None:
 
 def test_every_preset_stands_on_the_page_of_its_family(pages: dict[str, str]) -> None:
     for name, config in presets().items():
-        (page,) = (pages[f"models/{family}"] for family, module in families().items()
+        (page,) = (pages[f"models/{family}.md"] for family, module in families().items()
                    if config["model_type"] in module.ARCHITECTURES)  # fmt: skip
         assert f"`{name}`" in page
 
@@ -72,7 +77,7 @@ def test_a_public_name_is_described_once(pages: dict[str, str]) -> None:
 
 
 def test_pages_are_written_once_and_stale_ones_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "pages", lambda: {"a/one": "words"})
+    monkeypatch.setattr(reference, "pages", lambda: {"a/one.md": "words"})
     monkeypatch.setattr(reference, "pictures", dict)
     (tmp_path / "gone.md").write_text("of an encoding that was removed")
     reference.write(tmp_path)

@@ -89,9 +89,21 @@ class PositionEncoding(nn.Module):
         q, k = encoding.rotate(q, k, positions)              # in every layer, before the KV cache
         y = attend(q, k, v, encoding=encoding, positions=positions)
 
+    .. math:: b_{ij} = 0
+
     Parameters are sharded with the block that uses them. FSDP gathers those of an encoding that is sharded by itself
     only for ``forward``, unless torch is told: ``register_fsdp_forward_method(encoding, "bias")``.
 
+    Limits:
+        Without a causal mask, tokens in another order give the same outputs in that order: nothing says what
+        came first.
+
+    Tested against:
+        Attention written out in NumPy, with a causal mask and without.
+
+    >>> import locant
+    >>> locant.encoding("nope").doors()
+    ()
     """
 
     info: ClassVar[EncodingInfo] = EncodingInfo(

@@ -89,7 +89,21 @@ class Unscaled(Scaling):
 
 @dataclass(frozen=True, kw_only=True)
 class Linear(Scaling):
-    """Position interpolation: every frequency divided by `factor`. Chen et al. 2023, arXiv 2306.15595."""
+    r"""Position interpolation: every frequency divided by `factor`. Chen et al. 2023, arXiv 2306.15595.
+
+    .. math:: \theta_i' = \theta_i / s
+
+    Limits:
+        Neighbours come as close to each other as all else: near distances lose precision, and a model has to be
+        fine-tuned.
+
+    Tested against:
+        50-digit arithmetic (mpmath) on the shapes of published models; and where `transformers` has it, its own
+        functions, bit for bit.
+
+    >>> Linear(factor=4.0)
+    Linear(factor=4.0)
+    """
 
     factor: float
 
@@ -106,10 +120,23 @@ class Linear(Scaling):
 
 @dataclass(frozen=True, kw_only=True)
 class NTK(Scaling):
-    """NTK-aware scaling (bloc97 2023): a larger base, which stretches slow pairs more than fast ones.
+    r"""NTK-aware scaling (bloc97 2023): a larger base, which stretches slow pairs more than fast ones.
 
-    ``form="aware"`` uses ``base * factor ** (d / (d - 2))``, which divides the slowest frequency by exactly `factor`
-    and leaves the fastest alone; ``form="base"`` uses ``base * factor``, as Code Llama's larger theta does.
+    .. math:: \theta_i' = (\text{base} \cdot s^{d / (d - 2)})^{-2i/d}
+
+    ``form="aware"``, the default, divides the slowest frequency by exactly `factor` s and leaves the fastest alone;
+    ``form="base"`` uses ``base * factor``, as Code Llama's larger theta does.
+
+    Limits:
+        Pairs between are stretched by less than `factor`, so the longest context that works is shorter than
+        `factor` promises.
+
+    Tested against:
+        50-digit arithmetic (mpmath) on the shapes of published models; and where `transformers` has it, its own
+        functions, bit for bit.
+
+    >>> NTK(factor=4.0)
+    NTK(factor=4.0, form='aware')
     """
 
     factor: float
@@ -128,10 +155,24 @@ class NTK(Scaling):
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicNTK(Scaling):
-    """NTK-aware scaling by as much as the sequence at hand needs (emozilla 2023).
+    r"""NTK-aware scaling by as much as the sequence at hand needs (emozilla 2023).
 
-    Up to `original_max_seq_len` it is plain RoPE, bit for bit. Beyond, the base depends on the length of the whole
-    sequence, which has to be given: see `Rotary.for_length`.
+    .. math:: \theta_i' = \left( \text{base} \cdot \left( s \frac{n}{L} - (s - 1) \right)^{d / (d - 2)}
+        \right)^{-2i/d}
+
+    n is the length of the sequence, L is `original_max_seq_len`, and s is `factor`. Up to `original_max_seq_len` it is
+    plain RoPE, bit for bit. Beyond, the base depends on the length of the whole sequence, which has to be given: see
+    `Rotary.for_length`.
+
+    Limits:
+        Keys in a cache were rotated for a shorter sequence: `Rotary.rerotate` moves them, or they are wrong.
+
+    Tested against:
+        50-digit arithmetic (mpmath) on the shapes of published models; and where `transformers` has it, its own
+        functions, bit for bit.
+
+    >>> DynamicNTK(factor=2.0, original_max_seq_len=4096).length_that_matters
+    4096
     """
 
     factor: float
@@ -161,7 +202,10 @@ class DynamicNTK(Scaling):
 
 @dataclass(frozen=True, kw_only=True)
 class YaRN(Scaling):
-    """NTK by parts, with a temperature: Peng et al. 2023, arXiv 2309.00071.
+    r"""NTK by parts, with a temperature: Peng et al. 2023, arXiv 2309.00071.
+
+    .. math:: \theta_i' = (1 - \gamma_i) \frac{\theta_i}{s} + \gamma_i \theta_i, \qquad
+        \gamma_i = \text{ramp over the pairs with } \beta_{slow} \text{ to } \beta_{fast} \text{ rotations}
 
     Pairs that rotate more than `beta_fast` times within the trained length keep their frequency, pairs that rotate
     less than `beta_slow` times are interpolated by `factor`, with a linear ramp over the pairs between.
@@ -173,6 +217,17 @@ class YaRN(Scaling):
         truncate: whether the ends of the ramp are rounded outwards to whole pairs (gpt-oss does not).
         attention_factor: overrides everything about the temperature.
         mscale, mscale_all_dim: DeepSeek's weights; both must be given, and not be zero, to have an effect.
+
+    Limits:
+        Short texts get a little worse, since the factor acts at every length. The attention factor multiplies
+        queries and keys, which a kernel that rotates by itself has to know.
+
+    Tested against:
+        50-digit arithmetic (mpmath) on the shapes of published models; and where `transformers` has it, its own
+        functions, bit for bit.
+
+    >>> round(YaRN(factor=4.0, original_max_seq_len=4096).effective_attention_factor, 4)
+    1.1386
     """
 
     factor: float
@@ -234,7 +289,9 @@ class YaRN(Scaling):
 
 @dataclass(frozen=True, kw_only=True)
 class LongRoPE(Scaling):
-    """A factor of its own for every pair, short and long sequences apart: Ding et al. 2024, arXiv 2402.13753.
+    r"""A factor of its own for every pair, short and long sequences apart: Ding et al. 2024, arXiv 2402.13753.
+
+    .. math:: \theta_i' = \theta_i / \lambda_i, \qquad \lambda = \text{short or long factors, by the length}
 
     Sequences of up to `original_max_seq_len` tokens, the trained length, use `short_factor`, longer ones
     `long_factor`. The length is that of the whole sequence, and has to be given: see `Rotary.for_length`.
@@ -243,6 +300,18 @@ class LongRoPE(Scaling):
         short_factor, long_factor: one divisor per pair; kept as tuples.
         factor: the new length over the trained one; decides the attention factor.
         attention_factor: overrides ``sqrt(1 + ln(factor) / ln(original_max_seq_len))``.
+
+    Limits:
+        Keys in a cache are wrong after the sequence passed the trained length, unless `Rotary.rerotate` moves
+        them. The factors are searched for one model, and mean nothing for another.
+
+    Tested against:
+        50-digit arithmetic (mpmath) on the shapes of published models; and where `transformers` has it, its own
+        functions, bit for bit.
+
+    >>> scaling = LongRoPE(short_factor=[1.0] * 4, long_factor=[2.0] * 4, original_max_seq_len=4096, factor=2.0)
+    >>> scaling.factors(8, seq_len=5000)
+    (2.0, 2.0, 2.0, 2.0)
     """
 
     short_factor: Sequence[float]
@@ -290,11 +359,24 @@ class LongRoPE(Scaling):
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3(Scaling):
-    """By wavelength, as in Llama 3.1 (Dubey et al. 2024, arXiv 2407.21783).
+    r"""By wavelength, as in Llama 3.1 (Dubey et al. 2024, arXiv 2407.21783).
+
+    .. math:: \theta_i' = (1 - \gamma_i) \frac{\theta_i}{s} + \gamma_i \theta_i, \qquad
+        \gamma_i = \mathrm{clip}\left( \frac{L \, \theta_i / 2 \pi - low}{high - low}, 0, 1 \right)
 
     Wavelengths shorter than ``original_max_seq_len / high_freq_factor`` stay, those longer than
     ``original_max_seq_len / low_freq_factor`` are stretched by `factor`, and those between are blended. With two equal
     factors there is a step.
+
+    Limits:
+        Made for a model that was trained on with it: on a model that was not, it is as good as a guess.
+
+    Tested against:
+        50-digit arithmetic (mpmath) on the shapes of published models; and where `transformers` has it, its own
+        functions, bit for bit.
+
+    >>> Llama3(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=8192).factor
+    8.0
     """
 
     factor: float
@@ -334,9 +416,22 @@ class Llama3(Scaling):
 
 @dataclass(frozen=True, kw_only=True)
 class Proportional(Scaling):
-    """Gemma 4's: only the first share of the pairs is rotated, at frequencies spaced over the whole head.
+    r"""Gemma 4's: only the first share of the pairs is rotated, at frequencies spaced over the whole head.
 
-    The other pairs have frequency 0: they carry no position, but keep their place in the layout.
+    .. math:: \theta_i' = \begin{cases} \theta_i / s & i < r \, d / 2 \\ 0 & \text{beyond} \end{cases}
+
+    r is `rotated_share` and s is `factor`. The other pairs have frequency 0: they carry no position, but keep their
+    place in the layout.
+
+    Limits:
+        A change of `rotated_share` after training changes what every pair means.
+
+    Tested against:
+        50-digit arithmetic (mpmath) on the shapes of published models; and where `transformers` has it, its own
+        functions, bit for bit.
+
+    >>> Proportional(rotated_share=0.25)
+    Proportional(rotated_share=0.25, factor=1.0)
     """
 
     rotated_share: float = 1.0

@@ -35,14 +35,25 @@ def alibi_slopes(num_heads: int) -> list[float]:
 
 
 class ALiBi(DistanceBias):
-    """Subtracts slope x distance from every score: nearer tokens count more, and each head has its own reach.
+    r"""Subtracts slope x distance from every score: nearer tokens count more, and each head has its own reach.
 
-    The bias is ``-m_h |i - j|``: symmetric where attention is not causal. No parameters unless the slopes are learned.
+    .. math:: b_{hij} = -m_h \, |i - j|, \qquad m_h = 2^{-8 h / H} \text{ for } h = 1, \ldots, H
+
+    i and j are the positions of the query and of the key. Where H is no power of two, the slopes of two powers of two
+    are mixed, as in the paper's code. No parameters unless the slopes are learned.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.
         learned: make the slopes a parameter that begins with these; their signs are left free.
         slopes: one per head of the model; default: the paper's, `alibi_slopes`.
+
+    Limits:
+        Steep heads see next to nothing of far tokens, whatever these say. The bias is symmetric, so without a
+        causal mask it cannot tell earlier keys from later ones.
+
+    Tested against:
+        `transformers`' BLOOM, the paper's slopes in NumPy, and 50-digit arithmetic (mpmath) at 131 072
+        distances.
 
     >>> ALiBi(4).matrix(6)[0, 0]
     tensor([-0.0000, -0.2500, -0.5000, -0.7500, -1.0000, -1.2500])

@@ -19,10 +19,12 @@ GRID = 2.0**-30
 
 
 class Cope(PositionEncoding):
-    """Counts tokens that matter instead of all: a key's position is the sum of gates from it to the query.
+    r"""Counts tokens that matter instead of all: a key's position is the sum of gates from it to the query.
 
-    ``gate_ij = sigmoid(scale q_i . k_j)``, ``p_ij = gate_ij + ... + gate_ii``, and the bias is ``q_i . e[p_ij]``, with
-    e interpolated between the two nearest of `max_positions` learned vectors, and constant beyond the last. As in the
+    .. math:: g_{ij} = \sigma(s \, q_i \cdot k_j), \qquad p_{ij} = \sum_{t=j}^{i} g_{it}, \qquad
+        b_{ij} = q_i \cdot e[p_{ij}]
+
+    s is `scale`, and e is interpolated between the two nearest of `max_positions` learned vectors. As in the
     authors' code the gates see the scaled product, the embeddings the plain query, all heads share the embeddings,
     and these begin as zeros.
 
@@ -36,6 +38,13 @@ class Cope(PositionEncoding):
         head_dim: dimensions per head.
         max_positions: how many position embeddings there are.
         scale: of the product in the gates; default ``head_dim ** -0.5``, that of `attend`.
+
+    Limits:
+        Counts beyond `max_positions` share one vector. All keys between a key and its query have to be given at
+        once, and every pair of tokens costs memory.
+
+    Tested against:
+        The paper's formula in NumPy, forward and every gradient.
 
     >>> q, k = torch.randn(1, 8, 5, 64), torch.randn(1, 2, 5, 64)
     >>> Cope(64).bias(q, k, Positions.arange(5)).shape

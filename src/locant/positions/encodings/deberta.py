@@ -25,11 +25,13 @@ INIT_STD = 0.02
 
 
 class Deberta(TableBias):
-    """Adds content-to-position and position-to-content scores: ``q_i . K[b(i - j)] + k_j . Q[b(i - j)]``.
+    r"""Adds content-to-position and position-to-content scores.
 
-    K and Q are a table of relative embeddings, projected per head like keys and like queries; ``b`` is the bucket of
+    .. math:: b_{ij} = s \, \left( q_i \cdot K[\delta(i - j)] + k_j \cdot Q[\delta(i - j)] \right)
+
+    K and Q are a table of relative embeddings, projected per head like keys and like queries; δ is the bucket of
     a distance, exact up to half of `num_buckets`, logarithmic to `max_distance`, both ways. Which row a pair takes is
-    that of released checkpoints (the paper writes ``b(j - i)`` in the second term).
+    that of released checkpoints (the paper writes δ(j - i) in the second term).
 
     Content and positions share one scale, ``1 / sqrt(3 head_dim)`` with both terms, which attention has to be given
     too: ``attend(q, k, v, encoding=deberta, scale=deberta.scale, causal=False, positions=positions)``.
@@ -50,6 +52,13 @@ class Deberta(TableBias):
         norm: whether the table goes through a LayerNorm first (``norm_rel_ebd``, DeBERTa-v2 and v3).
         scale: default ``(head_dim * (1 + number of terms)) ** -0.5``.
         head_slice: the heads of this rank under tensor parallelism; default: all.
+
+    Limits:
+        Distances beyond `max_distance` share a bucket. The scale of attention has to be the encoding's own.
+
+    Tested against:
+        `transformers`' DeBERTa-v2: its bucket tables, the bias, and whole attention layers, with every
+        gradient.
 
     >>> from locant import Positions
     >>> q = k = torch.randn(1, 4, 5, 16)

@@ -22,7 +22,10 @@ EPS = 1e-6  # added to the denominator, as the authors do
 
 
 class Fire(PositionEncoding):
-    """A learned function of relative distance: ``MLP(psi(|i - j|) / psi(max(L, i, j)))``, ``psi(x) = log(1 + c x)``.
+    r"""A learned function of the distance, as a share of the length so far.
+
+    .. math:: b_{ij} = \mathrm{MLP}\left( \frac{\psi(|i - j|)}{\psi(\max(L, i, j))} \right), \qquad
+        \psi(x) = \log(1 + c \, x)
 
     The ratio runs from 0 at the query to 1 at the beginning of its document, so a longer context than any trained on
     asks the function nothing new. Up to the threshold L the denominator is constant. c and L are learned. The paper's
@@ -39,6 +42,12 @@ class Fire(PositionEncoding):
         threshold: what L begins with; it is learned as a multiple of this.
         head_slice: the heads of this rank under tensor parallelism; default: all. The hidden layer, c and L are
             shared by all heads, so ranks have to add up their gradients.
+
+    Limits:
+        The bias depends on both positions, not on their distance alone, so a table of distances cannot hold it.
+
+    Tested against:
+        The paper's MLP in NumPy, pair by pair, forward and every gradient.
 
     >>> Fire(4).matrix(6).shape
     torch.Size([4, 6, 6])

@@ -22,9 +22,11 @@ INITIAL = {"log": (2.0, 1.0), "power": (1.0, 2.0)}
 
 
 class Kerple(DistanceBias):
-    """Lets every head learn how fast distance fades: ``-r1 log(1 + r2 |i - j|)``, or ``-r1 |i - j|^r2``.
+    r"""Lets every head learn how fast distance fades.
 
-    Two parameters per head, no maximal length; symmetric where attention is not causal. Where training pushes one
+    .. math:: b_{ij} = -r_1 \log(1 + r_2 \, |i - j|) \qquad \text{or} \qquad b_{ij} = -r_1 \, |i - j|^{r_2}
+
+    Two parameters per head, no maximal length. Where training pushes one
     below 0.01 (or an exponent above 2) it acts as that bound, and its gradient still passes, so that it can come back.
 
     The logarithmic form is computed in float32, the power in float64: float32 would lose the difference between
@@ -33,6 +35,12 @@ class Kerple(DistanceBias):
     Args:
         num_heads, head_slice: as in `DistanceBias`.
         kind: ``"log"``, the paper's best, or ``"power"`` (with r2 = 1 ALiBi with a learned slope).
+
+    Limits:
+        The bias is symmetric, so without a causal mask it cannot tell earlier keys from later ones.
+
+    Tested against:
+        The paper's formulas (equations 5 and 6) in NumPy, forward and every gradient.
 
     >>> Kerple(4).matrix(6).shape
     torch.Size([4, 6, 6])

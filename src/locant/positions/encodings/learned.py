@@ -21,7 +21,9 @@ INIT_STD = 0.02  # GPT-2 and BERT
 
 
 class Learned(PositionEncoding):
-    """Adds row p of a trained table to the token at position p; there is nothing past the end of the table.
+    r"""Adds row p of a trained table to the token at position p.
+
+    .. math:: x_p \leftarrow x_p + W_{p + \text{offset}}
 
     Args:
         max_seq_len: how many positions there are.
@@ -29,6 +31,13 @@ class Learned(PositionEncoding):
         offset: rows before position 0, which some checkpoints have (RoBERTa and OPT: 2).
         init_std: rows start as N(0, init_std**2); default 0.02, as in GPT-2 and BERT. Rows much smaller than the token
             rows they are added to are learned slowly.
+
+    Limits:
+        There is no row past the end of the table: a position there is refused. Rows that no training text
+        reached mean nothing. `resize` makes a table longer.
+
+    Tested against:
+        `transformers`' OPT, and rows looked up by hand.
 
     >>> Learned(512, 256).embed(torch.zeros(8, 4, 256), Positions.arange(4)).shape
     torch.Size([8, 4, 256])

@@ -19,11 +19,12 @@ GRID = 2.0**-40
 
 
 class Sandwich(DistanceBias):
-    """Adds the inner product of the sinusoidal vectors of both positions, which decays with distance.
+    r"""Adds the inner product of the sinusoidal vectors of both positions, which decays with distance.
 
-    ``(PE(i) . PE(j) - d/2) / c_h`` with the compression ratio ``c_h = 8 (h + 1) / H`` of head h. The paper leaves
-    out ``- d/2``, which softmax cannot see; with it near distances keep their bits. No parameters, no maximal length;
-    symmetric where not causal.
+    .. math:: b_{hij} = \frac{\mathrm{PE}(i) \cdot \mathrm{PE}(j) - d/2}{c_h}, \qquad c_h = \frac{8 (h + 1)}{H}
+
+    The paper leaves out ``- d/2``, which softmax cannot see; with it near distances keep their bits. No parameters, no
+    maximal length.
 
     Costs one value per distance and pair of the sinusoid, then one look-up per pair of tokens. Where the positions'
     bounds are unknown (`Positions.of` on an accelerator) the values are computed for every pair of tokens instead.
@@ -32,6 +33,13 @@ class Sandwich(DistanceBias):
         num_heads, head_slice: as in `DistanceBias`.
         dim: the width of the sinusoidal vectors, the paper's one hyperparameter.
         base: as in `Sinusoidal`.
+
+    Limits:
+        The bias is symmetric, so without a causal mask it cannot tell earlier keys from later ones. Nothing is
+        learned: a head cannot choose its reach.
+
+    Tested against:
+        Inner products of the paper's sinusoidal vectors in NumPy.
 
     >>> Sandwich(8).matrix(4)[7, 3]
     tensor([-1.4767, -0.8273, -0.2383,  0.0000])

@@ -18,11 +18,14 @@ INIT_STD = 0.02
 
 
 class Shaw(TableBias):
-    """Adds ``q_i . a_clip(j - i)``: a learned vector for every distance up to `max_distance`, in each direction.
+    r"""Adds the product of the query and a learned vector for each distance, in either direction.
 
-    Keys farther away than that share the vector at the end; all heads share the table, as in the paper. With
-    `key_term` also ``k_j . a_clip(j - i)`` is added (BERT's ``relative_key_query``). The paper's second table, added
-    to the values, is not a bias and not part of this; by its own ablation (table 3) the keys' table is enough.
+    .. math:: b_{ij} = s \; q_i \cdot a_{\mathrm{clip}(j - i, -D, D)}
+
+    s is `scale` and D is `max_distance`. Keys farther away than that share the vector at the end; all heads share the
+    table, as in the paper. With `key_term` also ``k_j . a`` is added (BERT's ``relative_key_query``). The paper's
+    second table, added to the values, is not a bias and not part of this; by its own ablation (table 3) the keys' table
+    is enough.
 
     Scores are scaled before a bias is added to them, so the products are multiplied by `scale`, which has to be that
     of `attend`. Costs one row of scores per token over the table (``2 max_distance + 1`` wide, float64 while it is
@@ -34,6 +37,12 @@ class Shaw(TableBias):
         max_later: the same for keys after it; default: `max_distance`.
         key_term: also add the keys' products.
         scale: default ``head_dim ** -0.5``, that of `attend`.
+
+    Limits:
+        All distances beyond `max_distance` are one. The paper's table for values is not part of this.
+
+    Tested against:
+        `transformers`' Wav2Vec2-BERT, and the paper's formula in NumPy, forward and every gradient.
 
     >>> from locant import Positions
     >>> q, k = torch.randn(1, 8, 5, 64), torch.randn(1, 2, 5, 64)

@@ -19,12 +19,14 @@ INIT_STD = 0.02
 
 
 class TransformerXL(PositionEncoding):
-    """Adds ``q_i . W r_(i-j)``, ``u . k_j`` and ``v . W r_(i-j)``: terms (b), (c) and (d) of the paper; (a) is q . k.
+    r"""Adds to q . k the paper's terms of the distance, of the key, and of the distance alone.
 
-    ``r`` is the sinusoidal vector of the distance (sines first, then cosines), W projects it for every head, and u and
-    v are a learned vector per head each. Scores are scaled before a bias is added to them, so these terms are
-    multiplied by `scale`, which has to be that of `attend`. A memory of earlier segments is keys with their own
-    positions.
+    .. math:: b_{ij} = s \left( q_i \cdot W r_{i-j} + u \cdot k_j + v \cdot W r_{i-j} \right)
+
+    These are terms (b), (c) and (d) of the paper; (a) is q . k. r is the sinusoidal vector of the distance (sines
+    first, then cosines), W projects it for every head, and u and v are a learned vector per head each. Scores are
+    scaled before a bias is added to them, so these terms are multiplied by `scale`, which has to be that of `attend`. A
+    memory of earlier segments is keys with their own positions.
 
     A sine of ``i - j`` is a sum of products of sines and cosines of i and of j, so ``W^T (q + v)`` is rotated by the
     query's angles and multiplied with the key's: a product over `d_model` in float64, with
@@ -39,6 +41,13 @@ class TransformerXL(PositionEncoding):
         base: as in `Sinusoidal`.
         scale: default ``head_dim ** -0.5``, that of `attend`.
         head_slice: the heads of this rank under tensor parallelism; default: all.
+
+    Limits:
+        The scale of attention has to be the encoding's own. Every pair of tokens costs a product over
+        `d_model`.
+
+    Tested against:
+        The paper's terms in NumPy with every gradient, and the Conformer attention of `transformers`.
 
     >>> q, memory_and_k = torch.randn(1, 4, 5, 16), torch.randn(1, 4, 12, 16)
     >>> xl = TransformerXL(4, 64)

@@ -24,16 +24,19 @@ ROOM = {torch.float64: 900, torch.float32: 100, torch.bfloat16: 100, torch.float
 
 
 class XPos(PositionEncoding):
-    """Rotates pairs of q and k as `Rotary` does, and shrinks their product by ``zeta^(n - m)``: far tokens fade.
+    r"""Rotates pairs of q and k as `Rotary` does, and shrinks their product by ``zeta^(n - m)``: far tokens fade.
 
-    Pair i of a query at n is scaled by ``zeta_i ** ((n - center) / scale_base)``, that of a key at m by the inverse,
-    with ``zeta_i = (2 i / d + gamma) / (1 + gamma)``: fast pairs fade most. `center` is a fixed position, not the
-    middle of the current sequence, so cached keys stay valid as it grows; where q and k meet, it cancels.
+    .. math:: q_i \leftarrow q_i \, \zeta_i^{(n - c) / s}, \qquad k_i \leftarrow k_i \, \zeta_i^{-(m - c) / s}, \qquad
+        \zeta_i = \frac{2 i / d + \gamma}{1 + \gamma}
+
+    for pair i of a query at n and of a key at m, with `center` c and `scale_base` s: fast pairs fade most. `center` is
+    a fixed position, not the middle of the current sequence, so cached keys stay valid as it grows; where q and k meet,
+    it cancels.
 
     Each of the two factors alone grows with the distance from `center`, up to `reach` (with the defaults some 28 000
     positions either way in float32 and bfloat16, 2 200 in float16); beyond, a `RangeError` is raised.
 
-    Meant for causal attention: a key after its query would be amplified. No parameters. Costs what `Rotary` does, and
+    No parameters. Costs what `Rotary` does, and
     one factor per token and pair.
 
     Args:
@@ -43,6 +46,13 @@ class XPos(PositionEncoding):
         gamma: how little the fastest pair keeps; larger is gentler.
         center: the position at which q and k keep their length.
         layout, angles: as in `Rotary`.
+
+    Limits:
+        For causal attention: a key after its query would be amplified. Positions farther than `reach` from
+        `center` are refused.
+
+    Tested against:
+        rotary-embedding-torch, and cached decoding against one pass, which must agree.
 
     >>> q, k = torch.randn(2, 8, 5, 64), torch.randn(2, 2, 5, 64)
     >>> [rotated.shape for rotated in XPos(64).rotate(q, k, Positions.arange(5))]
