@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
-import pprint
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from click.testing import CliRunner
 from matplotlib.figure import Figure
@@ -19,7 +18,7 @@ from matplotlib.figure import Figure
 import locant
 from docs.generator.markdown import markdown, picture, rows
 from locant.cli import main
-from locant.models import encoding_from_config, layer_types
+from locant.models import encoding_from_config, layer_types, with_defaults
 from locant.models.architecture import Architecture
 from locant.models.registry import FAMILIES, presets
 from locant.positions.base import PositionEncoding
@@ -57,16 +56,17 @@ def encodings_of(preset: str) -> tuple[tuple[str | None, PositionEncoding], ...]
 
 
 def family_page(name: str, module: ModuleType) -> str:
-    """What a family is, its architectures, its presets with their encodings, and one of its models explained."""
-    example, config = _example(module)
+    """What a family is, its architectures, its presets with their encodings, and one configuration explained."""
+    source, made, config = _example(module)
     architectures = rows([_architecture(key, row) for key, row in module.ARCHITECTURES.items()])
-    layer_type = f', layer_type="{kinds[0]}"' if (kinds := layer_types(config)) else ""
+    kinds = layer_types(config)
+    layer_type = f', layer_type="{kinds[0]}"' if kinds else ""
     return f"""(model-{name})=
 # {title(module)}
 
 {markdown(inspect.getdoc(module) or "")}
 
-{picture(f"models/{name}", f"Positions of {example}")}
+{picture(f"models/{name}", f"Positions of {config['model_type']}")}
 
 ## Architectures
 
@@ -74,61 +74,65 @@ def family_page(name: str, module: ModuleType) -> str:
 |---|---|---|---|
 {architectures}
 
-{_presets_table(module)}```python
+{_presets_table(module)}
+```python
 import locant
-
-config = {_written(config)}
+{made}
 encoding = locant.encoding_from_config(config{layer_type})
 ```
 
-## {example}, explained
+## An example, explained
 
+```sh
+locant explain {source}
+```
 ```text
-{_explained(config)}
+{_explained(source, config)}
 ```
 """
 
 
-def plot_family(module: ModuleType, *, theme: str) -> Figure:
-    """The picture of a family: of its example."""
-    _, config = _example(module)
+def plot_family(module: ModuleType, *, theme: Literal["light", "dark"]) -> Figure:
+    """The picture of a family: of its first preset, or first architecture."""
+    _, _, config = _example(module)
     kinds = layer_types(config)
     return locant.plot(config, theme=theme, layer_type=kinds[0] if kinds else None)
+
+
+def _example(module: ModuleType) -> tuple[str, str, Mapping[str, Any]]:
+    """A configuration, where `locant explain` finds it, and the code that makes it."""
+    for preset in _presets(module):
+        made = f'from locant.models.registry import presets\n\nconfig = presets()["{preset}"]  # or a config.json, read'
+        return preset, made, presets()[preset]
+    sizes = {"model_type": next(iter(module.ARCHITECTURES)), "hidden_size": 4096, "num_attention_heads": 32}
+    written = json.dumps(sizes)
+    made = f"from locant.models import with_defaults\n\nconfig = with_defaults({written})"
+    return "config.json", made, with_defaults(sizes)
+
+
+def _explained(source: str, config: Mapping[str, Any]) -> str:
+    """What `locant explain` prints of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / source
+        if source not in presets():
+            path.write_text(json.dumps(config), encoding="utf-8")
+        asked = source if source in presets() else str(path)
+        shown = CliRunner().invoke(main, ["explain", asked], env={"COLUMNS": "88"}, catch_exceptions=False)
+        return shown.stdout.replace(asked, source).rstrip()
+
+
+def _presets_table(module: ModuleType) -> str:
+    found = [
+        (f"`{preset}`", kind or "all", f"`{encoding}`")
+        for preset in _presets(module)
+        for kind, encoding in encodings_of(preset)
+    ]
+    return f"## Presets\n\n| preset | layers | encoding |\n|---|---|---|\n{rows(found)}\n" if found else ""
 
 
 def _architecture(name: str, row: Architecture) -> tuple[str, ...]:
     pairs = "–" if row.rotary is None else f"{row.rotary.layout}"
     return f"`{name}`", pairs, ", ".join(f"`{preset}`" for preset in row.presets), "yes" if row.vllm else ""
-
-
-def _example(module: ModuleType) -> tuple[str, dict[str, Any]]:
-    """The first preset of a family; without one, its first architecture, small and with the defaults of its class."""
-    for preset in _presets(module):
-        return preset, dict(presets()[preset])
-    name, row = next(iter(module.ARCHITECTURES.items()))
-    return name, {"model_type": name, "hidden_size": 512, "num_attention_heads": 8, **row.defaults}
-
-
-def _presets_table(module: ModuleType) -> str:
-    lines = [
-        (f"`{preset}`", kind or "all", f"`{encoding}`")
-        for preset in _presets(module) for kind, encoding in encodings_of(preset)
-    ]  # fmt: skip
-    table = f"| preset | layers | encoding |\n|---|---|---|\n{rows(lines)}"
-    return f"## Presets\n\n{table}\n\n" if lines else "## Example\n\n"
-
-
-def _written(config: Mapping[str, Any]) -> str:
-    """A configuration as Python."""
-    return pprint.pformat(config, width=88, sort_dicts=False)
-
-
-def _explained(config: Mapping[str, Any]) -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "config.json"
-        file.write_text(json.dumps(config), encoding="utf-8")
-        done = CliRunner().invoke(main, ["explain", str(file)], env={"COLUMNS": "88"}, catch_exceptions=False)
-    return done.stdout.replace(str(file), "config.json").rstrip()
 
 
 def _presets(module: ModuleType) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,14 @@ def test_every_preset_stands_on_the_page_of_its_family(pages: dict[str, str]) ->
         (page,) = (pages[f"models/{family}.md"] for family, module in families().items()
                    if config["model_type"] in module.ARCHITECTURES)  # fmt: skip
         assert f"`{name}`" in page
+
+
+def test_a_family_without_a_preset_has_an_example_of_its_first_architecture(pages: dict[str, str]) -> None:
+    for name, module in families().items():
+        explained = next((preset for row in module.ARCHITECTURES.values() for preset in row.presets), "config.json")
+        assert f"locant explain {explained}\n" in pages[f"models/{name}.md"]
+        assert re.search(rf"\nmodel +{re.escape(explained)} \(", pages[f"models/{name}.md"])
+    assert any("locant explain config.json" in page for page in pages.values())
 
 
 def test_a_public_name_is_described_once(pages: dict[str, str]) -> None:
