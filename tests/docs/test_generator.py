@@ -73,7 +73,7 @@ def test_a_family_without_a_preset_has_an_example_of_its_first_architecture(page
     for name, module in families().items():
         explained = next((preset for row in module.ARCHITECTURES.values() for preset in row.presets), "config.json")
         assert f"locant explain {explained}\n" in pages[f"models/{name}.md"]
-        assert re.search(rf"\nmodel +{re.escape(explained)} \(", pages[f"models/{name}.md"])
+        assert re.search(rf"\nmodel +{re.escape(explained)}\b", pages[f"models/{name}.md"])
     assert any("locant explain config.json" in page for page in pages.values())
 
 
