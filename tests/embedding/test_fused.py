@@ -437,3 +437,16 @@ def test_the_parts_work_alone_as_before() -> None:
     ids = torch.randint(2, (BATCH, LENGTH))
     assert torch.equal(token(ids), token.weight[ids])
     assert torch.equal(segment(ids), segment.weight[ids])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("norm", [None, "layer_norm"])
+def test_the_device_works_after_a_refusal(norm: str | None) -> None:
+    """It is the embedding that says so, not an assertion of the device."""
+    module = InputEmbedding(8, 4, norm=norm).cuda()
+    for bad in (-1, 8, 2**31, 2**63 - 1):
+        module(torch.tensor([[0, bad, 7]], device="cuda"))
+        with refuses(RangeError, str(bad)):
+            module.raise_deferred_errors()
+    torch.cuda.synchronize()
+    assert module(torch.tensor([[0, 7]], device="cuda")).isfinite().all()

@@ -1,12 +1,15 @@
-"""Entries whose angles were computed wrongly in the first place, however the module was treated afterwards."""
+"""Entries whose angles were computed wrongly in the first place, and how far off phases and scores are then."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_args
 
+import mpmath
 import pytest
 import torch
 from torch import Tensor
@@ -16,11 +19,61 @@ from locant import PositionEncoding, Positions, Rotary
 from locant.positions.angles import AngleMode
 from locant.positions.scaling import Scaling, Unscaled
 from tests.known_bugs.exhibit import exhibit
-from tests.known_bugs.oracle import EDGES, frequencies, rounded_frequencies
-from tests.known_bugs.rotations import CosSin, Rotation, bound, rotation, rotations, worst_error
-from tests.known_bugs.subjects import CONSTANT, ROTARY_OPTIONS, WIDTH, Build, differences, queries, use
+from tests.known_bugs.figures import published
+from tests.known_bugs.oracle import EDGES, frequencies, phase_error, rounded_frequencies, true_cos_sin
+from tests.known_bugs.subjects import CONSTANT, ROTARY_OPTIONS, WIDTH, Build, differences, queries, rotary, use
 from tests.known_bugs.twins import BufferRotary, MultipliedRotary
-from tests.tolerances import LENGTH
+from tests.tolerances import LENGTH, PHASE, SHIFTED
+
+CosSin = Callable[[Positions], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """What rotates pairs, the frequencies it means to rotate them by, and the length it gives them."""
+
+    cos_sin: CosSin
+    frequencies: Sequence[mpmath.mpf] | Tensor
+    attention_factor: float = 1.0
+
+
+def rotation(**options: Any) -> Rotation:
+    """One of our rotaries, seen with one number per token. What its scaling makes of a base is tested elsewhere."""
+    encoding = rotary(**options)
+    dims = [2 * pairs for pairs in encoding.sections or ()] if encoding.axial else [encoding.rotary_dim]
+    scaling = None if isinstance(encoding.scaling, Unscaled) else encoding.scaling
+    meant: Sequence[mpmath.mpf] | Tensor
+    if encoding.angles.mode == "float32":
+        rounded = rounded_frequencies if scaling is None else partial(scaling.rounded, seq_len=encoding.seq_len)
+        meant = torch.cat([rounded(dim, encoding.base) for dim in dims])
+    elif scaling is None:
+        meant = [frequency for dim in dims for frequency in frequencies(dim, encoding.base)]
+    else:
+        exact = [frequency for dim in dims for frequency in scaling.frequencies(dim, encoding.base, encoding.seq_len)]
+        with mpmath.workdps(50):
+            meant = [mpmath.mpf(str(frequency)) for frequency in exact]
+    return Rotation(encoding.cos_sin, meant, encoding.scaling.effective_attention_factor)
+
+
+def rotations() -> dict[str, Rotation]:
+    """All of them, by name."""
+    return {name: rotation(**options) for name, options in ROTARY_OPTIONS.items()}
+
+
+def worst_error(subject: Rotation, index: list[int]) -> float:
+    """How far any cosine or sine is from the truth. Each position comes alone, with bounds that fit it."""
+    ours = zip(*(subject.cos_sin(Positions.of([position])) for position in index), strict=True)
+    true = true_cos_sin(index, subject.frequencies)
+    pairs = zip(ours, true, strict=True)
+    return max(
+        float((torch.cat(some, 1)[0].double() / subject.attention_factor - truth).abs().max()) for some, truth in pairs
+    )
+
+
+def bound(subject: Rotation) -> float:
+    """Half a unit of float32 for the exact mode; one more for torch's cosine in the other; another for a factor."""
+    roundings = 1 + isinstance(subject.frequencies, Tensor) + (subject.attention_factor != 1)
+    return 1.01 * 2.0**-25 * 2 ** (roundings - 1)
 
 
 class Operators(TorchDispatchMode):
@@ -211,3 +264,95 @@ def test_24_more_tokens_than_a_grid_has_blocks() -> None:
         return rotary.rotate(x, x, positions)[0]
 
     exhibit(check, ours, twin=one_block_per_token, because="the end of 65536 tokens is not rotated")
+
+
+def shift_error(cos_sin: CosSin, dtype: torch.dtype = torch.float32) -> float:
+    """By how much q . k changes, per unit of length, when both move on together by up to 2**20 positions."""
+    dim = 2 * cos_sin(Positions.arange(1))[0].shape[-1]
+    q, k = torch.randn(2, 16, dim, dtype=torch.float64).to(dtype)
+    starts, lag = torch.arange(16), 100
+    lengths = q.double().norm(dim=-1) * k.double().norm(dim=-1)
+
+    def score(shift: int) -> Tensor:
+        rotated_q, rotated_k = (
+            _rotated(x, *cos_sin(Positions.of(starts + shift + more))).double() for x, more in ((q, lag), (k, 0))
+        )
+        return (rotated_q * rotated_k).sum(-1) / lengths
+
+    return max(float((score(2**power) - score(0)).abs().max()) for power in range(21))
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.to(cos.dtype).chunk(2, -1)
+    return torch.cat([a * cos[0] - b * sin[0], b * cos[0] + a * sin[0]], -1).to(x.dtype)
+
+
+def in_bfloat16(positions: Positions) -> tuple[Tensor, Tensor]:
+    cos, sin = Rotary(WIDTH).cos_sin(positions)
+    return cos.bfloat16(), sin.bfloat16()
+
+
+@pytest.mark.parametrize("dtype", SHIFTED)
+def test_11_scores_depend_on_the_distance_alone(dtype: torch.dtype) -> None:
+    """KellerJordan/modded-nanogpt#39: cosines in bfloat16 cost training loss: 3.2800 against 3.2783 in float32.
+
+    A rounded table rotates q and k by other angles than it should, so their product no longer knows only a distance.
+    """
+
+    def check(cos_sin: CosSin) -> None:
+        error = shift_error(cos_sin, dtype)
+        assert error <= SHIFTED[dtype], f"a common shift changed a score by {error:.2g}"
+
+    def from_bfloat16(positions: Positions) -> tuple[Tensor, Tensor]:
+        return BufferRotary().bfloat16().cos_sin(positions)
+
+    ours = [subject.cos_sin for subject in rotations().values() if not isinstance(subject.frequencies, Tensor)]
+    exhibit(check, *ours, twin=from_bfloat16, because="a common shift changed a score")
+    if dtype == torch.float32:
+        exhibit(check, *ours, twin=in_bfloat16, because="a common shift changed a score")
+
+
+@pytest.mark.parametrize("name", ["exact", "float32", "bfloat16 table"])
+def test_11_the_figures_of_the_readme_are_measured(name: str) -> None:
+    """KellerJordan/modded-nanogpt#39: what each table costs, as a published figure."""
+    tables = {
+        "exact": Rotary(WIDTH).cos_sin,
+        "float32": Rotary(WIDTH, angles="float32").cos_sin,
+        "bfloat16 table": in_bfloat16,
+    }
+
+    def check(cos_sin: CosSin) -> None:
+        measured, told = shift_error(cos_sin), published("relative shift")[name][0]
+        assert told / 2 < measured < told * 2, f"{name}: the README says {told:.2g}, measured {measured:.2g}"
+
+    other = tables["exact" if name != "exact" else "float32"]
+    exhibit(check, tables[name], twin=other, because="the README says")
+
+
+def test_14_the_phase_error_is_a_published_figure() -> None:
+    """Modalities/modalities#462: phases off by 0.62 radians at position 512, and by pi at 4096.
+
+    The frequencies were cast to the dtype of the tokens. The README tells the error of each way at four positions.
+    """
+    figures = published("phase error")
+    index = [512, 4096, 65_536, 2**20]
+
+    def errors(cos_sin: CosSin) -> list[float]:
+        true = true_cos_sin(index, frequencies(128, 10_000.0))
+        cos, sin = (table[0] for table in cos_sin(Positions.of(index)))
+        return phase_error(cos, sin, *true).amax(-1).tolist()
+
+    def cast(positions: Positions) -> tuple[Tensor, Tensor]:
+        angle = positions.index[..., None].float() * BufferRotary(128).inv_freq.bfloat16().float()
+        return angle.cos(), angle.sin()
+
+    def check(cos_sin: CosSin) -> None:
+        for position, error in zip(index, errors(cos_sin), strict=True):
+            assert error < PHASE, f"at position {position} the phase is off by {error:.2g}"
+
+    exhibit(check, Rotary(128).cos_sin, twin=cast, because="at position 512 the phase is off by 0.")
+    tables = {"exact": Rotary(128).cos_sin, "float32": Rotary(128, angles="float32").cos_sin, "bfloat16": cast}
+    assert figures.keys() == tables.keys()
+    for name, cos_sin in tables.items():
+        for told, measured in zip(figures[name], errors(cos_sin), strict=True):
+            assert told / 2 < measured < told * 2, f"{name}: the README says {told:.2g}, measured {measured:.2g}"

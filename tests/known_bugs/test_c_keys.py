@@ -15,7 +15,7 @@ from locant import LocantError, Positions, Rotary, attend
 from locant.checkpoints.explanation import explain
 from locant.positions.scaling import Llama3, YaRN
 from tests.known_bugs.exhibit import exhibit
-from tests.known_bugs.stretched import by_wavelength, on_a_ramp, plain, temperature
+from tests.known_bugs.oracle import by_wavelength, on_a_ramp, plain, temperature
 from tests.positions.published import PUBLISHED
 from tests.tolerances import DOUBLE, FORMULA, FREQUENCY, SIX_DIGITS
 

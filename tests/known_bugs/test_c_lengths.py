@@ -12,7 +12,7 @@ from torch import Tensor
 from locant import KVCache, Positions, RangeError, Rotary
 from locant.positions.scaling import DynamicNTK, LongRoPE, Scaling
 from tests.known_bugs.exhibit import exhibit
-from tests.known_bugs.stretched import dynamic, plain, rotated
+from tests.known_bugs.oracle import dynamic, plain, rotated
 from tests.known_bugs.subjects import WIDTH
 from tests.tolerances import DOUBLE
 

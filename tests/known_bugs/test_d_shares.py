@@ -13,7 +13,7 @@ from torch import Tensor
 from locant import LocantError, Positions, RangeError, Rotary, ShapeError, Sinusoidal
 from locant.positions.scaling import LongRoPE, Scaling
 from tests.known_bugs.exhibit import exhibit
-from tests.known_bugs.stretched import plain, rotated
+from tests.known_bugs.oracle import plain, rotated
 from tests.tolerances import FAR_DOUBLE, FORMULA
 
 HEAD_DIM, ROTARY_DIM = 256, 64

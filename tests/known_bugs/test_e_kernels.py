@@ -1,14 +1,9 @@
-"""Entries about what any GPU kernel can do to memory. Each runs through Triton's interpreter; on a GPU as well, where
-there is one: ``pytest -m gpu tests/known_bugs/test_e_kernels.py``.
-"""
+"""Entries about what any GPU kernel can do to memory, through Triton's interpreter."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -40,9 +35,6 @@ def rotating(place: Place, layout: str = "half") -> Rotate:
     return rotate
 
 
-# ---------------------------------------------------------------------- 61: addresses of 32 bits
-
-
 def test_61_elements_past_2_31_are_found() -> None:
     """fla-org/flash-linear-attention#1080 and #1082, databricks/megablocks#185, sgl-project/sglang#20389 and #35571,
     state-spaces/mamba#1015, triton-lang/triton#832: silently wrong, or an illegal access, past 2^31 elements.
@@ -63,9 +55,6 @@ def test_61_elements_past_2_31_are_found() -> None:
     twin = interpreted("tests.known_bugs.careless_kernels").copy_heads
     with without_copying_back():
         exhibit(check, *ours, twin=twin, because="head 2 was read from somewhere else")
-
-
-# ---------------------------------------------------------------------- 62: a launch for 2^31 elements
 
 
 def test_62_a_launch_covers_2_31_elements() -> None:
@@ -90,22 +79,6 @@ def test_62_a_launch_covers_2_31_elements() -> None:
         return -(-int(np.array(elements).astype(np.int32)) // 1024) * 1024
 
     exhibit(check, covered, twin=in_32_bits, because="cover -2147483648 of 2147483648")
-
-
-@pytest.mark.gpu
-def test_62_every_entry_of_one_pass_is_written() -> None:
-    """pytorch/pytorch#130806: 131 072 ids of width 16 384, and one id less and more."""
-    from locant.kernels.input_embedding import Operands, triton
-
-    table = torch.randn(5, 16_384, dtype=torch.bfloat16, device="cuda")
-    for tokens in (131_071, 131_072, 131_073):
-        ids = torch.arange(tokens, device="cuda")[None] % 5
-        y = triton.forward(Operands(ids=ids, token=table))[0][0]
-        for first in range(0, tokens, 4_096):
-            assert torch.equal(y[first : first + 4_096], table[ids[0, first : first + 4_096]])
-
-
-# ---------------------------------------------------------------------- 63: memory that nobody wrote
 
 
 @contextmanager
@@ -156,9 +129,6 @@ def test_63_padded_rows_are_written_too() -> None:
     exhibit(check, *ours, *kernels, twin=skips_padding, because="were never written")
 
 
-# ---------------------------------------------------------------------- 69: lanes past the end
-
-
 def extent(x: Tensor) -> tuple[int, int]:
     return x.data_ptr(), x.data_ptr() + x.untyped_storage().nbytes() - x.storage_offset() * x.element_size()
 
@@ -202,53 +172,14 @@ def test_69_lanes_past_the_last_pair_touch_nothing() -> None:
     exhibit(check, kernel, twin=careless, because="28 lanes reach past the end")
 
 
-SANITIZED = """
-import torch
-from tests.kernels.interpreted import Place
-from tests.known_bugs.test_e_kernels import rotating
-for layout in ("half", "interleaved"):
-    for dim in (2, 40, 72, 80, 96, 128, 192, 256, 512):
-        rotating(Place("cuda"), layout)(torch.randn(2, 3, 63, dim, device="cuda"))
-torch.cuda.synchronize()
-"""
-
-
-@pytest.mark.gpu
-def test_69_the_sanitizer_finds_nothing() -> None:
-    """Dao-AILab/flash-attention#1195: every access of every head dimension, watched by NVIDIA's own tool."""
-    tool = shutil.which("compute-sanitizer")
-    if tool is None:
-        pytest.skip("there is no compute-sanitizer on the path")
-    command = [tool, "--error-exitcode", "3", sys.executable, "-c", SANITIZED]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-
-
-# ---------------------------------------------------------------------- 70: ids without a row
-
 BAD_IDS = (-1, 8, 2**31, 2**63 - 1)
 Embed = Callable[[Tensor], Tensor]
 
 
-def complaint_about(embed: Embed, ids: Tensor) -> tuple[str | None, Tensor | None]:
-    try:
-        out = embed(ids)
-        if ids.is_cuda and isinstance(embed, InputEmbedding):
-            embed.raise_deferred_errors()  # the host does not wait for the device unless it is asked to
-        return None, out
-    except (LocantError, IndexError, RuntimeError) as error:
-        return str(error), None
-
-
-def require_complaint(device: str) -> Callable[[Embed], None]:
-    def check(embed: Embed) -> None:
-        for bad in BAD_IDS:
-            ids = torch.tensor([[0, bad, 7]], device=device)
-            complaint, out = complaint_about(embed, ids)
-            assert complaint is not None, f"id {bad} of 8 rows gave {out}"
-            assert "CUDA" not in complaint, f"id {bad} poisoned the device: {complaint}"
-
-    return check
+def require_complaint(embed: Embed) -> None:
+    for bad in BAD_IDS:
+        with suppress(LocantError, IndexError, RuntimeError):
+            raise AssertionError(f"id {bad} of 8 rows gave {embed(torch.tensor([[0, bad, 7]]))}")
 
 
 def garbage(ids: Tensor) -> Tensor:
@@ -271,7 +202,7 @@ def test_70_an_id_without_a_row_is_refused(embedding: str) -> None:
 
     A compiled look-up had no check; in a kernel the check was an assertion that is compiled only for debugging.
     """
-    exhibit(require_complaint("cpu"), EMBEDDINGS[embedding](), twin=garbage, because="id -1 of 8 rows gave")
+    exhibit(require_complaint, EMBEDDINGS[embedding](), twin=garbage, because="id -1 of 8 rows gave")
 
 
 @compiles
@@ -280,14 +211,4 @@ def test_70_an_id_without_a_row_is_refused(embedding: str) -> None:
 @pytest.mark.parametrize("embedding", EMBEDDINGS)
 def test_70_an_id_without_a_row_is_refused_where_compiled(embedding: str) -> None:
     """pytorch/pytorch#93538: the generated code compares, or the kernel that it calls does."""
-    require_complaint("cpu")(torch.compile(EMBEDDINGS[embedding](), dynamic=True))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("embedding", EMBEDDINGS)
-def test_70_the_device_works_after_a_refusal(embedding: str) -> None:
-    """pytorch/pytorch#93538: and it is the embedding that says so, not an assertion of the device."""
-    module = EMBEDDINGS[embedding]().cuda()
-    require_complaint("cuda")(module)
-    torch.cuda.synchronize()
-    assert module(torch.tensor([[0, 7]], device="cuda")).isfinite().all()
+    require_complaint(torch.compile(EMBEDDINGS[embedding](), dynamic=True))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,78 +13,90 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import functional as F
 
 from locant import RangeError, TokenEmbedding
+from locant.embedding.deferred_errors import DeferredErrors
+from locant.embedding.table import require_ids
+from locant.parallel.vocabulary import Part, SplitTable
 from tests.known_bugs.exhibit import exhibit
-from tests.known_bugs.split_tables import CASES, RANKS, TABLES, find_out
+from tests.parallel.vocabulary_ranks import CASES, RANKS, find_out, require_reset, require_the_table_of_one_rank
 from tests.ranks import found_on, needs_gloo
-from tests.tolerances import LOGITS, SCATTERED
-
-Found = list[dict[str, dict[str, Any]]]
+from tests.tolerances import SCATTERED
 
 
-def on_four_ranks(test: Callable[..., None]) -> Callable[..., None]:
-    for mark in (pytest.mark.slow, pytest.mark.xdist_group("four processes"), needs_gloo):
-        test = mark(test)
-    return test
+class LooksUpItsPart(SplitTable):
+    """What two twins have in common: every rank reads its own rows, and the parts are added up."""
+
+    def rows(self, weight: Tensor, ids: Tensor, padding_idx: int | None, deferred: DeferredErrors) -> Tensor:
+        assert isinstance(weight, DTensor)
+        local, mesh = weight.to_local(), weight.device_mesh
+        place = require_ids(ids, len(weight), "TokenEmbedding", "vocab_size", weight.device)
+        place = place - mesh.get_local_rank() * -(-len(weight) // mesh.size())
+        elsewhere = self.elsewhere(ids, (place < 0) | (place >= len(local)))
+        padding = padding_idx if padding_idx is not None and padding_idx < len(local) else None
+        mine = F.embedding(place.clamp(0, len(local) - 1), local, padding).masked_fill(elsewhere[..., None], 0)
+        return DTensor.from_local(mine, mesh, [Partial()]).redistribute(placements=[Replicate()]).to_local()
+
+    def elsewhere(self, ids: Tensor, outside: Tensor) -> Tensor:
+        return outside
 
 
-@pytest.fixture(scope="module")
-def found() -> Found:
-    return found_on(RANKS, find_out)
+class GlobalIndex(LooksUpItsPart):
+    """The number of the padding row in the whole table, taken for a row of every rank's part."""
 
 
-def results(found: Found, kind: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    for rank, kinds in enumerate(found):
-        for case in CASES:
-            if (result := kinds[kind].get(str(case))) is not None:
-                yield f"rank {rank} of {case[0]}, {case[1]} rows, padding row {case[2]}", case, result
+class OneMask(LooksUpItsPart):
+    """The ids that are not here are remembered from the table that was read before, whatever its size."""
+
+    remembered: tuple[Tensor, Tensor] | None = None
+
+    def elsewhere(self, ids: Tensor, outside: Tensor) -> Tensor:
+        if OneMask.remembered is None or OneMask.remembered[0] is not ids:
+            OneMask.remembered = ids, outside
+        return OneMask.remembered[1]
 
 
-@on_four_ranks
-def test_82_a_split_table_is_the_table_of_one_rank(found: Found) -> None:
-    """pytorch/pytorch#6411, pytorch/torchtitan#4637, NVIDIA-NeMo/Automodel#1675, pytorch/pytorch#131264: split tables.
+class ClearsACopy(SplitTable):
+    """The padding row is cleared in what indexing returns, which of a split tensor is a copy."""
+
+    def draw(self, weight: Tensor, std: float, padding_idx: int | None) -> None:
+        super().draw(weight, std, None)
+        if padding_idx is not None:
+            weight[padding_idx].zero_()
+
+
+class DrawsAlike(SplitTable):
+    """Every rank draws its own part; with one seed, and on CPUs, all get the same rows."""
+
+    def draw(self, weight: Tensor, std: float, padding_idx: int | None) -> None:
+        assert isinstance(weight, DTensor)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says that it may not be complete, and goes on
+            weight.normal_(std=std)
+        part = Part.of(weight)
+        if (place := part.place(padding_idx)) is not None:
+            part.rows[place].zero_()
+
+
+@pytest.mark.slow  # four processes
+@needs_gloo
+def test_82_a_split_table_is_the_table_of_one_rank() -> None:
+    """pytorch/pytorch#6411, pytorch/torchtitan#4637, NVIDIA-NeMo/Automodel#1675, pytorch/pytorch#131264,
+    facebookresearch/fairseq#4633: split tables.
 
     The number of the padding row in the whole table was taken for a row of every rank's part, which starved unrelated
-    tokens; and two tables of different sizes shared the mask of ids that are not here. Shown: outputs, gradients,
-    weights after a step and the saved state, bit for bit, on one to four ranks, where no number of ranks divides the
-    rows and one rank has none; and that an id which is on no rank is refused, as in entry 81.
+    tokens; two tables of different sizes shared the mask of ids that are not here; the padding row was drawn again and
+    not cleared again. Here on four ranks; every other number of them in `tests/parallel/test_vocabulary.py`.
     """
-
-    def check(kind: str) -> None:
-        count = 0
-        for what, (_, vocab_size, _), result in results(found, kind):
-            assert not result["unlike"], f"{what}: {result['unlike']} differ from those of one rank"
-            assert result["in parts"], f"{what}: a gradient is larger than the part of the table"
-            assert result["loaded"], f"{what}: the state of one rank does not come back"
-            assert result["logits off"] <= LOGITS, f"{what}: the tied head is off by {result['logits off']:.2g}"
-            assert f"got id {vocab_size} at (0, 1)" in result["refusal"], f"{what}: an id without a row is not named"
-            count += 1
-        assert count >= (sum(case[0] for case in CASES) if kind == "ours" else RANKS)
-
-    exhibit(check, "ours", twin="twin: global index", because=r"\['gradient of small.weight', .*\] differ from those")
-    exhibit(check, "ours", twin="twin: one mask", because=r"\['large', .*\] differ from those")
-    assert set(TABLES) == set(found[0])
-
-
-@on_four_ranks
-def test_82_a_reset_reaches_the_padding_row_of_a_split_table(found: Found) -> None:
-    """pytorch/pytorch#6411, facebookresearch/fairseq#4633: the padding row was drawn again and not cleared again.
-
-    Built on the meta device, split, given memory and reset, as large models are. The padding row has to be zeros on
-    the rank that has it, no other row may be, and no two ranks may have drawn the same rows.
-    """
-
-    def check(kind: str) -> None:
-        for what, (_, vocab_size, padding_idx), result in results(found, kind):
-            zeros, different = result["reset"]
-            expected = [] if padding_idx is None else [padding_idx]
-            assert zeros == expected, f"{what}: rows {zeros} are zeros, not {expected}"
-            assert different == vocab_size, f"{what}: only {different} rows are different"
-
-    exhibit(check, "ours", twin="twin: clears a copy", because=r"rows \[\] are zeros, not \[[0-9]\]")
-    exhibit(check, "ours", twin="twin: draws alike", because="only [0-9] rows are different")
+    kinds = [SplitTable, GlobalIndex, OneMask, ClearsACopy, DrawsAlike]
+    found = found_on(RANKS, find_out, kinds, [case for case in CASES if case[:2] == (RANKS, 7)])
+    same, reset = (partial(check, found) for check in (require_the_table_of_one_rank, require_reset))
+    exhibit(same, SplitTable, twin=GlobalIndex, because=r"\['gradient of small.weight', .*\] differ from those")
+    exhibit(same, SplitTable, twin=OneMask, because=r"\['large', .*\] differ from those")
+    exhibit(reset, SplitTable, twin=ClearsACopy, because=r"rows \[\] are zeros, not \[[0-9]\]")
+    exhibit(reset, SplitTable, twin=DrawsAlike, because="only [0-9] rows are different")
 
 
 Tables = Callable[..., TokenEmbedding]

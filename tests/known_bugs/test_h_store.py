@@ -1,9 +1,10 @@
-"""Entries 84a to 84d, 84f, 84k and 84l: files of tokens, and what they are when they are not what they were."""
+"""Entries 84a to 84f, 84k and 84l: files of tokens, and what they are when they are not what they were."""
 
 from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import signal
 import struct
 import subprocess
@@ -18,12 +19,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from locant import InputError, LocantError, RangeError
+from locant import InputError, LocantError, RangeError, Tokenizer
 from locant.files import NewFile, write_whole
+from locant.text.prepare import prepare
 from locant.text.store import ShardWriter, TokenStore, token_dtype
-from locant.text.store.formats.megatron_index import IndexWriter, read_index
+from locant.text.store.formats.megatron_index import read_index
 from tests.known_bugs.exhibit import exhibit
 from tests.text.store.made import TOKENS, make
+from tests.text.store.test_forgery import index_of
+from tests.text.store.test_large import MARKS, folder
+
+large = folder
 
 # ------------------------------------------------------------------ 84a: ids that wrap
 
@@ -37,19 +43,12 @@ def written_and_read(folder: Path, ids: np.ndarray, vocab_size: int) -> np.ndarr
     return np.fromfile(folder / "shard-00000.bin", token_dtype(vocab_size))
 
 
-def as_uint16(folder: Path, ids: np.ndarray, vocab_size: int) -> np.ndarray:
-    ids.astype(np.uint16).tofile(folder / "a.bin")
-    return np.fromfile(folder / "a.bin", np.uint16)
+def cast_to(dtype_of: Callable[[int], type]) -> RoundTrip:
+    def round_trip(folder: Path, ids: np.ndarray, vocab_size: int) -> np.ndarray:
+        ids.astype(dtype_of(vocab_size)).tofile(folder / "a.bin")
+        return np.fromfile(folder / "a.bin", dtype_of(vocab_size))
 
-
-def as_int16(folder: Path, ids: np.ndarray, vocab_size: int) -> np.ndarray:
-    ids.astype(np.int16).tofile(folder / "a.bin")
-    return np.fromfile(folder / "a.bin", np.int16)
-
-
-def by_the_size_of_the_vocabulary(folder: Path, ids: np.ndarray, vocab_size: int) -> np.ndarray:
-    ids.astype(np.uint16 if vocab_size <= 65_536 else np.int32).tofile(folder / "a.bin")
-    return np.fromfile(folder / "a.bin", np.uint16 if vocab_size <= 65_536 else np.int32)
+    return round_trip
 
 
 def keeps_every_id(write: RoundTrip) -> None:
@@ -77,47 +76,18 @@ def test_84a_ids_neither_wrap_nor_turn_negative() -> None:
     huggingface/datatrove#118, princeton-nlp/LLM-Shearing#65, urvashik/knnlm#6 (int16, so they turned negative),
     NVIDIA-NeMo/Megatron-Bridge#5561. The first twin wraps; the last one chooses well, and believes what it is given.
     """
-    exhibit(keeps_every_id, written_and_read, twin=as_uint16, because="45 % of ids wrapped at 119547")
-    exhibit(keeps_every_id, written_and_read, twin=as_int16, because="50 % of ids wrapped at 65499")
-    exhibit(refuses_every_other, written_and_read, twin=by_the_size_of_the_vocabulary, because="id 131035 became 65499")
+    twins = [cast_to(lambda size, of=of: of) for of in (np.uint16, np.int16)]
+    exhibit(keeps_every_id, written_and_read, twin=twins[0], because="45 % of ids wrapped at 119547")
+    exhibit(keeps_every_id, written_and_read, twin=twins[1], because="50 % of ids wrapped at 65499")
+    by_size = cast_to(lambda size: np.uint16 if size <= 65_536 else np.int32)
+    exhibit(refuses_every_other, written_and_read, twin=by_size, because="id 131035 became 65499")
 
 
 # ------------------------------------------------------------------ 84b: offsets of 32 bits
 
-LENGTHS = np.array([2**31 - 1, 2**31 - 1, 3, 2**31 - 1])
-MARKS = {2**31 - 1: 7, 2**32 - 2: 8, 2**32: 9, int(LENGTHS.sum()) - 1: 10}
-
-Read = Callable[[Path, int], int]
-
-
-@pytest.fixture(scope="module")
-def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """6 442 450 944 tokens in a sparse file, as Megatron-LM's pair of files."""
-    prefix = tmp_path_factory.mktemp("large") / "a"
-    with prefix.with_suffix(".bin").open("wb") as file:
-        file.truncate(2 * int(LENGTHS.sum()))
-        for place, mark in MARKS.items():
-            file.seek(2 * place)
-            file.write(struct.pack("<H", mark))
-    with NewFile(prefix.with_suffix(".idx")) as file:
-        writer = IndexWriter(file, np.dtype("<u2"))
-        writer.append(LENGTHS, continues=False)
-        writer.finish()
-        file.settle()
-        file.publish()
-    return prefix
-
 
 def by_the_store(prefix: Path, place: int) -> int:
     return TokenStore(prefix, format="megatron")[place]
-
-
-def by_the_index(prefix: Path, place: int) -> int:
-    """The document first, and then the place in it."""
-    store = TokenStore(prefix, format="megatron", mode="read")
-    document = int(np.searchsorted(store.documents, place, side="right")) - 1
-    start, stop = store.documents[document : document + 2].tolist()
-    return int(store[start:stop][place - start]) if stop - start < 100 else store[start + (place - start)]
 
 
 def with_offsets_of_32_bits(prefix: Path, place: int) -> int:
@@ -125,33 +95,30 @@ def with_offsets_of_32_bits(prefix: Path, place: int) -> int:
     return int(tokens[int(np.array(place).astype(np.int32))])
 
 
-def test_84b_places_beyond_32_bits_are_the_right_ones(prefix: Path) -> None:
+def test_84b_places_beyond_32_bits_are_the_right_ones(large: Path) -> None:
     """NVIDIA/Megatron-LM#1672, #1056, deepspeedai/Megatron-DeepSpeed#106, vllm-project/vllm#16806: 40 billion tokens.
 
-    An offset of 32 bits wraps, and other tokens are read, without an error where the place exists.
+    An offset of 32 bits wraps, and other tokens are read, without an error where the place exists. Slices, documents
+    and what Megatron-LM itself reads there are in `tests/text/store/test_large.py`.
     """
 
-    def check(read: Read) -> None:
+    def check(read: Callable[[Path, int], int]) -> None:
         for place, mark in MARKS.items():
-            got = read(prefix, place)
+            got = read(large / "shard-00000", place)
             assert got == mark, f"got {got} at place {place}, which holds {mark}"
 
-    exhibit(check, by_the_store, by_the_index, twin=with_offsets_of_32_bits, because="got 0 at place 4294967294")
-    starts = np.cumsum([0, *LENGTHS[:-1]])
-    assert np.fromfile(prefix.with_suffix(".idx"), "<i8", 4, offset=34 + 16).tolist() == (2 * starts).tolist()
+    exhibit(check, by_the_store, twin=with_offsets_of_32_bits, because="got 0 at place 2147483648")
 
 
 # ------------------------------------------------------------------ 84c: reads that come up short
 
 
-def read_again(folder: Path) -> Callable[[], np.ndarray]:
-    store = TokenStore(folder, mode="read")
-    return lambda: store[4:10]
+def opened_in(mode: Any) -> Callable[[Path], Callable[[], np.ndarray]]:
+    def opened(folder: Path) -> Callable[[], np.ndarray]:
+        store = TokenStore(folder, mode=mode)
+        return lambda: store[4:10]
 
-
-def map_again(folder: Path) -> Callable[[], np.ndarray]:
-    store = TokenStore(folder)
-    return lambda: store[4:10]
+    return opened
 
 
 def into_an_empty_array(folder: Path) -> Callable[[], np.ndarray]:
@@ -185,7 +152,7 @@ def test_84c_a_short_read_is_no_result(tmp_path: Path) -> None:
         path.write_bytes(content)
         assert opened(folder)().tolist() == TOKENS[4:10].tolist()
 
-    exhibit(check, read_again, map_again, twin=into_an_empty_array, because="the rest was made up")
+    exhibit(check, opened_in("read"), opened_in("map"), twin=into_an_empty_array, because="the rest was made up")
 
 
 # ------------------------------------------------------------------ 84d: a mapped file that shrank
@@ -234,6 +201,78 @@ def test_84d_there_is_a_way_to_read_that_cannot_crash(tmp_path: Path) -> None:
     os.truncate(folder / "shard-00002.bin", 11)
     with pytest.raises(InputError, match="has 11 bytes, expected 12"):
         TokenStore(folder)
+
+
+# ------------------------------------------------------------------ 84e: half of a store
+
+TEXTS = [f"document {number}. " * (1 + number % 3) for number in range(8)]
+Progress = Callable[[int, int], None]
+
+
+class Killed(BaseException):
+    """Nothing catches it, and nobody cleans up after it: the folder is copied away before it is raised."""
+
+
+class Prepared:
+    """Our store."""
+
+    def prepare(self, text: Path, out: Path, progress: Progress) -> None:
+        prepare(text, out, tokenizer=Tokenizer.bytes(), separator="\n\n", shard_size=10, workers=1, progress=progress)
+
+    def load(self, out: Path) -> list[int] | None:
+        with suppress(ValueError):
+            return TokenStore(out)[:].tolist()
+        return None
+
+
+class Appended:
+    """A file that is appended to under its final name, and taken for done because it is there."""
+
+    def prepare(self, text: Path, out: Path, progress: Progress) -> None:
+        out.mkdir(exist_ok=True)
+        if not (out / "cache.bin").exists():
+            with (out / "cache.bin").open("wb", buffering=0) as file:
+                for number, one in enumerate(text.read_text().split("\n\n")):
+                    file.write(np.array([*one.encode(), 256], dtype="<u2").tobytes())
+                    progress(number, len(TEXTS))
+
+    def load(self, out: Path) -> list[int] | None:
+        return np.fromfile(out / "cache.bin", dtype="<u2").tolist()
+
+
+def test_84e_half_a_cache_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """huggingface/datasets#460 and NVIDIA/Megatron-LM#852: an interrupted run left half of its output under the final
+    name, and the next one took it for the whole.
+
+    A death at every call of the progress; at every step of the file system, and at any moment, in tests/text/prepare.
+    """
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    (text := tmp_path / "texts.txt").write_text("\n\n".join(TEXTS))
+    whole = [byte for one in TEXTS for byte in [*one.encode(), 256]]
+
+    def check(subject: Prepared | Appended) -> None:
+        for last in range(1, 40):
+            out, copy = (tmp_path / f"{type(subject).__name__}-{last}-{name}" for name in ("all", "killed"))
+            calls: list[int] = []
+
+            def die(done: int, total: int, out: Path = out, copy: Path = copy, calls: list[int] = calls) -> None:
+                calls.append(done)
+                if len(calls) == last:  # noqa: B023  # called within this round
+                    shutil.copytree(out, copy)
+                    raise Killed
+
+            try:
+                subject.prepare(text, out, die)
+            except Killed:
+                assert subject.load(copy) in (None, whole), "half a cache is loaded as if it were whole"
+                subject.prepare(text, copy, lambda done, total: None)
+                assert subject.load(copy) == whole, "what goes on does not end where a run in one go ends"
+            else:
+                assert last > 5, "it has hardly any place to be killed at"
+                return
+        pytest.fail("it never comes to an end")
+
+    exhibit(check, Prepared(), twin=Appended(), because="half a cache is loaded")
 
 
 # ------------------------------------------------------------------ 84f: a file overwritten in place
@@ -367,14 +406,7 @@ def test_84l_a_count_is_held_against_the_file_before_memory_is_taken(tmp_path: P
 
     What contradicts itself otherwise is refused in `tests/text/store/test_forgery.py`.
     """
-    path = tmp_path / "a.idx"
-    with NewFile(path) as file:
-        writer = IndexWriter(file, np.dtype("<u2"))
-        writer.append(np.array([3, 0, 5]), continues=False)
-        writer.finish()
-        file.settle()
-        file.publish()
-    sound = path.read_bytes()
+    path, sound = tmp_path / "a.idx", index_of([3, 0, 5])
 
     def check(read: Lengths) -> None:
         path.write_bytes(sound)

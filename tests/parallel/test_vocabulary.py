@@ -1,7 +1,4 @@
-"""`VocabularyParallel` on one process: what it refuses, and what it goes together with.
-
-That one to four processes get the numbers of one is shown in tests/known_bugs, entry 82.
-"""
+"""`VocabularyParallel`: one to four processes get the numbers of one, what it refuses, what it goes together with."""
 
 from __future__ import annotations
 
@@ -19,11 +16,22 @@ from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_modul
 from locant import InputEmbedding, LocantError, RangeError, ShapeError, Sinusoidal, TokenEmbedding
 from locant.lab.decoder import Decoder
 from locant.parallel import VocabularyParallel, clip_grad_norm_, parameter_groups
+from locant.parallel.vocabulary import SplitTable
 from tests.known_bugs.exhibit import compiles
+from tests.parallel.vocabulary_ranks import CASES, RANKS, find_out, require_reset, require_the_table_of_one_rank
+from tests.ranks import found_on, needs_gloo
 from tests.refusal import refuses
 from tests.tolerances import SHORT_SUM
 
-pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch is built without gloo")
+pytestmark = needs_gloo
+
+
+@pytest.mark.slow
+def test_one_to_four_processes_have_the_table_of_one() -> None:
+    """No number of ranks divides the rows, and one rank has none."""
+    found = found_on(RANKS, find_out, [SplitTable], CASES)
+    require_the_table_of_one_rank(found, SplitTable)
+    require_reset(found, SplitTable)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 from locant import ALiBi, InputEmbedding, Learned, PositionEncoding, Positions, Rotary, Sinusoidal, T5Bias, attend
+from tests.known_bugs.subjects import EVERY, differences, queries, use
 from tests.tolerances import ANGLE
 
 HEADS, HEAD_DIM, D_MODEL = 4, 6, 7
@@ -218,3 +219,23 @@ def test_forward_keeps_nothing() -> None:
         for n in (40, 1, 40):
             Doors(encoding)(*tokens(n))
         assert {name: id(value) for name, value in vars(encoding).items()} == before
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", EVERY)
+def test_every_encoding_can_be_captured(name: str) -> None:
+    """Captured once and replayed with other tokens. A failed capture raises at once."""
+    encoding = EVERY[name]().cuda()
+    x = queries(encoding, 6, device="cuda")
+    other = torch.randn_like(x)
+    grid = Positions.grid(1, 2, 3) if getattr(encoding, "sections", None) else Positions.arange(6)
+    for positions in (Positions.arange(6), Positions.after(2000, 6), Positions.packed([2, 4]), grid):
+        where = positions.to("cuda")
+        use(encoding, x, where)  # constants reach the device before the capture
+        torch.cuda.synchronize()
+        graph, tokens = torch.cuda.CUDAGraph(), x.clone()
+        with torch.cuda.graph(graph):
+            out = use(encoding, tokens, where)
+        tokens.copy_(other)
+        graph.replay()
+        assert not differences(use(encoding, other, where), out), f"{encoding} replayed something else"

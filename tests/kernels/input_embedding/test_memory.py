@@ -201,3 +201,16 @@ def test_inputs_are_left_as_they_are(kernel: Kernel, p: float, without: tuple[st
     kernel.backward(grad, o)
     assert torch.equal(grad, kept)
     assert all(torch.equal(tensors[name], before[name]) for name in tensors)
+
+
+@pytest.mark.gpu
+def test_a_result_of_2_31_elements_is_written_to_its_end() -> None:
+    """131 072 ids of width 16 384, and one id less and more."""
+    from locant.kernels.input_embedding import triton
+
+    table = torch.randn(5, 16_384, dtype=torch.bfloat16, device="cuda")
+    for tokens in (131_071, 131_072, 131_073):
+        ids = torch.arange(tokens, device="cuda")[None] % 5
+        y = triton.forward(Operands(ids=ids, token=table))[0][0]
+        for first in range(0, tokens, 4_096):
+            assert torch.equal(y[first : first + 4_096], table[ids[0, first : first + 4_096]])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from unittest import mock
 
@@ -217,3 +220,26 @@ def test_more_than_2_31_elements() -> None:
     triton.rotate_(q[:, :1], None, index, of, "half", 128, alone, None, False)
     assert q.numel() > 2**31
     assert all(torch.equal(out[:, head], alone[:, 0]) for head in range(17))
+
+
+SANITIZED = """
+import torch
+from tests.kernels.interpreted import Place
+from tests.kernels.rotary.rotating import Case, far_positions, rotate_pairs
+for layout in ("half", "interleaved"):
+    for dim in (2, 40, 72, 80, 96, 128, 192, 256, 512):
+        case = Case(torch.randn(2, 3, 63, dim), None, far_positions(1, 63), layout, dim)
+        rotate_pairs(Place("cuda"), case)
+torch.cuda.synchronize()
+"""
+
+
+@pytest.mark.gpu
+def test_the_sanitizer_finds_nothing() -> None:
+    """Every access of every head dimension, watched by NVIDIA's own tool."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        pytest.skip("there is no compute-sanitizer on the path")
+    command = [tool, "--error-exitcode", "3", sys.executable, "-c", SANITIZED]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

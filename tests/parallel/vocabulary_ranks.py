@@ -1,12 +1,8 @@
-"""What four processes find out about tables whose rows are split over one, two, three and four of them.
-
-The processes are started by the tests.
-"""
+"""What four processes find out about tables whose rows are split over one, two, three and four of them."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,21 +10,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn import functional as F
 
 from locant import RangeError, TokenEmbedding
-from locant.embedding.deferred_errors import DeferredErrors
-from locant.embedding.table import Table, require_ids
+from locant.embedding.table import Table
 from locant.parallel import VocabularyParallel
-from locant.parallel.vocabulary import Part, SplitTable
+from tests.tolerances import LOGITS
 
-__all__ = ["CASES", "RANKS", "TABLES", "find_out", "shards"]
+__all__ = ["CASES", "RANKS", "find_out", "require_reset", "require_the_table_of_one_rank"]
 
 RANKS = 4
 D_MODEL = 3
 Case = tuple[int, int, int | None]
+Kind = type[Table]
 FULL = StateDictOptions(full_state_dict=True)
 
 
@@ -50,71 +46,6 @@ CASES = list(_cases())
 """Number of ranks, rows, and the padding row: none, or the last one of each rank."""
 
 
-class GlobalIndex(SplitTable):
-    """The number of the padding row in the whole table, taken for a row of every rank's part."""
-
-    def rows(self, weight: Tensor, ids: Tensor, padding_idx: int | None, deferred: DeferredErrors) -> Tensor:
-        assert isinstance(weight, DTensor)
-        ids = require_ids(ids, len(weight), "TokenEmbedding", "vocab_size", weight.device)
-        local, mesh = weight.to_local(), weight.device_mesh
-        if not len(local):
-            return super().rows(weight, ids, padding_idx, deferred)
-        place = ids - mesh.get_local_rank() * -(-len(weight) // mesh.size())
-        elsewhere = (place < 0) | (place >= len(local))
-        padding = padding_idx if padding_idx is not None and padding_idx < len(local) else None
-        mine = F.embedding(place.masked_fill(elsewhere, 0), local, padding).masked_fill(elsewhere[..., None], 0)
-        return DTensor.from_local(mine, mesh, [Partial()]).redistribute(placements=[Replicate()]).to_local()
-
-
-class ClearsACopy(SplitTable):
-    """The padding row is cleared in what indexing returns, which of a split tensor is a copy."""
-
-    def draw(self, weight: Tensor, std: float, padding_idx: int | None) -> None:
-        super().draw(weight, std, None)
-        if padding_idx is not None:
-            weight[padding_idx].zero_()
-
-
-class DrawsAlike(SplitTable):
-    """Every rank draws its own part; with one seed, and on CPUs, all get the same rows."""
-
-    def draw(self, weight: Tensor, std: float, padding_idx: int | None) -> None:
-        assert isinstance(weight, DTensor)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch says that it may not be complete, and goes on
-            weight.normal_(std=std)
-        part = Part.of(weight)
-        if (place := part.place(padding_idx)) is not None:
-            part.rows[place].zero_()
-
-
-class OneMask(SplitTable):
-    """The ids that are not here are remembered from the table that was read before, whatever its size."""
-
-    remembered: Tensor | None = None
-
-    def rows(self, weight: Tensor, ids: Tensor, padding_idx: int | None, deferred: DeferredErrors) -> Tensor:
-        assert isinstance(weight, DTensor)
-        ids = require_ids(ids, len(weight), "TokenEmbedding", "vocab_size", weight.device)
-        local, mesh = weight.to_local(), weight.device_mesh
-        place = ids - mesh.get_local_rank() * -(-len(weight) // mesh.size())
-        if OneMask.remembered is None:
-            OneMask.remembered = (place < 0) | (place >= len(local))
-        if not len(local):
-            return super().rows(weight, ids, padding_idx, deferred)
-        mine = F.embedding(place.clamp(0, len(local) - 1), local).masked_fill(OneMask.remembered[..., None], 0)
-        return DTensor.from_local(mine, mesh, [Partial()]).redistribute(placements=[Replicate()]).to_local()
-
-
-TABLES: dict[str, Callable[[], Table]] = {
-    "ours": SplitTable,
-    "twin: global index": GlobalIndex,
-    "twin: clears a copy": ClearsACopy,
-    "twin: draws alike": DrawsAlike,
-    "twin: one mask": OneMask,
-}
-
-
 class TwoTables(nn.Module):
     """Two tables of different sizes, read with the same ids."""
 
@@ -132,10 +63,9 @@ def _built(vocab_size: int, padding_idx: int | None) -> TwoTables:
     return TwoTables(vocab_size, padding_idx)
 
 
-def _split(model: TwoTables, mesh: DeviceMesh, kind: str) -> TwoTables:
-    OneMask.remembered = None
+def _split(model: TwoTables, mesh: DeviceMesh, kind: Kind) -> TwoTables:
     parallelize_module(model, mesh, {"small": VocabularyParallel(), "large": VocabularyParallel()})
-    model.small.table, model.large.table = TABLES[kind](), TABLES[kind]()
+    model.small.table, model.large.table = kind(), kind()
     return model
 
 
@@ -167,7 +97,7 @@ def _unlike(expected: dict[str, Tensor], found: dict[str, Tensor]) -> list[str]:
     return [name for name, value in expected.items() if not torch.equal(value, found[name])]
 
 
-def _loaded(mesh: DeviceMesh, kind: str, expected: dict[str, Tensor], case: Case) -> bool:
+def _loaded(mesh: DeviceMesh, kind: Kind, expected: dict[str, Tensor], case: Case) -> bool:
     """Whether the checkpoint of one rank, loaded into a split model, is read back as it was."""
     model = _split(_built(*case[1:]), mesh, kind)
     state = {name.removeprefix("saved "): value for name, value in expected.items() if name.startswith("saved ")}
@@ -175,7 +105,7 @@ def _loaded(mesh: DeviceMesh, kind: str, expected: dict[str, Tensor], case: Case
     return not _unlike(state, get_model_state_dict(model, options=FULL))  # type: ignore[arg-type]
 
 
-def _reset(mesh: DeviceMesh, kind: str, case: Case) -> list[object]:
+def _reset(mesh: DeviceMesh, kind: Kind, case: Case) -> list[object]:
     """After a build on the meta device and a reset: which rows are zeros, and how many different ones there are."""
     torch.manual_seed(0)
     with torch.device("meta"):
@@ -212,7 +142,7 @@ def _refusal(model: TwoTables) -> str:
     return "nothing"
 
 
-def _one_case(mesh: DeviceMesh, kind: str, case: Case) -> dict[str, Any]:
+def _one_case(mesh: DeviceMesh, kind: Kind, case: Case) -> dict[str, Any]:
     ids = torch.arange(3 * case[1]).view(3, -1) % case[1]
     expected = _trained(_built(*case[1:]), ids)
     model = _split(_built(*case[1:]), mesh, kind)
@@ -226,12 +156,38 @@ def _one_case(mesh: DeviceMesh, kind: str, case: Case) -> dict[str, Any]:
     }
 
 
-def find_out() -> dict[str, dict[str, Any]]:
-    """The work of one process: by table, then by case."""
+def find_out(kinds: Sequence[Kind], cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
+    """The work of one process: by kind of table, then by case."""
     meshes = {world: DeviceMesh("cpu", torch.arange(world)) for world in range(1, RANKS + 1)}
-    found: dict[str, dict[str, Any]] = {kind: {} for kind in TABLES}
-    for kind, results in found.items():
-        for case in CASES if kind == "ours" else [case for case in CASES if case[:2] == (RANKS, 7)]:
-            if dist.get_rank() < case[0]:
-                results[str(case)] = _one_case(meshes[case[0]], kind, case)
-    return found
+    mine = [case for case in cases if dist.get_rank() < case[0]]
+    return {kind.__name__: {str(case): _one_case(meshes[case[0]], kind, case) for case in mine} for kind in kinds}
+
+
+Found = list[dict[str, dict[str, Any]]]
+
+
+def _results(found: Found, kind: Kind) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    for rank, kinds in enumerate(found):
+        for case in CASES:
+            if (result := kinds[kind.__name__].get(str(case))) is not None:
+                yield f"rank {rank} of {case[0]}, {case[1]} rows, padding row {case[2]}", case, result
+
+
+def require_the_table_of_one_rank(found: Found, kind: Kind) -> None:
+    """Outputs, gradients, weights after a step and the saved state, bit for bit; an id on no rank is refused."""
+    assert any(result for rank in found for result in rank[kind.__name__].values())
+    for what, (_, vocab_size, _), result in _results(found, kind):
+        assert not result["unlike"], f"{what}: {result['unlike']} differ from those of one rank"
+        assert result["in parts"], f"{what}: a gradient is larger than the part of the table"
+        assert result["loaded"], f"{what}: the state of one rank does not come back"
+        assert result["logits off"] <= LOGITS, f"{what}: the tied head is off by {result['logits off']:.2g}"
+        assert f"got id {vocab_size} at (0, 1)" in result["refusal"], f"{what}: an id without a row is not named"
+
+
+def require_reset(found: Found, kind: Kind) -> None:
+    """The padding row is zeros on the rank that has it, no other row is, and no two ranks have drawn the same rows."""
+    for what, (_, vocab_size, padding_idx), result in _results(found, kind):
+        zeros, different = result["reset"]
+        expected = [] if padding_idx is None else [padding_idx]
+        assert zeros == expected, f"{what}: rows {zeros} are zeros, not {expected}"
+        assert different == vocab_size, f"{what}: only {different} rows are different"
