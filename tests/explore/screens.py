@@ -54,4 +54,11 @@ SCREENS = {
         value="axial",
         text="The 60 tokens of the image take up 5 indices, from 2 on, and text goes on at 7.",
     ),
+    "rows": Visit(
+        address="documents=4%2C+4&padding=0&cache=3&window=3&at=5",
+        pictures=("row", "mask"),
+        setting="documents",
+        value="6",
+        text="attends to 2 of 11 keys",
+    ),
 }

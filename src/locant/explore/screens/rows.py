@@ -1,0 +1,160 @@
+"""Rows: documents, padding, a cache, a window and ranks; who attends to whom, and which backend would run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from locant.arguments import shown, whole
+from locant.attention.choice import choose_backend
+from locant.attention.inputs import AttentionInputs
+from locant.attention.mask import AttentionMask
+from locant.errors import RangeError
+from locant.explore.screen import Screen
+from locant.explore.session import Session
+from locant.explore.state import State
+from locant.figures import SIZES
+from locant.figures.plot import encoding_to_draw
+from locant.positions import PositionEncoding, Positions
+from locant.positions.registry import encodings
+
+__all__ = ["SCREEN"]
+
+MOST = 192
+"""Tokens of a row, and of a cache: each is drawn."""
+NONE = "none"
+BOTH, CAUSAL = "both directions", "causal"
+
+
+class Row(NamedTuple):
+    """The tokens of one row, and the Python that makes them."""
+
+    queries: Positions
+    keys: Positions | None
+    python: str
+
+
+def numbers(state: State, session: Session) -> Mapping[str, Any]:
+    """Of every token its place, and of every pair of query and key whether one attends to the other."""
+    lengths = _lengths(state.text("documents", "5, 3, 8", longest=400))
+    padding = state.whole("padding", 2, 0, 64)
+    side = state.one_of("side", "right", ["right", "left"])
+    cached = state.whole("cache", 0, 0, MOST)
+    causal = state.one_of("direction", CAUSAL, [CAUSAL, BOTH]) == CAUSAL
+    window = state.whole("window", 0, 0, MOST) or None
+    world = state.whole("ranks", 1, 1, 8)
+    zigzag = world > 1 and state.one_of("split", "zigzag", ["zigzag", "contiguous"]) == "zigzag"
+    name = state.one_of("encoding", "rotary", [NONE, *encodings()])
+    times = state.whole("times", 1, 1, 512, log=True)
+    at = state.whole("at", sum(lengths) - 1, 0, MOST + 64)
+
+    parts = world * (1 + zigzag) if world > 1 else 1  # of every document and of the padding, which have to be equal
+    lengths, padding = [_multiple(each, parts) for each in lengths], _multiple(padding, parts)
+    row = _row(lengths, padding, side, cached)
+    keys = row.queries if row.keys is None else row.keys
+    allowed = row.queries.mask(row.keys, causal=causal, window=window)[0, 0].numpy()
+    distance = (row.queries.order[0][:, None] - keys.order[0]).numpy().astype(np.float64)
+    distance[~allowed] = np.nan
+    ranks = _ranks(row.queries, world, zigzag)
+    longer = _row([each * times for each in lengths], padding * times, side, cached * times)
+    options = ["k_positions"] * (row.keys is not None) + ["causal=False"] * (not causal)
+    options += [] if window is None else [f"window={window}"]
+    shard = f"mine = positions.shard(rank, {world}, zigzag={zigzag})  # of each rank\n" if world > 1 else ""
+    return {
+        "queries": _tokens(row.queries) | {"rank": ranks},
+        "keys": _tokens(keys),
+        "cached": 0 if row.keys is None else cached,
+        "pairs": distance,
+        "seen": allowed.sum(1),
+        "work": [int(allowed[ranks == rank].sum()) for rank in range(world)],
+        "at": min(at, row.queries.seq_len - 1),
+        "backend": _backend(longer, name, causal, None if window is None else window * times),
+        "parts": parts,
+        "python": f"from locant import Positions\n\n{row.python}{shard}mask = positions.mask({', '.join(options)})\n",
+    }
+
+
+def _lengths(text: str) -> list[int]:
+    words = text.replace(",", " ").split()
+    remedy = "documents=5, 3, 8"
+    lengths = [whole("documents", int(word) if word.isdecimal() and len(word) < 9 else word, 1, MOST, remedy=remedy)
+               for word in words]  # fmt: skip
+    if not 1 <= sum(lengths) <= MOST:
+        got = f"got documents of {sum(lengths)} tokens in all" if lengths else f"got {shown(text)} for documents"
+        raise RangeError(f"{got}, expected 1 to {MOST}", remedy)
+    return lengths
+
+
+def _multiple(count: int, of: int) -> int:
+    """The next one that is not smaller."""
+    return -(-count // of) * of
+
+
+def _row(lengths: list[int], padding: int, side: str, cached: int) -> Row:
+    """By the shortest way to say it; cached tokens stand before the first document, and are of it."""
+    total = sum(lengths)
+    if cached and len(lengths) == 1 and not padding:
+        keys = Positions.arange(cached + total)
+        python = f"positions = Positions.after({cached}, {total})\nk_positions = Positions.arange({cached + total})\n"
+        return Row(Positions.after(cached, total), keys, python)
+    if not cached and not padding and len(lengths) == 1:
+        return Row(Positions.arange(total), None, f"positions = Positions.arange({total})\n")
+    if not cached and (side == "right" or not padding):
+        filled = f", length={total + padding}" if padding else ""
+        positions = Positions.packed(lengths, length=total + padding)
+        return Row(positions, None, f"positions = Positions.packed({lengths}{filled})\n")
+    index = [np.arange(length) + (cached if number == 0 else 0) for number, length in enumerate(lengths)]
+    document = [np.full(length, number) for number, length in enumerate(lengths)]
+    blank, no_document = np.zeros(padding, np.int64), np.full(padding, -1)
+    if side == "right" or cached:
+        index, document = [*index, blank], [*document, no_document]
+    else:
+        index, document = [blank, *index], [no_document, *document]
+    where, whose = np.concatenate(index).tolist(), np.concatenate(document).tolist()
+    positions = Positions.of(where, whose)
+    python = f"positions = Positions.of({where},\n                         document={whose})\n"
+    if not cached:
+        return Row(positions, None, python)
+    keys = Positions.of([*range(cached), *where], [0] * cached + whose)
+    python += f"cached = Positions.arange({cached})\nk_positions = Positions.cat([cached, positions])\n"
+    return Row(positions, keys, python)
+
+
+def _tokens(positions: Positions) -> dict[str, np.ndarray]:
+    return {name: getattr(positions, name)[0].numpy() for name in ("index", "document", "order")}
+
+
+def _ranks(positions: Positions, world: int, zigzag: bool) -> np.ndarray:
+    """The rank of each token of the row."""
+    ranks = np.zeros(positions.seq_len, np.int64)
+    for rank in range(world):
+        ranks[positions.shard_slots(rank, world, zigzag).numpy()] = rank
+    return ranks
+
+
+def _backend(row: Row, name: str, causal: bool, window: int | None) -> dict[str, Any]:
+    """What `attend` would choose on a CPU, and why; its tensors take no memory."""
+    encoding = PositionEncoding() if name == NONE else encoding_to_draw(name, length=row.queries.seq_len)
+    mask = AttentionMask(row.queries, row.keys, causal, window)
+    number = torch.zeros(())
+    q, k = (number.expand(1, SIZES["num_heads"], side.seq_len, SIZES["head_dim"]) for side in (mask.queries, mask.keys))
+    with torch.no_grad():
+        choice = choose_backend("auto", AttentionInputs(q, k, k, mask, encoding))
+    return {
+        "name": choice.name,
+        "reason": choice.reason,
+        "queries": mask.queries.seq_len,
+        "keys": mask.keys.seq_len,
+        "heads": SIZES["num_heads"],
+    }
+
+
+SCREEN = Screen(
+    title="Rows",
+    place=4,
+    about="Documents, padding, a cache, a window and ranks: where each token stands, and who attends to whom.",
+    numbers=numbers,
+)
