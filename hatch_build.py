@@ -1,18 +1,22 @@
 """How a wheel, or an editable installation, comes by its native kernels: hatchling runs this.
 
-Where they can be compiled, the wheel is for this platform and holds them; elsewhere it holds Python alone, and for
+Where they can be compiled, the wheel is for this platform and holds them; elsewhere it holds Python alone, and is for
 every platform. One binary serves every version of Python and of torch.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import sysconfig
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from packaging.tags import platform_tags
+
+OLDEST_GLIBC = 17
+"""2.17: the oldest that installers still look for."""
 
 
 class NativeKernels(BuildHookInterface):
@@ -29,7 +33,15 @@ class NativeKernels(BuildHookInterface):
         if version != "editable":
             build_data["force_include"][str(library)] = f"locant/kernels/native/{library.name}"
             build_data["pure_python"] = False
-            build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+            build_data["tag"] = f"py3-none-{_platform(library)}"
+
+
+def _platform(library: Path) -> str:
+    """This platform; where its C library is glibc, the oldest one that has all that the kernels call."""
+    known = list(platform_tags())
+    newest = next((tag for tag in known if not tag.startswith("linux")), known[0])  # which no index takes
+    asked = [int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)", library.read_bytes())]
+    return re.sub(r"^manylinux_2_\d+", f"manylinux_2_{max(OLDEST_GLIBC, *asked)}", newest)
 
 
 def _load(path: Path) -> ModuleType:

@@ -1,8 +1,9 @@
 """What do windows cost, beside a Python list with a tensor per window (the way most tutorials do it)?
 
 Both are read through a `DataLoader`, shuffled: the list by its defaults, as in the tutorials, windows by
-`Windows.loader`, and by a `DataLoader` that is told nothing but a batch size. Each is measured for a part of an epoch
-at a time, in turns. Memory is what a process of its own holds after building and one epoch, less what it held before.
+`Windows.loader`, and by a `DataLoader` that is told a batch size and their `collate`, or nothing but the batch size.
+Each is measured for a part of an epoch at a time, in turns. Memory is what a process of its own holds after building
+and one epoch, less what it held before.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from locant.text.store import ShardWriter, TokenStore, write_manifest
 
 __all__ = ["rows"]
 
-TOKENS, LENGTH, STRIDE = 20_000_000, 256, 128
+TOKENS, LENGTH, STRIDE = 10_000_000, 256, 128
 VOCAB = 256
-SHARDS = 8
+SHARDS = 100
 BATCHES = {32: 300, 256: 60}
 """Of each size, so many are read in one turn."""
 
@@ -73,12 +74,19 @@ def _times(one: TokenStore, several: TokenStore) -> list[Row]:
             "locant Windows.loader": lambda size=size: windows.loader(size),
             "the same of a store": lambda size=size: stored.loader(size),
             f"the same in {SHARDS} shards": lambda size=size: sharded.loader(size),
+            "locant Windows, DataLoader and collate": lambda size=size: _collated(windows, size),
+            "the same of a store, DataLoader and collate": lambda size=size: _collated(stored, size),
+            f"the same in {SHARDS} shards, DataLoader and collate": lambda size=size: _collated(sharded, size),
             "locant Windows, plain DataLoader": lambda size=size: DataLoader(windows, size, shuffle=True),
             "list of tensors, plain DataLoader": lambda size=size: DataLoader(listed, size, shuffle=True),
         }
         turns = {name: _Turns(make, count) for name, make in loaders.items()}
         found += measure(f"read {count} batches of {size}, {question}, shuffled", turns, rounds=15)
     return found + _single(dict(zip(building, kept, strict=True)))
+
+
+def _collated(windows: Windows, size: int) -> DataLoader:
+    return DataLoader(windows, size, shuffle=True, collate_fn=windows.collate)
 
 
 class _Turns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -308,6 +309,10 @@ class TestDataLoaders:
         other.set_epoch(1)
         assert [numbers(batch) for batch in loader] == [numbers(batch) for batch in other][6:]
 
+    def test_what_decides_the_order_is_the_sampler_s_with_the_same_defaults(self) -> None:
+        of_loader, of_sampler = inspect.signature(Windows.loader).parameters, inspect.signature(BatchSampler).parameters
+        assert [*of_loader.values()][1:-1] == [*of_sampler.values()][1:]
+
     def test_options_reach_the_data_loader_and_what_is_ours_does_not(self) -> None:
         options = {"num_workers": 2, "prefetch_factor": 3, "timeout": 60, "in_order": True, "persistent_workers": True}
         made = windows().loader(4, **options, multiprocessing_context="fork", worker_init_fn=print)._data_loader
@@ -322,6 +327,7 @@ class TestDataLoaders:
         [
             ({"nonsense": 1}, InputError, ["nonsense=1", "num_workers"]),
             ({"num_worker": 1}, InputError, ["num_worker=1", "num_workers="]),
+            ({"shuffel": True}, InputError, ["shuffel=True", "shuffle="]),
             ({"num_workers": "2"}, RangeError, ["got '2' for num_workers"]),
             ({"num_workers": 1.5}, RangeError, ["got 1.5 for num_workers"]),
             ({"num_workers": -1}, RangeError, ["got -1 for num_workers"]),

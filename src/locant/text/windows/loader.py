@@ -149,7 +149,8 @@ def _checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     known = [name for name in inspect.signature(DataLoader.__init__).parameters if name not in OURS]
     for name in options:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            of_order = [*inspect.signature(BatchSampler).parameters][1:]
+            close = difflib.get_close_matches(name, [*of_order, *known], n=1)
             remedy = f"{close[0]}=" if close else f"one of {', '.join(known)}"
             raise InputError(f"got {name}={shown(options[name])}, which is no option of a data loader", remedy)
     checked = {name: _checked(name, value) for name, value in options.items()}

@@ -1,0 +1,96 @@
+"""The wheel and the source distribution install into an empty environment, with native kernels where there is gcc."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux" or not shutil.which("gcc"), reason="there is no gcc"),
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("build", "hatchling", "pip")),
+        reason="build, hatchling and pip are not installed",
+    ),
+]
+
+
+def run(command: list[str | Path], folder: Path, **surroundings: str) -> str:
+    """What it prints, in another folder than this and without what points to this one."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "LOCANT_NATIVE", "CC")}
+    done = subprocess.run(
+        command, cwd=folder, env={**kept, **surroundings}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with both, the wheel made from the source distribution."""
+    folder = tmp_path_factory.mktemp("dist")
+    run([sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT], folder)
+    return folder
+
+
+def environment(wheel: Path, folder: Path) -> Path:
+    """The Python of a new environment with this wheel, which sees the packages of ours behind its own."""
+    venv.create(folder, symlinks=True)
+    packages = next(folder.glob("lib/python*/site-packages"))
+    (packages / "ours.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")) + "\n")
+    python = folder / "bin" / "python"
+    options = ["--no-deps", "--no-index", "--no-cache-dir", "--disable-pip-version-check"]
+    run([python, "-m", "pip", "install", *options, wheel], folder)
+    return python
+
+
+USE = """
+import numpy as np, torch, locant
+from locant.kernels import native
+print(locant.__file__)
+print(locant.Windows(np.arange(9, dtype=np.uint16), 4).__getitems__([1])["targets"].tolist())
+q = torch.ones(1, 1, 2, 4)
+print(locant.Rotary(4).rotate_one(q, locant.Positions.arange(2)).shape)
+print(native.status())
+"""
+
+
+def test_the_wheel_is_native_in_an_empty_environment(built: Path, tmp_path: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    assert "-py3-none-manylinux_2_" in wheel.name or "-py3-none-musllinux_" in wheel.name
+    with zipfile.ZipFile(wheel) as file:
+        assert sum(name.endswith(".so") for name in file.namelist()) == 1
+    python = environment(wheel, tmp_path)
+    where, batch, shape, status = run([python, "-c", USE], tmp_path).splitlines()
+    assert Path(where).is_relative_to(tmp_path)
+    assert (batch, shape) == ("[[5, 6, 7, 8]]", "torch.Size([1, 1, 2, 4])")
+    assert status.startswith("used, for ")
+
+
+def test_the_source_distribution_needs_no_compiler_and_says_what_is_missing(built: Path, tmp_path: Path) -> None:
+    (packed,) = built.glob("*.tar.gz")
+    with tarfile.open(packed) as file:
+        names = file.getnames()
+        assert not [name for name in names if name.endswith(".so")]
+        file.extractall(tmp_path, filter="data")
+    source = tmp_path / names[0].split("/")[0]
+    said = run([sys.executable, "-m", "build", "--wheel", "--no-isolation", source], tmp_path, CC="false")
+    assert "without native kernels, slower on a CPU: false ended with code 1" in said
+    (wheel,) = source.glob("dist/*-py3-none-any.whl")
+    python = environment(wheel, tmp_path / "environment")
+    *_, batch, shape, status = run([python, "-c", USE], tmp_path).splitlines()
+    assert (batch, shape) == ("[[5, 6, 7, 8]]", "torch.Size([1, 1, 2, 4])")
+    assert status == "not built; with gcc: python -m locant.kernels.native build"
+    assert status in run([python, "-m", "locant", "bench", "rotary"], tmp_path).splitlines()[-1]
+    assert "native kernels are used" in run([python, "-m", "locant.kernels.native", "build"], tmp_path)
