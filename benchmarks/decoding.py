@@ -19,6 +19,8 @@ from locant import ALiBi, PositionEncoding, Positions, Rotary, T5Bias, attend
 __all__ = ["rows"]
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, CACHED = 32, 32, 8, 128, 8_192
+CACHES = [(batch, cached) for batch in (1, 8) for cached in (4_096, 16_384, 65_536)]
+"""Rows, and tokens of each: up to 4 GiB of keys and values in float32."""
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NEAR = {torch.float32: 2e-3, torch.bfloat16: 6e-2}
 """How far from float64 a contender may be; others' float32 angles are off by 3e-4 at position 8 191."""
@@ -28,7 +30,8 @@ def rows() -> list[Row]:
     """In float32 and bfloat16 on a CPU, in bfloat16 on a GPU."""
     dtypes = (torch.bfloat16,) if DEVICE == "cuda" else (torch.float32, torch.bfloat16)
     with torch.no_grad():
-        return [row for dtype in dtypes for row in (*_rotation(dtype), *_attention(dtype))]
+        rotations = [row for dtype in dtypes for row in _rotation(dtype)]
+        return rotations + [row for dtype in dtypes for cache in CACHES for row in _attention(dtype, *cache)]
 
 
 def _rotation(dtype: torch.dtype) -> list[Row]:
@@ -73,26 +76,29 @@ def _in_every_layer(contender: Callable[[Positions], object]) -> Callable[[], No
     return run
 
 
-def _attention(dtype: torch.dtype) -> list[Row]:
-    heads, head_dim = 8, 64
-    keys, here = Positions.arange(CACHED, device=DEVICE), Positions.after(CACHED - 1, 1, device=DEVICE)
-    q = torch.randn(1, heads, 1, head_dim, device=DEVICE, dtype=dtype)
-    k, v = torch.randn(2, 1, heads, CACHED, head_dim, device=DEVICE, dtype=dtype)
+def _attention(dtype: torch.dtype, batch: int, cached: int) -> list[Row]:
+    keys, here = Positions.arange(cached, device=DEVICE), Positions.after(cached - 1, 1, device=DEVICE)
+    q = torch.randn(batch, HEADS, 1, HEAD_DIM, device=DEVICE).to(dtype)
+    k, v = (torch.randn(batch, KV_HEADS, cached, HEAD_DIM, device=DEVICE).to(dtype) for _ in range(2))
     kinds: dict[str, tuple[PositionEncoding | None, int | None]] = {
-        "without a bias": (None, None), "ALiBi": (ALiBi(heads), None), "T5": (T5Bias(heads).to(DEVICE), None),
-        "a window of 1 024": (None, 1_024), "ALiBi, a window of 1 024": (ALiBi(heads), 1_024),
+        "without a bias": (None, None), "ALiBi": (ALiBi(HEADS), None), "T5": (T5Bias(HEADS).to(DEVICE), None),
+        "a window of 1 024": (None, 1_024), "ALiBi, a window of 1 024": (ALiBi(HEADS), 1_024),
     }  # fmt: skip
-    contenders: dict[str, Callable[[], Tensor]] = {"SDPA": lambda: F.scaled_dot_product_attention(q, k, v)}
+    contenders: dict[str, Callable[[], Tensor]] = {
+        "SDPA": lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    }
     for name, (encoding, window) in kinds.items():
         options = {"encoding": encoding, "positions": here, "k_positions": keys, "window": window}
         contenders[f"locant, {name}"] = lambda options=options: attend(q, k, v, **options)
-        truth = attend(q.double(), k.double(), v.double(), backend="eager", **options)
-        error = float((attend(q, k, v, **options).double() - truth).abs().max())
+        truth = attend(q[:1].double(), k[:1].double(), v[:1].double(), backend="eager", **options)
+        error = float((attend(q, k, v, **options)[:1].double() - truth).abs().max())
         assert error < NEAR[dtype], f"{name} is off by {error}"
     question = (
-        f"attention of one token behind {CACHED - 1} in the cache, {heads} heads of {head_dim}, {dtype}, {DEVICE}"
+        f"attention of one token in each of {batch} rows behind {cached - 1} in the cache, {HEADS} heads and "
+        f"{KV_HEADS} of keys of {HEAD_DIM}, {dtype}, {DEVICE}"
     )
-    return measure(question, {name: _waiting(each) for name, each in contenders.items()})
+    rounds = max(3, min(15, 2**18 // (batch * cached)))
+    return measure(question, {name: _waiting(each) for name, each in contenders.items()}, rounds=rounds)
 
 
 def _waiting(contender: Callable[[], Tensor]) -> Callable[[], None]:

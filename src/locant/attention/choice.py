@@ -14,6 +14,7 @@ from locant.arguments import one_of
 from locant.attention.backends import eager, flex, sdpa, tiled
 from locant.attention.inputs import AttentionInputs
 from locant.errors import LocantError
+from locant.kernels.distance_decoding import takes
 from locant.positions.base import has_bias
 
 __all__ = ["BackendName", "Choice", "choose_backend"]
@@ -64,6 +65,10 @@ def _chosen(inputs: AttentionInputs) -> Choice:
         return Choice("eager", "only eager keeps the weights")
     if inputs.is_transformed:
         return Choice("eager", "torch.func and forward mode know no fused kernels")
+    if inputs.q.device.type == "cpu" and inputs.is_decoding and takes(inputs.q, inputs.v):
+        way = tiled.way_of(inputs)
+        if way.name == "table":
+            return Choice("tiled", "a few queries read every key and value once, for all heads that share it", way)
     fused = sdpa.obstacle(inputs) is None
     if fused and inputs.mask.is_plain and not has_bias(inputs.encoding):
         return Choice("sdpa", "there is no bias and no mask to hold")

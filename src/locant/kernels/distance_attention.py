@@ -29,7 +29,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from locant.errors import LocantError
-from locant.kernels.transforms import is_differentiated
+from locant.kernels.distance_decoding import decode, takes
+from locant.kernels.transforms import is_differentiated, wants_result_alone
 
 __all__ = ["distance_attention"]
 
@@ -76,9 +77,11 @@ def distance_attention(
     """
     if is_differentiated(q, k, v, table):  # or torch would take what it knows no derivative of for constant
         raise LocantError("got tensors in forward mode or inside torch.func.grad and the like", EAGER)
-    width = max(q.shape[-1], v.shape[-1])  # the kernel takes one for both; zeros change no score
+    width = max(q.shape[-1], v.shape[-1])  # torch's kernel takes one for both; zeros change no score
     q, k, v_wide = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
-    y, lse = _attend(q, k, v_wide, table, first, last, scale, softcap)
+    plain = wants_result_alone() and all(type(x) is Tensor for x in (q, k, v, table))
+    attend = _computed if plain else _attend  # an operator of ours takes microseconds to be found
+    y, lse = attend(q, k, v_wide, table, first, last, scale, softcap)
     return (y if v.shape[-1] == width else y[..., : v.shape[-1]]), lse  # views only where needed: FSDP mistrusts them
 
 
@@ -129,17 +132,12 @@ def _rows_together(x: Tensor) -> Tensor:
 # ---------------------------------------------------------------------- what torch knows of it
 
 
-@torch.library.custom_op(
-    "locant::distance_attention",
-    mutates_args=(),
-    device_types="cpu",
-    schema="(Tensor q, Tensor k, Tensor v, Tensor table, SymInt first, SymInt last, float scale, float? softcap) "
-    "-> (Tensor, Tensor)",
-)
-def _attend(
+def _computed(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor, first: int, last: int, scale: float, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
     """The output, and the logarithm of every query's sum of exponentials."""
+    if takes(q, v):
+        return decode(q, k, v, table, first, last, scale, softcap)
     (q, k, v), bias = (_rows_together(x) for x in (q, k, v)), _backwards(table, first, last)
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     sums = table.new_full(q.shape[:3], float("-inf"))  # and so they stay for queries without a key
@@ -152,6 +150,16 @@ def _attend(
             y, total = _capped(*part, tile.bias(bias)[0], scale, softcap)
         out[:, :, rows], sums[:, :, rows] = y.flip(2), total.flip(2)
     return out, sums
+
+
+_attend = torch.library.custom_op(
+    "locant::distance_attention",
+    _computed,
+    mutates_args=(),
+    device_types="cpu",
+    schema="(Tensor q, Tensor k, Tensor v, Tensor table, SymInt first, SymInt last, float scale, float? softcap) "
+    "-> (Tensor, Tensor)",
+)
 
 
 def _capped(

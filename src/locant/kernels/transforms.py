@@ -26,6 +26,7 @@ __all__ = [
     "is_mapping",
     "is_transforming",
     "is_watched",
+    "wants_result_alone",
 ]
 
 
@@ -54,6 +55,13 @@ def in_forward_mode() -> bool:
 def is_watched() -> bool:
     """Whether every operator is intercepted: by `make_fx`, fake tensors, counters."""
     return torch._C._len_torch_dispatch_stack() > 0  # pyright: ignore[reportPrivateUsage]
+
+
+def wants_result_alone() -> bool:
+    """Whether nothing is wanted but the result: no gradient, no graph, and nobody watches operators."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    return not (is_watched() or is_transforming() or in_forward_mode())
 
 
 def is_exporting() -> bool:

@@ -48,6 +48,9 @@ def sdpa_attention(inputs: AttentionInputs) -> Float[Tensor, "batch heads query 
     mask = dense.allowed if bias is None else dense.hide(bias if q.device.type == "cpu" else bias.to(q.dtype))
     if scale <= 0:  # kernels multiply by it what they have hidden by minus infinity
         q, scale = (-q, -scale) if scale < 0 else (q * 0.0, 1.0)
+    gathered = inputs.grouped and q.shape[2] == 1 and q.device.type == "cpu" and inputs.is_decoding
+    if gathered:  # 2 to 9 times as fast
+        q, mask = _gathered(q, k.shape[1]), mask if mask is None or mask.shape[1] == 1 else _gathered(mask, k.shape[1])
     with _differentiable(q, k, v, mask):
         y = F.scaled_dot_product_attention(
             q,
@@ -57,9 +60,15 @@ def sdpa_attention(inputs: AttentionInputs) -> Float[Tensor, "batch heads query 
             dropout_p=inputs.dropout_p,
             is_causal=is_causal,
             scale=scale,
-            enable_gqa=inputs.grouped,
+            enable_gqa=inputs.grouped and not gathered,
         )
+    y = y.flatten(1, 2)[:, :, None] if gathered else y
     return dense.blank(y).to(dtype)
+
+
+def _gathered(x: Float[Tensor, "#batch heads 1 _"], kv_heads: int) -> Float[Tensor, "#batch kv_heads group _"]:
+    """Of one query, the heads that share a key head as so many queries."""
+    return x.unflatten(1, (kv_heads, -1)).squeeze(3)
 
 
 def as_wide_as_bias(inputs: AttentionInputs) -> AttentionInputs:

@@ -2,6 +2,7 @@
 
 from locant.kernels.native.library import DTYPES as DTYPES
 from locant.kernels.native.library import function as function
+from locant.kernels.native.library import has as has
 from locant.kernels.native.library import runnable as runnable
 from locant.kernels.native.library import status as status
 from locant.kernels.native.library import threads as threads

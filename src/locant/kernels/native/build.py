@@ -57,7 +57,7 @@ def build() -> Path:
                 _run([*compiler, *FLAGS, *machine, f"-DVARIANT={variant}", "-c", str(source), "-o", objects[-1]])
         linked = Path(folder) / target.name
         # Not linked with OpenMP: its functions are found in the library that torch has loaded, so there is one pool.
-        _run([*compiler, "-shared", "-s", *objects, "-o", str(linked)])
+        _run([*compiler, "-shared", "-s", *objects, "-lm", "-o", str(linked)])
         remove()
         linked.replace(target)
     return target

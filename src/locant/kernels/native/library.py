@@ -17,7 +17,7 @@ import torch
 from locant.errors import InputError
 from locant.kernels.native.build import library_path, variants
 
-__all__ = ["DTYPES", "function", "runnable", "status", "threads"]
+__all__ = ["DTYPES", "function", "has", "runnable", "status", "threads"]
 
 HOW_TO_BUILD = "python -m locant.kernels.native build"
 CAPABILITIES = {"AVX512": "avx512", "AVX2": "avx2"}
@@ -38,6 +38,14 @@ def function(name: str, variant: str | None = None) -> Any:
     """The function of this name, for the best instruction set or another, or ``None`` where there is no library."""
     found = _found()
     return None if found.library is None else getattr(found.library, f"{name}_{variant or found.variant}")
+
+
+def has(name: str) -> bool:
+    """Whether there is such a function; a compiler asks once."""
+    return function(name) is not None
+
+
+has._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in `locant.kernels.transforms`
 
 
 def threads() -> int:

@@ -20,21 +20,13 @@ from locant.kernels.rotary.choice import choose_kernel
 from locant.kernels.rotary.inplace import require_writable
 from locant.kernels.rotary.reference import Layout, cos_sin
 from locant.kernels.rotary.tables import Tables
-from locant.kernels.transforms import in_forward_mode, is_transforming, is_watched
 
-__all__ = ["Repeated", "is_repeatable"]
+__all__ = ["Repeated"]
 
 MOST_ANGLES = 2**18
 """Angles that are kept: 1 MiB each of cosines and sines in float32."""
 
 Pair = tuple[Tensor, Tensor]
-
-
-def is_repeatable() -> bool:
-    """Whether nothing is wanted but the result: no gradient, no graph, and nobody watches operators."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return False
-    return not (is_watched() or is_transforming() or in_forward_mode())
 
 
 class Repeated:

@@ -14,7 +14,8 @@ from locant.arguments import MAX_INT32, entries, flag, one_of, shown, whole
 from locant.errors import RangeError, ShapeError
 from locant.kernels.rotary import Layout, Tables, is_transformed, require_writable, rotate, rotate_pairs
 from locant.kernels.rotary.reference import cos_sin
-from locant.kernels.rotary.repeated import Repeated, is_repeatable
+from locant.kernels.rotary.repeated import Repeated
+from locant.kernels.transforms import wants_result_alone
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads
 from locant.positions.constant import Constant
@@ -223,7 +224,7 @@ class Rotary(PositionEncoding):
         """
         keys = positions if k_positions is None else k_positions
         known = None
-        if is_repeatable() and keys is positions and isinstance(positions, Positions):
+        if wants_result_alone() and keys is positions and isinstance(positions, Positions):
             known = positions.kept.get(self.angles)
             if known is not None and (rotated := known.rotate(q, k, self.layout, inplace)) is not None:
                 return rotated
@@ -237,7 +238,7 @@ class Rotary(PositionEncoding):
         rotated = rotate(q, k, index, tables, self.layout, inplace=inplace)
         if known is not None:
             known.learn(q, k, self.layout, inplace)
-        elif q.is_cpu and is_repeatable():
+        elif q.is_cpu and wants_result_alone():
             positions.kept[self.angles] = Repeated(index, tables, is_fixed=positions.start is not None)
         return rotated
 
