@@ -61,4 +61,11 @@ SCREENS = {
         value="6",
         text="attends to 2 of 11 keys",
     ),
+    "known_bugs": Visit(
+        address="bug=bfloat16-positions&position=700",
+        pictures=("curves",),
+        setting="bug",
+        value="documents-run-on",
+        text="huggingface/diffusers#13920",
+    ),
 }

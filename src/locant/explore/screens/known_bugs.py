@@ -1,0 +1,219 @@
+"""Known bugs: real mistakes of the field that can be seen, each beside what is right, with its source."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from locant.explore.screen import Screen
+from locant.explore.session import Session
+from locant.explore.state import State
+from locant.positions import ALiBi, Positions, Rotary, T5Bias
+from locant.positions.scaling import DynamicNTK
+
+__all__ = ["BUGS", "SCREEN", "Bug"]
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One mistake.
+
+    Args:
+        title: what goes wrong.
+        entry: its number in ``tests/known_bugs``.
+        source: the thread where it was found.
+        story: how it comes about, and what it does.
+        axes: what the values are counted by, and what they are; of a map, what its rows and columns are.
+        draw: from a position, the places on the first axis, what is right and what is wrong.
+        first: the position to begin with; 0: it plays no part.
+    """
+
+    title: str
+    entry: str
+    source: str
+    story: str
+    axes: tuple[str, str]
+    draw: Callable[[int], tuple[np.ndarray, np.ndarray, np.ndarray]]
+    first: int = 0
+
+
+def rounded_angles(position: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    places = np.arange(position, position + 96)
+    rotary = Rotary(64)
+    right, _ = rotary.cos_sin(Positions.of(places[None].tolist()))
+    frequency = rotary.inv_freq.float().bfloat16()  # model.bfloat16() casts the buffer
+    wrong = (torch.from_numpy(places)[:, None].float() * frequency.float()).cos()
+    pair = 8
+    return places, right[0, :, pair].numpy(), wrong[:, pair].numpy()
+
+
+def counted_in_bfloat16(position: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    places = np.arange(position, position + 48)
+    return places, places, torch.from_numpy(places).bfloat16().float().numpy()
+
+
+def other_layout(position: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    distances = np.arange(64)
+    torch.manual_seed(0)
+    q = torch.randn(1, 1, 1, 64).expand(1, 1, 64, 64)
+    k = q + 0.3 * torch.randn(1, 1, 1, 64)
+    here, there = Positions.of([[100] * 64]), Positions.of([(100 - distances).tolist()])
+
+    def scores(rotary: Rotary) -> np.ndarray:
+        products = rotary.rotate_one(q, here) * rotary.rotate_one(k, there)
+        return products.sum(-1)[0, 0].numpy() / 8
+
+    return distances, scores(Rotary(64)), scores(Rotary(64, layout="interleaved"))
+
+
+def padding_counted(position: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    padding = torch.tensor([[0] * 5 + [1] * 11])
+    right = Positions.from_mask(padding).index[0].numpy()
+    wrong = Positions.arange(16).index[0].numpy()
+    return np.arange(16), np.where(padding[0] == 1, right, np.nan), np.where(padding[0] == 1, wrong, np.nan)
+
+
+def documents_run_on(position: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def distances(positions: Positions) -> np.ndarray:
+        order = positions.order[0]
+        away = (order[:, None] - order).double()
+        return away.masked_fill(~positions.mask()[0, 0], torch.nan).numpy()
+
+    return np.arange(18), distances(Positions.packed([5, 4, 9])), distances(Positions.arange(18))
+
+
+def cache_forgotten(position: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    alibi, keys = ALiBi(8), 24
+    q, k = torch.zeros(1, 8, 1, 16), torch.zeros(1, 8, keys, 16)
+    right, wrong = (
+        alibi.bias(q, k, query, Positions.arange(keys))[0, 1, 0].numpy()
+        for query in (Positions.after(keys - 1, 1), Positions.arange(1))
+    )
+    return np.arange(keys), right, wrong
+
+
+def mixed_frequencies(position: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    dynamic = Rotary(64, scaling=DynamicNTK(factor=8.0, original_max_seq_len=2048))
+    places = np.arange(0, 2048, 8)
+    positions = Positions.of([places.tolist()])
+    (cos, sin), (new_cos, new_sin) = (dynamic.for_length(n).cos_sin(positions) for n in (2048, 16384))
+    fit = (cos * new_cos + sin * new_sin)[0].mean(-1)  # 1 where a key is rotated as the query expects
+    return places, np.ones(len(places)), fit.numpy()
+
+
+def rounded_bias(position: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    distances = np.arange(position, position + 64)
+    right = -ALiBi(8).slopes[3].item() * distances
+    return distances, right, torch.from_numpy(right).bfloat16().float().numpy()
+
+
+def direction_swapped(position: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    distances = np.arange(-48, 49)
+    bias, asked = T5Bias(1, bidirectional=True), torch.from_numpy(distances)
+    return distances, bias.buckets(asked).numpy(), bias.buckets(-asked).numpy()
+
+
+def ids_wrapped(position: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    ids = np.arange(65_536 - 32, 65_536 + 32)
+    return ids, ids, ids.astype(np.uint16)
+
+
+BUGS: dict[str, Bug] = {
+    "rounded-angles": Bug(
+        "Casting a model rounds its frequencies", "14", "Modalities/modalities#462",
+        "model.bfloat16() also casts the buffer of inverse frequencies. From some hundred positions on, every rotation "
+        "is another one. locant keeps no buffer that a cast could reach.",
+        ("position", "cosine of pair 8"), rounded_angles, 4000,
+    ),
+    "bfloat16-positions": Bug(
+        "Positions counted in bfloat16", "7", "huggingface/diffusers#13920",
+        "bfloat16 has eight bits: behind 256 it counts in twos, behind 512 in fours. Neighbours get one position.",
+        ("position", "what the model is told"), counted_in_bfloat16, 500,
+    ),
+    "other-layout": Bug(
+        "Pairs of the other layout", "52", "karpathy/nanochat#264",
+        "Weights trained with pairs (i, i + d/2) are rotated in pairs (2i, 2i + 1). Nothing fails; scores just "
+        "mean nothing any more.",
+        ("distance (tokens)", "score"), other_layout,
+    ),
+    "padding-counted": Bug(
+        "Padding counts as text", "72", "unslothai/unsloth#3699",
+        "A row padded on the left, in a batch, begins at position 5 instead of 0: its answers depend on the "
+        "other rows.",
+        ("slot of the row", "position"), padding_counted,
+    ),
+    "documents-run-on": Bug(
+        "Packed documents see each other", "77", "allenai/OLMo-core#591",
+        "Three documents share a row. Without their boundaries the third attends to the first two, and counts on from "
+        "them.",
+        ("slot of the key", "slot of the query"), documents_run_on,
+    ),
+    "cache-forgotten": Bug(
+        "The cache is forgotten", "74", "keras-team/keras-hub#2861",
+        "While decoding, the newest token is taken for the first: with ALiBi it no longer prefers what is near.",
+        ("key", "bias of the newest query"), cache_forgotten,
+    ),
+    "mixed-frequencies": Bug(
+        "Cached keys keep old frequencies", "38", "huggingface/transformers#25104",
+        "Dynamic NTK changes frequencies as the text grows. Keys in the cache were rotated with the old ones; "
+        "Rotary.rerotate moves them.",
+        ("position of the cached key", "fit to the query's frequencies"), mixed_frequencies,
+    ),
+    "rounded-bias": Bug(
+        "A bias in bfloat16", "22", "HabanaAI/vllm-fork#503",
+        "Far distances are rounded to steps: dozens of keys share one bias. locant adds biases in float32.",
+        ("distance (tokens)", "bias of head 3"), rounded_bias, 3000,
+    ),
+    "direction-swapped": Bug(
+        "Key minus query, or query minus key", "80", "huggingface/transformers#8518",
+        "T5 counts from the query to the key, others the other way: with the sign swapped, before and after exchange "
+        "their buckets.",
+        ("distance: query minus key (tokens)", "bucket"), direction_swapped,
+    ),
+    "ids-wrapped": Bug(
+        "Ids in 16 bits", "84a", "huggingface/transformers#2825",
+        "A vocabulary of more than 65 536 entries does not fit into uint16: the file is written without an error, with "
+        "other tokens. A store checks the largest id.",
+        ("token id", "id in the file"), ids_wrapped,
+    ),
+}  # fmt: skip
+
+
+def numbers(state: State, session: Session) -> Mapping[str, Any]:
+    """What is right and what the mistake makes of it, on one axis."""
+    bug = BUGS[state.one_of("bug", next(iter(BUGS)), list(BUGS))]
+    position = state.whole("position", bug.first, 0, 2**20, log=True) if bug.first else 0
+    places, right, wrong = bug.draw(position)
+    return {
+        "title": bug.title,
+        "entry": bug.entry,
+        "source": bug.source,
+        "story": bug.story,
+        "axes": bug.axes,
+        "titles": {name: each.title for name, each in BUGS.items()},
+        "places": np.asarray(places, np.float64),
+        "right": np.asarray(right, np.float64),
+        "wrong": np.asarray(wrong, np.float64),
+        "python": _code(bug, position),
+    }
+
+
+def _code(bug: Bug, position: int) -> str:
+    return (
+        "import numpy as np\nimport torch\n\n"
+        "from locant import ALiBi, Positions, Rotary, T5Bias\nfrom locant.scaling import DynamicNTK\n\n\n"
+        f"{inspect.getsource(bug.draw)}\n\nplaces, right, wrong = {bug.draw.__name__}({position})\n"
+    )
+
+
+SCREEN = Screen(
+    title="Known bugs",
+    place=8,
+    about="Mistakes that real code made, as they look: none of them fails, all of them change what a model learns.",
+    numbers=numbers,
+)
