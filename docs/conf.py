@@ -1,6 +1,7 @@
 """The site that `make docs` builds: offline, and every warning is an error."""
 
 import hashlib
+import os
 import sys
 from pathlib import Path
 
@@ -36,9 +37,11 @@ myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(DOCS / "_build" / "executed" / SOURCES.hexdigest()[:16])
-nb_execution_timeout = 180
+nb_execution_timeout = 600  # of one cell, on a busy machine
 nb_execution_show_tb = True
 nb_merge_streams = True
+nb_render_markdown_format = "myst"
+os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # or a notebook's figures would not be shown
 
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
@@ -54,7 +57,7 @@ html_css_files = ["locant.css"]
 html_sidebars = {"index": [], "five-minutes": [], "which-encoding": [], "reference/gallery": []}
 html_theme_options = {
     "navbar_align": "left",
-    "header_links_before_dropdown": 9,
+    "header_links_before_dropdown": 8,
     "secondary_sidebar_items": ["page-toc", "sourcelink"],
     "show_toc_level": 2,
     "footer_start": ["copyright"],

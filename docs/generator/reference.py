@@ -16,6 +16,7 @@ from sphinx.util import logging
 
 import locant
 from docs.generator.api import api_pages
+from docs.generator.command_line import command_line
 from docs.generator.encodings import encoding_page, scaling_page, scalings, title
 from docs.generator.markdown import card, index, summary
 from docs.generator.models import families, family_page, plot_family
@@ -25,6 +26,18 @@ from locant.figures.canvas import save
 from locant.positions.registry import encodings
 
 __all__ = ["pages", "pictures", "setup"]
+
+
+SCALINGS_WORDS = """\
+Ways to stretch [Rotary](#encoding-rotary) over longer contexts: pure functions of their fields. Where frequencies
+depend on the length of the sequence, it is passed, by `rotary.for_length(n)`; cached keys are moved to another length
+by `rotary.rerotate`. `locant extend` writes the configuration for a longer context."""
+
+FAMILIES_WORDS = """\
+How published models encode positions. `Rotary.from_config` reads one configuration, `encoding_from_config` that of any
+of these models. In a model with rotary positions, every key about them is used or refused by name. `locant explain`
+fills in a missing standard key with the default of the architecture, and says so.
+[Another architecture](../../extending.md) is one row."""
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -43,6 +56,7 @@ def pages() -> dict[str, str]:
         **{f"models/{name}.md": family_page(name, module) for name, module in families().items()},
         **api_pages(own),
         **_indexes(),
+        "command-line.md": command_line(),
         "known_bugs.txt": known_bugs((ROOT / "tests" / "known_bugs" / "README.md").read_text(encoding="utf-8")),
         "benchmarks.txt": benchmarks(),
     }
@@ -101,11 +115,11 @@ def _indexes() -> dict[str, str]:
             "encodings", "Encodings", "A page for each encoding.", [*of_encodings.values()], [*of_encodings]
         ),
         "scalings/index.md": index(
-            "scalings", "Scalings", "Ways to stretch [Rotary](#encoding-rotary) over longer contexts.",
+            "scalings", "Scalings", SCALINGS_WORDS,
             [*of_scalings.values()], [*of_scalings],
         ),
         "models/index.md": index(
-            "models", "Model families", "How published models encode positions.",
+            "models", "Model families", FAMILIES_WORDS,
             [*of_families.values()], [*of_families],
         ),
         "gallery.md": index(
