@@ -67,7 +67,7 @@ def score_by_distance(
     *,
     alike: float = 1.0,
     head: int = 0,
-    draws: int = 64,
+    draws: int = 32,
     seed: int = 0,
 ) -> Scores:
     """The score of one query with keys that differ in nothing but their distance to it.
@@ -81,7 +81,8 @@ def score_by_distance(
     q, k = _contents(encoding, draws, alike, seed)
     last = int(distances[-1])
     at, before = Positions.of(torch.tensor([[last]])), Positions.of(torch.from_numpy(last - distances)[None])
-    scores = _scores(encoding, q, k.expand(-1, len(distances), -1), at, before, head)[:, 0]
+    q, k, bias = _through_doors(encoding, q, k.expand(-1, len(distances), -1), at, before, head)
+    scores = ((q @ k.mT) / math.sqrt(q.shape[-1]) + bias)[:, 0]
     low, high = torch.quantile(scores, torch.tensor(TAILS, dtype=scores.dtype), dim=0)
     return Scores(scores.mean(0).numpy(), low.numpy(), high.numpy())
 
@@ -92,13 +93,15 @@ def score_map(
     *,
     alike: float = 1.0,
     head: int = 0,
-    draws: int = 64,
+    draws: int = 32,
     seed: int = 0,
 ) -> Float[np.ndarray, "query key"]:
     """The mean score of every query with every key at these positions."""
     q, k = (each.expand(-1, len(index), -1) for each in _contents(encoding, draws, alike, seed))
     positions = Positions.of(torch.from_numpy(index)[None])
-    return _scores(encoding, q, k, positions, positions, head).mean(0).numpy()
+    q, k, bias = _through_doors(encoding, q, k, positions, positions, head)
+    q, k = (each.transpose(0, 1).reshape(len(index), -1) for each in (q, k))  # the sum over draws within one product
+    return (q @ k.T / (draws * math.sqrt(q.shape[-1] // draws)) + bias.mean(0)).numpy()
 
 
 def _contents(encoding: PositionEncoding, draws: int, alike: float, seed: int) -> Float[Tensor, "2 draws 1 width"]:
@@ -112,13 +115,13 @@ def _contents(encoding: PositionEncoding, draws: int, alike: float, seed: int) -
 
 
 @torch.no_grad()
-def _scores(
+def _through_doors(
     encoding: PositionEncoding, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions, head: int
-) -> Float[Tensor, "draws query key"]:
-    """Each door in its turn, as a model calls them."""
+) -> tuple[Float[Tensor, "draws query width"], Float[Tensor, "draws key width"], Float[Tensor, "#draws #query #key"]]:
+    """Queries and keys embedded and rotated, and the bias of a head, in the order of a model's calls."""
     q, k = encoding.embed(q, positions)[:, None], encoding.embed(k, k_positions)[:, None]
     heads = num_heads_of(encoding)
     bias = encoding.bias(q.expand(-1, heads, -1, -1), k.expand(-1, heads, -1, -1), positions, k_positions)
     q, k = encoding.rotate(q, k, positions, k_positions)
-    scores = (q @ k.mT)[:, 0] / math.sqrt(q.shape[-1])
-    return scores if bias is None else scores + bias[:, min(head, heads - 1)].to(scores.dtype)
+    added = torch.zeros(1, 1, 1) if bias is None else bias[:, min(head, heads - 1)].to(q.dtype)
+    return q[:, 0], k[:, 0], added

@@ -32,7 +32,7 @@ export class Picture {
 
   // `table`: () => ({columns, rows}); `draw`: (plot) => whatever is kept as `this.drawn`; `legend`: [{name, slot}].
   show({ title, note = "", legend = [], table, python = "", draw }) {
-    Object.assign(this, { toTable: table, python, toDraw: draw, told: title });
+    Object.assign(this, { toTable: table, python, toDraw: draw, told: title, words: { title, legend } });
     this.title.textContent = title;
     this.note.textContent = note;
     this.legend.replaceChildren(...legend.map(entry));
@@ -98,8 +98,8 @@ export class Picture {
       return made;
     };
     return html("div", { class: "save" },
-      button("SVG", "The picture as SVG", () => download(`${this.name}.svg`, pictureAsSvg(this.plot))),
-      button("PNG", "The picture as PNG", async () => download(`${this.name}.png`, await pictureAsPng(this.plot))),
+      button("SVG", "The picture as SVG", () => download(`${this.name}.svg`, pictureAsSvg(this.plot, this.words))),
+      button("PNG", "The picture as PNG", async () => download(`${this.name}.png`, await pictureAsPng(this.plot, this.words))),
       button("CSV", "Its numbers", () => download(`${this.name}.csv`, csv(this.toTable()))),
       button("Python", "The Python that makes it", () => this.showCode()));
   }

@@ -41,7 +41,7 @@ function reveal(control) {
 
 // Screens by name, and the settings of the one that is open.
 function finder(page) {
-  const input = html("input", { type: "search", "aria-label": "Search", autofocus: true, placeholder: "A screen or a setting" });
+  const input = html("input", { type: "text", role: "searchbox", "aria-label": "Search", autofocus: true, placeholder: "A screen or a setting" });
   const list = html("ul", { class: "found" });
   const made = dialog("Search", input, list);
 

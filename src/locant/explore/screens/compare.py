@@ -31,7 +31,7 @@ NONE = "none"
 MAX_LENGTH = 2**17
 POINTS, SIDE = 256, 128
 """At how many distances a curve is computed, and at how many positions a map, where there are more."""
-DRAWS, COSTLY_DRAWS = 64, 8
+DRAWS, COSTLY_DRAWS = 32, 8
 """Pairs of contents: of an encoding whose bias looks at the contents, every one costs a matrix."""
 
 VISIBLE = 16.0
