@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -33,12 +35,19 @@ def chromium() -> str | None:
 def explorer(*words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """`locant explore` in a process of its own, and the address it prints."""
     command = [sys.executable, "-m", "locant", "explore", "--no-open", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True) as process,
+    ):
         try:
             assert process.stdout is not None
             yield process.stdout.readline().strip().partition("#")[0], process
         finally:
+            ended = process.poll()
             process.kill()
+            said.seek(0)
+            if ended not in (None, -signal.SIGKILL):
+                pytest.fail(f"the explorer ended by itself with {ended}: {said.read()}")
 
 
 @pytest.fixture(scope="session")
