@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from locant import KVCache, Positions, RangeError, Rotary
+from locant import KVCache, Positions, Rotary
 from locant.positions.scaling import DynamicNTK, LongRoPE, Scaling
 from tests.known_bugs.exhibit import exhibit
 from tests.known_bugs.oracle import dynamic, plain, rotated
@@ -86,19 +86,12 @@ def cached_keys_are_those_of_one_call(scaling: Scaling) -> Callable[[Decode], No
     return check
 
 
-def refuses_to_grow_unsaid(scaling: Scaling) -> None:
-    """A rotary that was told no length, or a smaller one, says so instead of guessing."""
-    for rotary in (Rotary(WIDTH, scaling=scaling), Rotary(WIDTH, scaling=scaling).for_length(ORIGINAL)):
-        rotate(rotary, KEYS[:, :, :1], Positions.after(ORIGINAL - 1, 1))
-        with pytest.raises(RangeError, match=r"for_length"):
-            rotate(rotary, KEYS[:, :, :1], Positions.after(ORIGINAL, 1))
-
-
 def test_38_keys_in_a_cache_follow_a_base_that_changes() -> None:
     """huggingface/transformers#25104, QwenLM/Qwen#401: with dynamic NTK scaling, cached keys had old bases.
 
     The base follows from the length of the sequence, which grows with every token; the keys in the cache had been
-    rotated with the bases of earlier steps, and no query meets them at the distance it should.
+    rotated with the bases of earlier steps, and no query meets them at the distance it should. A rotary that was told
+    a smaller length refuses: `tests/positions/encodings/test_rotary_sections.py`.
     """
     follows(DYNAMIC)
 
@@ -115,7 +108,6 @@ def follows(scaling: Scaling) -> None:
     because = f"after {ORIGINAL + 1} tokens, cached keys are off by"
     ours = with_the_last_length, moving_what_is_cached
     exhibit(cached_keys_are_those_of_one_call(scaling), *ours, twin=keeping_what_is_cached, because=because)
-    refuses_to_grow_unsaid(scaling)
 
 
 LENGTHS = [5, 30, 5, ORIGINAL, 9, ORIGINAL, 5]

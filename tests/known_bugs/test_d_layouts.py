@@ -70,6 +70,7 @@ def test_52_the_two_layouts_are_one_rotation_of_reordered_dimensions() -> None:
     """karpathy/nanochat#264, warpfront/hipfire#241, dan-v/shainet#111: the first tokens were right, then garbage.
 
     Pairs of neighbours were rotated in weights made for halves. At position 0 nothing is wrong, as nothing is rotated.
+    Nothing in weights says their layout: that a conversion asks for it is in `tests/checkpoints/test_layout.py`.
     """
     x = torch.randn(1, HEADS, TOKENS, HEAD_DIM)
     order = torch.tensor([0, 3, 1, 4, 2, 5])  # what stands where once pairs are neighbours
@@ -91,31 +92,6 @@ def test_52_the_two_layouts_are_one_rotation_of_reordered_dimensions() -> None:
             assert same.all(), f"from position {first} on, the two layouts are two rotations"
 
     exhibit(check, ours, twin=without_reordering, because="from position 1 on, the two layouts are two rotations")
-
-
-def test_52_a_conversion_asks_for_the_layout() -> None:
-    """karpathy/nanochat#264: nothing in the weights says which layout they have, so nothing may be assumed.
-
-    The layout to convert to has no default, and weights that have it already are not converted a second time.
-    """
-
-    def check(convert: Convert) -> None:
-        weights = split_weights()
-        with pytest.raises(TypeError):
-            convert(weights, LLAMA)
-        refused = 0
-        for config, to in ((LLAMA, "half"), ({**LLAMA, "rope_interleave": True}, "interleaved")):
-            try:
-                convert(weights, config, to=to)
-            except InputError:
-                refused += 1
-        assert refused == 2, "weights are converted from a layout that they do not have"
-
-    def takes_the_other(weights: Weights, config: Any, *, to: str) -> Weights:
-        """Whatever they are said to be, they are taken for the other."""
-        return convert_layout(weights, config, to=to, source="half" if to == "interleaved" else "interleaved")  # type: ignore[arg-type]
-
-    exhibit(check, convert_layout, twin=takes_the_other, because="from a layout that they do not have")
 
 
 @pytest.mark.parametrize(("config", "make"), [(LLAMA, split_weights), (FUSED, fused_weights)], ids=["split", "fused"])

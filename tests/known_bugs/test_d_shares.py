@@ -213,6 +213,3 @@ def test_60_sinusoids_of_any_width_are_pairs_of_one_angle() -> None:
             assert torch.allclose(sines, truth, rtol=0, atol=FAR_DOUBLE), f"width {d_model}: other angles"
 
     exhibit(check, ours, twin=next_exponent, because="width 2: a sine and a cosine of two angles")
-    for width in (0, -1):
-        with pytest.raises(LocantError, match="d_model"):
-            Sinusoidal(width)

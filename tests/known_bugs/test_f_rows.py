@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from locant import ALiBi, KVCache, PositionEncoding, Positions, Rotary, T5Bias, attend
@@ -19,7 +19,7 @@ from tests.known_bugs.subjects import HEADS, WIDTH, queries
 from tests.positions import test_same_alone as rows
 from tests.positions.claims import ranks_make_the_whole
 from tests.positions.test_same_alone import CountsSlots
-from tests.tolerances import ATTENDED, DECODED
+from tests.tolerances import DECODED
 
 OURS = (
     Rotary(rows.HEAD_DIM),
@@ -140,9 +140,10 @@ def test_78_documents_of_one_token_stay_apart() -> None:
 
 
 def test_79_every_document_is_cut_for_itself() -> None:
-    """NVIDIA/Megatron-LM#5243: under context parallelism a rank had positions of the first sequence only.
+    """NVIDIA/Megatron-LM#5243, NVIDIA-NeMo/Automodel#1482 and #2377: a rank had positions of the first sequence only.
 
     The whole row was cut as if it were one sequence. Documents of 4 and 4 on two ranks: the first has 0, 3, 4 and 7.
+    Every encoding on four ranks is in `tests/positions/test_same_alone.py`.
     """
 
     def check(cut: Callable[[Positions, int, int], Tensor]) -> None:
@@ -153,21 +154,6 @@ def test_79_every_document_is_cut_for_itself() -> None:
         return Positions.arange(positions.seq_len).shard_slots(rank, world)
 
     exhibit(check, Positions.shard_slots, twin=as_one_sequence, because=r"rank 0 has \[0, 1, 6, 7\]")
-
-
-def test_79_shards_put_together_are_the_whole() -> None:
-    """NVIDIA/Megatron-LM#5243, NVIDIA-NeMo/Automodel#1482 and #2377: three ways for a rank to stand elsewhere.
-
-    Positions of the wrong sequence; coordinates of images cut along their axes; a fused path that counted from 0.
-    """
-    arrangement = "sharded zigzag over 4"
-    twin = CountsSlots(rows.HEAD_DIM)
-    exhibit(same_alone(arrangement), *OURS, twin=twin, because="q is not what the row alone gets")
-    rotary, grid, x = Rotary(WIDTH, sections=(2, 3, 3)), Positions.grid(2, 4, 4), torch.randn(1, HEADS, 32, WIDTH)
-    for rank in range(2):
-        slots = grid.shard_slots(rank, 2)
-        mine = rotary.rotate(x[:, :, slots], x[:, :, slots], grid.shard(rank, 2))[0]
-        assert torch.equal(mine, rotary.rotate(x, x, grid)[0][:, :, slots])
 
 
 class OnlyTheNewTokens(ALiBi):
@@ -271,7 +257,8 @@ def test_80_buckets_are_those_of_the_reference(bidirectional: bool, twin: Callab
     """huggingface/transformers#8518, huggingface/candle#727, mindspore-lab/mindone#670: buckets of T5.
 
     Logarithmic buckets were missing, or were computed in a dtype that puts a distance into its neighbour's. That every
-    bucket reaches its scores is in `tests/positions/encodings/test_t5.py`.
+    bucket reaches its scores is in `tests/positions/encodings/test_t5.py`; attention to another sequence, which has no
+    bias unless it is given one, in `tests/attention/test_attend.py`.
     """
     reference = T5Attention._relative_position_bucket(-STEPS, bidirectional, num_buckets=32, max_distance=128)
 
@@ -282,23 +269,3 @@ def test_80_buckets_are_those_of_the_reference(bidirectional: bool, twin: Callab
     ours = (T5Bias(HEADS, bidirectional=bidirectional).to(dtype).buckets for dtype in (torch.float32, torch.bfloat16))
     twin = partial(twin, bidirectional=bidirectional)
     exhibit(check, *ours, twin=twin, because="[0-9]+ distances are in another bucket, such as")
-
-
-@torch.no_grad()
-def test_80_attention_to_another_sequence_has_no_bias_unless_it_is_given_one() -> None:
-    """huggingface/transformers#8518: T5's attention to the encoder had a bias, which it must not have.
-
-    The positions of two sequences have no distance. Attention without an encoding adds nothing, whatever it attends to.
-    """
-    t5 = T5Bias(HEADS, bidirectional=True)
-    q, k = queries(t5, 6), queries(t5, 9)
-    plain = nn.functional.scaled_dot_product_attention(q, k, k)
-
-    def check(encoding: PositionEncoding | None) -> None:
-        where = {"positions": Positions.arange(6), "k_positions": Positions.arange(9), "causal": False}
-        y = attend(q, k, k, encoding=encoding, **where)  # type: ignore[call-overload]
-        off = float((y - plain).abs().max())
-        assert off <= ATTENDED, f"attention to the other sequence is off by {off:.2g}"
-
-    nn.init.normal_(t5.weight)
-    exhibit(check, None, PositionEncoding(), twin=t5, because="attention to the other sequence is off by")

@@ -43,11 +43,21 @@ def _rotary(layer: str, module: Rotary) -> Case:
 NTK = DynamicNTK(factor=2.0, original_max_seq_len=LIMIT)
 LONG = LongRoPE(short_factor=(1.0, 1.0), long_factor=(2.0, 4.0), original_max_seq_len=LIMIT // 2, factor=2.0)
 
+MODEL = InputEmbedding(100, 4, encoding=Learned(LIMIT, 4), num_segments=LIMIT)
+
+
+def _segments(places: list[list[int]]) -> Tensor:
+    segments = torch.tensor(places)
+    return MODEL(torch.zeros_like(segments), segments=segments)
+
+
 CASES = [
     _table("TokenEmbedding", TokenEmbedding(LIMIT, 4)),
     _table("TokenEmbedding", TokenEmbedding(LIMIT, 4, scale=2.0, padding_idx=0)),
     _table("TokenEmbedding", InputEmbedding(LIMIT, 4, encoding=Sinusoidal(4), num_segments=2)),
     _table("SegmentEmbedding", SegmentEmbedding(LIMIT, 4)),
+    Case("SegmentEmbedding", _segments),
+    Case("Learned", lambda places: MODEL(torch.zeros_like(torch.tensor(places)), Positions.of(places))),
     _learned("Learned", Learned(LIMIT, 4)),
     _learned("Learned", Learned(LIMIT, 4, offset=2)),  # RoBERTa: 514 rows for 512 positions
     _rotary("DynamicNTK", Rotary(4, scaling=NTK)),
@@ -119,18 +129,3 @@ def test_81_the_first_place_that_is_missing_is_named(case: Case) -> None:
     exhibit(check, case, twin=_table("WithOffset", WithOffset()), because="says 'index out of range in self', without")
     with pytest.raises(AssertionError, match="OutOfTable has nothing against 8"):
         check(_table("OutOfTable", OutOfTable()))
-
-
-def test_81_segments_are_named_where_all_three_come_together() -> None:
-    """huggingface/transformers#11242: with ids, positions and segments in one layer, whose fault is it?"""
-    model = InputEmbedding(100, 4, encoding=Learned(50, 4), num_segments=LIMIT)
-    ids = torch.zeros(1, 60, dtype=torch.long)
-
-    def segments(some: list[list[int]]) -> Tensor:
-        whole = torch.zeros(len(some), 10, dtype=torch.long)
-        whole[:, : len(some[0])] = torch.tensor(some)
-        return model(ids[:, :10].expand(len(some), -1), segments=whole)
-
-    check(Case("SegmentEmbedding", segments))
-    assert "Learned(max_seq_len=50)" in str(complaint(Case("", lambda _: model(ids)), [[0]]))
-    assert "got position 50 at (0, 50)" in str(complaint(Case("", lambda _: model(ids)), [[0]]))
