@@ -68,4 +68,11 @@ SCREENS = {
         value="documents-run-on",
         text="huggingface/diffusers#13920",
     ),
+    "text": Visit(
+        address="typed=The+cat+sat+%5BSEP%5D+here&tokenizer=bytes&count=20&length=4&stride=2&at=2",
+        pictures=("tokens", "vectors", "positions", "tokens-and-positions"),
+        setting="encoding",
+        value="learned",
+        text="e: token 101, bytes 65, at position 2.",
+    ),
 }

@@ -1,0 +1,58 @@
+"""The Your text screen: tokens, windows and vectors are those that its Python makes; a text is only text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from locant.errors import InputError
+from locant.explore.answers import answer
+from locant.explore.session import Session
+
+STORY = "The cat sat on the mat. The dog sat on the log. " * 20
+
+
+def numbers(session: Session | None = None, **given: str) -> dict[str, Any]:
+    return answer("text", given, session or Session())["numbers"]
+
+
+@pytest.mark.parametrize("encoding", ["none", "sinusoidal", "learned"])
+@pytest.mark.parametrize("tokenizer", ["bytes", "trained on this text"])
+def test_its_python_makes_the_same_vectors(encoding: str, tokenizer: str) -> None:
+    shown, made = numbers(typed=STORY, encoding=encoding, tokenizer=tokenizer, vocabulary="300"), dict[str, Any]()
+    exec(shown["python"], made)  # noqa: S102  # what the page offers to copy
+    np.testing.assert_array_equal(made["ids"], shown["ids"])
+    np.testing.assert_array_equal(made["x"][0].detach(), shown["vectors"])
+    assert len(made["windows"]) == len(shown["windows"]["starts"])
+
+
+def test_tokens_spell_the_text_and_windows_follow_it() -> None:
+    shown = numbers(typed=STORY, tokenizer="bytes", start="4", count="9", length="4", stride="3")
+    assert bytes.fromhex(" ".join(shown["bytes"])).decode() == STORY[4:13]
+    assert shown["pieces"] == list(STORY[4:13].replace(" ", "␣"))
+    assert shown["windows"]["inputs"] == [list("cat␣"), list("␣sat"), ["t", "␣", "", ""]]
+    assert shown["windows"]["targets"] == [list("at␣s"), list("sat␣"), ["␣", "o", "", ""]]
+
+
+def test_the_spelling_of_a_special_token_stays_text() -> None:
+    shown = numbers(typed="<|endoftext|>", tokenizer="bytes")
+    assert "".join(shown["pieces"]) == "<|endoftext|>"
+    assert len(shown["ids"]) == 13
+
+
+def test_a_dropped_file_is_read_as_text_or_refused() -> None:
+    session = Session()
+    key = session.drop("story.txt", STORY.encode())
+    assert numbers(session, file=key)["name"] == "story.txt"
+    for content, words in ((b"\xff\xfe", "not text in UTF-8: byte 0"), (b"", "empty")):
+        with pytest.raises(InputError, match=words):
+            numbers(session, file=session.drop("odd.txt", content))
+
+
+def test_a_file_of_the_command_line_comes_first(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text(STORY, encoding="utf-8")
+    session = Session.of([str(tmp_path / "mine.txt")], [])
+    assert numbers(session)["characters"] == len(STORY)
