@@ -189,8 +189,8 @@ def test_layers_that_differ_say_so_in_the_form_that_their_code_reads(config: Any
         ({**PUBLISHED["Qwen2-VL-7B"], "rope_scaling": {"mrope_section": 24}}, ["mrope_section", "24"]),
         ({**PUBLISHED["Qwen2-VL-7B"], "rope_scaling": {"mrope_section": [16, -24]}}, ["mrope_section", "-24"]),
         (
-            {**llama({"mrope_section": [16, 8, 8]}, head_dim=64), "model_type": "qwen3_vl_text"},
-            ["mrope_section", "qwen3_vl_text"],
+            {**llama({"mrope_section": [16, 8, 8], "mrope_interleaved": False}), "model_type": "qwen3_vl_moe_text"},
+            ["mrope_interleaved", "qwen3_vl_moe_text"],
         ),
         (llama({"mrope_section": [16, 8, 8], "mrope_interleaved": True}), ["mrope_interleaved"]),
         (7, ["int"]),

@@ -134,6 +134,9 @@ class LayoutChange:
         self.architecture: str | None = self.config.get("model_type")
         if self.config.get("alibi"):
             raise InputError("got alibi=true, a model without rotary positions", "the weights as they are")
+        if self.row.rotary_keys.not_converted is not None:
+            got = f"got {self.architecture}, {self.row.rotary_keys.not_converted}: its weights have no other layout"
+            raise InputError(got, "the weights as they are")
         self.projections = {**SEPARATE, **self.row.projections}
         one_of("to", to, LAYOUTS)
         if source is not None:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from locant.kernels.rotary import Layout
 from locant.positions.angles import Angles
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.scaling import Unscaled
@@ -55,7 +56,8 @@ class RotarySettings:
 
     head_dim: int
     rotary_dim: int
-    layout: str
+    layout: Layout | None
+    table: str | None
     base: float
     sections: tuple[int, ...] | None
     scaling: str
@@ -100,7 +102,7 @@ class RotarySettings:
 
 def pair_settings(rotary: Rotary) -> tuple[PairSettings, ...]:
     """Of every pair, for the length that the encoding is for."""
-    plain = Unscaled().frequencies(rotary.rotary_dim, rotary.base)
+    plain = rotary.alike(scaling=Unscaled()).angles.frequencies
     return tuple(
         PairSettings(
             wavelength=2 * math.pi / float(frequency) if frequency else None,
@@ -134,7 +136,8 @@ def rotary_settings(rotary: Rotary, length: int, trained: int) -> RotarySettings
     return RotarySettings(
         head_dim=rotary.head_dim,
         rotary_dim=rotary.rotary_dim,
-        layout=rotary.layout,
+        layout=rotary.pairs.layout,
+        table=None if rotary.is_short else repr(rotary.pairs).strip("<>"),
         base=float(rotary.base),
         sections=rotary.sections,
         scaling=type(rotary.scaling).__name__,
@@ -162,12 +165,7 @@ def rounding_errors(
 
 
 def _exact_and_rounded(rotary: Rotary) -> tuple[Angles, Angles]:
-    exact, rounded = (
-        Rotary(rotary.head_dim, rotary.base, scaling=rotary.scaling, rotary_dim=rotary.rotary_dim, angles=mode)
-        .for_length(rotary.seq_len or 1)
-        .angles
-        for mode in ("exact", "float32")
-    )
+    exact, rounded = (rotary.alike(angles=mode, seq_len=rotary.seq_len or 1).angles for mode in ("exact", "float32"))
     return exact, rounded
 
 

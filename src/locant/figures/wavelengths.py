@@ -46,10 +46,7 @@ def draw_scaled(
     factor = getattr(scaling, "factor", None)
     trained = getattr(scaling, "original_max_seq_len", trained)
     longest = encoding.seq_len or round((trained or 0) * (1.0 if factor is None else factor))
-    plain = Rotary(
-        encoding.head_dim, encoding.base,
-        rotary_dim=encoding.rotary_dim, sections=encoding.sections, axial=encoding.axial,
-    )  # fmt: skip
+    plain = encoding.alike(scaling=None, seq_len=None)
     scaled = encoding if scaling.length_that_matters is None else encoding.for_length(max(longest, 1))
     before, after = (
         [2 * math.pi / float(each) if each else None for each in one.angles.frequencies] for one in (plain, scaled)

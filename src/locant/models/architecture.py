@@ -18,8 +18,11 @@ from locant.kernels.rotary import Layout
 from locant.models.config_values import Config, missing
 from locant.models.projections import RowOrder
 from locant.positions.base import PositionEncoding
+from locant.positions.pair_table import Pairs
 
-__all__ = ["UNKNOWN", "Architecture", "LayerKind", "RotaryKeys", "standard"]
+__all__ = ["UNKNOWN", "Architecture", "LayerKind", "PairsOf", "RotaryKeys", "standard"]
+
+PairsOf = Callable[[Config, Config, int], Pairs]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +63,14 @@ class RotaryKeys:
         per_layer: whether the modeling code takes a dictionary of rope parameters per layer type.
         layer_kinds: the layer types, and the keys of configurations without such dictionaries.
         sections_required: whether the model has several position axes.
-        refused_sections: why ``mrope_section`` cannot be honoured.
         interleave_key: whether ``rope_interleave`` decides the layout.
         ntk_alpha: whether ``alpha`` beside the type ``dynamic`` makes a larger base, once for all lengths.
+        pairs: makes the table of pairs, where they are more than a layout: from the configuration, the rope
+            parameters of these layers and how many dimensions are rotated.
+        default_sections: pairs per position axis that the modeling code takes without ``mrope_section``.
+        head_dim_of: makes the width of a head, where no key has it.
+        not_converted: why the rows of its weights cannot be brought into another layout.
+        no_rotation: why what its code does is no rotation, and cannot be honoured.
         other_keys: keys in or beside the dictionary of rope parameters that say nothing about the rotation.
         rounds_down: whether its own default width is no multiple of its heads, and the code rounds a head down.
     """
@@ -81,9 +89,13 @@ class RotaryKeys:
     per_layer: bool = False
     layer_kinds: Mapping[str, LayerKind] = field(default_factory=dict[str, LayerKind])
     sections_required: bool = False
-    refused_sections: str | None = None
     interleave_key: bool = False
     ntk_alpha: bool = False
+    pairs: PairsOf | None = None
+    default_sections: tuple[int, ...] | None = None
+    head_dim_of: Callable[[Config], int] | None = None
+    not_converted: str | None = None
+    no_rotation: str | None = None
     other_keys: tuple[str, ...] = ()
     rounds_down: bool = False
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import Architecture, RotaryKeys, standard
-from locant.models.config_values import Config
+from locant.models.config_values import Config, number
 from locant.models.like_llama import part_of_head, whole_head
 from locant.positions.base import PositionEncoding
+from locant.positions.pair_table import Pairs
 
 __all__ = ["ARCHITECTURES"]
 
@@ -21,6 +23,27 @@ def _conformer(config: Config, layer_type: str | None) -> PositionEncoding | Non
         got = f"got position_embeddings_type={shown(kind)} for {config['model_type']}, expected 'rotary'"
         raise InputError(got, "Rotary.from_config(config) for the rotary positions of such a model")
     return None
+
+
+def _of_seconds(config: Config, rope: Config, rotary_dim: int) -> Pairs:
+    """Of a feature of sound: its frame x its window of frames, and its frame x its place there (Music Flamingo)."""
+    longest = number("max_position_embeddings", config.get("max_position_embeddings"))
+    base = rope.get("rope_theta", config.get("rope_theta"))
+    step = 4 * number("audio_frame_step", config.get("audio_frame_step", 0.01), above=0)
+    ladder = [number("rope_theta", base) ** (-2 * rung / rotary_dim) for rung in range(rotary_dim // 2)]
+    turn = -2 * math.pi * step / longest
+    return Pairs(
+        dims=Pairs.of(2 * rotary_dim, layout="interleaved").dims,
+        axes=[axis for axis in (0, 1) for _ in ladder],
+        inv_freq=[turn * each for each in ladder] + [2 * math.pi * turn * each for each in ladder],
+    )
+
+
+def _embedded(config: Config, encoding: PositionEncoding) -> str:
+    return (
+        "features of sound are rotated before they enter the model, as one head: a position is (frame x window, "
+        "frame x place in the window), with frames of 4 x audio_frame_step seconds"
+    )
 
 
 CONFORMER = RotaryKeys(base_key="rotary_embedding_base")
@@ -53,6 +76,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         rotary=RotaryKeys(layout="interleaved", share_keys=("partial_rotary_factor",), share_required=True),
         attribute_map={"num_attention_heads": "encoder_num_attention_heads"},
         defaults=standard(1e4, 512, partial_rotary_factor=0.9),
+    ),
+    "musicflamingo": Architecture(
+        rotary=RotaryKeys(
+            pairs=_of_seconds,
+            not_converted="which rotates no queries and keys",
+            share_keys=("partial_rotary_factor",),
+            share_required=True,
+        ),
+        defaults=standard(1200.0, 1200, head_dim=1280, partial_rotary_factor=0.2),
+        warnings=(_embedded,),
     ),
     **dict.fromkeys(
         ("moonshine_streaming", "moonshine_streaming_encoder"), part_of_head(1e4, 4096, 0.8, interleaved=True)

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from locant.models.architecture import Architecture, RotaryKeys, standard
+from locant.models.architecture import Architecture, LayerKind, RotaryKeys, standard
 from locant.models.config_values import Config, required
 from locant.models.projections import HeadRows, HeadShape, query_rows
 from locant.models.rotated_layers import listed_layers, none_without
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
+from locant.positions.pair_table import Pairs
 from locant.positions.scaling import YaRN
 
 __all__ = ["ARCHITECTURES"]
@@ -76,6 +77,17 @@ def _learned_frequencies(config: Config, encoding: PositionEncoding) -> str:
     return "a checkpoint's rotary_emb.alpha is learned: each inverse frequency is multiplied by e ** alpha, 1 before"
 
 
+def _trailing(config: Config, rope: Config, rotary_dim: int) -> Pairs:
+    """The last dimensions of a head (DeepSeek-V4)."""
+    start = required(config, "head_dim") - rotary_dim
+    dims = [(start + i, start + j) for i, j in Pairs.of(rotary_dim, layout="interleaved").dims]
+    return Pairs(dims=dims)
+
+
+def _rotated_back(config: Config, encoding: PositionEncoding) -> str:
+    return "the key is the value, and the output of attention is rotated back by the position of its query"
+
+
 def _growing_queries(config: Config, encoding: PositionEncoding) -> str | None:
     rope = config.get("rope_parameters")
     weight = rope.get("llama_4_scaling_beta") if isinstance(rope, Mapping) else None
@@ -103,6 +115,48 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "axk2": _latent(1e4, 131072, 32),
     "bailing_hybrid": _latent(6e6, None),
     "deepseek_v32": _latent(1e4, 163840),
+    "dots3_note_text": Architecture(
+        rotary=RotaryKeys(
+            layout="interleaved",
+            head_dim_key="qk_rope_head_dim",
+            per_layer=True,
+            share_keys=("partial_rotary_factor",),
+        ),
+        defaults={
+            "head_dim": 256,
+            "qk_rope_head_dim": 64,
+            "max_position_embeddings": 524288,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e4, "partial_rotary_factor": 0.25},
+                "indexed_attention": {"rope_type": "default", "rope_theta": 8e7, "partial_rotary_factor": 0.25},
+            },
+        },
+        warnings=(_latent_attention,),
+    ),
+    "deepseek_v4": Architecture(
+        rotary=RotaryKeys(
+            layout="interleaved",
+            pairs=_trailing,
+            not_converted="which rotates the last dimensions of its one key, and values with it",
+            per_layer=True,
+            layer_kinds={
+                "main": LayerKind(base_key="rope_theta"),
+                "compress": LayerKind(base_key="compress_rope_theta"),
+            },
+            share_keys=("partial_rotary_factor",),
+            head_dim_required=True,
+            other_keys=("qk_rope_head_dim",),
+        ),
+        defaults={
+            "head_dim": 512,
+            "max_position_embeddings": 1048576,
+            "rope_parameters": {
+                "main": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.125},
+                "compress": {"rope_type": "default", "rope_theta": 1.6e5, "partial_rotary_factor": 0.125},
+            },
+        },
+        warnings=(_rotated_back,),
+    ),
     "glm4_moe_lite": _latent(1e4, 202752, interleave_key=True),
     "glm_moe_dsa": _latent(1e4, 202752),
     "hy_v4": _latent(1e4, 262144, layout="half"),

@@ -10,11 +10,7 @@ from locant.models.like_llama import part_of_head
 
 __all__ = ["ARCHITECTURES"]
 
-VISION = RotaryKeys(rope_types={"mrope": "default"}, sections_required=True)
-VISION_3 = RotaryKeys(
-    rope_types={"mrope": "default"}, refused_sections="its axes alternate pair by pair, instead of a section each"
-)
-
+VISION = RotaryKeys(rope_types={"mrope": "default"}, sections_required=True, default_sections=(16, 24, 24))
 QWEN_2_5_7B = {
     "vocab_size": 152064, "hidden_size": 3584, "num_attention_heads": 28, "num_hidden_layers": 28,
     "max_position_embeddings": 32768, "tie_word_embeddings": False, "rope_theta": 1000000.0,
@@ -38,8 +34,4 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3_next": part_of_head(1e4, 32768, 0.25, 256),
     "qwen2_vl": replace(_VL, presets={"qwen2-vl-7b": QWEN_2_VL_7B}),
     **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _VL),
-    "qwen3_vl_text": Architecture(
-        rotary=replace(VISION_3, head_dim_required=True), defaults=standard(5e5, 128000, head_dim=128), vllm=True
-    ),
-    "qwen3_vl_moe_text": Architecture(rotary=VISION_3, defaults=standard(5e5, 128000)),
 }

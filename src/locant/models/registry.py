@@ -8,14 +8,29 @@ from typing import Any
 
 from locant.arguments import shown
 from locant.errors import InputError, RangeError
-from locant.models import alibi, audio, bert, deepseek, gemma, gpt, layered, like_llama, llama, phi, qwen, t5
+from locant.models import (
+    alibi,
+    audio,
+    bert,
+    deepseek,
+    gemma,
+    gpt,
+    layered,
+    like_llama,
+    llama,
+    multimodal,
+    phi,
+    qwen,
+    t5,
+    vision,
+)  # fmt: skip
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import LENGTHS, Config, config_dict, of_single_layers
 from locant.registry import Registry
 
 __all__ = ["ARCHITECTURES", "presets", "read", "read_known", "register_architecture", "with_defaults"]
 
-FAMILIES = (llama, like_llama, layered, qwen, gemma, phi, deepseek, gpt, bert, t5, alibi, audio)
+FAMILIES = (llama, like_llama, layered, qwen, gemma, phi, deepseek, gpt, bert, t5, alibi, audio, vision, multimodal)
 
 
 def _require_architecture(name: str, architecture: Architecture) -> None:

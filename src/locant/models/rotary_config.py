@@ -7,6 +7,7 @@ honoured is refused by name.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from locant.arguments import shown
@@ -32,9 +33,12 @@ from locant.models.config_values import (
 )
 from locant.models.rope_layers import rope_of_layers
 from locant.models.rope_parameters import read_scaling, rope_type_of
+from locant.positions.pair_table import Pairs
 from locant.positions.scaling import NTK, Proportional
 
 __all__ = ["head_dim_of", "named_layout", "read_rotary", "rotary_dim_of"]
+
+SHARE = "partial_rotary_factor"
 
 
 def read_rotary(
@@ -49,20 +53,37 @@ def read_rotary(
     head_dim = head_dim_of(config, architecture, layer_type)
     lengths = integer_at(config, *LENGTHS), integer_at(config, TRAINED)
     scaled = {**rope, **_rotated_share(config, rope)} if proportional else rope
-    return {
+    frequencies = {
         "head_dim": head_dim,
         "base": _base(config, rope, architecture, layer_type),
         "scaling": _larger_base(rope, keys) or read_scaling(scaled, rope_type, *lengths, keys.other_keys),
-        "layout": _layout(config, keys, layout),
-        "rotary_dim": head_dim if proportional else rotary_dim_of(config, rope, architecture, head_dim),
-        "sections": _sections(config, rope, keys),
     }
+    rotated = head_dim if proportional else rotary_dim_of(config, rope, architecture, head_dim)
+    if keys.pairs is not None:
+        return {**frequencies, "pairs": _pairs(keys.pairs(config, rope, rotated), config, layout)}
+    layout, sections = _layout(config, keys, layout), _sections(config, rope, keys)
+    if rotated % 2:  # the code rotates one dimension more, whose partner would be the first beyond the share
+        return {**frequencies, "pairs": Pairs.of(rotated, layout=layout)}
+    return {**frequencies, "layout": layout, "rotary_dim": rotated, "sections": sections}
+
+
+def _pairs(pairs: Pairs, config: Config, layout: Layout | None) -> Pairs:
+    """The table of an architecture, in the layout that is asked for, else in the one that the configuration names."""
+    asked = named_layout(config) if layout is None else layout
+    if asked in (None, pairs.layout):
+        return pairs
+    if pairs.runs_as is None or any(i > j for i, j in pairs.dims):
+        got = f"got layout={asked!r} for {config['model_type']}, whose pairs are not those of a layout"
+        raise InputError(got, "no layout")
+    return replace(pairs, dims=Pairs.of(2 * len(pairs), layout=asked).dims)
 
 
 def _require_rotary(config: Config, keys: RotaryKeys) -> None:
     """Refuse a model without rotation, and keys about rotary positions that are not understood."""
     if config.get("alibi"):
         raise InputError("got alibi=true, a model without rotary positions", "locant.encoding_from_config(config)")
+    if keys.no_rotation is not None:
+        raise InputError(f"got {config['model_type']}, {keys.no_rotation}", "its own code, and no rotary encoding")
     known = keys.keys if keys is UNKNOWN else (*keys.keys, "qk_rope_head_dim")
     strange = [repr(key) for key in config if ("rope" in str(key) or "rotary" in str(key)) and key not in known]
     if strange:
@@ -79,7 +100,7 @@ def _larger_base(rope: Config, keys: RotaryKeys) -> NTK | None:
 
 def _rotated_share(config: Config, rope: Config) -> dict[str, Any]:
     """The share of the pairs that are rotated, in or beside the dictionary; it has no other name there."""
-    key, others = "partial_rotary_factor", [other for other in ("rotary_pct", "rotary_dim") if other in config]
+    key, others = SHARE, [other for other in ("rotary_pct", "rotary_dim") if other in config]
     if others:
         raise InputError(f"got {others[0]!r} beside rope_type 'proportional', which reads {key}", f"{key!r} for it")
     values = {"in the rope parameters": rope.get(key), "beside them": config.get(key)}
@@ -102,6 +123,8 @@ def _base(config: Config, rope: Config, architecture: Architecture, layer_type: 
 def head_dim_of(config: Config, architecture: Architecture, layer_type: str | None) -> int:
     """The width of a head, or of its rotated part in multi-head latent attention."""
     keys = architecture.rotary_keys
+    if keys.head_dim_of is not None:
+        return keys.head_dim_of(config)
     stated = _head_dim_of_layers(config, architecture, layer_type) or config.get(keys.head_dim_key)
     if stated is not None:
         return integer(keys.head_dim_key, stated)
@@ -113,10 +136,10 @@ def head_dim_of(config: Config, architecture: Architecture, layer_type: str | No
 def rotary_dim_of(config: Config, rope: Config, architecture: Architecture, head_dim: int) -> int:
     """How many dimensions are rotated; a share of the head is rounded down, as the reference does."""
     keys = architecture.rotary_keys
-    names = dict.fromkeys(("partial_rotary_factor", *keys.share_keys))
+    names = [key for key in dict.fromkeys((SHARE, *keys.share_keys)) if key not in keys.other_keys]
     shares = {key: config[key] for key in names if key in config and key != "rotary_dim"}
-    if rope.get("partial_rotary_factor") is not None:
-        shares["partial_rotary_factor of the rope parameters"] = rope["partial_rotary_factor"]
+    if rope.get(SHARE) is not None and SHARE in names:
+        shares[f"{SHARE} of the rope parameters"] = rope[SHARE]
     share = agreed(shares)
     dims: dict[str, int] = {}
     if share is not None:
@@ -144,13 +167,14 @@ def _sections(config: Config, rope: Config, keys: RotaryKeys) -> tuple[int, ...]
     without = "the configuration without it, if all positions are those of text"
     if rope.get("mrope_interleaved"):
         raise InputError("got mrope_interleaved, expected a section of pairs for each axis", without)
+    if sections is None and keys.default_sections is not None:
+        return keys.default_sections
     if sections is None:
         if keys.sections_required:
             raise InputError(f"got a {name} configuration without mrope_section", "'mrope_section': [16, 24, 24]")
         return None
     if keys.layout is not None and not keys.sections_required:
-        because = keys.refused_sections or "its code does not read it"
-        raise InputError(f"got mrope_section for {name}: {because}", without)
+        raise InputError(f"got mrope_section for {name}: its code does not read it", without)
     if not isinstance(sections, (list, tuple)) or (keys.sections_required and len(sections) != 3):
         got = f"got mrope_section={shown(sections)}, expected a list of pairs for each of time, height, width"
         raise InputError(got, "[16, 24, 24]")

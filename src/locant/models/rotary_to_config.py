@@ -37,6 +37,9 @@ def rotary_to_config(
     ``rope_interleave`` and ``partial_rotary_factor`` are written so that a configuration is refused when it is read
     for an architecture of another layout or share. The arguments are those of `Rotary.to_config`.
     """
+    if not rotary.is_short:
+        got = f"got a table of {rotary.pairs}, which no keys of a configuration express in general"
+        raise InputError(got, "the model_type that it was read from, with its own keys")
     if rotary.axial:
         raise InputError("got axial=True, which no text model's configuration can express", "sections alone")
     if isinstance(rotary.scaling, Proportional) and rotary.rotary_dim != rotary.head_dim:

@@ -18,6 +18,7 @@ from .encodings.sinusoidal import Sinusoidal as Sinusoidal
 from .encodings.t5 import T5Bias as T5Bias
 from .encodings.transformer_xl import TransformerXL as TransformerXL
 from .encodings.xpos import XPos as XPos
+from .pair_table import Pairs as Pairs
 from .positions import Positions as Positions
 from .registry import encoding as encoding
 from .registry import register_encoding as register_encoding

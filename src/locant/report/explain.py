@@ -116,7 +116,10 @@ def _table_of(named: Rows) -> Table:
 
 def _rotary(rotary: RotarySettings) -> Rows:
     yield "encoding", [f"Rotary: {rotary.rotary_dim} of {rotary.head_dim} dimensions, {len(rotary.pairs)} pairs"]
-    yield "layout", [f"{rotary.layout}: {LAYOUT_WORDS[rotary.layout].format(half=rotary.rotary_dim // 2)}"]
+    if rotary.layout is not None:
+        yield "layout", [f"{rotary.layout}: {LAYOUT_WORDS[rotary.layout].format(half=rotary.rotary_dim // 2)}"]
+    if rotary.table is not None:
+        yield "table", [f"{rotary.table}: Rotary.from_config(config).pairs has a row for each pair"]
     if rotary.sections is not None:
         yield "sections", [f"{', '.join(map(str, rotary.sections))} pairs, one position axis each"]
     yield "base", [f"{rotary.base:,.10g}"]

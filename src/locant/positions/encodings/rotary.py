@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 import torch
@@ -20,6 +20,7 @@ from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads
 from locant.positions.constant import Constant
 from locant.positions.frequencies import base_of, width_of
+from locant.positions.pair_table import Channels, Pairs
 from locant.positions.positions import Positions, require_positions
 from locant.positions.scaling import Scaling, Unscaled
 from locant.tensors import has_values
@@ -53,6 +54,8 @@ class Rotary(PositionEncoding):
         axial: whether each section has a ladder of frequencies of its own, from 1 down (vision encoders), or all
             sections share the one over the whole head (M-RoPE).
         seq_len: the length of the whole sequence, for a scaling that depends on it: see `for_length`.
+        pairs: any other table of pairs, in the place of `layout`, `rotary_dim`, `sections` and `axial`, which are short
+            ways to write one.
 
     Limits:
         Models fail beyond the length they were trained on, unless the frequencies are scaled: see
@@ -93,13 +96,20 @@ class Rotary(PositionEncoding):
         sections: Sequence[int] | None = None,
         axial: bool = False,
         seq_len: int | None = None,
+        pairs: Pairs | None = None,
     ) -> None:
         super().__init__()
+        if pairs is not None:
+            _require_alone(pairs, layout=layout, rotary_dim=rotary_dim, sections=sections, axial=axial)
+            rotary_dim, layout = 2 * len(pairs), pairs.layout or "half"
         one_of("layout", layout, get_args(Layout), "the layout the weights were trained with")
         if scaling is not None and not isinstance(scaling, Scaling):
             raise RangeError(f"got {shown(scaling)} for scaling, expected one of locant.scaling", "Linear(factor=4.0)")
         remedy = "head_dim=64, or an even rotary_dim beside it"
         self.head_dim = width_of("head_dim", head_dim, even=rotary_dim is None, remedy=remedy)
+        if pairs is not None and (last := max(map(max, pairs.dims))) >= self.head_dim:
+            got = f"got pairs with dimension {last} for head_dim={self.head_dim}"
+            raise RangeError(got, f"dimensions from 0 to {self.head_dim - 1}")
         rotary_dim = self.head_dim if rotary_dim is None else rotary_dim
         remedy = f"an even number from 2 to head_dim={self.head_dim}"
         self.rotary_dim = whole("rotary_dim", rotary_dim, 2, self.head_dim, even=True, remedy=remedy)
@@ -110,11 +120,18 @@ class Rotary(PositionEncoding):
         self.axial = flag("axial", axial)
         if self.axial and self.sections is None:
             raise RangeError("got axial=True without sections", "sections=(pairs of the first axis, ...)")
-        pairs = torch.tensor(self.sections or [self.rotary_dim // 2], dtype=torch.int64, device="cpu")
-        self._axis_of_pair = Constant(torch.repeat_interleave(pairs))
+        self._own_pairs = pairs
+        self.pairs = pairs or Pairs.of(self.rotary_dim, layout=layout, sections=self.sections, axial=self.axial)
+        self._axis_of_pair = Constant(torch.tensor(self.pairs.axes, dtype=torch.int64, device="cpu"))
         remedy = "the length of the whole sequence, cache included"
         self.seq_len = None if seq_len is None else whole("seq_len", seq_len, 1, MAX_INT32 + 1, remedy=remedy)
-        self.angles = self._angles(angles)
+        frequencies, rounded = self.pairs.frequencies(self.scaling, self.base, self.seq_len)
+        factor = self.scaling.effective_attention_factor
+        self.angles = Angles(frequencies, angles, rounded=rounded, attention_factor=factor)
+        self._in_order: tuple[Channels, Rotary] | None = None
+        if self.pairs.runs_as is None:
+            in_order = replace(self.pairs, dims=Pairs.of(self.rotary_dim).dims, num_heads=None)
+            self._in_order = Channels(self.pairs, self.head_dim), self.alike(pairs=in_order)
 
     @classmethod
     def from_config(
@@ -161,8 +178,23 @@ class Rotary(PositionEncoding):
         >>> from locant.positions.scaling import DynamicNTK
         >>> rotary = Rotary(64, scaling=DynamicNTK(factor=4.0, original_max_seq_len=2048)).for_length(8192)
         """
-        same = {name: getattr(self, name) for name in ("scaling", "layout", "rotary_dim", "sections", "axial")}
-        return Rotary(self.head_dim, self.base, **same, angles=self.angles.mode, seq_len=seq_len)
+        return self.alike(seq_len=seq_len)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether its table of pairs was written by ``layout``, ``rotary_dim``, ``sections`` and ``axial``."""
+        return self._own_pairs is None
+
+    def alike(self, **options: Any) -> Rotary:
+        """This encoding with other options, as for the constructor.
+
+        >>> Rotary(64, layout="interleaved").alike(angles="float32")
+        Rotary(head_dim=64, base=10000, layout='interleaved', angles='float32')
+        """
+        table = ("layout", "rotary_dim", "sections", "axial") if self.is_short else ("pairs",)
+        same: dict[str, Any] = {name: getattr(self, name) for name in ("base", "scaling", "seq_len", *table)}
+        same |= {"angles": self.angles.mode, **options}
+        return Rotary(self.head_dim, **same)
 
     def rerotate(
         self, k: Float[Tensor, "batch kv_heads key head_dim"], positions: Positions, from_len: int, to_len: int
@@ -179,14 +211,11 @@ class Rotary(PositionEncoding):
         cos = (cos_after * cos_before + sin_after * sin_before) / size
         sin = (sin_after * cos_before - cos_after * sin_before) / size
         dtype = torch.promote_types(k.dtype, torch.float32)
-        return rotate_pairs(k, cos.to(dtype), sin.to(dtype), self.layout)
-
-    def _angles(self, mode: AngleMode) -> Angles:
-        ladders = [2 * pairs for pairs in self.sections or () if pairs] if self.axial else [self.rotary_dim]
-        frequencies = [self.scaling.frequencies(dim, self.base, self.seq_len) for dim in ladders]
-        rounded = torch.cat([self.scaling.rounded(dim, self.base, self.seq_len) for dim in ladders])
-        factor = self.scaling.effective_attention_factor
-        return Angles([*itertools.chain(*frequencies)], mode, rounded=rounded, attention_factor=factor)
+        cos, sin = cos.to(dtype), sin.to(dtype)
+        if self._in_order is None:
+            return rotate_pairs(k, cos, sin, self.layout)
+        channels, _ = self._in_order
+        return channels.scatter(rotate_pairs(channels.gather(k), cos, sin, "half"), k)
 
     def cos_sin(
         self, positions: Positions, dtype: torch.dtype = torch.float32
@@ -212,6 +241,9 @@ class Rotary(PositionEncoding):
         tensor([[[[0.5403, 0.8415]]]])
         """
         require_heads("x", x, positions, self.head_dim)
+        if self._in_order is not None:
+            channels, ordered = self._in_order
+            return channels.scatter(ordered.rotate_one(channels.gather(x), positions), x)
         return rotate(x, None, *self._index_and_tables(positions), self.layout)[0]
 
     def rotate(
@@ -222,6 +254,8 @@ class Rotary(PositionEncoding):
         With `inplace`, `q` and `k` may be the same elements, which are rotated once; elements that only some of both
         share are refused before anything is written, as is what torch cannot overwrite.
         """
+        if self._in_order is not None:
+            return self._rotate_in_order(*self._in_order, q, k, positions, k_positions, inplace)
         keys = positions if k_positions is None else k_positions
         known = None
         if wants_result_alone() and keys is positions and isinstance(positions, Positions):
@@ -241,6 +275,27 @@ class Rotary(PositionEncoding):
         elif q.is_cpu and wants_result_alone():
             positions.kept[self.angles] = Repeated(index, tables, is_fixed=positions.start is not None)
         return rotated
+
+    def _rotate_in_order(
+        self,
+        channels: Channels,
+        ordered: Rotary,
+        q: Tensor,
+        k: Tensor,
+        positions: Positions,
+        k_positions: Positions | None,
+        inplace: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Through copies whose channels are in the order of a layout."""
+        for name, x in (("q", q), ("k", k)):
+            if x is None:
+                raise ShapeError(f"got None for {name}, expected a tensor", "encoding.rotate_one(x, positions)")
+            require_heads(name, x, positions if name == "q" else k_positions or positions, self.head_dim)
+        if inplace:
+            require_writable(q, k)
+        rotated_q, rotated_k = ordered.rotate(channels.gather(q), channels.gather(k), positions, k_positions)
+        rotated_q, rotated_k = channels.scatter(rotated_q, q), channels.scatter(rotated_k, k)
+        return (q.copy_(rotated_q), k.copy_(rotated_k)) if inplace else (rotated_q, rotated_k)
 
     def _rotate_each(
         self, q: Tensor, k: Tensor, positions: Positions, keys: Positions, inplace: bool
@@ -269,13 +324,14 @@ class Rotary(PositionEncoding):
             name = f"{type(self.scaling).__name__} for {limit} tokens"
             remedy = "rotary.for_length(seq_len) with the length of the whole sequence"
             positions.require_within(-MAX_INT32, limit - 1, name, remedy)
-        if self.sections is None or positions.axes == 1:
+        if self.pairs.num_axes == 1 or positions.axes == 1:
             positions.require_single_axis("Rotary without sections")
             index, choice = positions.index.flatten(1), None
-        elif len(self.sections) == positions.axes:
+        elif self.pairs.num_axes == positions.axes:
             index, choice = positions.index, self._axis_of_pair.on(positions.device)
         else:
-            got = f"got positions with {positions.axes} axes for {len(self.sections)} sections"
+            what = f"{self.pairs.num_axes} sections" if self.sections else f"pairs of {self.pairs.num_axes} axes"
+            got = f"got positions with {positions.axes} axes for {what}"
             raise ShapeError(got, "Rotary(sections=...) with one section per axis")
         return index, self.angles.tables(positions.device, positions.max_index, positions.min_index, choice)
 
@@ -289,11 +345,22 @@ class Rotary(PositionEncoding):
 
     def extra_repr(self) -> str:
         partial = f", rotary_dim={self.rotary_dim}" if self.rotary_dim != self.head_dim else ""
+        partial += "" if self.is_short else f", pairs={self.pairs}"
         scaling = "" if isinstance(self.scaling, Unscaled) else f", scaling={self.scaling}"
         sections = "" if self.sections is None else f", sections={self.sections}, axial={self.axial}"
         length = "" if self.seq_len is None else f", seq_len={self.seq_len}"
         shape = f"head_dim={self.head_dim}, base={self.base:g}{partial}{scaling}{sections}{length}"
         return f"{shape}, layout={self.layout!r}, angles={self.angles.mode!r}"
+
+
+def _require_alone(pairs: Any, **short: Any) -> None:
+    if not isinstance(pairs, Pairs):
+        raise RangeError(f"got {shown(pairs)} for pairs, expected a table of them", "locant.positions.Pairs(dims=...)")
+    plain = {"layout": "half", "rotary_dim": None, "sections": None, "axial": False}
+    beside = [name for name, value in short.items() if value != plain[name]]
+    if beside:
+        got = f"got pairs beside {' and '.join(beside)}, which are short ways to write a table of pairs"
+        raise RangeError(got, f"pairs without {beside[0]}")
 
 
 def _sections(sections: Any, pairs: int) -> tuple[int, ...]:

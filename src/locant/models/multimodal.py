@@ -1,0 +1,182 @@
+"""Language models that read images, video or sound: pairs of dimensions are dealt out to the axes of a position.
+
+A position is ``(time, row, column)``; text has the same index on every axis, or positions of one axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from locant.arguments import shown
+from locant.errors import InputError
+from locant.models.architecture import Architecture, PairsOf, RotaryKeys, standard
+from locant.models.config_values import HEADS, Config, integer, number, required
+from locant.positions.base import PositionEncoding
+from locant.positions.pair_table import Pairs
+
+__all__ = ["ARCHITECTURES"]
+
+TIME, ROW, COLUMN = 0, 1, 2
+SHARE = ("partial_rotary_factor",)
+MROPE = {"mrope": "default"}
+
+
+def _sections(rope: Config, default: tuple[int, ...]) -> tuple[int, ...]:
+    """``mrope_section``, or what the modeling code takes without it."""
+    sections = rope.get("mrope_section", default)
+    if not isinstance(sections, (list, tuple)) or len(sections) != 3:
+        got = f"got mrope_section={shown(sections)}, expected a list of pairs for each of time, height, width"
+        raise InputError(got, f"{list(default)}")
+    return tuple(integer("mrope_section", section, 0) for section in sections)
+
+
+def _by_stride(*default: int) -> PairsOf:
+    """Every third pair belongs to rows, and every third to columns, as far as their sections reach (Qwen3-VL)."""
+
+    def pairs(config: Config, rope: Config, rotary_dim: int) -> Pairs:
+        if rope.get("mrope_interleaved") is False:
+            got = f"got mrope_interleaved=false for {config['model_type']}, whose code always deals pairs out in turns"
+            raise InputError(got, "the configuration without it")
+        _, rows, columns = _sections(rope, default)
+        reach = {ROW: 3 * rows, COLUMN: 3 * columns}
+        axes = [pair % 3 if pair < reach.get(pair % 3, 0) else TIME for pair in range((rotary_dim + 1) // 2)]
+        return replace(Pairs.of(rotary_dim), axes=axes, num_axes=3)
+
+    return pairs
+
+
+def _rows_and_columns_in_turns(config: Config, rope: Config, rotary_dim: int) -> Pairs:
+    """Rows and columns take turns, and the slowest pairs are time's (ERNIE 4.5 VL)."""
+    rows, columns, frames = _sections(rope, (22, 22, 20))
+    if rows != columns or 2 * (rows + columns + frames) != rotary_dim:
+        got = f"got mrope_section={[rows, columns, frames]} for {rotary_dim // 2} pairs"
+        raise InputError(got, "[22, 22, 20]: as many for columns as for rows, and the rest for time")
+    return replace(Pairs.of(rotary_dim, layout="interleaved"), axes=[ROW, COLUMN] * rows + [TIME] * frames, num_axes=3)
+
+
+def _even_and_odd(config: Config, rope: Config, rotary_dim: int) -> Pairs:
+    """Even pairs are rotated by rows, odd ones by columns; a position is (row, column) (NeoMME)."""
+    return replace(Pairs.of(rotary_dim), axes=[pair % 2 for pair in range(rotary_dim // 2)], num_axes=2)
+
+
+def _backwards(config: Config, rope: Config, rotary_dim: int) -> Pairs:
+    """Llama's pairs, rotated in the other direction (nanochat)."""
+    return Pairs(dims=[(j, i) for i, j in Pairs.of(rotary_dim).dims])
+
+
+def _one_head(config: Config, rope: Config, rotary_dim: int) -> Pairs:
+    """The first head alone is rotated (the diffusion transformer of Qwen2.5-Omni)."""
+    return replace(Pairs.of(rotary_dim, layout="interleaved"), num_heads=1)
+
+
+def _clvp(config: Config, rope: Config, head_dim: int) -> Pairs:
+    """A part of a head that follows from the width that speech and text are projected to, and is 32 at least."""
+    rotary_dim = max(required(config, "projection_dim") // (2 * required(config, *HEADS)), 32)
+    return Pairs.of(rotary_dim)
+
+
+def _atoms(config: Config, rope: Config, head_dim: int) -> Pairs:
+    """Three coordinates in space and the number of the molecule, each with a ladder; the rest is not rotated."""
+    along, molecule = (required(config, f"num_{key}") for key in ("spatial_rope_pairs_per_axis", "uid_rope_pairs"))
+    bases = [number(key, config.get(key)) for key in ("spatial_rope_base_frequency", "uid_rope_base_frequency")]
+    spatial, own = (
+        [base ** -(rung / count) for rung in range(count)] for base, count in zip(bases, (along, molecule), strict=True)
+    )
+    count = 3 * along + molecule
+    return Pairs(
+        dims=[(pair, pair + head_dim // 2) for pair in range(count)],
+        axes=[axis for axis in range(3) for _ in range(along)] + [3] * molecule,
+        inv_freq=[*spatial, *spatial, *spatial, *own],
+    )
+
+
+def _values_too(config: Config, encoding: PositionEncoding) -> str:
+    return "it rotates values as it rotates queries and keys"
+
+
+def _rows(keys: RotaryKeys, base: float, max_seq_len: int, head_dim: int | None = None) -> Architecture:
+    width = {} if head_dim is None else {"head_dim": head_dim}
+    return Architecture(
+        rotary=replace(keys, head_dim_required=head_dim is not None), defaults=standard(base, max_seq_len, **width)
+    )
+
+
+BLOCKS = RotaryKeys(rope_types=MROPE, sections_required=True, default_sections=(16, 24, 24))
+QWEN_3 = RotaryKeys(rope_types=MROPE, pairs=_by_stride(24, 20, 20))
+QWEN_3_5 = RotaryKeys(rope_types=MROPE, pairs=_by_stride(11, 11, 10), share_keys=SHARE, share_required=True)
+GLM = RotaryKeys(sections_required=True, default_sections=(8, 12, 12), share_keys=SHARE, rounds_down=True)
+
+ONE_HEAD = RotaryKeys(layout="interleaved", pairs=_one_head, not_converted="which rotates one head")
+BACKWARDS = RotaryKeys(pairs=_backwards, not_converted="which rotates in the other direction")
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "qwen2_5_omni_text": _rows(BLOCKS, 1e6, 32768),
+    "qwen2_5_omni_talker": _rows(BLOCKS, 1e6, 32768, 128),
+    "qwen2_5_omni_dit": _rows(ONE_HEAD, 1e4, 32768, 64),
+    "paddleocr_vl_text": _rows(BLOCKS, 5e5, 131072, 128),
+    "glm4v_text": _rows(replace(GLM, layout="interleaved"), 1e4, 32768),
+    "glm_ocr_text": _rows(replace(GLM, layout="interleaved"), 1e4, 131072),
+    "glm_image_text": _rows(GLM, 1e4, 131072),
+    "glm4v_moe_text": Architecture(
+        rotary=replace(GLM, share_required=True), defaults=standard(1e4, 65536, partial_rotary_factor=0.5)
+    ),
+    "qwen3_vl_text": replace(_rows(QWEN_3, 5e5, 128000, 128), vllm=True),
+    "qwen3_vl_moe_text": _rows(QWEN_3, 5e5, 128000),
+    "cosmos3_edge_text": _rows(QWEN_3, 1e8, 131072, 128),
+    "qwen3_omni_moe_text": _rows(replace(QWEN_3, rounds_down=True), 1e6, 32768),
+    "qwen3_omni_moe_talker_text": _rows(QWEN_3, 1e4, 32768),
+    **{
+        name: Architecture(
+            rotary=replace(QWEN_3_5, head_dim_required=True),
+            defaults=standard(1e4, 32768, head_dim=256, partial_rotary_factor=0.25),
+        )
+        for name in ("qwen3_5_text", "qwen3_5_moe_text")
+    },
+    "qwen4_exp_text": _rows(replace(QWEN_3_5, share_required=False), 1e4, 32768, 256),
+    "cohere_compass_text": Architecture(
+        rotary=RotaryKeys(per_layer=True, pairs=_by_stride(24, 20, 20), head_dim_required=True),
+        defaults={"max_position_embeddings": 8192, "head_dim": 128},
+    ),
+    "ernie4_5_vl_moe_text": _rows(
+        RotaryKeys(layout="interleaved", rope_types=MROPE, pairs=_rows_and_columns_in_turns), 5e5, 131072
+    ),
+    "neomme": Architecture(
+        rotary=RotaryKeys(per_layer=True, pairs=_even_and_odd, share_keys=SHARE, head_dim_required=True),
+        defaults={
+            "max_position_embeddings": 16384,
+            "head_dim": 64,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+                "full_attention": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+            },
+        },
+    ),
+    "hunyuan_vl_text": Architecture(
+        rotary=RotaryKeys(
+            no_rotation="which turns the two dimensions of a pair by different axes: no rotation, unless a token has "
+            "the same index on all of them (then model_type 'hunyuan_v1_dense' has it)"
+        )
+    ),
+    "nanochat": _rows(BACKWARDS, 1e4, 2048),
+    "clvp_encoder": Architecture(
+        rotary=RotaryKeys(
+            fixed_base=10_000.0,
+            pairs=_clvp,
+            not_converted="which rotates values too",
+            other_keys=("use_rotary_embedding",),
+        ),
+        warnings=(_values_too,),
+    ),
+    "EsmFold2AtomEncoderConfig": Architecture(
+        rotary=RotaryKeys(
+            fixed_base=10_000.0,
+            pairs=_atoms,
+            not_converted="whose pairs belong to coordinates",
+            other_keys=(
+                "spatial_rope_base_frequency", "num_spatial_rope_pairs_per_axis", "num_uid_rope_pairs",
+                "uid_rope_base_frequency",
+            ),
+        ),
+    ),
+}  # fmt: skip

@@ -1,0 +1,226 @@
+"""Encoders of images: a row and a column for each patch, each with a ladder of frequencies for half of the head.
+
+What differs is the order of their pairs. A position is ``(row, column)``, or ``(frame, row, column)``, from 0, unless
+the family says otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from locant.arguments import shown
+from locant.errors import InputError
+from locant.models.architecture import Architecture, PairsOf, RotaryKeys
+from locant.models.config_values import HEADS, WIDTHS, Config, integer, number, required
+from locant.positions.base import PositionEncoding
+from locant.positions.pair_table import Pairs
+
+__all__ = ["ARCHITECTURES"]
+
+ROW, COLUMN = 0, 1
+
+
+def _in_blocks(*axes: int, interleaved: bool = False) -> PairsOf:
+    """One axis after the other, each with its ladder."""
+
+    def pairs(config: Config, rope: Config, head_dim: int) -> Pairs:
+        count = head_dim // 2 // len(axes)
+        return Pairs(
+            dims=Pairs.of(2 * count * len(axes), layout="interleaved" if interleaved else "half").dims,
+            axes=[axis for axis in axes for _ in range(count)],
+            rungs=[(2 * count, rung) for _ in axes for rung in range(count)],
+        )
+
+    return pairs
+
+
+def _pair_by_pair(*axes: int) -> PairsOf:
+    """The axes take turns, rung by rung (Kimi)."""
+
+    def pairs(config: Config, rope: Config, head_dim: int) -> Pairs:
+        count = head_dim // 2 // len(axes)
+        return Pairs(
+            dims=Pairs.of(2 * count * len(axes)).dims,
+            axes=[axis for _ in range(count) for axis in axes],
+            rungs=[(2 * count, rung) for rung in range(count) for _ in axes],
+        )
+
+    return pairs
+
+
+def _half_by_half(config: Config, rope: Config, head_dim: int) -> Pairs:
+    """A head within the head for each axis, in the layout half (Gemma 4)."""
+    count = head_dim // 4
+    return Pairs(
+        dims=[(start + i, start + i + count) for start in (0, 2 * count) for i in range(count)],
+        axes=[axis for axis in (ROW, COLUMN) for _ in range(count)],
+        rungs=[(2 * count, rung) for _ in (ROW, COLUMN) for rung in range(count)],
+    )
+
+
+def _every_other_rung(config: Config, rope: Config, head_dim: int) -> Pairs:
+    """One ladder over the whole head: rows take the even rungs, then columns the odd ones (Pixtral)."""
+    return Pairs(
+        dims=Pairs.of(head_dim).dims,
+        axes=[axis for axis in (ROW, COLUMN) for _ in range(head_dim // 4)],
+        rungs=[(head_dim, 2 * rung + axis) for axis in (ROW, COLUMN) for rung in range(head_dim // 4)],
+    )
+
+
+def _over_the_width(config: Config, rope: Config, head_dim: int) -> Pairs:
+    """EfficientLoFTR rotates the whole width before it cuts it into heads: here one head."""
+    share = number("partial_rotary_factor", rope.get("partial_rotary_factor", 4.0), above=0)
+    ladder = int(required(config, *WIDTHS) // required(config, *HEADS) * share)
+    if 2 * ladder != head_dim:
+        got = f"got partial_rotary_factor={share:g}, which gives {ladder} pairs for a width of {head_dim}"
+        raise InputError(got, f"'partial_rotary_factor': {required(config, *HEADS) / 2:g}")
+    return Pairs(
+        dims=Pairs.of(head_dim, layout="interleaved").dims,
+        axes=[axis for _ in range(ladder // 2) for axis in (ROW, COLUMN)],
+        rungs=[(ladder, rung) for rung in range(ladder // 2) for _ in (ROW, COLUMN)],
+    )
+
+
+def _from_the_centre(config: Config, rope: Config, head_dim: int) -> Pairs:
+    """Patches from -1 to 1 over the image: in half patches from its centre, over the number of patches (DINOv3)."""
+    base = number("rope_theta", rope.get("rope_theta", config.get("rope_theta", 100.0)), above=0)
+    steps = [2 * math.pi / count for count in _patches(config)]
+    return Pairs(
+        dims=Pairs.of(head_dim).dims,
+        axes=[axis for axis in (ROW, COLUMN) for _ in range(head_dim // 4)],
+        inv_freq=[step * base ** (-4 * rung / head_dim) for step in steps for rung in range(head_dim // 4)],
+    )
+
+
+def _patches(config: Config) -> tuple[int, int]:
+    """How many patches an image has, down and across."""
+    both = (config.get("image_size"), config.get("patch_size"))
+    (height, width), (patch_height, patch_width) = (
+        one if isinstance(one, (list, tuple)) and len(one) == 2 else (one, one) for one in both
+    )
+    sizes = {"image_size": (height, width), "patch_size": (patch_height, patch_width)}
+    for key, (down, across) in sizes.items():
+        if down is None or across is None:
+            raise InputError(f"got {key}={shown(config.get(key))}, expected a size in pixels", f"{key!r}: 224")
+    return integer("image_size", height) // integer("patch_size", patch_height), integer(
+        "image_size", width
+    ) // integer("patch_size", patch_width)
+
+
+def _size_of_image(config: Config, encoding: PositionEncoding) -> str:
+    down, across = _patches(config)
+    return (
+        f"positions are counted in half patches from the centre, as 2 i + 1 - {down} down and 2 j + 1 - {across} "
+        "across; images of another size have another image_size, and frequencies of their own"
+    )
+
+
+def _before_heads(config: Config, encoding: PositionEncoding) -> str:
+    return "it rotates the whole width before it is cut into heads: here q is one head; rows and columns count from 1"
+
+
+def _first_is_one(config: Config, encoding: PositionEncoding) -> str:
+    return "positions are (row + 1, column + 1), and (0, 0) for the class token"
+
+
+def _memory_head(config: Config) -> int:
+    """The width of a head of SAM's attention to its memory, which alone is rotated."""
+    width, heads = (required(config, f"memory_attention_{key}") for key in ("hidden_size", "num_attention_heads"))
+    return width // (required(config, "memory_attention_downsample_rate") * heads)
+
+
+def _axial(
+    pairs: PairsOf,
+    base: float = 1e4,
+    head_dim: int | None = None,
+    *,
+    head_dim_of: Callable[[Config], int] | None = None,
+    not_converted: str | None = None,
+) -> Architecture:
+    keys = RotaryKeys(
+        rope_types={"axial": "default"},
+        pairs=pairs,
+        head_dim_required=head_dim is not None,
+        head_dim_of=head_dim_of,
+        not_converted=not_converted,
+    )
+    return Architecture(
+        rotary=keys, defaults={"rope_theta": base, **({} if head_dim is None else {"head_dim": head_dim})}
+    )
+
+
+ROWS_THEN_COLUMNS = _axial(_in_blocks(ROW, COLUMN))
+MEMORY_KEYS = tuple(f"memory_attention_rope_{key}" for key in ("feat_sizes", "k_sizes", "dropout"))
+MEMORY = Architecture(
+    rotary=RotaryKeys(
+        rope_types={"axial": "default"},
+        pairs=_in_blocks(ROW, COLUMN, interleaved=True),
+        head_dim_of=_memory_head,
+        other_keys=MEMORY_KEYS,
+    ),
+    defaults={"rope_theta": 1e4},
+)
+CENTRED = Architecture(
+    rotary=RotaryKeys(pairs=_from_the_centre), defaults={"rope_theta": 100.0}, warnings=(_size_of_image,)
+)
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    **dict.fromkeys(
+        (
+            "cohere_compass_vision",
+            "dots3_note_vision_encoder",
+            "ernie4_5_vl_moe_vision",
+            "exaone4_5_vision",
+            "glm4v_moe_vision",
+            "glm4v_vision",
+            "glm5_next_vision",
+            "glm_ocr_vision",
+            "mlcd_vision_model",
+            "muse_glimmer_vision",
+            "muse_spark_vision",
+            "paddleocr_vl_vision",
+            "qwen2_5_omni_vision_encoder",
+            "qwen2_5_vl_vision",
+            "qwen3_5_moe_vision",
+            "qwen3_5_vision",
+            "qwen3_omni_moe_vision_encoder",
+            "qwen3_vl_moe_vision",
+            "qwen3_vl_vision",
+            "qwen4_exp_vision",
+            "video_llama_3_vision",
+        ),
+        ROWS_THEN_COLUMNS,
+    ),
+    "lfm3_vl_vision": _axial(_in_blocks(ROW, COLUMN), 1e6),
+    "qwen2_vl_vision": _axial(
+        _in_blocks(ROW, COLUMN), head_dim_of=lambda config: required(config, "embed_dim") // required(config, *HEADS)
+    ),
+    "sam3_vit_model": _axial(_in_blocks(ROW, COLUMN, interleaved=True)),
+    **dict.fromkeys(("edgetam_video", "sam2_video", "sam3_tracker_video"), MEMORY),
+    "inkling2_vision": _axial(_in_blocks(COLUMN, ROW, interleaved=True)),
+    "step3p5_vision": _axial(_in_blocks(COLUMN, ROW)),
+    "minimax_m3_vl_vision": _axial(_in_blocks(0, 1, 2)),
+    "kimi_k25_vision": _axial(_pair_by_pair(COLUMN, ROW)),
+    "gemma4_vision": _axial(_half_by_half, 100.0, 64, not_converted="which has a layout for each half of a head"),
+    "pixtral": _axial(_every_other_rung),
+    "llama4_vision_model": replace(_axial(_in_blocks(COLUMN, ROW, interleaved=True)), warnings=(_first_is_one,)),
+    **dict.fromkeys(("dinov3_vit", "eomt_dinov3", "sapiens2"), CENTRED),
+    "vjepa2": Architecture(
+        rotary=RotaryKeys(
+            no_rotation="which turns the two dimensions of a pair by different frequencies: no rotation, for it "
+            "changes their length"
+        )
+    ),
+    "efficientloftr": Architecture(
+        rotary=RotaryKeys(
+            pairs=_over_the_width,
+            not_converted="which rotates before its width is cut into heads",
+            other_keys=("partial_rotary_factor",),
+            head_dim_of=lambda config: required(config, *WIDTHS),
+        ),
+        defaults={"rope_theta": 1e4, "partial_rotary_factor": 4.0},
+        warnings=(_before_heads,),
+    ),
+}
