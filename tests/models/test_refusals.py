@@ -185,7 +185,6 @@ def test_layers_that_differ_say_so_in_the_form_that_their_code_reads(config: Any
         (llama(rope_interleave="yes"), ["rope_interleave"]),
         (llama(alibi=True), ["alibi"]),
         ({**PUBLISHED["DeepSeek-V3"], "qk_rope_head_dim": None}, ["qk_rope_head_dim"]),
-        ({**PUBLISHED["Qwen2-VL-7B"], "rope_scaling": None}, ["mrope_section"]),
         ({**PUBLISHED["Qwen2-VL-7B"], "rope_scaling": {"mrope_section": 24}}, ["mrope_section", "24"]),
         ({**PUBLISHED["Qwen2-VL-7B"], "rope_scaling": {"mrope_section": [16, -24]}}, ["mrope_section", "-24"]),
         (

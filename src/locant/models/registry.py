@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -93,10 +94,12 @@ def read_known(config: Config | object) -> tuple[dict[str, Any], Architecture]:
     """The same, where an unknown ``model_type`` is refused with the names of those that are known."""
     values, architecture = read(config)
     if architecture.rotary is UNKNOWN:
-        known = ", ".join(sorted(name for name, _ in ARCHITECTURES.items()))
+        name, known = str(values.get("model_type", "")), sorted(name for name, _ in ARCHITECTURES.items())
+        near = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.5)) or "llama, qwen3, gemma3_text"
         raise InputError(
-            f"got model_type={shown(values.get('model_type'))}, expected one of {known}",
-            "locant.register_architecture, or Rotary.from_config(config, layout=...), if it has rotary positions",
+            f"got model_type={shown(name)}, expected one of {len(known)} that are known, such as {near}",
+            "locant.register_architecture, as docs/extending.md says, or Rotary.from_config(config, layout=...), if it "
+            "has rotary positions",
         )
     return values, architecture
 

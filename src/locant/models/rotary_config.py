@@ -62,7 +62,7 @@ def read_rotary(
     if keys.pairs is not None:
         return {**frequencies, "pairs": _pairs(keys.pairs(config, rope, rotated), config, layout)}
     layout, sections = _layout(config, keys, layout), _sections(config, rope, keys)
-    if rotated % 2:  # the code rotates one dimension more, whose partner would be the first beyond the share
+    if rotated % 2 and keys.rounds_down:  # that code rotates one dimension beyond the share, as the last one's partner
         return {**frequencies, "pairs": Pairs.of(rotated, layout=layout)}
     return {**frequencies, "layout": layout, "rotary_dim": rotated, "sections": sections}
 
@@ -196,7 +196,8 @@ def _layout(config: Config, keys: RotaryKeys, layout: Layout | None) -> Layout:
     if found is None:
         raise InputError(
             f"got model_type={shown(config.get('model_type'))}, whose layout is not known",
-            "layout='half' or 'interleaved', as its weights were trained with, or locant.register_architecture",
+            "layout='half' or 'interleaved', as its weights were trained with, or locant.register_architecture: "
+            "docs/extending.md says how",
         )
     return found
 

@@ -108,9 +108,12 @@ class Pairs:
         return len(self.dims)
 
     def __repr__(self) -> str:
-        ladders = "" if self.rungs is None else f", {len({ladder for ladder, _ in self.rungs})} ladders"
-        heads = "" if self.num_heads is None else f", {self.num_heads} heads"
-        return f"<{len(self)} pairs, {self.layout or 'no layout'}, {self.num_axes} axes{ladders}{heads}>"
+        ladders = len({ladder for ladder, _ in self.rungs or ()})
+        said = [f"{len(self)} pairs", self.layout or "no layout"]
+        said += [f"{self.num_axes} axes"] if self.num_axes != 1 else []
+        said += [f"{ladders} ladders"] if ladders > 1 else []
+        said += ["frequencies of their own"] if self.rungs is None else []
+        return f"<{', '.join([*said, *([] if self.num_heads is None else [f'heads up to {self.num_heads}'])])}>"
 
     @property
     def layout(self) -> Layout | None:
