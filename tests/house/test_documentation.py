@@ -90,7 +90,7 @@ def test_the_first_example_of_the_readme_has_twelve_lines_at_most() -> None:
 
 def test_a_recipe_has_under_thirty_lines() -> None:
     recipes = [code for code, _ in blocks(EXTENDING)]
-    assert len(recipes) == 3
+    assert len(recipes) == 4
     assert all(len([line for line in code.splitlines() if line.strip()]) < 30 for code in recipes)
 
 
@@ -121,7 +121,7 @@ def _written_out(q: Tensor, k: Tensor, v: Tensor, strength: Tensor, positions: l
 
 
 def test_the_format_reads_and_writes(tmp_path: Path) -> None:
-    run(blocks(EXTENDING)[2][0])
+    run(blocks(EXTENDING)[3][0])
     (tmp_path / "a.txt").write_text("some text")
     locant.prepare(tmp_path / "a.txt", tmp_path / "store", tokenizer="bytes", workers=1)
     made = CliRunner().invoke(main, ["export", f"{tmp_path}/store", "--to", "npy", "-o", f"{tmp_path}/other"])

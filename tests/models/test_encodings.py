@@ -248,10 +248,10 @@ def test_deberta_scores_as_its_own_code(terms: str, buckets: int) -> None:
 # ------------------------------------------------------------------ bad input
 
 
-def test_an_unknown_architecture_is_told_the_known_ones() -> None:
-    with refuses(InputError, "mamba", *REQUIRED):
-        encoding_from_config({"model_type": "mamba"})
-    with refuses(InputError, "None", "llama"):
+def test_an_unknown_architecture_is_told_near_ones_and_how_to_add_it() -> None:
+    with refuses(InputError, "lama_4", "llama", "register_architecture", "docs/extending.md"):
+        encoding_from_config({"model_type": "lama_4"})
+    with refuses(InputError, "''", "llama", "register_architecture"):
         encoding_from_config({"hidden_size": 64})
     with refuses(InputError, "list"):
         encoding_from_config([])
