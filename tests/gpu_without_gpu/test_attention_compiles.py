@@ -87,20 +87,22 @@ class NoTraffic(TorchDispatchMode):
         return out
 
 
-def tensors(arrangement: str, dtype: str, learning: bool) -> tuple[Tensor, Tensor, dict[str, Any]]:
+def tensors(
+    arrangement: str, dtype: str, learning: bool, length: int = LENGTH
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
     def empty(heads: int, tokens: int) -> Tensor:
         size, kind = (2, heads, tokens, HEAD_DIM), getattr(torch, dtype)
         return torch.empty(size, dtype=kind, device="cuda", requires_grad=learning)
 
-    where: dict[str, Any] = {"positions": Positions.arange(LENGTH, device="cuda")}
+    where: dict[str, Any] = {"positions": Positions.arange(length, device="cuda")}
     if "window" in arrangement:
         where["window"] = 100
     if "packed" in arrangement:
-        lengths = torch.zeros(2, LENGTH, dtype=torch.int64, device="cuda")
-        where["positions"] = Positions(lengths, lengths, None, 0, LENGTH - 1)
+        lengths = torch.zeros(2, length, dtype=torch.int64, device="cuda")
+        where["positions"] = Positions(lengths, lengths, None, 0, length - 1)
     if arrangement == "decode":
-        where = {"positions": Positions.after(LENGTH - 1, 1, device="cuda"), "k_positions": where["positions"]}
-    return empty(HEADS, where["positions"].seq_len), empty(KV_HEADS, LENGTH), where
+        where = {"positions": Positions.after(length - 1, 1, device="cuda"), "k_positions": where["positions"]}
+    return empty(HEADS, where["positions"].seq_len), empty(KV_HEADS, length), where
 
 
 def through_flex(name: str, arrangement: str, dtype: str, learning: bool) -> list[inductor.Kernel]:
@@ -136,6 +138,27 @@ def beside_the_softmax(name: str, arrangement: str, dtype: str, learning: bool) 
         assert (lse.dtype, lse.shape) == (torch.float32, q.shape[:3])
 
     return inductor.compiled(call)
+
+
+def a_whole_graph(name: str, arrangement: str, lengths: tuple[int, ...], learning: bool) -> list[inductor.Kernel]:
+    """Attention as a part of a model that is compiled whole, with queries and keys of one length after another."""
+    encoding = BIASES[name]()
+
+    def layer(q: Tensor, k: Tensor, where: dict[str, Any]) -> Tensor:
+        return attend(q, k, k, encoding=encoding, backend="flex", **where)
+
+    def call() -> None:
+        inductor.to_device(encoding, learning=learning)
+        constant.copy_all(torch.device("cuda", 0))
+        compiled = torch.compile(layer, fullgraph=True)
+        for length in lengths:
+            q, k, where = tensors(arrangement, "bfloat16", learning, length)
+            y = compiled(q, k, where)
+            if learning:
+                y.sum().backward()
+
+    with mock.patch.object(constant.Constant, "_copy", copied_and_kept):
+        return inductor.compiled(call)
 
 
 def copied_and_kept(self: constant.Constant, device: torch.device) -> None:
@@ -214,6 +237,18 @@ def test_so_it_does_with_what_stands_beside_the_softmax(
     assert any("flex" in kernel.name for kernel in kernels)
     assert any("flex" in kernel.name and "backward" in kernel.name for kernel in kernels) == case[-1]
     assert max(kernel.shared for kernel in kernels) <= inductor.SHARED_MEMORY
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", [("none", "prefill", (512, 640, 100), False), ("kerple", "packed", (512, 640), True)], ids=str
+)
+def test_a_whole_graph_is_compiled_for_other_lengths(
+    case: tuple[str, str, tuple[int, ...], bool], there: Callable[..., Any]
+) -> None:
+    """torch takes the second length for any; a hundred queries, two to a key head, need another kernel of it."""
+    names = [kernel.name for kernel in there(a_whole_graph, *case)]
+    assert len({name for name in names if "flex_attention" in name and "backward" not in name}) >= 2
 
 
 @pytest.mark.parametrize("name", BIASES)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from unittest import mock
 
 import pytest
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
 
 from locant import InputEmbedding, Learned, PositionEncoding, RangeError, Rotary, SegmentEmbedding, TokenEmbedding
 from locant.embedding.deferred_errors import RaisesLater
+from locant.parallel import VocabularyParallel
 from tests.gpu_without_gpu.device import Device, HostReadError, pretended
+from tests.ranks import needs_gloo
 from tests.refusal import refuses
 
 pytest.importorskip("triton", reason="there is no Triton for this platform")
@@ -33,6 +39,16 @@ MODELS: dict[str, Callable[[], RaisesLater]] = {
 def gpu() -> Iterator[Device]:
     with pretended() as device:
         yield device
+
+
+@pytest.fixture
+def split() -> Iterator[TokenEmbedding]:
+    """A table split over the one rank there is."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+    model = parallelize_module(nn.Sequential(TokenEmbedding(VOCAB, WIDTH)), mesh, {"0": VocabularyParallel()})
+    yield model[0]
+    dist.destroy_process_group()
 
 
 def test_a_read_would_be_seen(gpu: Device) -> None:
@@ -84,3 +100,20 @@ def require_named_later(embedding: RaisesLater, shape: tuple[int, ...], place: s
     embedding(ids)
     with refuses(RangeError, f"got id {VOCAB} at {place} in an earlier call"):
         embedding(torch.zeros_like(ids))
+
+
+@needs_gloo
+def test_of_a_split_table_nothing_is_read_and_a_wrong_id_is_named_later(
+    split: TokenEmbedding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parts and sums are torch's, and so is a device that would take them; `is_cuda` is what we ask."""
+    ids, reads = torch.tensor([[3, VOCAB, 4]]), []
+    monkeypatch.setattr(Tensor, "is_cuda", property(lambda x: isinstance(x, DTensor)))
+    with mock.patch.object(torch, "aminmax", reads.append):
+        good, rows = split(ids.clamp(max=5)), split(ids)  # a later call would raise
+    monkeypatch.undo()
+    assert reads == []
+    assert rows.isnan().any(-1).tolist() == [[False, True, False]]
+    assert not good.isnan().any()
+    with refuses(RangeError, f"got id {VOCAB} at (0, 1) in an earlier call", f"={VOCAB}"):
+        split.raise_deferred_errors()

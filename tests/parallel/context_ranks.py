@@ -14,7 +14,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant import ALiBi, Fire, Kerple, PositionEncoding, Positions, RangeError, Rotary, T5Bias, XPos, attend
+from locant import (
+    ALiBi,
+    Fire,
+    Kerple,
+    PositionEncoding,
+    Positions,
+    RangeError,
+    Rotary,
+    ShapeError,
+    T5Bias,
+    XPos,
+    attend,
+)
 from locant.parallel import attend as attend_over_ranks
 from locant.parallel import gather_positions, head_slice
 from tests.attention.allocations import allocations_of
@@ -155,4 +167,8 @@ def find_out(cases: list[tuple[Any, ...]]) -> dict[str, Any]:
         gather_positions(Positions.arange(4))
     except RangeError as error:
         found["one token on all ranks"] = str(error)
+    try:
+        gather_positions(Positions.after(10 * dist.get_rank(), 4 + dist.get_rank() % 2))
+    except ShapeError as error:
+        found["shards of two sizes"] = str(error)
     return found

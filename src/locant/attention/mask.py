@@ -323,8 +323,10 @@ def _listed(
     pairs: Bool[Tensor, "batch 1 q_blocks k_blocks"],
 ) -> tuple[Int[Tensor, "batch 1 q_blocks"], Int[Tensor, "batch 1 q_blocks k_blocks"]]:
     """How many key blocks belong to each block of queries, and which: those first, in order."""
-    which = pairs.int().argsort(dim=-1, descending=True, stable=True)
-    return pairs.sum(-1, dtype=torch.int32), which.to(torch.int32)
+    listed = pairs.int().sort(dim=-1, descending=True, stable=True)
+    # Of what is sorted: from `pairs` itself torch 2.13 makes one kernel with their conversion, of a flat shape that it
+    # cannot split where lengths are symbols (InductorError: CantSplit).
+    return listed.values.sum(-1, dtype=torch.int32), listed.indices.to(torch.int32)
 
 
 def _segments(document: Int[Tensor, " seq"], first: Bool[Tensor, " seq"]) -> list[Segment] | None:

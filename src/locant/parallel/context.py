@@ -127,7 +127,8 @@ def gather_positions(positions: Positions, *, group: Group = None) -> Positions:
     """The positions of all ranks' tokens, in the order of the ranks.
 
     Two ranks with the same token are an error, on all ranks alike: ``Positions.arange(local_length)`` on every rank
-    would rotate each shard as if it began the row. Cost: one all-gather of three integers a token.
+    would rotate each shard as if it began the row. So are shards of several sizes. Cost: one all-gather of three
+    integers a token, and one of three.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> gather_positions(Positions.arange(4))
@@ -136,6 +137,7 @@ def gather_positions(positions: Positions, *, group: Group = None) -> Positions:
     """
     require_positions(positions)
     mesh = _mesh(group, positions.device)
+    _require_even(positions, mesh)
     index = positions.index if positions.index.ndim == 3 else positions.index[..., None]
     mine = torch.cat([positions.document[..., None], positions.order[..., None], index], dim=-1)
     shards = [torch.empty_like(mine) for _ in range(mesh.size())]
@@ -209,6 +211,24 @@ def _require_all_tokens(everyone: Positions, positions: Positions, mesh: DeviceM
             f"got {everyone} for k_positions, expected those of {mesh.size()} ranks with {n} each, in their order",
             "k_positions=locant.parallel.gather_positions(positions, group=group)",
         )
+
+
+def _require_even(positions: Positions, mesh: DeviceMesh) -> None:
+    """Raise on all ranks where they have shards of several sizes, of which libraries abort or mix up what is sent.
+
+    On an accelerator when it gets there, before anything else is sent, and without waiting for it.
+    """
+    mine = torch.tensor([positions.batch, positions.seq_len, positions.axes], device=positions.device)
+    sizes = [torch.empty_like(mine) for _ in range(mesh.size())]
+    dist.all_gather(sizes, mine, group=mesh.get_group())
+    message = "expected shards of one size on all ranks"
+    if not readable(mine):
+        torch.ops.aten._assert_async.msg((torch.stack(sizes) == mine).all(), message)
+        return
+    rows = [tuple(size.tolist()) for size in sizes]
+    if len(set(rows)) > 1:
+        lengths = ", ".join(f"{batch}x{seq}" + (f"x{axes}" if axes > 1 else "") for batch, seq, axes in rows)
+        raise ShapeError(f"got positions of {lengths} on the ranks, {message}", "positions=row.shard(rank, world)")
 
 
 def _require_own_tokens(document: Tensor, order: Tensor, world: int) -> None:

@@ -76,7 +76,8 @@ def flex_attention(inputs: AttentionInputs) -> Attended:
     inputs = _filled_up(inputs) if inputs.q.device.type == "cpu" else inputs
     learned, mask = _learned_table(inputs), inputs.mask.block_mask()
     score_mod = _capped(_score_mod(inputs) if learned is None else _constant_look_up(inputs, *learned), inputs.softcap)
-    options = {"score_mod": score_mod, "block_mask": mask, "scale": inputs.scale, "enable_gqa": inputs.grouped}
+    options: dict[str, Any] = {"score_mod": score_mod, "block_mask": mask, "scale": inputs.scale}
+    options |= {"enable_gqa": inputs.grouped, "kernel_options": _kernel_options(inputs)}
     if not inputs.needs_lse and learned is None:
         return Attended(_run(inputs.q, inputs.k, inputs.v, **options)[:, :, :queries])
     from torch.nn.attention.flex_attention import AuxRequest
@@ -87,6 +88,15 @@ def flex_attention(inputs: AttentionInputs) -> Attended:
         numbers = _pairs(inputs.mask, mask, first), inputs.scale, inputs.softcap
         return Attended(*with_table_gradient(y, also.lse, inputs.q, inputs.k, inputs.v, table, *numbers))
     return Attended(y[:, :, :queries], also.lse[:, :, :queries])
+
+
+def _kernel_options(inputs: AttentionInputs) -> dict[str, Any] | None:
+    """For fewer than 128 queries torch takes a kernel that puts all that share a key head into one block.
+
+    Where they do not fit into one of `BLOCK`, it finds no kernel ("No choices to select").
+    """
+    together = inputs.q.shape[2] * (inputs.q.shape[1] // inputs.k.shape[1])
+    return {"FORCE_USE_FLEX_ATTENTION": True} if inputs.q.device.type == "cuda" and together > BLOCK else None
 
 
 # ---------------------------------------------------------------------- learned biases of the distance
