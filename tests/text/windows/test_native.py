@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from locant.errors import RangeError
 from locant.kernels import native
+from locant.positions import Positions
 from locant.text import TokenStore, Windows
 from locant.text.windows import native as gathering
 from locant.text.windows.native import FUNCTION, Memory, gather, memory_of
@@ -85,10 +86,14 @@ def test_slices_of_any_shards_are_inputs_and_targets(
         rows = gather(memory, np.array(starts), np.array(counts), length, step=step, pad_id=5)
     assert rows is not None
     assert guarded.untouched()
-    for begin, count, inputs, targets in zip(starts, counts, *(half.tolist() for half in rows), strict=True):
+    halves = (half.tolist() for half in rows)
+    for begin, count, inputs, targets, index, document in zip(starts, counts, *halves, strict=True):
         begin *= step
-        assert inputs == ids[begin : begin + count] + [5] * (length - count)
-        assert targets == ids[begin + 1 : begin + count + 1] + [PAD] * (length - count)
+        rest = length - count
+        assert inputs == ids[begin : begin + count] + [5] * rest
+        assert targets == ids[begin + 1 : begin + count + 1] + [PAD] * rest
+        assert index == [*range(count)] + [count - 1] * rest
+        assert document == [0] * count + [-1] * rest
 
 
 @needs_library
@@ -162,6 +167,8 @@ class TestBothWays:
             rest = 8 - len(window)
             assert inputs == [place for place, _ in window] + [99] * rest
             assert targets == [place for _, place in window] + [PAD] * rest
+        mask = torch.tensor([[1] * len(window) + [0] * (8 - len(window)) for window in wanted[::-1]])
+        assert batch["positions"] == (Positions.arange(8) if mask.all() else Positions.from_mask(mask))
 
     @pytest.mark.parametrize("dtype", ["i2", "u8"])
     def test_refuse_a_negative_id(self, dtype: str) -> None:

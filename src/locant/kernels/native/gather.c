@@ -25,10 +25,11 @@ typedef struct {
 } Text;
 
 /* Slice i begins at token `step * starts[i]` and has `sizes[i]` inputs, or `length`, and as many targets. They go to row i
-   of the outputs, which is filled up. */
+   of the outputs, which is filled up. Where `sizes` are given, `index` and `document` take the positions: they count from 0,
+   and what fills up has the last index and document -1. */
 typedef struct {
     int64_t threads, count, step, length, pad_id;
-    int64_t *inputs, *targets;
+    int64_t *inputs, *targets, *index, *document;
 } Batch;
 
 /* ---------------------------------------------------------------- ids as int64 */
@@ -99,12 +100,16 @@ static int slice(const Text *text, const Batch *batch, int64_t i, const char *st
     if (number < 0 || number > tokens / batch->step || size < 1 || size > batch->length) return REFUSED;
     int64_t start = batch->step * number;
     if (start >= tokens - size) return REFUSED;
-    int64_t shard = shard_of(text, start), *inputs = batch->inputs + i * batch->length;
-    int64_t *targets = batch->targets + i * batch->length;
+    int64_t shard = shard_of(text, start), row = i * batch->length;
+    int64_t *inputs = batch->inputs + row, *targets = batch->targets + row;
     int64_t all = read(text, widen, shard, start, size, inputs) | read(text, widen, shard, start + 1, size, targets);
     for (int64_t slot = size; slot < batch->length; slot++) {
         inputs[slot] = batch->pad_id;
         targets[slot] = IGNORED_TARGET;
+    }
+    for (int64_t slot = 0; sizes && slot < batch->length; slot++) {
+        batch->index[row + slot] = slot < size ? slot : size - 1;
+        batch->document[row + slot] = slot < size ? 0 : -1;
     }
     return all < 0 ? REFUSED : READ;
 }

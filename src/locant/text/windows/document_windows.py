@@ -54,31 +54,35 @@ class DocumentWindows:
         if len(self.offsets) > 2:
             return None
         rows = gather(tokens.memory, windows, None, self.length, step=self.stride)
-        return None if rows is None else _whole(*rows, self._full_positions)
+        return None if rows is None else self._full(*rows)
 
     def batch(self, tokens: Tokens, windows: Int[np.ndarray, " batch"]) -> Batch:
         """The windows of these numbers, which have to exist."""
         starts, sizes = self._locate(windows)
-        rows = gather(tokens.memory, starts, sizes, self.length, pad_id=self.pad_id)
-        ids, targets = self._read(tokens, starts, sizes) if rows is None else rows
         if sizes.min(initial=self.length) == self.length:
-            return _whole(ids, targets, self._full_positions)
-        # What `Positions.from_mask` makes of these rows, computed from the sizes.
-        slots = np.arange(self.length)
-        index, document = np.minimum(slots, sizes[:, None] - 1), -(slots >= sizes[:, None]).astype(np.int64)
-        positions = Positions(torch.from_numpy(index), torch.from_numpy(document), None, 0, int(sizes.max()) - 1)
-        return _whole(ids, targets, positions)
+            rows = gather(tokens.memory, starts, None, self.length)
+            return self._full(*(rows or self._read(tokens, starts)))
+        rows = gather(tokens.memory, starts, sizes, self.length, pad_id=self.pad_id)
+        ids, targets, *where = map(torch.from_numpy, rows or self._read_padded(tokens, starts, sizes))
+        return whole_batch(ids, targets, Positions(where[0], where[1], None, 0, int(sizes.max()) - 1))
 
-    def _read(self, tokens: Tokens, starts: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _full(self, ids: np.ndarray, targets: np.ndarray) -> Batch:
+        return whole_batch(torch.from_numpy(ids), torch.from_numpy(targets), self._full_positions)
+
+    def _read(self, tokens: Tokens, starts: np.ndarray) -> tuple[np.ndarray, ...]:
         """What the native call gives, with NumPy; raises if an id is negative."""
         rows = require_ids(_rows(tokens, starts, self.length + 1))
         # Two arrays of their own: as two views of one, writing to the inputs would change the targets.
-        ids, targets = rows[:, :-1].astype(np.int64, order="C"), rows[:, 1:].astype(np.int64, order="C")
-        if sizes.min(initial=self.length) < self.length:
-            beyond = np.arange(self.length) >= sizes[:, None]
-            np.putmask(ids, beyond, self.pad_id)
-            np.putmask(targets, beyond, IGNORED_TARGET)
-        return ids, targets
+        return rows[:, :-1].astype(np.int64, order="C"), rows[:, 1:].astype(np.int64, order="C")
+
+    def _read_padded(self, tokens: Tokens, starts: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The same of rows that are filled up, with what `Positions.from_mask` makes of them."""
+        ids, targets = self._read(tokens, starts)
+        slots = np.arange(self.length)
+        beyond = slots >= sizes[:, None]
+        np.putmask(ids, beyond, self.pad_id)
+        np.putmask(targets, beyond, IGNORED_TARGET)
+        return ids, targets, np.minimum(slots, sizes[:, None] - 1), -beyond.astype(np.int64)
 
     def _locate(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where each window begins, and how many targets it holds."""
@@ -89,10 +93,6 @@ class DocumentWindows:
         within = windows - np.where(document > 0, self._ends[document - 1], 0)
         starts = self.offsets[document] + within * self.stride
         return starts, np.minimum(self.length, self.offsets[document + 1] - 1 - starts)
-
-
-def _whole(ids: np.ndarray, targets: np.ndarray, positions: Positions) -> Batch:
-    return whole_batch(torch.from_numpy(ids), torch.from_numpy(targets), positions)
 
 
 def document_offsets(documents: Any, size: int) -> Int[np.ndarray, " offsets"]:

@@ -21,7 +21,7 @@ FUNCTION = "locant_gather"
 
 pack_text = struct.Struct("=6q").pack
 """``Text`` in C."""
-pack_batch = struct.Struct("=7q").pack
+pack_batch = struct.Struct("=9q").pack
 """``Batch`` in C."""
 
 Starts = Int64[np.ndarray, " slices"]
@@ -53,20 +53,25 @@ def memory_of(
 
 def gather(
     memory: Memory | None, starts: Starts, sizes: Starts | None, length: int, *, step: int = 1, pad_id: int = 0
-) -> tuple[Rows, Rows] | None:
+) -> tuple[Rows, ...] | None:
     """Inputs and targets of slices that begin at ``step * starts``, or ``None`` where `tokens` has to read them.
 
-    Of `sizes` targets, or `length`; rows are filled up to `length` with `pad_id` and with targets that are ignored.
+    Where there are `sizes`, so many targets each: rows are filled up to `length` with `pad_id`, and with targets that
+    are ignored; the index and the document of each slot come as well.
     """
     count = len(starts)
     if memory is None or not count:
         return None
-    inputs, targets = np.empty((count, length), dtype=np.int64), np.empty((count, length), dtype=np.int64)
-    batch = pack_batch(native.threads(), count, step, length, pad_id, address(inputs), address(targets))
-    refused = native.function(FUNCTION)(
-        memory.packed, batch, starts.tobytes(), None if sizes is None else sizes.tobytes()
-    )
-    return None if refused else (inputs, targets)
+    shape = count, length
+    rows = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
+    where, given = (0, 0), None
+    if sizes is not None:
+        rows = *rows, np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
+        where, given = (address(rows[2]), address(rows[3])), sizes.tobytes()
+    threads = native.threads()
+    batch = pack_batch(threads, count, step, length, pad_id, address(rows[0]), address(rows[1]), *where)
+    refused = native.function(FUNCTION)(memory.packed, batch, starts.tobytes(), given)
+    return None if refused else rows
 
 
 def address(array: np.ndarray) -> int:
