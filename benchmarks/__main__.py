@@ -14,7 +14,7 @@ from locant.files import write_whole
 from locant.lab import environment
 from locant.report.benchmarks import table
 
-NAMES = ("rotary", "input_embedding", "attention", "decoding", "windows", "store", "engine", "prepare")
+NAMES = ("rotary", "input_embedding", "attention", "decoding", "windows", "store", "engine", "prepare", "explore")
 RESULTS = Path(__file__).parent / "results"
 
 

@@ -147,6 +147,27 @@ def test_pointing_at_one_picture_is_shown_in_the_others(opened: Opens) -> None:
     assert "At distance 3" in page.locator("[data-picture=score-by-distance] .note").inner_text()
 
 
+def test_a_moving_slider_leaves_the_curves_of_before(opened: Opens) -> None:
+    page = opened("compare?length=64&3=none")
+    assert page.locator("[data-picture=score-by-distance] .faint").count() == 0
+    slider = page.locator("[data-setting='1.base']")
+    slider.evaluate("each => { each.value = 300; each.dispatchEvent(new Event('input', {bubbles: true})); }")
+    page.wait_for_selector("[data-picture=score-by-distance] .faint.slot-1", state="attached")
+    slider.evaluate("each => { each.value = 200; each.dispatchEvent(new Event('change', {bubbles: true})); }")
+    page.wait_for_selector("[data-picture=score-by-distance] .faint.slot-1", state="attached")
+    assert page.locator("[data-picture=score-by-distance] .faint").count() == 1
+    page.go_back()
+    until(page, **{"1.base": "10000"})
+
+
+def test_two_tabs_do_not_disturb_each_other(opened: Opens) -> None:
+    one, two = opened("compare?length=64"), opened("rotary?position=7")
+    one.locator("[data-setting='2']").select_option("t5")
+    two.locator("[data-setting=scaling]").select_option("ntk")
+    until(one, **{"2": "t5", "length": "64"})
+    until(two, scaling="ntk", position="7")
+
+
 def test_pictures_are_saved_with_what_the_page_shows(opened: Opens) -> None:
     page = opened("compare?length=64")
     for kind, start in (("SVG", b"<svg"), ("PNG", b"\x89PNG")):

@@ -22,6 +22,7 @@ const page = {
   drop: async (file) => said(() => numbers.drop(file)),
   link: (screen) => router.link(screen),
   settings: () => router.settings,
+  settled: () => !router.moving,
   say,
   announce,
 };

@@ -37,6 +37,7 @@ export function open(place, page) {
   pictures.append(maps);
   const mapOf = new Map();
   let last = null;
+  let rested = null; // the answer before a slider began to move: its curves stay faintly on the chart
 
   cursor.watch((at) => {
     if (!last) return;
@@ -56,14 +57,14 @@ export function open(place, page) {
   });
 
   function show(answer) {
-    const before = last;
     last = answer;
     const { numbers, controls } = answer;
     shared.show(controls);
     slots.forEach((each) => each.show(controls));
-    showChart(answer, before);
+    showChart(answer, rested);
     showMaps(answer);
     cursor.rest(nearest(numbers.distances, numbers.at));
+    if (page.settled()) rested = answer;
   }
 
   function showChart({ numbers }, before) {
@@ -161,7 +162,7 @@ function noteOf(distance) {
   return distance === null ? what : `${what} At distance ${number(distance)}:`;
 }
 
-// What the curves were before a slider moved, where only their numbers changed.
+// What the curves were, where only their numbers changed.
 function faint(before, after) {
   if (before.distances.length !== after.distances.length || before.distances.at(-1) !== after.distances.at(-1)) return [];
   return drawn(before.encodings).flatMap((old) => {
