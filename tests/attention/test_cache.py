@@ -11,8 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 
-from locant import KVCache, LocantError, Positions, RangeError, ShapeError
+from locant import ALiBi, KVCache, LocantError, Positions, RangeError, ShapeError, attend
 from tests.refusal import refuses
 
 
@@ -232,3 +233,43 @@ def test_what_is_no_keys_values_and_positions_is_refused() -> None:
         with pytest.raises((LocantError, jaxtyping.TypeCheckError)):
             cache.append(*one)
         assert len(cache) == 0
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("padding", "max_len", "mode"),
+    [(0, None, torch.no_grad), (4, None, torch.inference_mode), (0, 64, torch.no_grad)],
+)
+def test_four_compiled_programs_serve_every_length(padding: int, max_len: int | None, mode: Any) -> None:
+    """A prompt, the first step, and all others: those that find room, and those for which the cache grows."""
+    torch.compiler.reset()
+    encoding, programs = ALiBi(4), CompileCounter()
+
+    def step(cache: KVCache, q: Tensor, k: Tensor, v: Tensor, positions: Positions) -> Tensor:
+        keys, values, k_positions = cache.append(k, v, positions)
+        return attend(q, keys, values, encoding=encoding, positions=positions, k_positions=k_positions)
+
+    compiled = torch.compile(step, fullgraph=True, backend=programs)
+    with mode():
+        ours, theirs = KVCache(max_len), KVCache(max_len)
+        positions = Positions.from_mask(torch.arange(20).expand(2, 20) >= padding)
+        for _ in range(44):
+            q = torch.randn(2, 4, positions.seq_len, 8)
+            k, v = torch.randn(2, 2, 2, positions.seq_len, 8)
+            expected = step(theirs, q, k, v, positions)
+            assert torch.equal(compiled(ours, q, k, v, positions), expected)
+            positions = ours.next_positions()
+    assert len(ours) == 63
+    assert programs.frame_count <= 4
+
+
+def test_what_inference_mode_stored_is_written_to_outside_of_it() -> None:
+    cache = KVCache()
+    with torch.inference_mode():
+        x = torch.randn(1, 2, 3, 8)
+        cache.append(x, x, Positions.arange(3))
+    one = torch.randn(1, 2, 1, 8)
+    for step in range(5):
+        keys, values, _ = cache.append(one, one, Positions.after(3 + step, 1))
+    assert torch.equal(keys, values)
+    assert torch.equal(keys, torch.cat([x, one.expand(-1, -1, 5, -1)], 2))

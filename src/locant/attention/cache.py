@@ -24,7 +24,8 @@ __all__ = ["KVCache", "following", "require_alike", "require_tokens"]
 class KVCache:
     """One layer's keys and values, for decoding. Keys go in rotated, so that no step rotates them again.
 
-    It grows, and so does what every step returns; `StaticKVCache` has one shape, for compiled code and CUDA graphs.
+    It grows, and so does what every step returns. Compiled, four programs serve a prompt and every length after it;
+    `StaticKVCache` has one shape, for CUDA graphs.
 
     Padding is stored as zeros. Memory doubles as it fills, or is taken once where `max_len` is given. For inference
     only: what is stored has no gradient.
@@ -108,14 +109,13 @@ class KVCache:
                 f"got {length} tokens for a cache of max_len={self.max_len}",
                 f"KVCache(max_len={length}), or cache.clear()",
             )
-        fits = store is not None and length <= store.shape[2]
-        if store is not None and fits and (torch.is_inference_mode_enabled() or not store.is_inference()):
-            return store  # tensors of inference mode cannot be written to outside of it
-        if self.max_len is not None:
-            capacity = self.max_len
-        else:
-            capacity = length if store is None else store.shape[2] if fits else max(length, 2 * store.shape[2])
-        grown = new.new_empty(new.shape[0], new.shape[1], capacity, new.shape[3])
+        spare = 1 if self.max_len is None else 0  # a full store is another kind of tensor to a compiler
+        if store is not None and length + spare <= store.shape[2]:
+            return store
+        capacity = length + spare if store is None else max(length + spare, 2 * store.shape[2])
+        capacity = capacity if self.max_len is None else self.max_len
+        with torch.inference_mode(False):  # or it could not be written to outside of inference mode
+            grown = new.new_empty(new.shape[0], new.shape[1], capacity, new.shape[3])
         if store is not None:
             grown[:, :, : self._length] = store[:, :, : self._length]
         return grown

@@ -201,8 +201,8 @@ class Positions:
             torch.cat([part.index for part in wide], dim=1),
             None if one_document else torch.cat([part.document for part in wide], dim=1),
             None if by_index else documents.joined_orders([part.order for part in wide]),
-            None if None in lows else min(lows, default=0),
-            None if None in highs else max(highs, default=0),
+            None if None in lows else min(lows) if lows else 0,
+            None if None in highs else max(highs) if highs else 0,
             wide[0].start if counting else None,
         )
 
