@@ -75,4 +75,11 @@ SCREENS = {
         value="learned",
         text="e: token 101, bytes 65, at position 2.",
     ),
+    "results": Visit(
+        address="encodings=nope%2C+alibi&steps=20&train=16",
+        pictures=(),
+        setting="encodings",
+        value="nope, rotary",
+        text="Open a folder with: locant explore FOLDER",
+    ),
 }

@@ -21,7 +21,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from locant.errors import InputError, LocantError
 from locant.explore.answers import answer, as_json
 from locant.explore.document import exported, modules, served, stylesheet
+from locant.explore.screens.results import start
 from locant.explore.session import MAX_DROPPED, Session
+from locant.explore.state import State
 
 __all__ = ["application", "new_token", "run"]
 
@@ -72,6 +74,17 @@ def application(session: Session, token: str) -> ASGIApp:
         content = await _body(request, MAX_DROPPED, "a dropped file")
         return _json({"key": session.drop(request.query_params.get("name", "file"), content)})
 
+    async def compare(request: Request) -> Response:
+        settings = _settings(await _body(request, MAX_SETTINGS, "settings"))
+        if any(run.state == "running" for run in session.comparisons.values()):
+            raise InputError("a comparison is running here", "wait for it, or stop it")
+        return await _in_thread(lambda: _json({"key": start(State(settings), session)}))
+
+    async def stop(request: Request) -> Response:
+        for comparison in session.comparisons.values():
+            comparison.stop()
+        return _json({})
+
     async def save(request: Request) -> Response:
         settings = dict(request.query_params)
         screen = settings.pop("screen", "")
@@ -85,6 +98,8 @@ def application(session: Session, token: str) -> ASGIApp:
         Route("/alive", alive),
         Route("/numbers/{screen}", numbers, methods=["POST"]),
         Route("/files", drop, methods=["POST"]),
+        Route("/comparisons", compare, methods=["POST"]),
+        Route("/comparisons/stop", stop, methods=["POST"]),
         Route("/export", save),
     ]
     handlers: Any = {LocantError: _refuse, Exception: _fail}
@@ -196,4 +211,7 @@ def run(session: Session, port: int, token: str, when_ready: Callable[[str], Non
             application(session, token), lifespan="off", ws="none", log_level="warning", access_log=False,
             server_header=False, timeout_graceful_shutdown=1,
         )  # fmt: skip
-        uvicorn.Server(config).run(sockets=[listening])
+        try:
+            uvicorn.Server(config).run(sockets=[listening])
+        finally:
+            session.close()

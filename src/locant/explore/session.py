@@ -7,10 +7,13 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from locant.checkpoints.config_source import read_source
 from locant.errors import InputError
+
+if TYPE_CHECKING:
+    from locant.explore.comparison import Comparison
 
 __all__ = ["MAX_DROPPED", "Dropped", "Session"]
 
@@ -41,6 +44,7 @@ class Session:
     files: Sequence[Path] = ()
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
     dropped: dict[str, Dropped] = field(default_factory=dict)
+    comparisons: dict[str, Comparison] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
@@ -64,3 +68,14 @@ class Session:
         if key not in self.dropped:
             raise InputError("this address names a file that was dropped on another page", "drop the file here again")
         return self.dropped[key]
+
+    def compare(self, comparison: Comparison) -> str:
+        """Keep a comparison that was started from the page; returns its key."""
+        key = f"run-{len(self.comparisons) + 1}"
+        self.comparisons[key] = comparison
+        return key
+
+    def close(self) -> None:
+        """End what still runs; what it has measured is written."""
+        for comparison in self.comparisons.values():
+            comparison.close()

@@ -31,6 +31,20 @@ export class Numbers {
     return (await post(`files?${new URLSearchParams({ name: file.name })}`, file)).key;
   }
 
+  // Starts a comparison with these settings, and gives the key by which an address names it.
+  async compare(settings) {
+    return (await post("comparisons", JSON.stringify(settings))).key;
+  }
+
+  async stop() {
+    await post("comparisons/stop");
+  }
+
+  // What is shown may have grown since it was asked for.
+  forget() {
+    this.answers.clear();
+  }
+
   async isAlive() {
     if (this.exported) return true;
     try {

@@ -20,6 +20,12 @@ const page = {
   exported: data.exported,
   change: (values, options) => (data.exported ? undefined : router.change(values, options)),
   drop: async (file) => said(() => numbers.drop(file)),
+  compare: async () => said(() => numbers.compare(router.settings)),
+  stop: async () => said(() => numbers.stop()),
+  refresh: () => {
+    numbers.forget();
+    return show();
+  },
   link: (screen) => router.link(screen),
   settings: () => router.settings,
   settled: () => !router.moving,

@@ -1,0 +1,83 @@
+"""A comparison that the page starts, as a process of its own: `comparing.py`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Comparison"]
+
+LAST_WORDS = 4000
+"""Characters kept of what a process says about itself."""
+
+
+class Comparison:
+    """One process that trains and measures; its folder is an ordinary report.
+
+    Args:
+        files: the texts; none: the sample text.
+        options: those of `locant.lab.Settings`.
+        folder: where the report goes.
+    """
+
+    def __init__(self, files: list[str], options: dict[str, Any], folder: Path) -> None:
+        self.folder = folder
+        self.losses: dict[str, list[float]] = {}
+        self.total = 0
+        self.stopped = False
+        self._said = ""
+        asked = json.dumps({"files": files, "options": options, "folder": str(folder)})
+        self._process = subprocess.Popen(  # noqa: S603  # this Python, with our own module
+            [sys.executable, "-m", "locant.explore.comparing", asked],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read_steps, self._read_words)]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def state(self) -> str:
+        """``running``, ``finished``, ``stopped``, or what went wrong."""
+        code = self._process.poll()
+        if code is None:
+            return "running"
+        for reader in self._readers:
+            reader.join()
+        if code == 0:
+            return "finished"
+        return "stopped" if self.stopped else self._said.strip().rpartition("\n")[2] or f"ended with code {code}"
+
+    @property
+    def done(self) -> int:
+        """Steps of all trainings so far."""
+        return sum(map(len, self.losses.values()))
+
+    def stop(self) -> None:
+        """As Ctrl-C does: what is measured so far becomes the report."""
+        if self._process.poll() is None:
+            self.stopped = True
+            self._process.send_signal(signal.SIGINT)
+
+    def close(self) -> None:
+        """Stop, and wait until the report is written."""
+        self.stop()
+        self._process.wait()
+
+    def _read_steps(self) -> None:
+        assert self._process.stdout is not None  # noqa: S101  # as asked for above
+        with self._process.stdout as lines:
+            for line in lines:
+                step = json.loads(line)
+                self.total = step["total"]
+                self.losses.setdefault(f"{step['encoding']}, seed {step['seed']}", []).append(step["loss"])
+
+    def _read_words(self) -> None:
+        assert self._process.stderr is not None  # noqa: S101  # the same
+        with self._process.stderr as lines:
+            for line in lines:
+                self._said = (self._said + line)[-LAST_WORDS:]

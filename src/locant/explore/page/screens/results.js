@@ -1,0 +1,131 @@
+// Results: losses by length and by position of a report; or a comparison that runs, and its curves as they grow.
+
+import { Controls, split } from "../controls.js";
+import { html } from "../dom.js";
+import { lineChart } from "../drawing/line_chart.js";
+import { number } from "../drawing/scales.js";
+import { Picture } from "../picture.js";
+
+const EVERY = 1000; // milliseconds between looks at a comparison that runs
+const SLOTS = 6;
+
+export function open(place, page) {
+  const { side, pictures } = split(place);
+  const group = (named) => {
+    const made = html("div", { class: "group" });
+    side.append(made);
+    return [made, new Controls(made, page, named)];
+  };
+  const [, report] = group({ report: { label: "Report" } });
+  const [about, options] = group({
+    text: { label: "Text" }, encodings: { label: "Encodings", rows: 2 }, steps: { label: "Training steps" },
+    train: { label: "Trained length", unit: "tokens" }, seeds: { label: "Seeds" },
+  });
+  const go = html("button", { type: "button", class: "primary" }, "Compare");
+  const stop = html("button", { type: "button", hidden: true }, "Stop");
+  const progress = html("p", { class: "note", role: "status" });
+  if (!page.exported) about.append(html("div", { class: "row" }, go, stop), progress);
+  go.addEventListener("click", async () => {
+    const key = await page.compare();
+    if (key) page.change({ report: key });
+  });
+  stop.addEventListener("click", async () => {
+    await page.stop();
+    page.refresh();
+  });
+  const training = new Picture(pictures, page, { name: "training", height: 260 });
+  const lengths = new Picture(pictures, page, { name: "loss-by-length", height: 320 });
+  const places = new Picture(pictures, page, { name: "loss-by-position", height: 280 });
+  const said = html("div", { class: "said", "data-said": "sentences" });
+  pictures.append(html("section", { "aria-label": "What follows" }, said));
+  let timer = 0;
+
+  function show({ controls, numbers }) {
+    report.show(controls);
+    options.show(controls);
+    const running = numbers.state === "running";
+    go.hidden = running;
+    stop.hidden = !running;
+    progress.textContent = told(numbers);
+    clearTimeout(timer);
+    if (running && !page.exported) timer = setTimeout(() => place.isConnected && page.refresh(), EVERY);
+    showTraining(numbers);
+    showLengths(numbers);
+    showPlaces(numbers);
+    const sentences = numbers.said.length ? numbers.said : [numbers.folder ? "No model is measured yet." : "Open a folder with: locant explore FOLDER. Or compare encodings here."];
+    said.replaceChildren(...sentences.map((sentence) => html("p", {}, sentence)));
+  }
+
+  function showTraining({ training: curves, python }) {
+    const names = Object.keys(curves);
+    training.figure.hidden = !names.length;
+    if (!names.length) return;
+    const longest = names.reduce((most, name) => (curves[name].steps.length > curves[most].steps.length ? name : most), names[0]);
+    training.show({
+      title: "Training",
+      legend: names.map((name, at) => ({ name, slot: (at % SLOTS) + 1 })),
+      table: () => ({ columns: ["encoding", "step", "loss"], rows: names.flatMap((name) => Array.from(curves[name].steps, (step, at) => [name, step, curves[name].losses[at]])) }),
+      python,
+      draw: (plot) => lineChart(plot, {
+        x: { values: curves[longest].steps, label: "step", low: 1, high: Math.max(2, curves[longest].steps.at(-1)) }, y: { label: "training loss" },
+        series: names.map((name, at) => ({ name, values: curves[name].losses, slot: (at % SLOTS) + 1 })),
+        hover: (at) => {
+          training.drawn?.point(at);
+          training.read(names.map((name) => (at === null ? "" : number(curves[name].losses[at]))));
+        },
+      }),
+    });
+  }
+
+  function showLengths({ lengths: at, rows, trained, python }) {
+    lengths.figure.hidden = !rows.length;
+    if (!rows.length) return;
+    lengths.show({
+      title: "Held-out loss by length",
+      note: "Of the last tenth of the text, in nats per token.",
+      legend: rows.map(({ name }, slot) => ({ name, slot: (slot % SLOTS) + 1 })),
+      table: () => ({ columns: ["length", ...rows.map(({ name }) => name)], rows: Array.from(at, (length, index) => [length, ...rows.map((row) => row.by_length[index])]) }),
+      python,
+      draw: (plot) => lineChart(plot, {
+        x: { values: at, label: "length (tokens)", log: true }, y: { label: "loss" },
+        series: rows.map(({ name, by_length: values }, slot) => ({ name, values, slot: (slot % SLOTS) + 1 })),
+        marks: [{ at: trained, label: "trained" }],
+        hover: (index) => {
+          lengths.drawn?.point(index);
+          lengths.read(rows.map(({ by_length: values }) => (index === null ? "" : number(values[index]))));
+        },
+      }),
+    });
+  }
+
+  function showPlaces({ rows, trained, python }) {
+    const longest = Math.max(0, ...rows.map((row) => row.by_position.length));
+    places.figure.hidden = !longest;
+    if (!longest) return;
+    const at = Array.from({ length: longest }, (_, index) => index);
+    places.show({
+      title: "Held-out loss by position",
+      note: "In windows of the longest length; means of 16 neighbours.",
+      legend: rows.map(({ name }, slot) => ({ name, slot: (slot % SLOTS) + 1 })),
+      table: () => ({ columns: ["position", ...rows.map(({ name }) => name)], rows: at.map((index) => [index, ...rows.map((row) => row.by_position[index])]) }),
+      python,
+      draw: (plot) => lineChart(plot, {
+        x: { values: at, label: "position (tokens)" }, y: { label: "loss" },
+        series: rows.map(({ name, by_position: values }, slot) => ({ name, values, slot: (slot % SLOTS) + 1 })),
+        marks: [{ at: trained, label: "trained" }],
+        hover: (index) => {
+          places.drawn?.point(index);
+          places.read(rows.map(({ by_position: values }) => (index === null ? "" : number(values[index]))));
+        },
+      }),
+    });
+  }
+
+  return { show, keys: {} };
+}
+
+function told({ state, done, total, folder }) {
+  if (state === null) return "";
+  if (state === "running") return total ? `Step ${number(done)} of ${number(total)}` : "Reading the text …";
+  return state === "finished" || state === "stopped" ? `${state[0].toUpperCase()}${state.slice(1)}; the report is in ${folder}.` : state;
+}

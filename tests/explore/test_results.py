@@ -1,0 +1,104 @@
+"""The Results screen: what a report holds, and a comparison that the page starts, watches and stops."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from locant.errors import InputError, LocantError
+from locant.explore.answers import answer
+from locant.explore.screens.results import start
+from locant.explore.session import Session
+from locant.explore.state import State
+from locant.lab import Settings, compare
+from tests.tolerances import SHORT_SUM
+
+SMALL = {"encodings": "nope, alibi", "steps": "2", "train": "8"}
+
+
+def numbers(session: Session, **given: str) -> dict[str, Any]:
+    return answer("results", given, session)["numbers"]
+
+
+def finished(session: Session, key: str) -> dict[str, Any]:
+    while (shown := numbers(session, report=key))["state"] == "running":
+        time.sleep(0.05)
+    return shown
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    settings = Settings(encodings=("nope", "alibi"), seeds=(0, 1), num_steps=2, train_length=8, d_model=16)
+    results = compare(np.arange(900) % 7, 7, settings).to_dict()
+    folder = tmp_path_factory.mktemp("report")
+    (folder / "results.json").write_text(json.dumps(results))
+    return folder, results
+
+
+def test_the_losses_of_a_report_are_shown(report: tuple[Path, dict[str, Any]]) -> None:
+    folder, results = report
+    shown = numbers(Session.of([str(folder)], []))
+    assert shown["lengths"].tolist() == [8, 16, 32, 64]
+    for row in shown["rows"]:
+        records = [record for record in results["records"] if record["encoding"] == row["name"]]
+        means = [np.mean([record["loss_by_length"][str(n)] for record in records]) for n in (8, 16, 32, 64)]
+        np.testing.assert_allclose(row["by_length"], means, **SHORT_SUM)
+        places = np.mean([record["loss_by_position"] for record in records], axis=0)
+        np.testing.assert_allclose(row["by_position"][30], places[22:38].mean(), **SHORT_SUM)
+    assert shown["said"]
+    exec(shown["python"], {})  # noqa: S102  # what the page offers to copy
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"records": []}', '{"records": [{}]}', "{" * 100_000])
+def test_a_folder_that_holds_no_report_is_refused(tmp_path: Path, content: str) -> None:
+    if content:
+        (tmp_path / "results.json").write_text(content)
+    with pytest.raises(InputError):
+        numbers(Session.of([str(tmp_path)], []))
+
+
+@pytest.mark.parametrize("wrong", [{"encodings": "nonsense"}, {"encodings": ""}, {"encodings": "nope, nope"}])
+def test_what_cannot_be_compared_is_said_before_anything_starts(
+    wrong: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LocantError):
+        start(State({**SMALL, **wrong}), Session())
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.slow
+def test_a_comparison_runs_and_its_folder_is_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    session = Session()
+    shown = finished(session, start(State(SMALL), session))
+    assert shown["state"] == "finished"
+    assert {name: len(curve["losses"]) for name, curve in shown["training"].items()} == {
+        "nope, seed 0": 2,
+        "alibi, seed 0": 2,
+    }
+    assert [row["name"] for row in shown["rows"]] == ["nope", "alibi"]
+    assert (tmp_path / "explore-report-1" / "report.html").is_file()
+    later = numbers(Session.of([str(tmp_path / "explore-report-1")], []))
+    np.testing.assert_array_equal(later["rows"][0]["by_length"], shown["rows"][0]["by_length"])
+
+
+@pytest.mark.slow
+def test_a_comparison_that_is_stopped_says_so_and_leaves_what_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    session = Session()
+    key = start(State({**SMALL, "steps": "2000"}), session)
+    while session.comparisons[key].done < 3:
+        assert session.comparisons[key].state == "running"
+        time.sleep(0.05)
+    session.close()
+    shown = finished(session, key)
+    assert (shown["state"], shown["rows"]) == ("stopped", [])
+    assert not (tmp_path / "explore-report-1").exists()
