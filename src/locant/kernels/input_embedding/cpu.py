@@ -1,13 +1,16 @@
 """The same on a CPU by torch's operators: where no native kernel takes the tables, and what that one agrees with.
 
 Both give the same bits, forward and backward, in every run and on any number of threads: every sum has an order. That
-over the width of a token is in `reference`. Backward, the tokens of a slot follow each other (all sequences of slot 0,
-then of slot 1), and slots are cut into chunks. In this order are added the rows of positions that count up, and those
-of gamma, beta and few segments, which are sums of each chunk and then of the chunks. All other rows are added in the
-order of the batch. Sums are float32 (float64 for float64), rounded once to the dtype of the table.
+over the width of a token is in `reference`. Backward, everything is added in the order of the slots: all sequences of
+slot 0, then of slot 1. Slots are cut into chunks, which are computed one after another in memory that stays in cache;
+the sums for gamma, beta and few segments are those of the chunks. Sums are float32 (float64 for float64), rounded once
+to the dtype of the table.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
@@ -18,30 +21,33 @@ from locant.kernels.input_embedding import reference
 from locant.kernels.input_embedding.dropout import kept
 from locant.kernels.input_embedding.operands import Operands
 
-__all__ = ["FEW", "Gradients", "backward", "empty_forward", "first_of_run", "forward", "require_rows", "slots_of_chunk"]
+__all__ = ["FEW", "Gradients", "backward", "empty_forward", "forward", "require_rows", "slots_of_chunk"]
 
 CHUNK = 512
 """Tokens of a chunk, unless there are more sequences."""
 
 FEW = 4
-"""Segments whose sums are made in every chunk; the rows of more are added like those of tokens."""
+"""Segments that have sums of chunks; the rows of more are added like those of tokens."""
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 """Of token, position, segment, gamma and beta; empty where none was asked for."""
 
 
+@torch.no_grad()
 def forward(
     o: Operands,
 ) -> tuple[Float[Tensor, "batch seq d_model"], Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
     """The result, and each token's mean and reciprocal deviation (empty without a norm)."""
     require_rows(o)
     y, mean, rstd = empty_forward(o)
-    with torch.no_grad():
-        y.copy_(reference.input_embedding(o, kept(o) if o.dropping else None))
+    keep = kept(o).transpose(0, 1) if o.dropping else None
+    for slots, part in _chunks(o):
+        x = reference.sum_of_rows(part)
         if o.eps is not None:
-            of_tokens = reference.moments(reference.sum_of_rows(o), o.eps)
-            mean.copy_(of_tokens[0].flatten())
-            rstd.copy_(of_tokens[1].flatten())
+            m, r = reference.moments(x, o.eps)
+            _by_slot(mean, o)[slots], _by_slot(rstd, o)[slots] = m, r
+            x = reference.normed(x, m, r, o)
+        y.transpose(0, 1)[slots] = x if keep is None else reference.dropped(x, keep[slots], o.p)
     return y, mean, rstd
 
 
@@ -62,72 +68,29 @@ def backward(
 ) -> Gradients:
     """What `grad` on the result means for every table and for the norm's weight and bias, where `needs` says so."""
     require_rows(o)
-    g = grad.to(o.accumulator)
-    if o.dropping:
-        g = g * kept(o) * (1 / (1 - o.p))
-    gamma, beta = g, g
-    if o.eps is not None:
-        m, r = (of_tokens.view(*o.ids.shape, 1) for of_tokens in (mean, rstd))
-        x = (reference.sum_of_rows(o) - m) * r
-        gamma, beta = g * x, g
-        g = g if o.gamma is None else g * o.gamma.to(g.dtype)
-        g = (g - reference.mean_over_width(g) - x * reference.mean_over_width(g * x)) * r
-    gradients = (
-        _of_token(g, o) if needs[0] else None,
-        _of_position(g, o) if needs[1] else None,
-        _of_segment(g, o) if needs[2] else None,
-        None if o.gamma is None or not needs[3] else _over_chunks(gamma, o).to(o.gamma.dtype),
-        None if o.beta is None or not needs[4] else _over_chunks(beta, o).to(o.beta.dtype),
-    )
-    token, position, segment, gamma, beta = (g.new_empty(0) if found is None else found for found in gradients)
-    return token, position, segment, gamma, beta
+    keep = kept(o).transpose(0, 1) if o.dropping else None
+    sums = _Sums(o, needs)
+    for slots, part in _chunks(o):
+        g = grad.transpose(0, 1)[slots].to(o.accumulator)
+        g = g if keep is None else reference.dropped(g, keep[slots], o.p)
+        if o.eps is not None:
+            r = _by_slot(rstd, o)[slots]
+            x = (reference.sum_of_rows(part) - _by_slot(mean, o)[slots]) * r
+            sums.add_to_norm(g, x)
+            g = g if o.gamma is None else g * o.gamma.to(g.dtype)
+            g = (g - reference.mean_over_width(g) - x * reference.mean_over_width(g * x)) * r
+        sums.add_to_tables(g, part)
+    return sums.gradients()
 
 
-def _of_token(g: Float[Tensor, "batch seq d_model"], o: Operands) -> Tensor:
-    token = _gathered(g * o.scale, o.ids, o.token)
-    if o.padding_idx is not None:
-        token[o.padding_idx] = 0
-    return token
-
-
-def _of_position(g: Float[Tensor, "batch seq d_model"], o: Operands) -> Tensor | None:
-    if o.position is None or o.position_index is None:
-        return None
-    index = o.position_index.expand(o.ids.shape)
-    if first_of_run(o.position_index) is None:
-        return _gathered(g, index, o.position)
-    return _gathered(_slots_first(g), _slots_first(index[..., None]), o.position)
-
-
-def _of_segment(g: Float[Tensor, "batch seq d_model"], o: Operands) -> Tensor | None:
-    if o.segment is None:
-        return None
-    segments = torch.zeros_like(o.ids) if o.segments is None else o.segments
-    if o.segment.shape[0] > FEW:
-        return _gathered(g, segments, o.segment)
-    here = [_over_chunks(g.where((segments == row)[..., None], 0), o) for row in range(o.segment.shape[0])]
-    return torch.stack(here).to(o.segment.dtype)
-
-
-def _gathered(g: Tensor, ids: Int[Tensor, "*tokens"], table: Float[Tensor, "rows d_model"]) -> Tensor:
-    """The sum for every row of a table, in the order of the tokens."""
-    used, compact = torch.unique(ids, return_inverse=True)
-    sums = g.new_zeros(len(used), table.shape[1]).index_add_(0, compact.flatten(), g.reshape(-1, table.shape[1]))
-    zeros = torch.zeros_like(table, memory_format=torch.contiguous_format)
-    return zeros.index_copy_(0, used, sums.to(table.dtype))
-
-
-def _over_chunks(g: Float[Tensor, "batch seq d_model"], o: Operands) -> Float[Tensor, " d_model"]:
-    """The sum of all tokens: of each chunk, and then of the chunks."""
-    batch, seq_len = o.ids.shape
-    chunk = (torch.arange(seq_len) // slots_of_chunk(batch)).repeat_interleave(batch)
-    chunks = g.new_zeros(-(-seq_len // slots_of_chunk(batch)), o.width)
-    chunks.index_add_(0, chunk, _slots_first(g))
-    return chunks.new_zeros(1, o.width).index_add_(0, torch.zeros(len(chunks), dtype=torch.long), chunks)[0]
-
-
-def _slots_first(rows: Tensor) -> Tensor:
-    return rows.transpose(0, 1).flatten(0, 1)
+def _chunks(o: Operands) -> Iterator[tuple[slice, Operands]]:
+    """Some slots, and what is read for their tokens: a row of ids for each slot."""
+    seq_len = o.ids.shape[1] if o.num_tokens else 0
+    step = slots_of_chunk(o.ids.shape[0])
+    for first in range(0, seq_len, step):
+        slots = slice(first, min(first + step, seq_len))
+        index, segments = (None if ids is None else ids.mT[slots] for ids in (o.position_index, o.segments))
+        yield slots, replace(o, ids=o.ids.mT[slots], position_index=index, segments=segments)
 
 
 def slots_of_chunk(batch: int) -> int:
@@ -135,13 +98,67 @@ def slots_of_chunk(batch: int) -> int:
     return max(CHUNK // max(batch, 1), 1)
 
 
-def first_of_run(index: Int[Tensor, "#batch seq"] | None) -> int | None:
-    """Where positions begin that go up in steps of one and are those of every row of the batch."""
-    if index is None or index.shape[0] != 1 or not index.numel():
-        return None
-    first = int(index[0, 0])
-    counting = torch.arange(first, first + index.shape[1], device=index.device)
-    return first if torch.equal(index[0], counting) else None
+def _by_slot(of_tokens: Float[Tensor, " tokens"], o: Operands) -> Float[Tensor, "seq batch 1"]:
+    return of_tokens.view(o.ids.shape).mT[..., None]
+
+
+class _Sums:
+    """What has been added up so far, in float32 or float64."""
+
+    def __init__(self, o: Operands, needs: list[bool]) -> None:
+        self.o = o
+        self.used = torch.unique(o.ids)  # a second table in float32 need not have a row for all
+        heights = len(self.used), *(0 if table is None else len(table) for table in (o.position, o.segment)), 1, 1
+        self.token, self.position, self.segment, self.gamma, self.beta = (
+            None if table is None or not need else self._zeros(height)
+            for table, need, height in zip(_tables(o), needs, heights, strict=True)
+        )
+
+    def _zeros(self, height: int) -> Tensor:
+        return self.o.token.new_zeros(height, self.o.width, dtype=self.o.accumulator)
+
+    def add_to_norm(self, g: Float[Tensor, "slots batch d_model"], x: Float[Tensor, "slots batch d_model"]) -> None:
+        """`g` is the gradient on the normed sum, `x` that sum before gamma."""
+        together = torch.zeros(g.shape[:2], dtype=torch.long)
+        for total, rows in ((self.gamma, g * x), (self.beta, g)):
+            if total is not None:
+                total.add_(_add(self._zeros(1), together, rows))
+
+    def add_to_tables(self, g: Float[Tensor, "slots batch d_model"], part: Operands) -> None:
+        """`g` is the gradient on the sum of the rows."""
+        if self.token is not None:
+            _add(self.token, torch.searchsorted(self.used, part.ids.contiguous()), g * self.o.scale)
+        if self.position is not None and part.position_index is not None:
+            _add(self.position, part.position_index.expand(part.ids.shape), g)
+        if self.segment is not None:
+            segments = torch.zeros_like(part.ids) if part.segments is None else part.segments
+            few = len(self.segment) <= FEW
+            here = _add(self._zeros(len(self.segment)) if few else self.segment, segments, g)
+            self.segment = self.segment.add_(here) if few else here
+
+    def gradients(self) -> Gradients:
+        """Each in the dtype of what it is the gradient of."""
+        o, token = self.o, None
+        if self.token is not None:
+            token = torch.zeros_like(o.token, memory_format=torch.contiguous_format)
+            token.index_copy_(0, self.used, self.token.to(o.token.dtype))
+            if o.padding_idx is not None:
+                token[o.padding_idx] = 0
+        of_norm = (None if total is None else total[0] for total in (self.gamma, self.beta))
+        found = [
+            o.token.new_empty(0) if total is None or table is None else total.to(table.dtype)
+            for total, table in zip((token, self.position, self.segment, *of_norm), _tables(o), strict=True)
+        ]
+        return found[0], found[1], found[2], found[3], found[4]
+
+
+def _tables(o: Operands) -> tuple[Tensor | None, ...]:
+    return o.token, o.position, o.segment, o.gamma, o.beta
+
+
+def _add(sums: Float[Tensor, "rows d_model"], to: Int[Tensor, "slots batch"], g: Tensor) -> Tensor:
+    """Each row of `g` to its sum, in their order."""
+    return sums.index_add_(0, to.flatten(), g.flatten(0, 1))
 
 
 def require_rows(o: Operands) -> None:

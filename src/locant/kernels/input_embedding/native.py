@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.kernels import native
@@ -67,7 +67,8 @@ def backward(
 ) -> Gradients:
     """As `cpu.backward`, with the same bits."""
     if grad.dtype not in DTYPES or not _is_in_rows(grad):
-        grad = torch.empty(grad.shape, dtype=o.token.dtype).copy_(grad)
+        dtype = grad.dtype if grad.dtype in DTYPES else torch.float32
+        grad = torch.empty(grad.shape, dtype=dtype).copy_(grad)
     token, position, segment, gamma, beta = (
         torch.empty_like(table, memory_format=torch.contiguous_format)
         if need and table is not None
@@ -81,53 +82,65 @@ def backward(
 
 def _call(name: str, o: Operands, out: Tensor, mean: Tensor, rstd: Tensor, gradients: Gradients) -> None:
     """`out` is the result to be written, or the gradient on it; `gradients` that are not wanted are empty."""
-    batch, seq_len, width = *o.ids.shape, o.width
-    token, position, segment, grad_gamma, grad_beta = gradients
-    gamma, beta = (None if table is None else table.float().contiguous() for table in (o.gamma, o.beta))
-    gamma = torch.ones(width) if gamma is None and beta is not None else gamma
+    batch, seq_len = o.ids.shape
+    of_token, of_position, of_segment, of_gamma, of_beta = gradients
     index, segments = o.position_index, o.segments
-    run = cpu.first_of_run(index) if position.numel() else None
-    if index is not None and position.numel() and run is None:
+    run = _first_of_run(index) if of_position.numel() else None
+    if of_position.numel() and run is None and index is not None:
         index = index.expand(o.ids.shape)
-    few = segment.numel() > 0 and len(segment) <= cpu.FEW
-    if segment.numel() and not few and segments is None:
+    few = len(of_segment) <= cpu.FEW
+    if not few and segments is None:
         segments = torch.zeros_like(o.ids)
-    ids, index, segments = (None if x is None else x.contiguous() for x in (o.ids, index, segments))
-    room = [
-        torch.empty(len(table) + o.num_tokens if gathered else 0, dtype=torch.int64)
-        for table, gathered in ((token, True), (position, run is None), (segment, not few))
-        for gathered in [gathered and table.numel() > 0]
-    ]
+    token = _Table(o.token, o.ids, of_token, gathered=True)
+    position = _Table(None if index is None else o.position, index, of_position, gathered=run is None)
+    segment = _Table(o.segment, segments, of_segment, gathered=not few)
+    gamma, beta = (None if table is None else table.float().contiguous() for table in (o.gamma, o.beta))
+    gamma = torch.ones(o.width) if gamma is None and beta is not None else gamma
     drawn = draw(o, o.seed) if o.dropping and o.seed is not None else None
-    threads, slots, sums = native.threads(), cpu.slots_of_chunk(batch), 2 + few * len(segment)
-    in_slots = name == BACKWARD and (o.eps is not None or run is not None or few)
-    buffers = torch.empty(threads * BUFFERS * width)
+    threads, slots, sums = native.threads(), cpu.slots_of_chunk(batch), 2 + few * len(of_segment)
+    in_slots = name == BACKWARD and (o.eps is not None or run is not None or sums > 2)
+    buffers = torch.empty(threads * BUFFERS * o.width)
     along = torch.empty(2 * o.num_tokens if in_slots else 0)
-    partial = torch.empty(-(-seq_len // slots) * sums * width if in_slots else 0)
+    partial = torch.empty(-(-seq_len // slots) * sums * o.width if in_slots else 0)
     batch_step, seq_step = (step * out.element_size() for step in out.stride()[:2])
     packed = pack(
-        threads, batch, seq_len, width, native.DTYPES[o.token.dtype],
-        *_table(o.token, ids, token, room[0]),
-        *_table(o.position if index is not None else None, index, position, room[1]),
-        *_table(o.segment, segments, segment, room[2]),
+        threads, batch, seq_len, o.width, native.DTYPES[o.token.dtype],
+        *token.packed(), *position.packed(), *segment.packed(),
         index is not None and index.shape[0] == 1, -1 if run is None else run, slots,
         -1 if o.padding_idx is None else o.padding_idx, o.eps is not None, o.scale, o.eps or 0.0,
         _place(gamma), _place(beta), _place(mean), _place(rstd),
         _place(out), native.DTYPES[out.dtype], batch_step, seq_step,
         *((0,) * 6 if drawn is None else (_place(drawn.bits), _place(drawn.limits), *drawn[2:])),
-        1 / (1 - o.p), _place(buffers), _place(along), _place(partial), _place(grad_gamma), _place(grad_beta),
+        1 / (1 - o.p), _place(buffers), _place(along), _place(partial), _place(of_gamma), _place(of_beta),
     )  # fmt: skip
     if not native.function(name)(packed):
         cpu.require_rows(o)
 
 
-def _table(table: Tensor | None, ids: Tensor | None, gradient: Tensor, room: Tensor) -> tuple[int, ...]:
-    """``Table`` in C."""
-    if table is None:
-        return (0,) * 7
-    step = table.stride(0) * table.element_size()
-    places = _place(ids), _place(gradient), _place(room)
-    return table.data_ptr(), step, native.DTYPES[table.dtype], len(table), *places
+class _Table:
+    """``Table`` in C, and what it points to."""
+
+    def __init__(self, rows: Tensor | None, ids: Tensor | None, gradient: Tensor, *, gathered: bool) -> None:
+        self.rows = rows
+        self.ids = None if ids is None else ids.contiguous()
+        self.gradient = gradient
+        room = len(gradient) + ids.numel() if gathered and ids is not None and gradient.numel() else 0
+        self.sorted = torch.empty(room, dtype=torch.int64)
+
+    def packed(self) -> tuple[int, ...]:
+        if self.rows is None:
+            return (0,) * 7
+        step, dtype = self.rows.stride(0) * self.rows.element_size(), native.DTYPES[self.rows.dtype]
+        places = _place(self.ids), _place(self.gradient), _place(self.sorted)
+        return self.rows.data_ptr(), step, dtype, len(self.rows), *places
+
+
+def _first_of_run(index: Int[Tensor, "#batch seq"] | None) -> int | None:
+    """Where positions begin that go up in steps of one and are those of every row of the batch."""
+    if index is None or index.shape[0] != 1:
+        return None
+    first = int(index[0, 0])
+    return first if torch.equal(index[0], torch.arange(first, first + index.shape[1])) else None
 
 
 def _place(x: Tensor | None) -> int:

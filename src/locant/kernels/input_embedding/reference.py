@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from locant.kernels.input_embedding.operands import Operands
 
-__all__ = ["input_embedding", "mean_over_width", "moments", "sum_of_rows"]
+__all__ = ["dropped", "input_embedding", "mean_over_width", "moments", "normed", "sum_of_rows"]
 
 LANES = 32
 """As in ``native/embedding.c``."""
@@ -31,14 +31,8 @@ def input_embedding(
     tensor([[[6., 8.]]])
     """
     x = sum_of_rows(o)
-    if o.eps is not None:
-        mean, rstd = moments(x, o.eps)
-        x = (x - mean) * rstd
-        x = x if o.gamma is None else x * o.gamma.to(x.dtype)
-        x = x if o.beta is None else x + o.beta.to(x.dtype)
-    if keep is not None:
-        x = x * keep * (1 / (1 - o.p))
-    return x.to(o.token.dtype)
+    x = x if o.eps is None else normed(x, *moments(x, o.eps), o)
+    return (x if keep is None else dropped(x, keep, o.p)).to(o.token.dtype)
 
 
 def sum_of_rows(o: Operands) -> Float[Tensor, "batch seq d_model"]:
@@ -57,6 +51,22 @@ def _rows(ids: Int[Tensor, "*batch"], table: Tensor, dtype: torch.dtype, padding
     if torch.is_grad_enabled():
         return F.embedding(ids, table.to(dtype), padding_idx)
     return F.embedding(ids, table).to(dtype)
+
+
+def normed(
+    x: Float[Tensor, "*batch d_model"], mean: Float[Tensor, "*batch 1"], rstd: Float[Tensor, "*batch 1"], o: Operands
+) -> Float[Tensor, "*batch d_model"]:
+    """The norm of tokens whose moments are known."""
+    x = (x - mean) * rstd
+    x = x if o.gamma is None else x * o.gamma.to(x.dtype)
+    return x if o.beta is None else x + o.beta.to(x.dtype)
+
+
+def dropped(
+    x: Float[Tensor, "*batch d_model"], keep: Bool[Tensor, "*batch d_model"], p: float
+) -> Float[Tensor, "*batch d_model"]:
+    """What is left of each entry."""
+    return x * keep * (1 / (1 - p))
 
 
 def moments(

@@ -4,9 +4,8 @@
 
    - rows are added in float32 in the order token (times scale), position, segment, and rounded once at the end;
    - a sum over the width of a token is formed in 32 lanes, each added up from left to right, and then by halves;
-   - backward, the tokens of a slot follow each other (all sequences of slot 0, then of slot 1), and slots are cut into
-     chunks. Added in this order are the sums of a position's row, and those of gamma, beta and few segments, which
-     are sums of each chunk and then of the chunks. Any other row is a sum in the order of the batch; rows are written
+   - backward, everything is added in the order of the slots: all sequences of slot 0, then of slot 1. The sums for
+     gamma, beta and few segments are those of chunks of slots, and then of the chunks. The rows of a table are written
      one after another, each once: zeros are not written first.
 
    The gradient of a token's row is computed twice, once for its slot and once for its id, rather than kept.
@@ -14,11 +13,12 @@
    It must be compiled with -ffp-contract=off, and without -ffast-math. */
 
 #include <math.h>
+#include <sys/mman.h>
 
 #include "numbers.h"
 #include "sharing.h"
 
-enum { LANES = 32, TOKENS = 32, ROWS = 32, BUFFERS = 3 };
+enum { LANES = 32, TOKENS = 32, ROWS = 32, BUFFERS = 3, LARGE = 1 << 22, PAGE = 1 << 12 };
 
 /* Where a table lies, with the row of every token; without `ids`, it is row 0, without `rows` there is none. For the
    backward pass: where its gradient goes, contiguous, and room for `height + tokens` numbers where it is gathered. */
@@ -95,6 +95,15 @@ static inline void write_row(char *row, const float *x, int64_t dtype, int64_t n
     } else {
         narrow(x, half, n);
     }
+}
+
+/* Memory that is written for the first time comes in pages of 2 MiB, where the system has them for who asks: touching
+   it in pages of 4 KiB takes longer than all that is computed here. NumPy asks for arrays of the same sizes. */
+static void ask_for_large_pages(char *memory, int64_t size) {
+#ifdef MADV_HUGEPAGE
+    uintptr_t begin = ((uintptr_t)memory + PAGE - 1) / PAGE * PAGE;
+    if (memory && size >= LARGE) madvise((void *)begin, (size_t)((uintptr_t)memory + (uintptr_t)size - begin), MADV_HUGEPAGE);
+#endif
 }
 
 /* Rows lie anywhere; what comes next is asked for while this one is worked on. */
@@ -279,7 +288,7 @@ static void sum_chunks(const Task *task, int64_t chunks, int64_t which, char *gr
     write_row(gradient, sum, dtype, n);
 }
 
-/* Tokens in the order of their ids: where those of each row end, and then the tokens. */
+/* Tokens in the order of their ids, and then of slots: where those of each row end, and then the tokens. */
 static void sort(const Task *task, Table *table) {
     int64_t *ends = table->sorted, *order = ends + table->height, tokens = task->batch * task->seq;
     memset(ends, 0, (size_t)table->height * 8);
@@ -290,7 +299,8 @@ static void sort(const Task *task, Table *table) {
         ends[row] = begin;
         begin += count;
     }
-    for (int64_t token = 0; token < tokens; token++) order[ends[table->ids[token]]++] = token;
+    for (int64_t slot = 0; slot < task->seq; slot++)
+        for (int64_t token = slot; token < tokens; token += task->seq) order[ends[table->ids[token]]++] = token;
 }
 
 typedef struct {
@@ -339,6 +349,7 @@ static void gather_rows(const Task *task, Table *table, float scale, int64_t pad
     int64_t threads = threads_for((table->height + task->batch * task->seq) * task->width, task->threads);
     Gathered gathered = {task, table, scale, padding};
     sort(task, table);
+    ask_for_large_pages(table->gradient, table->height * task->width * SIZE[table->dtype]);
     share_out((table->height + ROWS - 1) / ROWS, threads, sum_rows, &gathered);
 }
 
@@ -363,6 +374,7 @@ int NAMED(locant_embed, VARIANT)(const char *packed) {
     memcpy(&task, packed, sizeof task);
     if (!may_read(&task)) return 0;
     int64_t tokens = task.batch * task.seq, items = (tokens + TOKENS - 1) / TOKENS;
+    ask_for_large_pages(task.out, tokens * task.width * SIZE[task.out_dtype]);
     share_out(items, threads_for(tokens * task.width, task.threads), embed_tokens, &task);
     return 1;
 }

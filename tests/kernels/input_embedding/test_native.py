@@ -1,0 +1,246 @@
+"""The native kernel: the bits of torch's operators, whatever it is given, and no byte beside its memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from locant.kernels import native as kernels
+from locant.kernels.input_embedding import Operands, cpu, native
+from tests.kernels.input_embedding.embedded import EVERY, LEARNED, operands, poisoned
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+PARTS = [
+    (),
+    ("eps", "gamma", "beta"),
+    ("gamma", "beta"),
+    ("gamma",),
+    ("beta",),
+    ("position", "position_index"),
+    ("segments",),
+    ("segment", "segments", "padding_idx"),
+    ("eps", "gamma", "beta", "position", "position_index", "segment", "segments"),
+]
+
+pytestmark = pytest.mark.skipif(
+    kernels.function(native.FORWARD) is None, reason=f"native kernels are {kernels.status()}"
+)
+
+
+def random_operands(draw: random.Random) -> Operands:
+    """Sizes of nothing, of less than a vector and of several chunks; ids that are hot, and that are all different."""
+    batch, seq_len = draw.choice([(0, 3), (1, 1), (1, 530), (2, 3), (3, 259), (31, 17), (600, 2)])
+    width = draw.choice([1, 2, 3, 15, 31, 32, 33, 64, 131])
+    dtype, heights = draw.choice(DTYPES), {"token": draw.choice([1, 23, 1_000]), "segment": draw.choice([1, 4, 5, 40])}
+    heights["position"] = seq_len + draw.choice([0, 8])
+    index = draw.choice([
+        torch.arange(seq_len)[None] + draw.choice([0, heights["position"] - seq_len]),
+        torch.randint(heights["position"], (1, seq_len)),
+        torch.randint(heights["position"], (batch, seq_len)),
+    ])  # fmt: skip
+    tables = {name: torch.randn(height, width).to(dtype) for name, height in heights.items()}
+    if draw.random() < 0.3:
+        tables["position"] = tables["position"].float()
+    shape = batch, seq_len
+    read = {"ids": torch.randint(heights["token"], shape), "segments": torch.randint(heights["segment"], shape)}
+    return operands(
+        shape, width, dtype=dtype, **tables, **read, position_index=index, seed=torch.tensor([draw.getrandbits(60)]),
+        p=draw.choice([0.0, 0.3]), padding_idx=draw.choice([None, 0]), without=draw.choice(PARTS),
+    )  # fmt: skip
+
+
+def random_cotangent(draw: random.Random, o: Operands) -> Tensor:
+    """Mostly as it comes from a layer, sometimes with other strides or of another dtype."""
+    shape = *o.ids.shape, o.width
+    return draw.choice([
+        lambda: torch.randn(shape).to(o.token.dtype),
+        lambda: torch.randn(shape).to(o.token.dtype),
+        lambda: torch.randn(shape),
+        lambda: torch.randn(shape[1], shape[0], shape[2]).to(o.token.dtype).transpose(0, 1),
+        lambda: torch.randn(*shape[:2], 2 * shape[2])[..., ::2],
+        lambda: torch.tensor(0.75).expand(shape),
+    ])()  # fmt: skip
+
+
+def require_same_bits(o: Operands, cotangent: Tensor, needs: list[bool] = EVERY) -> None:
+    with poisoned():
+        expected = cpu.forward(o)
+        expected_gradients = cpu.backward(cotangent, *expected[1:], o, needs)
+        assert native.unsupported(o) in (None, "there are no tokens")
+        ours = native.forward(o)
+        gradients = native.backward(cotangent, *ours[1:], o, needs) if o.num_tokens else expected_gradients
+    for name, one, other in zip(("y", "mean", "rstd"), ours, expected, strict=True):
+        assert torch.equal(one, other), name
+    for name, one, other in zip(LEARNED, gradients, expected_gradients, strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape), name
+        assert torch.equal(one, other), name
+
+
+def fuzz(count: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    draw = random.Random(seed)
+    for _ in range(count):
+        o = random_operands(draw)
+        needs = EVERY if draw.random() < 0.7 else [draw.random() < 0.5 for _ in LEARNED]
+        require_same_bits(o, random_cotangent(draw, o), needs)
+
+
+@pytest.fixture(params=kernels.runnable())
+def variant(request: pytest.FixtureRequest) -> Iterator[str]:
+    of_library = kernels.function
+    with mock.patch.object(kernels, "function", lambda name: of_library(name, request.param)):
+        yield request.param
+
+
+@pytest.fixture
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+# ---------------------------------------------------------------------- bits
+
+
+@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+def test_the_bits_of_torchs_operators_with_every_instruction_set(variant: str, threads: int) -> None:
+    fuzz(30, threads)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", range(1, 9), indirect=True)
+def test_the_bits_of_torchs_operators_whatever_the_number_of_threads(variant: str, threads: int) -> None:
+    fuzz(100, 10 + threads)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", range(4))
+def test_sizes_of_none_to_three(width: int, dtype: torch.dtype) -> None:
+    for batch in range(4):
+        for seq_len in range(4):
+            o = operands((batch, seq_len), width, dtype=dtype, seed=torch.tensor([1]), p=0.3)
+            kernel = cpu if native.unsupported(o) else native
+            assert (kernel is cpu) == (not batch * seq_len * width)
+            if kernel is native:
+                require_same_bits(o, torch.randn(batch, seq_len, width).to(dtype))
+
+
+def test_numbers_that_are_none(variant: str) -> None:
+    """Infinities and NaN in a table, dropped or not, come out as torch's arithmetic has them."""
+    o = operands((3, 5), 33, seed=torch.tensor([1]), p=0.5, without=("eps", "gamma", "beta"))
+    for dtype in DTYPES:
+        table = o.token.to(dtype)
+        table[o.ids[0, 0], :3] = torch.tensor([float("inf"), float("-inf"), float("nan")])
+        tables = {name: getattr(o, name).to(dtype) for name in ("position", "segment")}
+        strange = dataclasses.replace(o, token=table, **tables)
+        ours, expected = native.forward(strange)[0], cpu.forward(strange)[0]
+        assert torch.equal(ours.isnan(), expected.isnan())
+        assert torch.equal(ours.nan_to_num(), expected.nan_to_num())
+        assert ours.isnan().any()
+
+
+def test_what_it_cannot_read_goes_another_way_with_the_same_bits() -> None:
+    o = operands((2, 5), 8)
+    assert native.unsupported(o) is None
+    columns = dataclasses.replace(o, token=torch.randn(8, 23).T)
+    negated = dataclasses.replace(o, segment=torch._neg_view(torch.randn(3, 8)))
+    for other in (columns, negated):
+        assert native.unsupported(other) == "the elements of a row do not lie side by side in memory"
+    doubles = operands((2, 5), 8, dtype=torch.float64)
+    assert native.unsupported(doubles) == "there is no native kernel for torch.float64"
+    for grad in (torch._neg_view(torch.randn(2, 5, 8)), torch.randn(2, 5, 8, dtype=torch.float64).float()):
+        require_same_bits(o, grad)
+    with mock.patch.object(kernels, "function", return_value=None):
+        assert native.unsupported(o) == f"native kernels are {kernels.status()}"
+
+
+# ---------------------------------------------------------------------- among other code
+
+
+def test_many_python_threads_at_once() -> None:
+    o = operands((5, 600), 64, seed=torch.tensor([1]), p=0.1, dtype=torch.bfloat16)
+    cotangents = [torch.randn(5, 600, 64).bfloat16() for _ in range(12)]
+    _, mean, rstd = cpu.forward(o)
+
+    def one(cotangent: Tensor) -> Any:
+        return native.backward(cotangent, mean, rstd, o, EVERY)
+
+    expected = [one(cotangent) for cotangent in cotangents]
+    with ThreadPoolExecutor(4) as pool:
+        for ours, other in zip(pool.map(one, cotangents), expected, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(ours, other, strict=True))
+
+
+FORK = """
+import os, torch
+from locant import InputEmbedding, Learned
+embedding = InputEmbedding(50, 64, encoding=Learned(600, 64), norm="layer_norm", backend="fused")
+ids = torch.randint(50, (4, 600))
+def run():
+    return [embedding(ids), *torch.autograd.grad(embedding(ids).square().sum(), list(embedding.parameters()))]
+torch.set_num_threads(3)
+expected = run()
+child = os.fork()
+if not child:
+    ours = embedding(ids)
+    torch.set_num_threads(1)  # without it, torch's own operators wait for threads that are not there
+    os._exit(not torch.equal(ours, expected[0]))
+print(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_process_embeds() -> None:
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=False, timeout=100)
+    assert done.stdout.strip() == "0", done.stderr
+
+
+SANITIZED = """
+import sys
+from pathlib import Path
+from locant.kernels.native import build, library
+build.HERE, build.FLAGS, build.VARIANTS = Path(sys.argv[1]), tuple(sys.argv[2].split()), {sys.argv[3]: sys.argv[4]}
+build.build()
+library.variants = lambda: (sys.argv[3],)
+from tests.kernels.input_embedding.test_native import fuzz
+assert library.status() == f"used, for {sys.argv[3]}", library.status()
+import torch
+for threads in (1, 3):
+    torch.set_num_threads(threads)
+    fuzz(60, threads)
+print("clean")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("gcc"), reason="there is no gcc")
+def test_sanitizers_of_addresses_and_of_undefined_behaviour_find_nothing(tmp_path: Path) -> None:
+    from locant.kernels.native import build
+
+    ask = [["gcc", f"-print-file-name={name}.so"] for name in ("libasan", "libubsan")]
+    libraries = [subprocess.run(one, capture_output=True, text=True, check=True).stdout.strip() for one in ask]
+    if not all(Path(library).is_absolute() for library in libraries):
+        pytest.skip("gcc has no sanitizers here")
+    for source in build.HERE.glob("*.[ch]"):
+        shutil.copy(source, tmp_path)
+    flags = " ".join([*build.FLAGS, "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"])
+    best = kernels.runnable()[0]
+    command = [sys.executable, "-c", SANITIZED, str(tmp_path), flags, best, build.VARIANTS.get(best, "-O3")]
+    # What the compiler leaves behind is no concern here, and neither are leaks of Python and torch.
+    environment = {"LD_PRELOAD": ":".join(libraries), "ASAN_OPTIONS": "detect_leaks=0", "LOCANT_NATIVE": best}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
+    assert done.stdout.strip() == "clean", done.stderr[-3_000:]
