@@ -2,16 +2,20 @@
 
 Runs on a CPU, and on a GPU where there is one; it refuses to report where a contender's result is another. On a GPU the
 first line is the limit for the forward pass: as many bytes as rows are read and results written. A ratio of 1.25 is
-80 % of the copy's bandwidth.
+80 % of the copy's bandwidth. On a CPU the same is asked once more beside processes that copy memory without end, as
+busy as data loaders may be.
 
     PYTHONPATH=src python -m benchmarks input_embedding
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.util
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -26,15 +30,32 @@ CUDA = torch.cuda.is_available()
 BATCH = 256 if CUDA else 32
 DTYPES = (torch.bfloat16, torch.float32) if CUDA else (torch.float32, torch.bfloat16)
 NEAR = {torch.float32: 1e-4, torch.bfloat16: 1e-1}
+COPY, OURS, PLAIN = "copy of the result into existing memory", "locant, in one pass", "the plain modules"
+BUSY = 3
 
 
 def rows() -> list[Row]:
-    """Forward alone, and forward and backward, with dropout and without."""
+    """Forward alone, and forward and backward, with dropout and without; on a CPU also beside busy processes."""
     found = []
     for dtype in DTYPES:
         for dropout in (0.0, 0.1):
-            found += _BertInput(dtype, dropout).rows()
+            case = _BertInput(dtype, dropout)
+            found += case.rows()
+            if not CUDA:
+                found += case.rows_beside_others()
     return found
+
+
+@contextlib.contextmanager
+def _busy_processes() -> Iterator[None]:
+    endless = "import numpy; a = numpy.ones(2**23); b = a.copy()\nwhile True: b[:] = a"
+    started = [subprocess.Popen([sys.executable, "-c", endless]) for _ in range(BUSY)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 class _BertInput:
@@ -55,10 +76,10 @@ class _BertInput:
         plain = copy.deepcopy(fused)
         plain.backend = "plain"
         compiled = copy.deepcopy(plain)
-        self.modules: dict[str, nn.Module] = {"locant, in one pass": fused, "the plain modules": plain}
+        self.modules: dict[str, nn.Module] = {OURS: fused, PLAIN: plain}
         self.calls: dict[str, Callable[[], Tensor]] = {
-            "locant, in one pass": lambda: fused(self.ids, None, self.segments),
-            "the plain modules": lambda: plain(self.ids, None, self.segments),
+            OURS: lambda: fused(self.ids, None, self.segments),
+            PLAIN: lambda: plain(self.ids, None, self.segments),
         }
         self._add("torch.compile of the plain modules", compiled, torch.compile(compiled, fullgraph=True))
         if importlib.util.find_spec("transformers") is not None:
@@ -82,17 +103,21 @@ class _BertInput:
 
     def rows(self) -> list[Row]:
         self._require_equal()
+        return self._measured("", list(self.calls))
+
+    def rows_beside_others(self) -> list[Row]:
+        """Of two contenders only: each run takes several times as long."""
+        with _busy_processes():
+            return self._measured(f" beside {BUSY} busy processes", [OURS, PLAIN])
+
+    def _measured(self, where: str, names: list[str]) -> list[Row]:
         into = torch.empty_like(self.gradient)
-
-        def copied() -> None:
-            into.copy_(self.gradient)
-
-        forward: dict[str, Callable[[], object]] = {"copy of the result into existing memory": copied, **self.calls}
-        both = {"copy of the result into existing memory": copied}
-        both |= {name: self._trained(name) for name in self.calls}
+        limit: dict[str, Callable[[], object]] = {COPY: lambda: into.copy_(self.gradient)}
+        forward = limit | {name: self.calls[name] for name in names}
+        both = limit | {name: self._trained(name) for name in names}
         return [
-            *measure(f"forward, {self.words}", _awaited(forward), rounds=9),
-            *measure(f"forward and backward, {self.words}", _awaited(both), rounds=9),
+            *measure(f"forward{where}, {self.words}", _awaited(forward), rounds=9),
+            *measure(f"forward and backward{where}, {self.words}", _awaited(both), rounds=9),
         ]
 
     def _trained(self, name: str) -> Callable[[], None]:

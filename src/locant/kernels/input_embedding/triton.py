@@ -11,7 +11,7 @@ goes on in the next run is left in parts, one per run, which a second launch add
 tokens, so all runs of the program give the same bits, and thousands of tokens with one id are shared out among
 programs. All sums are float32 (float64 for float64), rounded once to the dtype of the table.
 
-Entries are dropped as `cpu` says, with random bits from Philox: its key is the seed, its counter the token and the
+Entries are dropped as `dropout` says, with random bits from Philox: its key is the seed, its counter the token and the
 column, so nothing is stored, and the backward pass drops the same.
 
 Ids without a row read nothing, give a row of NaN and no gradient, and leave the number of the first such token.
