@@ -89,7 +89,8 @@ def _chunks(o: Operands) -> Iterator[tuple[slice, Operands]]:
     step = slots_of_chunk(o.ids.shape[0])
     for first in range(0, seq_len, step):
         slots = slice(first, min(first + step, seq_len))
-        index, segments = (None if ids is None else ids.mT[slots] for ids in (o.position_index, o.segments))
+        read = o.position_index, o.segments
+        index, segments = (None if ids is None else ids.expand(o.ids.shape).mT[slots] for ids in read)
         yield slots, replace(o, ids=o.ids.mT[slots], position_index=index, segments=segments)
 
 
@@ -129,7 +130,7 @@ class _Sums:
         if self.token is not None:
             _add(self.token, torch.searchsorted(self.used, part.ids.contiguous()), g * self.o.scale)
         if self.position is not None and part.position_index is not None:
-            _add(self.position, part.position_index.expand(part.ids.shape), g)
+            _add(self.position, part.position_index, g)
         if self.segment is not None:
             segments = torch.zeros_like(part.ids) if part.segments is None else part.segments
             few = len(self.segment) <= FEW
