@@ -30,9 +30,9 @@ def config_dict(config: Config | object) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         got = f"got {type(config).__name__}, expected a Hugging Face configuration or a dictionary"
         raise InputError(got, "the content of config.json")
-    text = values.get("text_config")
-    if text is not None:
-        return config_dict(text)
+    inside = next((values[key] for key in ("text_config", "thinker_config") if values.get(key) is not None), None)
+    if inside is not None:
+        return config_dict(inside)
     # A null for sliding_window is no absence: there is no window, whatever the class has for a default.
     return {key: value for key, value in values.items() if value is not None or key == "sliding_window"}
 

@@ -3,19 +3,21 @@
 Every rotary scheme in print is such a table. `Rotary` writes it from ``layout``, ``rotary_dim``, ``sections`` and
 ``axial``, and takes any other as it is. A table whose dimensions are a layout, in either direction, runs as fast as
 that layout, whatever its axes and frequencies are; for any other the channels of q and k are put in order before they
-are rotated, and back afterwards, which costs two copies of each and changes no bit.
+are rotated, and back afterwards, which changes no bit. That costs two copies of q and of k where channels stay together
+in a few runs (a slice at the end of a head, a layout in each half); scattered ones take several times as long on a CPU.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.arguments import Real, entries, real, shown, whole
@@ -26,6 +28,9 @@ from locant.positions.frequencies import MAX_DIM
 from locant.positions.scaling import Scaling
 
 __all__ = ["Channels", "Pairs"]
+
+MOST_RUNS = 8
+"""Up to so many slices are cheaper than to look every channel up: on a CPU that takes eight times a copy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,25 +150,52 @@ class Pairs:
 
 
 class Channels:
-    """The order of channels in which the pairs of a table are a layout: what comes first of each, second, the rest."""
+    """The order of channels in which the pairs of a table are a layout, with the channels that are not rotated last.
+
+    It is the layout that leaves the longest runs of channels as they are; few runs are copied as slices.
+    """
 
     def __init__(self, pairs: Pairs, head_dim: int) -> None:
         firsts, seconds = ([pair[place] for pair in pairs.dims] for place in (0, 1))
-        order = [*firsts, *seconds, *sorted({*range(head_dim)} - {*firsts, *seconds})]
-        there = torch.tensor(order, dtype=torch.int64, device="cpu")
-        self._there, self._back = Constant(there), Constant(there.argsort())
+        rest = sorted({*range(head_dim)} - {*firsts, *seconds})
+        orders: dict[Layout, list[int]] = {
+            "half": [*firsts, *seconds, *rest],
+            "interleaved": [*itertools.chain(*pairs.dims), *rest],
+        }
+        self.layout: Layout = min(orders, key=lambda layout: len(_runs(orders[layout])))
+        there = torch.tensor(orders[self.layout], dtype=torch.int64, device="cpu")
+        self._there, self._back = _Order(there), _Order(there.argsort())
         self._num_heads = pairs.num_heads
 
     def gather(self, x: Float[Tensor, "batch heads seq head_dim"]) -> Float[Tensor, "batch rotated seq head_dim"]:
         """What is rotated of `x`, in this order."""
-        return x[:, : self._num_heads].index_select(-1, self._there.on(x.device))
+        return self._there.of(x[:, : self._num_heads])
 
     def scatter(
         self, rotated: Float[Tensor, "batch rotated seq head_dim"], x: Float[Tensor, "batch heads seq head_dim"]
     ) -> Float[Tensor, "batch heads seq head_dim"]:
         """It in the order of `x`, with the heads of `x` that are not rotated."""
-        back = rotated.index_select(-1, self._back.on(x.device))
+        back = self._back.of(rotated)
         return back if self._num_heads is None else torch.cat([back, x[:, self._num_heads :]], dim=1)
+
+
+class _Order:
+    """Channels in another order."""
+
+    def __init__(self, order: Int[Tensor, " head_dim"]) -> None:
+        self._order = Constant(order)
+        self._runs = _runs(order.tolist())
+
+    def of(self, x: Float[Tensor, "*tokens head_dim"]) -> Float[Tensor, "*tokens head_dim"]:
+        if len(self._runs) <= MOST_RUNS:
+            return torch.cat([x[..., start:stop] for start, stop in self._runs], dim=-1)
+        return x.index_select(-1, self._order.on(x.device))
+
+
+def _runs(order: Sequence[int]) -> list[tuple[int, int]]:
+    """Where channels follow each other: the first of each run, and the one after its last."""
+    breaks = [0, *(place for place in range(1, len(order)) if order[place] != order[place - 1] + 1), len(order)]
+    return [(order[start], order[stop - 1] + 1) for start, stop in itertools.pairwise(breaks)]
 
 
 def _two(name: str, pair: Any) -> tuple[int, int]:

@@ -130,8 +130,9 @@ class Rotary(PositionEncoding):
         self.angles = Angles(frequencies, angles, rounded=rounded, attention_factor=factor)
         self._in_order: tuple[Channels, Rotary] | None = None
         if self.pairs.runs_as is None:
-            in_order = replace(self.pairs, dims=Pairs.of(self.rotary_dim).dims, num_heads=None)
-            self._in_order = Channels(self.pairs, self.head_dim), self.alike(pairs=in_order)
+            channels = Channels(self.pairs, self.head_dim)
+            dims = Pairs.of(self.rotary_dim, layout=channels.layout).dims
+            self._in_order = channels, self.alike(pairs=replace(self.pairs, dims=dims, num_heads=None))
 
     @classmethod
     def from_config(
@@ -215,7 +216,7 @@ class Rotary(PositionEncoding):
         if self._in_order is None:
             return rotate_pairs(k, cos, sin, self.layout)
         channels, _ = self._in_order
-        return channels.scatter(rotate_pairs(channels.gather(k), cos, sin, "half"), k)
+        return channels.scatter(rotate_pairs(channels.gather(k), cos, sin, channels.layout), k)
 
     def cos_sin(
         self, positions: Positions, dtype: torch.dtype = torch.float32
