@@ -51,7 +51,7 @@ SCREENS = {
         address="frames=3&rows=4&columns=5&before=2&after=3&pairs=16&frame_pairs=4&row_pairs=6&at=30",
         pictures=("frame-0", "frame-2", "index", "pairs", "wavelengths"),
         setting="scheme",
-        value="axial",
+        value="contiguous",
         text="The 60 tokens of the image take up 5 indices, from 2 on, and text goes on at 7.",
     ),
     "rows": Visit(

@@ -26,7 +26,9 @@ MOST = 32
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
     """The index of every token on every axis, the axis of every pair, and how alike two places are after rotation."""
-    frames, rows, columns = (state.whole(name, n, 1, MOST) for name, n in (("frames", 2), ("rows", 6), ("columns", 8)))
+    frames, rows, columns = (
+        state.whole(name, n, 1, MOST) for name, n in (("frames", 2), ("rows", 12), ("columns", 16))
+    )
     before, after = state.whole("before", 5, 0, MOST), state.whole("after", 4, 0, MOST)
     pairs = state.whole("pairs", 64, 3, 128)
     first = state.whole("frame_pairs", min(16, pairs - 2), 1, pairs - 2)
@@ -35,8 +37,8 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
         got = f"got {first} pairs for frames and {second} for rows of {pairs} in all, expected one for columns"
         raise RangeError(got, f"row_pairs={pairs - first - 1}")
     sections = (first, second, pairs - first - second)
-    scheme = state.one_of("scheme", "contiguous", SCHEMES)
-    base = state.real("base", 1_000_000.0, 2, 1e9, log=True)
+    scheme = state.one_of("scheme", "axial", SCHEMES)
+    base = state.real("base", 10_000.0, 2, 1e9, log=True)
     rotary = Rotary(2 * pairs, base, sections=sections, axial=scheme == "axial")
     grid = frames * rows * columns
     positions = _positions(before, (frames, rows, columns), after)

@@ -1,8 +1,9 @@
 // A map of numbers on a canvas, row 0 at the top, with its scale of colours beside it.
 
 import { svg } from "../dom.js";
-import { axes } from "./axes.js";
+import { axes, leftFor } from "./axes.js";
 import { css, table } from "./colors.js";
+import { nearest } from "./line_chart.js";
 import { linear, logarithmic, number } from "./scales.js";
 
 const BAR = 10;
@@ -14,16 +15,16 @@ const MARGIN = { left: 52, right: 66, top: 10, bottom: 42 };
 export function heatMap(plot, { values, x, y, color, hover = () => {}, press }) {
   const [rows, columns] = values.shape;
   const { width, height } = plot;
-  const margin = { ...MARGIN, left: y.wide ?? MARGIN.left };
+  const [ticksAcross, ticksDown] = [ticksOf(x, columns, Math.max(2, plot.width / 80)), ticksOf(y, rows, Math.max(2, height / 46))];
+  const margin = { ...MARGIN, left: y.wide ?? Math.max(MARGIN.left, leftFor(ticksDown.map(({ text }) => text))) };
   const area = { x: margin.left, y: margin.top, width: Math.max(1, width - margin.left - margin.right), height: height - margin.top - margin.bottom };
   plot.paint(area, rows, columns, pixels(values, color));
   const across = linear(-0.5, columns - 0.5, area.x, area.x + area.width);
   const down = linear(-0.5, rows - 0.5, area.y, area.y + area.height);
-  const ticks = (scale, axis, count, most) => ({
-    scale, label: axis.label, ticks: axis.every ? [...Array(count).keys()] : linear(0, count - 1, 0, 1).ticks(most).filter(Number.isInteger),
-    format: (index) => axis.format?.(index) ?? number(axis.values ? axis.values[index] : index),
+  const frame = (scale, { label }, ticks) => ({
+    scale, label, ticks: ticks.map(({ index }) => index), format: (index) => ticks.find((tick) => tick.index === index).text,
   });
-  axes(plot, ticks(across, x, columns, Math.max(2, area.width / 70)), ticks(down, y, rows, Math.max(2, area.height / 42)), { grid: false, margin });
+  axes(plot, frame(across, x, ticksAcross), frame(down, y, ticksDown), { grid: false, margin });
   bar(plot, color, area);
   const cell = svg("rect", { class: "cell", visibility: "hidden", width: Math.max(3, area.width / columns), height: Math.max(3, area.height / rows) });
   const lines = ["across", "down"].map((kind) => svg("line", { class: "cursor", visibility: "hidden", "data-kind": kind }));
@@ -46,6 +47,15 @@ export function heatMap(plot, { values, x, y, color, hover = () => {}, press }) 
       cell.setAttribute("y", down(row) - cell.getAttribute("height") / 2);
     },
   };
+}
+
+// Round numbers along an axis: of its values, where it has some, else of its indices.
+function ticksOf({ values, format, every }, count, most) {
+  if (every) return Array.from({ length: count }, (_, index) => ({ index, text: format?.(index) ?? number(index) }));
+  if (!values) return linear(0, count - 1, 0, 1).ticks(most).filter(Number.isInteger).map((index) => ({ index, text: format?.(index) ?? number(index) }));
+  const whole = values.every(Number.isInteger);
+  const round = linear(values[0], values.at(-1), 0, 1).ticks(most).filter((value) => !whole || Number.isInteger(value));
+  return round.map((value) => ({ index: nearest(values, value), text: format?.(nearest(values, value)) ?? number(value) }));
 }
 
 function pixels(values, { map, low, high, log }) {
