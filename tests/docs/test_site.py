@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -107,3 +108,21 @@ def test_every_page_is_two_clicks_from_the_start() -> None:
 
 def test_every_page_has_a_picture_or_an_example() -> None:
     assert [name for name, page in pages().items() if not page.pictures + page.examples and name not in LISTS] == []
+
+
+def test_llms_txt_leads_to_the_source_of_every_page() -> None:
+    text = (SITE / "llms.txt").read_text(encoding="utf-8")
+    listed = re.findall(r"^- \[.+\]\((\S+)\)", text, flags=re.MULTILINE)
+    assert text.startswith("# locant\n\n> Token embeddings and position encodings")
+    assert {Path(address).with_suffix("").with_suffix(".html") for address in listed} == {
+        Path("_sources") / name for name in pages() if name not in LISTS
+    }
+    assert all((SITE / address).is_file() for address in listed)
+
+
+def test_the_page_of_every_encoding_and_scaling_shows_a_formula_limits_and_what_it_is_tested_against() -> None:
+    shown = [*SITE.glob("reference/encodings/*.html"), *SITE.glob("reference/scalings/*.html")]
+    texts = {file: file.read_text(encoding="utf-8") for file in shown if file.stem != "index"}
+    assert len(texts) >= 21
+    for part in ("<math", "Limits", "Tested against", "doctest", "-light.svg", "-dark.svg"):
+        assert [file.name for file, text in texts.items() if part not in text] == []
