@@ -65,12 +65,12 @@ def test_rounded_angles_miss_what_the_usual_code_misses() -> None:
     pairs = numbers(head_dim="16", scaling="none", position=str(position))["precision"]["pairs"]
     exact = [mpmath.cos(position * mpmath.mpf(10_000) ** (mpmath.mpf(-pair) / 8)) for pair in range(8)]
     frequency = 1.0 / (10_000.0 ** (torch.arange(0, 16, 2, dtype=torch.int64).float() / 16))  # as transformers has it
-    angles = {
-        "float32": torch.tensor(float(position)) * frequency,
-        "bfloat16": torch.tensor(12_352.0) * frequency.bfloat16().double(),  # 12 345 in units of 64
+    product = torch.tensor(12_352.0) * frequency.bfloat16().double()  # 12 345 in units of 64
+    cosines = {
+        "float32": (torch.tensor(float(position)) * frequency).cos(),
+        "bfloat16": product.bfloat16().double().cos(),
     }
-    for name, angle in angles.items():
-        rounded = angle.to(getattr(torch, name)).double().cos()
+    for name, rounded in cosines.items():
         expected = [abs(float(cosine) - float(true)) for cosine, true in zip(rounded, exact, strict=True)]
         np.testing.assert_allclose(pairs[name], expected, atol=DOUBLE)
 
