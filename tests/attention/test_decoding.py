@@ -104,6 +104,7 @@ def test_keys_outside_of_the_window_are_not_read() -> None:
 
 
 @needs_library
+@pytest.mark.unchecked
 @torch.no_grad()
 def test_a_compiled_step_takes_the_same_way() -> None:
     q, k, v = tokens(1)
