@@ -46,15 +46,15 @@ def test_every_pair_turns_with_the_axis_of_its_section() -> None:
     assert shown["axis_of_pair"].tolist() == [0, 0, 1, 1, 1, 2, 2, 2]
     frequency = 100.0 ** (-np.arange(8) / 8)
     angles = shown["index"][:, shown["axis_of_pair"]] * frequency
-    np.testing.assert_allclose(shown["alike"], np.cos(angles - angles[17]).mean(-1), atol=DOUBLE)
-    np.testing.assert_allclose(shown["wavelengths"], 2 * np.pi / frequency, rtol=DOUBLE)
+    np.testing.assert_allclose(shown["alike"], np.cos(angles - angles[17]).mean(-1), rtol=0, atol=DOUBLE)
+    np.testing.assert_allclose(shown["wavelengths"], 2 * np.pi / frequency, rtol=DOUBLE, atol=0)
 
 
 def test_an_axial_ladder_begins_anew_on_every_axis() -> None:
     shown = numbers(scheme="axial", at="3")
     frequency = np.concatenate([100.0 ** (-np.arange(count) / count) for count in (2, 3, 3)])
     angles = shown["index"][:, shown["axis_of_pair"]] * frequency
-    np.testing.assert_allclose(shown["alike"], np.cos(angles - angles[3]).mean(-1), atol=DOUBLE)
+    np.testing.assert_allclose(shown["alike"], np.cos(angles - angles[3]).mean(-1), rtol=0, atol=DOUBLE)
 
 
 def test_without_text_the_image_stands_alone() -> None:

@@ -56,7 +56,7 @@ def test_a_cached_key_fits_by_the_cosine_of_what_its_angles_moved() -> None:
     base = 100 * (4 * 256 / 64 - 3) ** (8 / 6)
     then, now = (each ** (-2 * np.arange(4) / 8) for each in (100.0, base))
     expected = np.cos(np.arange(64)[:, None] * (now - then)).mean(-1)
-    np.testing.assert_allclose(cache["curves"]["dynamic"], expected, atol=DOUBLE)
+    np.testing.assert_allclose(cache["curves"]["dynamic"], expected, rtol=0, atol=DOUBLE)
     assert cache["kept"] == ["linear", "ntk", "yarn", "llama3"]
 
 
@@ -72,7 +72,7 @@ def test_rounded_angles_miss_what_the_usual_code_misses() -> None:
     }
     for name, rounded in cosines.items():
         expected = [abs(float(cosine) - float(true)) for cosine, true in zip(rounded, exact, strict=True)]
-        np.testing.assert_allclose(pairs[name], expected, atol=DOUBLE)
+        np.testing.assert_allclose(pairs[name], expected, rtol=0, atol=DOUBLE)
 
 
 def test_a_position_past_the_sequence_makes_it_longer() -> None:
@@ -94,4 +94,4 @@ def test_the_python_of_the_screen_gives_its_clocks() -> None:
     values: dict = {}
     exec(shown["python"].replace("plot(rotary).savefig", "(lambda name: None)"), values)  # noqa: S102
     factor = shown["attention_factor"]
-    np.testing.assert_allclose(values["cos"][0, 0].double() / factor, shown["cos"], atol=PHASE)
+    np.testing.assert_allclose(values["cos"][0, 0].double() / factor, shown["cos"], rtol=0, atol=PHASE)

@@ -59,5 +59,5 @@ def test_what_is_refused_changes_the_length_of_a_pair_as_no_rotation_does(folder
         width = case.config.hidden_size // case.config.num_attention_heads
         q = torch.randn(1, 2, 40, width, generator=torch.Generator().manual_seed(0))
         share = turn(q).norm(dim=-1) / q.norm(dim=-1)
-        assert share.max() > 1.1
+        assert share.max() > 1.05
         assert share.min() < 0.95

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from locant.arguments import Real
 from locant.models.architecture import Architecture, RotaryKeys, standard
 from locant.models.config_values import Config, flag, missing
 from locant.positions.base import PositionEncoding
@@ -44,7 +45,7 @@ def part_of_head(
     )
 
 
-def _defaults(base: float, max_seq_len: int | None, **others: float | None) -> dict[str, object]:
+def _defaults(base: float, max_seq_len: int | None, **others: Real | None) -> dict[str, object]:
     sizes = {"rope_theta": base, "max_position_embeddings": max_seq_len, **others}
     return {key: value for key, value in sizes.items() if value is not None}
 
