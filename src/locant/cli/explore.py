@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from locant.cli.options import Place, files
+from locant.cli.options import Place, as_json, files
 
 __all__ = ["verb"]
 
@@ -21,9 +21,11 @@ __all__ = ["verb"]
     help="What to begin with: the part of an address after its #.",
 )  # fmt: skip
 @click.option("--export", "page", type=Place(), help="Write what is shown to one HTML file, and serve nothing.")
+@as_json
 def verb(
-    files: tuple[str, ...], configs: tuple[str, ...], port: int, opens: bool, address: str, page: Path | None
-) -> None:
+    files: tuple[str, ...], configs: tuple[str, ...], port: int, opens: bool, address: str, page: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Look at encodings, models and rows of tokens in a browser.
 
     FILES are texts, and folders that compare wrote. The address answers this machine only, and only who knows it; it
@@ -43,7 +45,7 @@ def verb(
         from locant.explore.document import exported
 
         write_whole(page, exported(answer(screen, dict(parse_qsl(settings)), session)))
-        click.echo(page)
+        _print({"page": str(page)}, as_json)
         return
     if find_spec("uvicorn") is None or find_spec("starlette") is None:
         raise InputError("the explorer needs a web server, which is not installed", "pip install 'locant[explore]'")
@@ -52,15 +54,22 @@ def verb(
 
     find_screen(screen)
     try:
-        run(session, port, new_token(), lambda start: _tell(f"{start}#{address.removeprefix('#')}", opens))
+        run(session, port, new_token(), lambda start: _tell(f"{start}#{address.removeprefix('#')}", opens, as_json))
     except KeyboardInterrupt:
         click.echo("stopped", err=True)
 
 
-def _tell(address: str, opens: bool) -> None:
+def _print(result: dict[str, str], as_json: bool) -> None:
+    import json
+
+    (value,) = result.values()
+    click.echo(json.dumps(result) if as_json else value)  # at once, also into a pipe
+
+
+def _tell(address: str, opens: bool, as_json: bool) -> None:
     import webbrowser
 
-    click.echo(address)
+    _print({"address": address}, as_json)
     click.echo("Ctrl-C ends it", err=True)
     if opens and not webbrowser.open(address):
         click.echo("no browser was found: open the address in one on this machine", err=True)

@@ -103,7 +103,9 @@ def application(session: Session, token: str) -> ASGIApp:
         Route("/export", save),
     ]
     handlers: Any = {LocantError: _refuse, Exception: _fail}
-    return Guard(Starlette(routes=routes, exception_handlers=handlers), token)
+    inner = Starlette(routes=routes, exception_handlers=handlers)
+    inner.router.redirect_slashes = False  # to an address without the token
+    return Guard(inner, token)
 
 
 JAVASCRIPT = "text/javascript"

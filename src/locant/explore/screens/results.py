@@ -54,14 +54,14 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
 
 def options(state: State, session: Session) -> dict[str, Any]:
     """What a new comparison would be of; all of it are settings of this screen."""
-    names = [name.strip() for name in state.text("encodings", "nope, rotary, alibi", 400).split(",") if name.strip()]
+    names = tuple(filter(None, map(str.strip, state.text("encodings", "nope, rotary, alibi", 400).split(","))))
     texts = [SAMPLE, *(str(file) for file in session.files if file.is_file())]
     return {
         "text": state.one_of("text", texts[-1], texts),
         "encodings": names,
         "num_steps": state.whole("steps", 100, 1, 2000, log=True),
         "train_length": state.whole("train", 64, 8, 256, log=True),
-        "seeds": list(range(state.whole("seeds", 1, 1, 5))),
+        "seeds": tuple(range(state.whole("seeds", 1, 1, 5))),
     }
 
 

@@ -34,5 +34,5 @@ class Pairs:
     high: int
     offset: int | None = None
     queries: Tokens | None = None
-    keys: Tokens | None = None
+    keys: Int[Tensor, "#batch 3 keys"] | None = None
     some: Bool[Tensor, "#batch q_blocks k_blocks"] | None = None
