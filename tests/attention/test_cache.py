@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from locant import ALiBi, KVCache, LocantError, Positions, RangeError, ShapeError, attend
+from locant import ALiBi, KVCache, LocantError, Positions, RangeError, Rotary, ShapeError, attend
 from tests.refusal import refuses
+from tests.tolerances import assert_close
 
 
 def tokens(n: int, *, batch: int = 2, heads: int = 3, width: int = 5) -> Tensor:
@@ -261,6 +262,31 @@ def test_four_compiled_programs_serve_every_length(padding: int, max_len: int | 
             positions = ours.next_positions()
     assert len(ours) == 63
     assert programs.frame_count <= 4
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("encoding", [None, ALiBi(4), Rotary(8)], ids=["none", "alibi", "rotary"])
+def test_a_window_over_plain_positions_needs_no_program_for_each_length(encoding: ALiBi | Rotary | None) -> None:
+    """A prompt, the first step, steps over fewer than 16 keys, and the others: with room, and without."""
+    torch.compiler.reset()
+    programs = CompileCounter()
+
+    def step(cache: KVCache, q: Tensor, k: Tensor, v: Tensor, positions: Positions) -> Tensor:
+        if isinstance(encoding, Rotary):
+            q, k = encoding.rotate(q, k, positions)
+        keys, values, k_positions = cache.append(k, v, positions)
+        return attend(q, keys, values, encoding=encoding, positions=positions, k_positions=k_positions, window=5)
+
+    compiled, (ours, theirs) = torch.compile(step, fullgraph=True, backend=programs), (KVCache(), KVCache())
+    positions = Positions.arange(7)
+    with torch.no_grad():
+        for _ in range(28):
+            q = torch.randn(2, 4, positions.seq_len, 8)
+            k, v = torch.randn(2, 2, 2, positions.seq_len, 8)
+            assert_close(compiled(ours, q, k, v, positions), step(theirs, q, k, v, positions))
+            positions = ours.next_positions()
+    assert len(ours) == 34
+    assert programs.frame_count <= 5
 
 
 def test_what_inference_mode_stored_is_written_to_outside_of_it() -> None:

@@ -24,8 +24,8 @@ __all__ = ["KVCache", "following", "require_alike", "require_tokens"]
 class KVCache:
     """One layer's keys and values, for decoding. Keys go in rotated, so that no step rotates them again.
 
-    It grows, and so does what every step returns. Compiled, four programs serve a prompt and every length after it;
-    `StaticKVCache` has one shape, for CUDA graphs.
+    It grows, and so does what every step returns. Compiled, four or five programs serve a prompt and every length after
+    it, up to eight where the prompt is shorter than 16 tokens; `StaticKVCache` has one shape, for CUDA graphs.
 
     Padding is stored as zeros. Memory doubles as it fills, or is taken once where `max_len` is given. For inference
     only: what is stored has no gradient.
