@@ -28,7 +28,7 @@ from locant import (
     TransformerXL,
     XPos,
 )
-from locant.positions import ModelShape
+from locant.positions import ModelShape, Pairs
 from locant.positions.registry import encodings
 from locant.positions.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Scaling, YaRN
 
@@ -61,6 +61,7 @@ ROTARY_OPTIONS: dict[str, dict[str, Any]] = {
     "rotary sections": {"sections": (2, 3, 3)},
     "rotary axial": {"sections": (2, 3, 3), "axial": True},
     "rotary of a known length": {"seq_len": 4096},
+    "rotary pairs": {"pairs": Pairs(dims=[(i, WIDTH - 1 - i) for i in range(PAIRS)])},
     **{f"rotary {name}": {"scaling": scaling} for name, scaling in SCALINGS.items()},
     **{f"rotary float32 {name}": {"scaling": scaling, "angles": "float32"} for name, scaling in SCALINGS.items()},
 }

@@ -75,7 +75,7 @@ ACCEPTED: dict[str, Collection[str]] = {
     **dict.fromkeys(("base", "c", "gamma", "scale_base", "threshold", "factor", "low_freq_factor"), POSITIVE),
     **dict.fromkeys(("learned", "bidirectional", "key_term", "norm", "truncate", "zigzag"), FLAG),
     **dict.fromkeys(("head_slice", "d_model", "head_dim", "rotary_dim", "seq_len", "sections"), NONE),
-    **dict.fromkeys(("scaling", "num_buckets", "length"), NONE),
+    **dict.fromkeys(("scaling", "num_buckets", "length", "pairs"), NONE),
     **dict.fromkeys(("max_distance", "offset", "rank", "sizes", "batch"), ZERO),
     **dict.fromkeys(("short_factor", "long_factor", "index", "lengths"), frozenset({"list"})),
     **dict.fromkeys(("mscale", "mscale_all_dim"), NONE | ZERO | POSITIVE),
@@ -106,7 +106,7 @@ ACCEPTED: dict[str, Collection[str]] = {
 OTHERS = {
     "learned", "bidirectional", "key_term", "norm", "truncate", "zigzag", "axial", "scaling", "device",
     "layout", "angles", "kind", "form", "terms", "sections", "slopes", "short_factor", "long_factor",
-    "lengths", "length", "parts", "attention_mask", "index", "document", "order", "cache_len",
+    "lengths", "length", "parts", "attention_mask", "index", "document", "order", "cache_len", "pairs",
 }  # fmt: skip
 """Parameters that are no numbers; what is wrong with them is a `LocantError` of one kind or another."""
 

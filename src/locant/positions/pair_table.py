@@ -14,20 +14,23 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locant.arguments import Real, entries, real, shown, whole
+from locant.arguments import Real, entries, flag, one_of, real, shown, whole
 from locant.errors import RangeError
 from locant.kernels.rotary import Layout
 from locant.positions.constant import Constant
 from locant.positions.frequencies import MAX_DIM
 from locant.positions.scaling import Scaling
 
-__all__ = ["Channels", "Pairs"]
+__all__ = ["Channels", "Pairs", "sections_of"]
+
+MAX_AXES = 2**15
+"""The most indices that a token can have."""
 
 MOST_RUNS = 8
 """Up to so many slices are cheaper than to look every channel up: on a CPU that takes eight times a copy."""
@@ -68,7 +71,8 @@ class Pairs:
         if not flat or len({*flat}) != len(flat):
             raise RangeError(f"got dims {shown(self.dims)}, expected dimensions in one pair each", "[(0, 1), (2, 3)]")
         axes = [0] * count if self.axes is None else entries("axes", self.axes, "an axis for each pair")
-        settle("axes", tuple(whole("an entry of axes", axis, 0, 2**15, remedy="0 for the first") for axis in axes))
+        remedy = "0 for the first"
+        settle("axes", tuple(whole("an entry of axes", axis, 0, MAX_AXES - 1, remedy=remedy) for axis in axes))
         if self.inv_freq is not None and self.rungs is not None:
             raise RangeError("got rungs beside inv_freq, expected one of them", "rungs=None")
         if self.inv_freq is not None:
@@ -82,7 +86,7 @@ class Pairs:
             if rows is not None and len(rows) != count:
                 raise RangeError(f"got {len(rows)} {name} for {count} pairs", f"{count} {name}, one for each pair")
         last = max(self.axes or (), default=0) + 1
-        known = last if self.num_axes is None else whole("num_axes", self.num_axes, last, 2**15, remedy=f"{last}")
+        known = last if self.num_axes is None else whole("num_axes", self.num_axes, last, MAX_AXES, remedy=f"{last}")
         settle("num_axes", known)
         if self.num_heads is not None:
             settle("num_heads", whole("num_heads", self.num_heads, 1, remedy="1, or None for all heads"))
@@ -101,12 +105,20 @@ class Pairs:
         >>> Pairs.of(4, layout="interleaved").dims
         ((0, 1), (2, 3))
         """
+        remedy = "the layout the weights were trained with"
+        layout = one_of("layout", layout, get_args(Layout), remedy)  # type: ignore[assignment]
+        rotary_dim = whole("rotary_dim", rotary_dim, 1, MAX_DIM, remedy="the dimensions that are rotated, such as 64")
+        if flag("axial", axial) and sections is None:
+            raise RangeError("got axial=True without sections", "sections=(pairs of the first axis, ...)")
         count = (rotary_dim + 1) // 2
         dims = [(i, i + count) if layout == "half" else (2 * i, 2 * i + 1) for i in range(count)]
+        rungs = [(rotary_dim, rung) for rung in range(count)]
         if sections is None:
-            return cls(dims=dims, rungs=[(rotary_dim, rung) for rung in range(count)])
+            return cls(dims=dims, rungs=rungs)
+        sections = sections_of(sections, count)
         axes = [axis for axis, pairs in enumerate(sections) for _ in range(pairs)]
-        rungs = [(2 * pairs, rung) for pairs in sections for rung in range(pairs)] if axial else None
+        if axial:
+            rungs = [(2 * pairs, rung) for pairs in sections for rung in range(pairs)]
         return cls(dims=dims, axes=axes, rungs=rungs, num_axes=len(sections))
 
     def __len__(self) -> int:
@@ -145,7 +157,7 @@ class Pairs:
             exact = [of_ladder[ladder][rung] for ladder, rung in self.rungs]
             rounded = torch.stack([rounded_of_ladder[ladder][rung] for ladder, rung in self.rungs])
         back = [i > j and self.runs_as is not None for i, j in self.dims]  # the kernel of a layout takes i first
-        signs = torch.tensor([-1.0 if each else 1.0 for each in back], device="cpu")
+        signs = torch.tensor([-1.0 if each else 1.0 for each in back], dtype=torch.float32, device="cpu")
         return [one.copy_negate() if each else one for one, each in zip(exact, back, strict=True)], rounded * signs
 
 
@@ -198,17 +210,29 @@ def _runs(order: Sequence[int]) -> list[tuple[int, int]]:
     return [(order[start], order[stop - 1] + 1) for start, stop in itertools.pairwise(breaks)]
 
 
-def _two(name: str, pair: Any) -> tuple[int, int]:
+def sections_of(sections: Any, pairs: int) -> tuple[int, ...]:
+    """How many of these pairs each axis has, as a constructor was given it."""
+    remedy = "rotary_dim / 2 pairs in all"
+    given = entries("sections", sections, remedy)
+    counts = tuple(whole("an entry of sections", count, 0, remedy=remedy) for count in given)
+    if sum(counts) != pairs:
+        raise RangeError(f"got {shown(counts)} for sections, expected them to add up to {pairs} pairs", remedy)
+    return counts
+
+
+def _two(name: str, pair: Any, high: int = MAX_DIM - 1) -> tuple[int, int]:
     remedy = "two numbers each, such as (0, 1)"
     given = entries(name, pair, remedy)
     if len(given) != 2:
         raise RangeError(f"got {shown(pair)} in {name}", remedy)
-    one, other = (whole(f"an entry of {name}", each, 0, MAX_DIM - 1, remedy=remedy) for each in given)
+    one, other = (whole(f"an entry of {name}", each, 0, high, remedy=remedy) for each in given)
     return one, other
 
 
 def _rung(each: Any) -> tuple[int, int]:
-    ladder, rung = _two("rungs", each)
+    ladder, rung = _two("rungs", each, MAX_DIM)
+    whole("the ladder of an entry of rungs", ladder, 1, MAX_DIM, remedy="the dimensions of all its pairs, such as 64")
     if rung >= (ladder + 1) // 2:
-        raise RangeError(f"got rung {rung} of a ladder over {ladder} dimensions", f"0 to {(ladder + 1) // 2 - 1}")
+        got = f"got rung {rung} of a ladder over {ladder} dimensions in rungs"
+        raise RangeError(got, f"0 to {(ladder + 1) // 2 - 1}")
     return ladder, rung

@@ -268,8 +268,9 @@ class YaRN(Scaling):
 
     def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
         low, high = self._ramp_ends(dim, base)
-        kept = 1 - ((torch.arange(dim // 2, dtype=torch.float32, device="cpu") - low) / (high - low)).clamp(0, 1)
         powers = _powers(dim, base)
+        pairs = torch.arange(len(powers), dtype=torch.float32, device="cpu")
+        kept = 1 - ((pairs - low) / (high - low)).clamp(0, 1)
         return 1.0 / (self.factor * powers) * (1 - kept) + 1.0 / powers * kept
 
     def _ramp_ends(self, dim: int, base: float) -> tuple[float, float]:
@@ -343,9 +344,10 @@ class LongRoPE(Scaling):
     def factors(self, dim: int, seq_len: int | None) -> Sequence[float]:
         """The divisors for a sequence of this length."""
         chosen = self.long_factor if (seq_len or 0) > self.original_max_seq_len else self.short_factor
-        if len(chosen) != dim // 2:
-            got = f"got {len(chosen)} LongRoPE factors for {dim // 2} pairs, expected one per pair"
-            raise ShapeError(got, f"{dim // 2} factors, or rotary_dim={2 * len(chosen)}")
+        pairs = (dim + 1) // 2
+        if len(chosen) != pairs:
+            got = f"got {len(chosen)} LongRoPE factors for {pairs} pairs, expected one per pair"
+            raise ShapeError(got, f"{pairs} factors, or rotary_dim={2 * len(chosen)}")
         return chosen
 
     def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
@@ -442,13 +444,15 @@ class Proportional(Scaling):
         self._settle_reals("rotated_share", low=0, high=1)
 
     def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
-        rotated = int(self.rotated_share * dim // 2)
-        return Linear(factor=self.factor).frequencies(dim, base)[:rotated] + (Decimal(0),) * (dim // 2 - rotated)
+        pairs = (dim + 1) // 2
+        rotated = int(self.rotated_share * pairs)
+        return Linear(factor=self.factor).frequencies(dim, base)[:rotated] + (Decimal(0),) * (pairs - rotated)
 
     def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
-        rotated = int(self.rotated_share * dim // 2)
+        pairs = (dim + 1) // 2
+        rotated = int(self.rotated_share * pairs)
         plain = 1.0 / _powers(dim, base, rotated)
-        return torch.cat([plain, plain.new_zeros(dim // 2 - rotated)]) / self.factor
+        return torch.cat([plain, plain.new_zeros(pairs - rotated)]) / self.factor
 
 
 def scaling_by_name(text: str, trained: int, dim: int, base: float) -> Scaling:

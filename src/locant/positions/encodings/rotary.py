@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locant.arguments import MAX_INT32, entries, flag, one_of, shown, whole
+from locant.arguments import MAX_INT32, flag, shown, whole
 from locant.errors import RangeError, ShapeError
 from locant.kernels.rotary import Layout, Tables, is_transformed, require_writable, rotate, rotate_pairs
 from locant.kernels.rotary.reference import cos_sin
@@ -20,7 +20,7 @@ from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads
 from locant.positions.constant import Constant
 from locant.positions.frequencies import base_of, width_of
-from locant.positions.pair_table import Channels, Pairs
+from locant.positions.pair_table import Channels, Pairs, sections_of
 from locant.positions.positions import Positions, require_positions
 from locant.positions.scaling import Scaling, Unscaled
 from locant.tensors import has_values
@@ -102,7 +102,6 @@ class Rotary(PositionEncoding):
         if pairs is not None:
             _require_alone(pairs, layout=layout, rotary_dim=rotary_dim, sections=sections, axial=axial)
             rotary_dim, layout = 2 * len(pairs), pairs.layout or "half"
-        one_of("layout", layout, get_args(Layout), "the layout the weights were trained with")
         if scaling is not None and not isinstance(scaling, Scaling):
             raise RangeError(f"got {shown(scaling)} for scaling, expected one of locant.scaling", "Linear(factor=4.0)")
         remedy = "head_dim=64, or an even rotary_dim beside it"
@@ -116,10 +115,8 @@ class Rotary(PositionEncoding):
         self.base = base_of(base)
         self.scaling = Unscaled() if scaling is None else scaling
         self.layout: Layout = layout
-        self.sections = None if sections is None else _sections(sections, self.rotary_dim // 2)
+        self.sections = None if sections is None else sections_of(sections, self.rotary_dim // 2)
         self.axial = flag("axial", axial)
-        if self.axial and self.sections is None:
-            raise RangeError("got axial=True without sections", "sections=(pairs of the first axis, ...)")
         self._own_pairs = pairs
         self.pairs = pairs or Pairs.of(self.rotary_dim, layout=layout, sections=self.sections, axial=self.axial)
         self._axis_of_pair = Constant(torch.tensor(self.pairs.axes, dtype=torch.int64, device="cpu"))
@@ -362,12 +359,3 @@ def _require_alone(pairs: Any, **short: Any) -> None:
     if beside:
         got = f"got pairs beside {' and '.join(beside)}, which are short ways to write a table of pairs"
         raise RangeError(got, f"pairs without {beside[0]}")
-
-
-def _sections(sections: Any, pairs: int) -> tuple[int, ...]:
-    remedy = "rotary_dim / 2 pairs in all"
-    given = entries("sections", sections, remedy)
-    counts = tuple(whole("an entry of sections", count, 0, remedy=remedy) for count in given)
-    if sum(counts) != pairs:
-        raise RangeError(f"got {shown(counts)} for sections, expected them to add up to {pairs} pairs", remedy)
-    return counts
