@@ -86,7 +86,8 @@ def require_that_of_numpy(arrangement_name: str, name: str) -> None:
     assert_close(y, expected)
     leaves = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **parameters_of(encoding)}
     for leaf, found in zip(leaves, torch.autograd.grad(y, list(leaves.values()), cotangent), strict=True):
-        assert_close(found, gradients[leaf])
+        size = gradients[leaf].abs().amax().clamp(min=1)  # of the terms: those of a small entry cancel one another
+        assert_close(found / size, gradients[leaf] / size)
 
 
 def test_documents_of_many_blocks_some_of_which_hold_no_pair(calls: list[Pairs]) -> None:

@@ -20,8 +20,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux" or not shutil.which("gcc"), reason="there is no gcc"),
     pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("build", "hatchling", "pip")),
-        reason="build, hatchling and pip are not installed",
+        any(importlib.util.find_spec(name) is None for name in ("build", "hatchling")),
+        reason="build and hatchling are not installed",
     ),
 ]
 
