@@ -14,7 +14,8 @@ A number on the device, which the host need not read, tells 2 or 3 to do nothing
 `_diagonals` two matrix products each, and the backward pass of FlexAttention seven.
 
 It needs Triton; `import locant` does not import it. Run through Triton's interpreter and compiled for compute
-capabilities 8.0, 9.0 and 10.0, without spills but in `_entries` and, on 8.0, in `_means` of packed heads of 128; it has not yet been run, nor timed, on a device.
+capabilities 8.0, 9.0 and 10.0, without spills but in `_entries` and, on 8.0, for packed heads of 128; it has not
+yet been run, nor timed, on a device.
 """
 
 from __future__ import annotations
