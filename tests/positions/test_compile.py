@@ -186,7 +186,7 @@ def test_a_model_from_ids_to_attention_is_one_graph(name: str, place: str) -> No
 
 
 @pytest.mark.parametrize("name", ["rotary", "alibi"])
-def test_decoding_token_by_token_takes_two_compilations(name: str) -> None:
+def test_decoding_token_by_token_takes_three_compilations(name: str) -> None:
     """One query behind a cache that grows."""
     counter, encoding = CompileCounter(), ENCODINGS[name]()
 
@@ -199,7 +199,7 @@ def test_decoding_token_by_token_takes_two_compilations(name: str) -> None:
         q, k = torch.randn(2, HEADS, 1, HEAD_DIM), torch.randn(2, 2, cached + 1, HEAD_DIM)
         where = Positions.after(cached, 1), Positions.arange(cached + 1)
         assert torch.equal(compiled(q, k, *where), step(q, k, *where))
-    assert 1 <= counter.frame_count <= 2
+    assert 1 <= counter.frame_count <= 3
 
 
 def test_the_counter_sees_code_that_compiles_again_for_every_length() -> None:

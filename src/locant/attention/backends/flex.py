@@ -86,7 +86,8 @@ def flex_attention(inputs: AttentionInputs) -> Attended:
     if learned is not None:
         table, first = learned
         numbers = _pairs(inputs.mask, mask, first), inputs.scale, inputs.softcap
-        return Attended(*with_table_gradient(y, also.lse, inputs.q, inputs.k, inputs.v, table, *numbers))
+        y, lse = with_table_gradient(y, also.lse, inputs.q, inputs.k, inputs.v, table, *numbers)
+        return Attended(y[:, :, :queries], lse[:, :, :queries])
     return Attended(y[:, :, :queries], also.lse[:, :, :queries])
 
 
