@@ -134,6 +134,18 @@ def test_keys_alone_suffice(opened: Opens) -> None:
     until(page, alike="1")
 
 
+def test_a_key_right_after_a_dialog_has_closed(opened: Opens) -> None:
+    page = opened("compare?length=64")
+    page.keyboard.press("?")
+    page.evaluate(
+        """() => {
+            document.querySelector("dialog[open]").close();
+            document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key: "/", bubbles: true }));
+        }"""
+    )
+    assert page.get_by_role("dialog", name="Search").is_visible()
+
+
 def test_pointing_at_one_picture_is_shown_in_the_others(opened: Opens) -> None:
     page = opened("compare?length=64&3=none")
     glass = page.locator("[data-picture=map-1] .glass")

@@ -28,7 +28,8 @@ export class Keyboard {
   }
 
   press(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("dialog")) return;
+    // A dialog that was closed a moment ago can still have the focus: only an open one keeps its keys.
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("dialog[open]")) return;
     const typing = event.target.matches?.("input:not([type=range]), textarea, select");
     if (typing) return;
     const onSlider = event.target.matches?.("input, [role=tab], [role=radio]");
