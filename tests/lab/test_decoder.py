@@ -33,6 +33,20 @@ def test_no_token_sees_a_later_one(name):
     assert not torch.allclose(after[:, 7:], before[:, 7:], atol=DIFFERENT)
 
 
+def test_where_keys_are_values_outputs_are_turned_back():
+    encoding = find("rotary").for_model(SHAPE)
+    sizes = {"d_model": SHAPE.d_model, "num_layers": 2, "num_heads": SHAPE.num_heads}
+    model = Decoder(VOCAB, encoding, **sizes, keys_are_values=True).eval()
+    assert model.blocks[0].qkv.weight.shape[0] == 2 * SHAPE.d_model
+    ids = torch.randint(VOCAB, (2, LENGTH))
+    expected = model(ids)
+    assert_close(model(ids, Positions.after(500, LENGTH)), expected)  # by distances alone
+    caches = [KVCache() for _ in model.blocks]
+    with torch.no_grad():
+        steps = [model(ids[:, i : i + 1], caches=caches) for i in range(LENGTH)]
+    assert_close(torch.cat(steps, dim=1), expected)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_packed_documents_are_as_if_alone(name):
     model = decoder(name)

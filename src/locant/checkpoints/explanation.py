@@ -115,7 +115,7 @@ def _layers(
         name=name,
         kind="none" if nope else type(encoding).__name__,
         encoding="no position encoding (NoPE)" if nope else repr(encoding),
-        doors=encoding.doors(),
+        doors=tuple(door for door in encoding.doors() if door != "unrotate"),  # a warning says where that is used
         num_parameters=sum(size.num_parameters for size in table_sizes(encoding)),
         rotary=rotary,
         warnings=tuple(_warnings(config, architecture, encoding, rotary, longest)),

@@ -1,4 +1,4 @@
-"""A small decoder-only transformer that knows positions only through `embed`, `rotate` and `bias`, and text from it."""
+"""A small decoder-only transformer that knows positions only through the doors of encodings, and text from it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,24 @@ class Decoder(nn.Module):
 
     One encoding serves the embedding and all layers, so any encoding can take the place of any other.
 
+    Args:
+        keys_are_values: whether each layer has one projection for both, and its rotated keys are its values; the output
+            of attention then goes through ``encoding.unrotate`` (DeepSeek-V4).
+
     >>> model = Decoder(256, PositionEncoding(), d_model=32, num_layers=2, num_heads=4)
     >>> model(torch.zeros(3, 7, dtype=torch.long)).shape
     torch.Size([3, 7, 256])
     """
 
     def __init__(
-        self, vocab_size: int, encoding: PositionEncoding, *, d_model: int, num_layers: int, num_heads: int
+        self,
+        vocab_size: int,
+        encoding: PositionEncoding,
+        *,
+        d_model: int,
+        num_layers: int,
+        num_heads: int,
+        keys_are_values: bool = False,
     ) -> None:
         super().__init__()
         if d_model % num_heads:
@@ -39,7 +50,7 @@ class Decoder(nn.Module):
                 f"got d_model={d_model} for num_heads={num_heads}, expected a multiple", f"d_model={nearest}"
             )
         self.embedding = InputEmbedding(vocab_size, d_model, encoding=encoding, scale="sqrt_d_model", norm="layer_norm")
-        self.blocks = nn.ModuleList(Block(d_model, num_heads, num_layers) for _ in range(num_layers))
+        self.blocks = nn.ModuleList(Block(d_model, num_heads, num_layers, keys_are_values) for _ in range(num_layers))
         self.norm = nn.LayerNorm(d_model)
 
     def forward(
@@ -65,11 +76,12 @@ class Decoder(nn.Module):
 class Block(nn.Module):
     """Causal attention, then an MLP, each on the normed stream and added to it."""
 
-    def __init__(self, d_model: int, num_heads: int, num_layers: int) -> None:
+    def __init__(self, d_model: int, num_heads: int, num_layers: int, keys_are_values: bool = False) -> None:
         super().__init__()
         self.num_heads = num_heads
+        self.keys_are_values = keys_are_values
         self.attention_norm = nn.LayerNorm(d_model)
-        self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.qkv = nn.Linear(d_model, (2 if keys_are_values else 3) * d_model, bias=False)
         self.out = nn.Linear(d_model, d_model, bias=False)
         self.mlp_norm = nn.LayerNorm(d_model)
         self.up = nn.Linear(d_model, 4 * d_model)
@@ -78,13 +90,17 @@ class Block(nn.Module):
             nn.init.normal_(into_stream.weight, std=0.02 / (2 * num_layers) ** 0.5)
 
     def forward(self, x: Tensor, encoding: PositionEncoding, positions: Positions, cache: KVCache | None) -> Tensor:
-        heads = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.num_heads, -1))
-        q, k, v = heads.permute(2, 0, 3, 1, 4)
+        width = x.shape[-1] // self.num_heads
+        heads = self.qkv(self.attention_norm(x)).unflatten(-1, (-1, self.num_heads, width))
+        q, k, *own_values = heads.permute(2, 0, 3, 1, 4)
         q, k = encoding.rotate(q, k, positions)
+        v = k if self.keys_are_values else own_values[0]
         k_positions = None
         if cache is not None:
             k, v, k_positions = cache.append(k, v, positions)
         y = attend(q, k, v, encoding=encoding, positions=positions, k_positions=k_positions)
+        if self.keys_are_values:
+            y = encoding.unrotate(y, positions)
         x = x + self.out(y.transpose(1, 2).flatten(-2))
         return x + self.down(F.gelu(self.up(self.mlp_norm(x))))
 

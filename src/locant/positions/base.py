@@ -1,8 +1,9 @@
-"""`PositionEncoding`: the three doors through which word order enters a transformer.
+"""`PositionEncoding`: the four doors through which word order enters a transformer.
 
-``embed`` adds to the token embeddings, ``rotate`` rotates queries and keys, ``bias`` adds to the attention scores. Each
-does nothing unless an encoding overrides it, so the base class itself is NoPE: no position encoding at all
-(Kazemnejad et al. 2023, https://arxiv.org/abs/2305.19466).
+``embed`` adds to the token embeddings, ``rotate`` rotates queries and keys, ``bias`` adds to the attention scores, and
+``unrotate`` turns the output of attention back where values were rotated. Each does nothing unless an encoding
+overrides it, so the base class itself is NoPE: no position encoding at all (Kazemnejad et al. 2023,
+https://arxiv.org/abs/2305.19466).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from locant.positions.positions import Positions, require_positions
 from locant.tensors import require_arithmetic
 
 __all__ = [
-    "Bias", "EncodingInfo", "Keys", "ModelShape", "PositionEncoding", "Queries", "ScoreMod", "bias_dtype",
+    "Bias", "EncodingInfo", "Keys", "ModelShape", "Output", "PositionEncoding", "Queries", "ScoreMod", "bias_dtype",
     "bias_matrix", "build", "has_bias", "has_score_mod", "owner_of", "require_embeddings", "require_heads",
 ]  # fmt: skip
 
@@ -30,6 +31,7 @@ DOORS = {
     "embed": "encoding.embed(x, positions)",
     "rotate": "encoding.rotate(q, k, positions)",
     "bias": "attend(q, k, v, encoding=encoding, positions=positions), or encoding.bias(q, k, positions)",
+    "unrotate": "encoding.unrotate(y, positions)",
 }
 """How each is called, for the remedy of an error."""
 
@@ -37,6 +39,7 @@ E = TypeVar("E", bound="PositionEncoding")
 
 Queries = Float[Tensor, "batch heads query head_dim"]
 Keys = Float[Tensor, "batch kv_heads key head_dim"]
+Output = Float[Tensor, "batch heads query head_dim"]
 Bias = Float[Tensor, "#batch heads query key"]
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -83,11 +86,16 @@ class EncodingInfo:
 class PositionEncoding(nn.Module):
     """The base class of position encodings, which by itself encodes no positions (NoPE).
 
-    A model written against the three doors runs with every encoding::
+    A model written against these doors runs with every encoding::
 
         x = encoding.embed(x, positions)                     # once, after the token embedding
         q, k = encoding.rotate(q, k, positions)              # in every layer, before the KV cache
         y = attend(q, k, v, encoding=encoding, positions=positions)
+
+    and where the rotated key is the value, too::
+
+        y = attend(q, k, k, encoding=encoding, positions=positions)
+        y = encoding.unrotate(y, positions)
 
     .. math:: b_{ij} = 0
 
@@ -129,7 +137,7 @@ class PositionEncoding(nn.Module):
 
     @classmethod
     def doors(cls) -> tuple[str, ...]:
-        """Which of ``embed``, ``rotate`` and ``bias`` this class overrides."""
+        """Which of ``embed``, ``rotate``, ``bias`` and ``unrotate`` this class overrides."""
         return tuple(door for door in DOORS if getattr(cls, door) is not getattr(PositionEncoding, door))
 
     @classmethod
@@ -184,6 +192,15 @@ class PositionEncoding(nn.Module):
         whatever the dtype of `q`: bfloat16 cannot tell far distances apart.
         """
         return None
+
+    def unrotate(self, y: Output, positions: Positions) -> Output:
+        """The output of attention over rotated values, turned back by the positions of its queries.
+
+        Rotated values are the rotated keys themselves (DeepSeek-V4), or values rotated as the keys are (GTA, Miyato
+        et al. 2023, arXiv 2310.10375). Turned back, what a key contributes depends on its distance to the query, and
+        no longer on where it stands. Where values are not rotated, it is not called.
+        """
+        return y
 
     def score_mod(
         self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None

@@ -70,6 +70,7 @@ def rotate(
     layout: Layout,
     *,
     inplace: bool = False,
+    inverse: bool = False,
 ) -> tuple[Float[Tensor, "batch heads seq head_dim"], Float[Tensor, "batch kv_heads seq head_dim"]]: ...
 @overload
 def rotate(
@@ -80,6 +81,7 @@ def rotate(
     layout: Layout,
     *,
     inplace: bool = False,
+    inverse: bool = False,
 ) -> tuple[Float[Tensor, "batch heads seq head_dim"], None]: ...
 def rotate(
     q: Float[Tensor, "batch heads seq head_dim"],
@@ -89,6 +91,7 @@ def rotate(
     layout: Layout,
     *,
     inplace: bool = False,
+    inverse: bool = False,
 ) -> tuple[Float[Tensor, "batch heads seq head_dim"], Float[Tensor, "batch kv_heads seq head_dim"] | None]:
     """Rotate the first ``2 * tables.pairs()`` dimensions of every head by its token's position.
 
@@ -98,6 +101,7 @@ def rotate(
         tables: where cosines and sines come from.
         layout: which dimensions form a pair.
         inplace: write into `q` and `k`, and return them. Where both are the same elements, these are rotated once.
+        inverse: rotate by the negative angles.
 
     Raises:
         ShapeError: `q` and `k` differ in more than their heads; or, in place, a tensor repeats its elements in memory,
@@ -108,7 +112,7 @@ def rotate(
     >>> rotate(torch.tensor([[[[1.0, 0.0]]]]), None, torch.tensor([[2]]), quarter, "half")[0].round()
     tensor([[[[-1., -0.]]]])
     """
-    rest = (positions, tables.table, tables.axis_of_pair, tables.levels, tables.attention_factor, layout, False)
+    rest = (positions, tables.table, tables.axis_of_pair, tables.levels, tables.attention_factor, layout, inverse)
     if k is not None:
         _require_alike(q, k)
     if not inplace:

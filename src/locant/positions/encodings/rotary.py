@@ -17,7 +17,7 @@ from locant.kernels.rotary.reference import cos_sin
 from locant.kernels.rotary.repeated import Repeated
 from locant.kernels.transforms import wants_result_alone
 from locant.positions.angles import AngleMode, Angles
-from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads
+from locant.positions.base import EncodingInfo, Keys, Output, PositionEncoding, Queries, require_heads
 from locant.positions.constant import Constant
 from locant.positions.frequencies import base_of, width_of
 from locant.positions.pair_table import Channels, Pairs, sections_of
@@ -273,6 +273,21 @@ class Rotary(PositionEncoding):
         elif q.is_cpu and wants_result_alone():
             positions.kept[self.angles] = Repeated(index, tables, is_fixed=positions.start is not None)
         return rotated
+
+    def unrotate(self, y: Output, positions: Positions) -> Output:
+        """The inverse of `rotate_one`: rotated by the negative angles, and divided by the attention factor.
+
+        >>> y, where = torch.randn(1, 2, 5, 8), Positions.arange(5)
+        >>> torch.allclose(Rotary(8).unrotate(Rotary(8).rotate_one(y, where), where), y, atol=1e-6)
+        True
+        """
+        require_heads("y", y, positions, self.head_dim)
+        if self._in_order is not None:
+            channels, ordered = self._in_order
+            return channels.scatter(ordered.unrotate(channels.gather(y), positions), y)
+        index, tables = self._index_and_tables(positions)
+        tables = tables._replace(attention_factor=1 / tables.attention_factor)
+        return rotate(y, None, index, tables, self.layout, inverse=True)[0]
 
     def _rotate_in_order(
         self,

@@ -12,7 +12,7 @@ from locant.arguments import MAX_INT32, one_of, real, whole
 from locant.errors import LocantError, ShapeError
 from locant.kernels.rotary import Layout, require_writable, rotate_pairs
 from locant.positions.angles import AngleMode, Angles
-from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads
+from locant.positions.base import EncodingInfo, Keys, Output, PositionEncoding, Queries, require_heads
 from locant.positions.constant import Constant
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.positions import Positions
@@ -119,6 +119,11 @@ class XPos(PositionEncoding):
         if require_writable(q, k):
             raise ShapeError("got one tensor as q and k, which xPos scales in opposite ways, in place", "k.clone()")
         return q.copy_(rotated_q), k.copy_(rotated_k)
+
+    def unrotate(self, y: Output, positions: Positions) -> Output:
+        """What `rotate` makes of a key, undone: where keys are values, theirs fade with the distance too."""
+        cos, sin = self._angles_of(y, positions, "y", 1)
+        return rotate_pairs(y, cos, -sin, self.layout)
 
     def _angles_of(self, x: Tensor, positions: Positions, name: str, direction: int) -> tuple[Tensor, Tensor]:
         """The cosine and sine for every token and pair, times its scale."""

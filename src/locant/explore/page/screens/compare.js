@@ -99,7 +99,7 @@ export function open(place, page) {
       if (!mapOf.has(slot)) mapOf.set(slot, new Picture(maps, page, { name: `map-${slot}`, height: 330, square: true, again: () => cursor.tell() }));
       mapOf.get(slot).show({
         title: label,
-        note: `${doors.map((door) => DOORS[door]).join(", ") || "does nothing: every key alike"}`,
+        note: `${doors.filter((door) => door in DOORS).map((door) => DOORS[door]).join(", ") || "does nothing: every key alike"}`,
         legend: [{ name: "score" }],
         table: () => ({
           columns: ["query \\ key", ...Array.from(positions, String)],

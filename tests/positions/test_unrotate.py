@@ -1,0 +1,92 @@
+"""The fourth door: values that were rotated with their keys come out of attention turned back by the query's place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from locant import PositionEncoding, Positions, Rotary, ShapeError, XPos, attend
+from locant.positions import ModelShape, Pairs
+from locant.positions.registry import encodings
+from locant.positions.scaling import YaRN
+from tests.refusal import refuses
+from tests.tolerances import PEER, assert_close
+
+SHAPE = ModelShape(d_model=12, num_heads=3, max_seq_len=8)
+ROTARY = {
+    "half": Rotary(10, rotary_dim=6),
+    "interleaved": Rotary(10, layout="interleaved", angles="float32"),
+    "scaled": Rotary(10, scaling=YaRN(factor=4.0, original_max_seq_len=64)),
+    "trailing": Rotary(10, pairs=Pairs(dims=[(4, 5), (9, 6)])),
+}
+
+
+@pytest.mark.parametrize("name", encodings())
+def test_it_is_the_identity_but_for_those_that_rotate(name: str) -> None:
+    encoding, y = encodings()[name].for_model(SHAPE), torch.randn(1, 3, 5, 4)
+    assert (encoding.unrotate(y, Positions.arange(5)) is y) == ("rotate" not in encoding.doors())
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_it_is_the_inverse_rotation_forward_and_gradient(name: str) -> None:
+    rotary, where = ROTARY[name], Positions.of([[5, 0, 70_001], [2, 3, -4]])
+    y = torch.randn(2, 3, 3, 10, dtype=torch.float64, requires_grad=True)
+    back = rotary.unrotate(y, where)
+    factor = rotary.scaling.effective_attention_factor
+    held = torch.float32 if rotary.angles.mode == "float32" else torch.float64
+    assert_close(rotary.rotate_one(back, where), y, held)
+    cotangent = torch.randn_like(y)
+    (gradient,) = torch.autograd.grad(back, y, cotangent)
+    assert_close(gradient, rotary.rotate_one(cotangent, where) / factor**2, held)  # of R^-1 / m: R / m
+
+
+@pytest.mark.parametrize("encoding", [Rotary(6), Rotary(6, layout="interleaved"), XPos(6), PositionEncoding()])
+def test_what_a_rotated_value_contributes_depends_on_the_distance_alone(encoding: PositionEncoding) -> None:
+    q, k = torch.randn(2, 1, 2, 7, 6, dtype=torch.float64)
+
+    def attended(positions: Positions) -> Tensor:
+        rotated_q, rotated_k = encoding.rotate(q, k, positions)
+        y = attend(rotated_q, rotated_k, rotated_k, encoding=encoding, positions=positions)
+        return encoding.unrotate(y, positions)
+
+    assert_close(attended(Positions.after(900, 7)), attended(Positions.arange(7)), torch.float32)
+
+
+def test_what_does_not_fit_is_refused_by_name() -> None:
+    with refuses(ShapeError, "y", "head_dim=10"):
+        ROTARY["half"].unrotate(torch.zeros(1, 2, 3, 8), Positions.arange(3))
+
+
+def test_it_is_the_attention_of_deepseek_v4() -> None:
+    """Their layer of sliding attention, run and differentiated beside ours with its own weights."""
+    code = pytest.importorskip("transformers.models.deepseek_v4.modeling_deepseek_v4")
+    config = code.DeepseekV4Config(
+        hidden_size=24, head_dim=16, num_attention_heads=4, q_lora_rank=8, o_groups=2, o_lora_rank=6,
+        num_hidden_layers=1, layer_types=["sliding_attention"], mlp_layer_types=["moe"], sliding_window=5,
+        partial_rotary_factor=0.5, attn_implementation="eager",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    layer = code.DeepseekV4Attention(config, 0)
+    torch.nn.init.normal_(layer.sinks)
+    tokens = 11
+    x = torch.randn(2, tokens, 24, requires_grad=True)
+    ids = torch.arange(tokens)[None] + 3
+    positions = Positions.after(3, tokens)
+    angles = code.DeepseekV4RotaryEmbedding(config)(x, ids, layer_type="main")
+    mask = torch.where(positions.mask(window=5), 0.0, -torch.inf)
+    theirs, _ = layer(x, {"main": angles}, ids, mask)
+
+    rotary = Rotary.from_config(config, layer_type="main", angles="float32")
+    q = layer.q_b_norm(layer.q_b_proj(layer.q_a_norm(layer.q_a_proj(x))).unflatten(-1, (4, 16)).transpose(1, 2))
+    q, k = rotary.rotate(q, layer.kv_norm(layer.kv_proj(x))[:, None], positions)
+    y = attend(q, k, k, encoding=rotary, positions=positions, window=5, sinks=layer.sinks)
+    y = rotary.unrotate(y, positions).transpose(1, 2)
+    ours = layer.o_b_proj(layer.o_a_proj(y.reshape(2, tokens, 2, -1)).flatten(2))
+
+    torch.testing.assert_close(ours, theirs, **PEER)
+    leaves = [x, layer.sinks, layer.kv_proj.weight, layer.q_b_proj.weight]
+    cotangent = torch.randn_like(ours)
+    grads = (torch.autograd.grad(out, leaves, cotangent, retain_graph=True) for out in (ours, theirs))
+    for mine, other in zip(*grads, strict=True):
+        torch.testing.assert_close(mine, other, **PEER)
