@@ -49,7 +49,8 @@ SAMPLE = {
     "max_seq_len": 16, "d_model": 8, "num_heads": 2, "head_dim": 4, "factor": 2.0, "original_max_seq_len": 8,
     "short_factor": (1.0, 1.0), "long_factor": (2.0, 2.0), "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "seq_len": 4, "cache_len": 4, "n": 2, "attention_mask": torch.ones(1, 2), "lengths": [2, 3], "index": [1],
-    "parts": [Positions.arange(2)], "sizes": 2, "rank": 0, "world": 2,
+    "parts": [Positions.arange(2)], "sizes": 2, "rank": 0, "world": 2, "ids": [1], "digits": [1], "numbers": [1, 2],
+    "documents": [2],
 }  # fmt: skip
 
 
@@ -58,10 +59,28 @@ def _grid(sizes: Any, device: Any = None) -> Positions:
     return Positions.grid(2, sizes, device=device)
 
 
+def _multimodal(
+    documents: Any,
+    merge: Any = 1,
+    merge_frames: Any = 1,
+    goes_on: Any = "sides",
+    denominator: Any = 1,
+    length: Any = None,
+    padding: Any = "left",
+    device: Any = None,
+) -> Positions:
+    """As it is, but what `Positions.cat` calls parts has another name."""
+    counting: dict[str, Any] = {"merge": merge, "merge_frames": merge_frames, "goes_on": goes_on}
+    return Positions.multimodal(
+        documents, **counting, denominator=denominator, length=length, padding=padding, device=device
+    )
+
+
+WRAPPED = {"grid": _grid, "multimodal": _multimodal}
 ENCODINGS = list(encodings().values())
 SCALINGS = [kind for name in scaling.__all__ if (kind := getattr(scaling, name)) is not scaling.Scaling]
 FACTORIES = [
-    *(one for name, one in inspect.getmembers(Positions, inspect.ismethod) if name[0] != "_" and name != "grid"), _grid,
+    *(WRAPPED.get(name, one) for name, one in inspect.getmembers(Positions, inspect.ismethod) if name[0] != "_"),
     Positions.arange(4).shard, Positions.arange(4).shard_slots,
 ]  # fmt: skip
 BUILDS: dict[str, Build] = {
@@ -73,11 +92,15 @@ ZERO = frozenset({"0"})
 
 ACCEPTED: dict[str, Collection[str]] = {
     **dict.fromkeys(("base", "c", "gamma", "scale_base", "threshold", "factor", "low_freq_factor"), POSITIVE),
-    **dict.fromkeys(("learned", "bidirectional", "key_term", "norm", "truncate", "zigzag"), FLAG),
+    **dict.fromkeys(("learned", "bidirectional", "key_term", "norm", "truncate", "zigzag", "reverse"), FLAG),
     **dict.fromkeys(("head_slice", "d_model", "head_dim", "rotary_dim", "seq_len", "sections"), NONE),
     **dict.fromkeys(("scaling", "num_buckets", "length", "pairs"), NONE),
-    **dict.fromkeys(("max_distance", "offset", "rank", "sizes", "batch"), ZERO),
-    **dict.fromkeys(("short_factor", "long_factor", "index", "lengths"), frozenset({"list"})),
+    **dict.fromkeys(("max_distance", "offset", "rank", "sizes", "batch", "start", "seed"), ZERO),
+    **dict.fromkeys(("short_factor", "long_factor", "index", "lengths", "numbers", "documents"), frozenset({"list"})),
+    **dict.fromkeys(("ids", "digits"), frozenset({"list", "0", "-1"})),
+    "positions": NONE,
+    "Positions.randomized.lengths": frozenset({"0", "list"}),
+    "Positions.abacus.ids": frozenset({"list"}),
     **dict.fromkeys(("mscale", "mscale_all_dim"), NONE | ZERO | POSITIVE),
     **dict.fromkeys(("document", "order"), NONE | {"0", "-1", "list"}),
     "attention_factor": NONE | POSITIVE,
@@ -106,11 +129,19 @@ ACCEPTED: dict[str, Collection[str]] = {
 OTHERS = {
     "learned", "bidirectional", "key_term", "norm", "truncate", "zigzag", "axial", "scaling", "device",
     "layout", "angles", "kind", "form", "terms", "sections", "slopes", "short_factor", "long_factor",
-    "lengths", "length", "parts", "attention_mask", "index", "document", "order", "cache_len", "pairs",
+    "lengths", "length", "parts", "documents", "ids", "digits", "positions", "numbers", "reverse", "goes_on", "padding",
+    "attention_mask", "index", "document", "order", "cache_len", "pairs",
 }  # fmt: skip
 """Parameters that are no numbers; what is wrong with them is a `LocantError` of one kind or another."""
 
-WORDS = {"lengths": "length", "sizes": "size", "parts": "", "attention_mask": "mask", "length": ""}
+WORDS = {
+    "lengths": "length",
+    "sizes": "size",
+    "parts": "",
+    "documents": "parts",
+    "attention_mask": "mask",
+    "length": "",
+}
 """What errors call a parameter, where that is not its name."""
 
 CASES = [

@@ -125,18 +125,28 @@ class KVCache:
 
 
 def following(cached: Positions, n: int) -> Positions:
-    """The `n` positions after the last real token of every row, in that token's document; without asking a device."""
-    cached.require_single_axis("KVCache.next_positions")
+    """The `n` positions after the last real token of every row, in that token's document; without asking a device.
+
+    Among images and videos, ``(time, row, column)``, text goes on behind the largest index of its document.
+    """
+    if cached.axes != 3:
+        cached.require_single_axis("KVCache.next_positions")
     real = cached.document != PADDING
     slots = torch.arange(cached.seq_len, device=cached.device)
     last = torch.where(real, slots, 0).amax(1, keepdim=True)
-    steps = torch.arange(1, n + 1, device=cached.device)
-    known, index = real.any(1, keepdim=True), cached.index.gather(1, last)
-    document = torch.where(known, cached.document.gather(1, last), 0).expand(-1, n)
+    steps, parts = torch.arange(1, n + 1, device=cached.device), cached.denominator
+    known, last_document = real.any(1, keepdim=True), cached.document.gather(1, last)
+    if cached.axes == 1:
+        index = cached.index.gather(1, last)
+    else:
+        index = torch.where(cached.document == last_document, cached.index.amax(2), -parts).amax(1, keepdim=True)
+    document = torch.where(known, last_document, 0).expand(-1, n)
     order = None if cached.order_or_none is None else cached.order.amax(1, keepdim=True) + steps
     low = None if cached.min_index is None else min(cached.min_index, 0)
-    high = None if cached.max_index is None else max(cached.max_index, -1) + n
-    following = Positions.of(torch.where(known, index, -1) + steps, order=order, max_index=high)
+    high = None if cached.max_index is None else max(cached.max_index, -1) + n * parts
+    index = torch.where(known, index, -parts) + steps * parts
+    index = index if cached.axes == 1 else index[..., None].expand(-1, -1, cached.axes)
+    following = Positions.of(index, order=order, max_index=high, denominator=parts)
     return dataclasses.replace(following, document_or_none=document, min_index=low)
 
 

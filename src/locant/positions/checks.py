@@ -37,15 +37,15 @@ def known_device(value: Any) -> torch.device | None:
         raise RangeError(f"got {shown(value)} for device, expected a device of torch", "device='cpu'") from error
 
 
-def rows_of(lengths: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
+def rows_of(name: str, lengths: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
     """One list per row, from a list per row or the list of the only row."""
-    rows = entries("lengths", lengths, "Positions.packed([5, 3])")
+    rows = entries(name, lengths, "[5, 3], or [[5, 3], [8]]")
     nested = [[*row] for row in rows if isinstance(row, Sequence)]
     flat = [number for number in rows if not isinstance(number, Sequence)]
     if nested and flat:
-        got = f"got lengths {shown(lengths)}, expected numbers or a list per row"
-        raise ShapeError(got, "Positions.packed([[5, 3], [8]])")
-    return [[token_count("a document's length", number) for number in row] for row in nested or [flat]]
+        got = f"got {name} {shown(lengths)}, expected numbers or a list per row"
+        raise ShapeError(got, "[[5, 3], [8]]")
+    return [[token_count(f"an entry of {name}", number) for number in row] for row in nested or [flat]]
 
 
 def integers(name: str, value: object, device: torch.device | str | None = None) -> Int[Tensor, "*shape"]:

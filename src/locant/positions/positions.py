@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,8 @@ from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import documents
 from locant.positions.checks import index_bound, integers, known_device, padding_mask, row_of, rows_of, token_count
 from locant.positions.documents import PADDING, MaskMod, is_allowed, window_of
+from locant.positions.generalizing import coupled_number, drawn, places_in_numbers
+from locant.positions.multimodal import Counting, Parts, rows_of_parts
 from locant.tensors import bounds, has_values, readable
 
 __all__ = ["Positions", "require_positions"]
@@ -45,6 +48,7 @@ class Positions:
         order_or_none: ``None``: the index itself. `order` is the same as a tensor.
         min_index, max_index: no index is smaller, or larger; ``None`` where only the device knows.
         start: set where every row is known to be one document counting ``start, start + 1, ...``.
+        denominator: an index counts such parts of a position, so that fractions have exact angles, too.
 
     >>> Positions.packed([2, 3]).index, Positions.packed([2, 3]).document
     (tensor([[0, 1, 0, 1, 2]]), tensor([[0, 0, 1, 1, 1]]))
@@ -56,6 +60,7 @@ class Positions:
     min_index: int | None = None
     max_index: int | None = None
     start: int | None = None
+    denominator: int = 1
 
     @functools.cached_property
     def kept(self) -> WeakKeyDictionary[object, Any]:
@@ -123,26 +128,166 @@ class Positions:
         >>> Positions.packed([[2, 1], [1]]).document.tolist()
         [[0, 0, 1], [0, -1, -1]]
         """
-        rows = rows_of(lengths)
+        rows = rows_of("lengths", lengths)
         packed = documents.pack(rows, None if length is None else token_count("length", length))
         index, document = (torch.from_numpy(each).to(known_device(device) or "cpu") for each in packed)
         return cls._checked(index, document, None, 0, max([1, *itertools.chain.from_iterable(rows)]) - 1)
 
     @classmethod
-    def grid(cls, *sizes: int, device: Device = None) -> Positions:
+    def grid(cls, *sizes: int, centred: bool = False, device: Device = None) -> Positions:
         """The coordinates of a grid, row-major: ``grid(h, w)`` for an image, ``grid(t, h, w)`` for a video.
+
+        With `centred` each axis goes from -1 to 1 over the whole grid, and a token is in the middle of its cell
+        (DINOv3): index over `denominator`, at which angles stay exact.
 
         >>> Positions.grid(2, 2).index.tolist()
         [[[0, 0], [0, 1], [1, 0], [1, 1]]]
+        >>> Positions.grid(1, 4, centred=True)
+        Positions(1x4x2, index -4..4, over 4)
         """
         if not sizes:
             raise ShapeError("got a grid without sizes, expected one per axis", "Positions.grid(height, width)")
         device = known_device(device)
         counts = [token_count("a grid's size", size) for size in sizes]
-        axes = [torch.arange(count, device=device) for count in counts]
+        axes, denominator = [torch.arange(count, device=device) for count in counts], 1
+        if flag("centred", centred):
+            denominator = math.lcm(*(max(count, 1) for count in counts))
+            axes = [(2 * axis + 1 - len(axis)) * (denominator // max(len(axis), 1)) for axis in axes]
         index = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).reshape(1, -1, len(sizes))
         order = torch.arange(index.shape[1], device=device)[None]
-        return cls._checked(_without_single_axis(index), None, order, 0, max(max(counts) - 1, 0))
+        low, high = (-denominator, denominator) if centred else (0, max(max(counts) - 1, 0))
+        return cls._checked(_without_single_axis(index), None, order, low, high, None, denominator)
+
+    @classmethod
+    def multimodal(
+        cls,
+        parts: Parts,
+        *,
+        merge: int = 1,
+        merge_frames: int = 1,
+        goes_on: str = "largest",
+        denominator: int = 1,
+        length: int | None = None,
+        padding: str = "right",
+        device: Device = None,
+    ) -> Positions:
+        """Text with images and videos, ``(time, row, column)`` each, as vision-language models count them.
+
+        Args:
+            parts: of a document, in order: a number of text tokens, or a grid ``(frames, rows, columns)`` of patches;
+                a fourth number is the step of the first axis from frame to frame (Qwen2.5-VL: ``tokens_per_second`` x
+                seconds per frame). Or a list of documents that are packed in one row; or a list of such rows.
+            merge: blocks of so many by so many patches are one token.
+            merge_frames: so many frames of a video are one (ERNIE-4.5-VL); a single one stays one.
+            goes_on: text after a grid begins behind its ``"largest"`` index, frames included (as these models were
+                published), or behind its ``"sides"``, rows and columns (`transformers` 5).
+            denominator: in how many parts a position is divided, for steps that are fractions (Qwen3-Omni). With 1,
+                the time of a frame is cut off to a whole number.
+            length: of every row; default: the longest.
+            padding: on which side of a row, ``"right"`` or ``"left"``.
+
+        >>> Positions.multimodal([2, (1, 2, 4), 1], merge=2).index[0].tolist()
+        [[0, 0, 0], [1, 1, 1], [2, 2, 2], [2, 2, 3], [4, 4, 4]]
+        """
+        counting = Counting(merge=merge, merge_frames=merge_frames, goes_on=goes_on, denominator=denominator)
+        made = rows_of_parts(parts, counting, length, padding)
+        index, document, order = (torch.from_numpy(each).to(known_device(device) or "cpu") for each in made)
+        padded = document if bool((made[1] != 0).any()) else None
+        return cls._checked(index, padded, order, 0, int(made[0].max(initial=0)), None, counting.denominator)
+
+    @classmethod
+    def randomized(
+        cls,
+        lengths: int | Sequence[int] | Sequence[Sequence[int]],
+        max_seq_len: int,
+        *,
+        seed: int = 0,
+        length: int | None = None,
+        device: Device = None,
+    ) -> Positions:
+        """Different numbers below `max_seq_len`, drawn anew for every `seed`, in order: Ruoss et al. 2023.
+
+        Trained so, a model has seen every index that longer rows will have (arXiv 2305.16843). Masks, and windows
+        of attention, count tokens.
+
+        Args:
+            lengths: of a row of one document, or as in `packed`, where every document has numbers of its own.
+            max_seq_len: beyond the longest row that will be seen.
+
+        >>> Positions.randomized(4, 100, seed=3).index
+        tensor([[ 8, 17, 23, 78]])
+        """
+        whole_row = isinstance(lengths, (int, np.integer)) and not isinstance(lengths, bool)
+        counted = cls.packed([lengths] if whole_row else lengths, length=length)  # type: ignore[list-item]
+        seed, index = whole("seed", seed, 0, 2**62, remedy="seed=0"), counted.index.clone()
+        for row, documents_of_row in enumerate(counted.document):
+            for number in documents_of_row.unique().tolist():
+                mine = documents_of_row == number
+                if number != PADDING:
+                    index[row, mine] = drawn(int(mine.sum()), max_seq_len, [seed, row, number])
+        largest = whole("max_seq_len", max_seq_len, 1, remedy="a length beyond all that will be seen") - 1
+        document = counted.document if bool((counted.document != 0).any()) else None
+        return cls._checked(index, document, counted.index, 0, largest).to(known_device(device) or "cpu")
+
+    @classmethod
+    def abacus(cls, ids: Numbers, digits: Numbers, *, offset: int = 0, positions: Positions | None = None) -> Positions:
+        """The place of every digit within its number, from 1, and 0 for all else: McLeish et al. 2024.
+
+        For the table that is added to the embeddings of digits (arXiv 2405.17399); numbers are written with their
+        units first. In training `offset` is drawn for every batch, so that longer numbers find trained rows.
+
+        Args:
+            ids: ``seq`` or ``batch seq``.
+            digits: the ids of tokens that are digits.
+            offset: added to the places of digits.
+            positions: where the tokens stand: their documents end numbers, and their order is kept.
+
+        >>> Positions.abacus([7, 8, 0, 9], digits=range(5, 10)).index
+        tensor([[1, 2, 0, 1]])
+        """
+        tokens, known = integers("ids", ids), integers("digits", digits)
+        tokens = tokens[None] if tokens.ndim == 1 else tokens
+        if tokens.ndim != 2:
+            raise shape_error("ids", tokens, "(batch, seq)", "the ids of the tokenizer")
+        offset = whole("offset", offset, 0, remedy="offset=0")
+        where = cls.arange(tokens.shape[1], batch=len(tokens), device=tokens.device) if positions is None else positions
+        require_positions(where)
+        where.require_fits(len(tokens), tokens.shape[1], tokens.device, "ids")
+        where = where.expand(len(tokens))
+        index = places_in_numbers(torch.isin(tokens, known.to(tokens.device)), where.document, offset)
+        return cls._checked(index, where.document_or_none, where.order, 0, offset + tokens.shape[1])
+
+    @classmethod
+    def coupled(
+        cls,
+        numbers: Sequence[int] | Sequence[Sequence[int]],
+        *,
+        start: int = 1,
+        reverse: bool = True,
+        length: int | None = None,
+        device: Device = None,
+    ) -> Positions:
+        """Digits of one significance at one index, for sums like ``653+49=207``: Cho et al. 2024, arXiv 2405.20671.
+
+        Args:
+            numbers: how many digits each has; a sign follows each but the last, which is the result. Or one such list
+                per row.
+            start: one less than the index of the first digit of the longest operand; drawn in training.
+            reverse: whether the result is written with its units first.
+            length: of every row, padded on the right; default: the longest.
+
+        >>> Positions.coupled([3, 2, 3]).index.tolist()
+        [[2, 3, 4, 5, 3, 4, 5, 4, 3, 2]]
+        """
+        start, reverse = whole("start", start, 0, remedy="start=1"), flag("reverse", reverse)
+        rows = [coupled_number(row, start, reverse) if row else [] for row in rows_of("numbers", numbers)]
+        counted = cls.packed([[len(row)] for row in rows], length=length)
+        index = torch.zeros_like(counted.index)
+        for place, row in enumerate(rows):
+            index[place, : len(row)] = torch.tensor(row, dtype=torch.int64)
+        document = counted.document if bool((counted.document != 0).any()) else None
+        largest = max((max(row) for row in rows if row), default=0)
+        return cls._checked(index, document, counted.index, 0, largest).to(known_device(device) or "cpu")
 
     @classmethod
     def of(
@@ -152,6 +297,7 @@ class Positions:
         *,
         order: Numbers | None = None,
         max_index: int | None = None,
+        denominator: int = 1,
     ) -> Positions:
         """Anything else: any integer index per token, negative ones included.
 
@@ -160,8 +306,11 @@ class Positions:
             document: ``seq`` or ``batch seq``; -1 is padding; default: one document.
             order: ``seq`` or ``batch seq``; default: the index, or the slot in the row where there are several axes.
             max_index: as in `after`.
+            denominator: an index counts such parts of a position: ``3`` over 2 is position 1.5. `Rotary` has exact
+                angles there, too; what counts whole tokens refuses it. The order is then the slot in the row.
         """
         max_index = index_bound(max_index)
+        denominator = whole("denominator", denominator, 1, remedy="denominator=1")
         where = integers("index", index).clone()  # the caller may write into its tensor later
         where = where[None] if where.ndim == 1 else where
         if where.ndim not in (2, 3):
@@ -170,10 +319,10 @@ class Positions:
         document_ids, orders = row_of("document", document, where), row_of("order", order, where)
         if document_ids is not None:
             documents.require_documents(document_ids)
-        if where.ndim == 3 and orders is None:
+        if (where.ndim == 3 or denominator > 1) and orders is None:
             orders = torch.arange(where.shape[1], device=where.device).expand(where.shape[:2])
         low, high = bounds(where) if max_index is None else (None, max_index)
-        return cls._checked(where, document_ids, orders, low, high)
+        return cls._checked(where, document_ids, orders, low, high, None, denominator)
 
     @classmethod
     def cat(cls, parts: Sequence[Positions]) -> Positions:
@@ -190,6 +339,9 @@ class Positions:
         if len(axes := {part.axes for part in parts}) > 1:
             got = f"got positions with {sorted(axes)} axes, expected the same number"
             raise ShapeError(got, "Positions.of(index[..., None].expand(-1, -1, axes)) for text")
+        if len(parted := {part.denominator for part in parts}) > 1:
+            got = f"got positions over the denominators {sorted(parted)}, expected the same"
+            raise ShapeError(got, "Positions.of(index * factor, denominator=...) for some")
         batch = max(part.batch for part in parts)
         wide = [part.expand(batch) for part in parts]
         lows = [part.min_index for part in wide if part.seq_len]
@@ -204,6 +356,7 @@ class Positions:
             None if None in lows else min(lows) if lows else 0,
             None if None in highs else max(highs) if highs else 0,
             wide[0].start if counting else None,
+            parted.pop(),
         )
 
     @classmethod
@@ -274,7 +427,8 @@ class Positions:
     def _map(self, function: Callable[[Tensor], Tensor], start: int | None) -> Positions:
         document = None if self.document_or_none is None else function(self.document_or_none)
         order = None if self.order_or_none is None else function(self.order_or_none)
-        return Positions(function(self.index), document, order, self.min_index, self.max_index, start)
+        bounds_and_start = (self.min_index, self.max_index, start)
+        return Positions(function(self.index), document, order, *bounds_and_start, self.denominator)
 
     def shard(self, rank: int, world: int, zigzag: bool = True) -> Positions:
         """This rank's part of the sequence, for context parallelism: the tokens at `shard_slots`.
@@ -398,6 +552,9 @@ class Positions:
         if self.axes != 1:
             got = f"got positions with {self.axes} axes, {owner} needs one index per token"
             raise ShapeError(got, "Rotary(sections=...) for grids")
+        if self.denominator != 1:
+            got = f"got positions in parts of 1/{self.denominator}, {owner} counts whole tokens"
+            raise ShapeError(got, "Rotary, or Positions.of(index) without denominator")
 
     def require_fits(self, batch: int, seq_len: int, device: torch.device, what: str) -> None:
         """Raise unless these are the positions of `what`, which has this batch, length and device."""
@@ -411,7 +568,8 @@ class Positions:
         """Whether every token has the same index, document and order."""
         if not isinstance(other, Positions):
             return NotImplemented
-        if self.device != other.device or not torch.equal(self.index, other.index):
+        same_index = self.denominator == other.denominator and self.device == other.device
+        if not (same_index and torch.equal(self.index, other.index)):
             return False
         same_order = self.order_or_none is other.order_or_none or torch.equal(self.order, other.order)
         return same_order and torch.equal(self.document, other.document)
@@ -423,7 +581,8 @@ class Positions:
         if self.start is not None:
             return f"Positions({shape}, {self.start}..{self.start + self.seq_len - 1})"
         documents = "" if self.document_or_none is None else ", with documents"
-        return f"Positions({shape}, index {self.min_index}..{self.max_index}{documents})"
+        parted = "" if self.denominator == 1 else f", over {self.denominator}"
+        return f"Positions({shape}, index {self.min_index}..{self.max_index}{parted}{documents})"
 
 
 SlotMod = Callable[[Tensor, Tensor], Tensor]
@@ -449,7 +608,7 @@ def require_positions(positions: object) -> None:
 
 def _flatten(positions: Positions) -> tuple[list[Any], tuple[int | None, ...]]:
     leaves = [positions.index, positions.document_or_none, positions.order_or_none]
-    return leaves, (positions.min_index, positions.max_index, positions.start)
+    return leaves, (positions.min_index, positions.max_index, positions.start, positions.denominator)
 
 
 def _flatten_with_keys(positions: Positions) -> tuple[list[Any], tuple[int | None, ...]]:

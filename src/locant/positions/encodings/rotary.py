@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.arguments import MAX_INT32, flag, shown, whole
-from locant.errors import RangeError, ShapeError
+from locant.errors import LocantError, RangeError, ShapeError
 from locant.kernels.rotary import Layout, Tables, is_transformed, require_writable, rotate, rotate_pairs
 from locant.kernels.rotary.reference import cos_sin
 from locant.kernels.rotary.repeated import Repeated
@@ -19,7 +19,7 @@ from locant.kernels.transforms import wants_result_alone
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import EncodingInfo, Keys, Output, PositionEncoding, Queries, require_heads
 from locant.positions.constant import Constant
-from locant.positions.frequencies import base_of, width_of
+from locant.positions.frequencies import PRECISION, base_of, width_of
 from locant.positions.pair_table import Channels, Pairs, sections_of
 from locant.positions.positions import Positions, require_positions
 from locant.positions.scaling import Scaling, Unscaled
@@ -29,6 +29,9 @@ __all__ = ["Rotary"]
 
 LEGACY_KEYS = ("inv_freq", "original_inv_freq", "freqs", "cos_cached", "sin_cached")
 """What other implementations keep in checkpoints; all of it follows from the configuration."""
+
+MOST_DENOMINATORS = 32
+"""Tables of angles that are kept for positions in parts, some MiB each: images of as many shapes in turns."""
 
 
 class Rotary(PositionEncoding):
@@ -125,6 +128,7 @@ class Rotary(PositionEncoding):
         frequencies, rounded = self.pairs.frequencies(self.scaling, self.base, self.seq_len)
         factor = self.scaling.effective_attention_factor
         self.angles = Angles(frequencies, angles, rounded=rounded, attention_factor=factor)
+        self._angles_over: dict[int, Angles] = {1: self.angles}
         self._in_order: tuple[Channels, Rotary] | None = None
         if self.pairs.runs_as is None:
             channels = Channels(self.pairs, self.head_dim)
@@ -203,8 +207,31 @@ class Rotary(PositionEncoding):
         Values need nothing. Exact but for one more rounding to the dtype of `k`.
         """
         require_heads("k", k, positions, self.head_dim)
-        cos_before, sin_before = self.for_length(from_len).cos_sin(positions, torch.float64)
-        cos_after, sin_after = self.for_length(to_len).cos_sin(positions, torch.float64)
+        before = self.for_length(from_len).cos_sin(positions, torch.float64)
+        return self._turned(k, before, self.for_length(to_len).cos_sin(positions, torch.float64))
+
+    def move(
+        self, k: Float[Tensor, "batch kv_heads key head_dim"], positions: Positions, to: Positions
+    ) -> Float[Tensor, "batch kv_heads key head_dim"]:
+        """Keys that were rotated at `positions`, as they would have been rotated at `to`.
+
+        For cached keys that change place: a text in the middle is dropped and what follows moves up (StreamingLLM), or
+        a document that was read by itself stands behind others. Values need nothing. Exact but for one more rounding
+        to the dtype of `k`, however far it goes.
+
+        >>> k, here, there = torch.randn(1, 2, 3, 8), Positions.arange(3), Positions.after(1_000_000, 3)
+        >>> rotary = Rotary(8)
+        >>> moved = rotary.move(rotary.rotate_one(k, here), here, there)
+        >>> torch.allclose(moved, rotary.rotate_one(k, there), atol=1e-6)
+        True
+        """
+        require_heads("k", k, positions, self.head_dim)
+        require_heads("k", k, to, self.head_dim)
+        return self._turned(k, self.cos_sin(positions, torch.float64), self.cos_sin(to, torch.float64))
+
+    def _turned(self, k: Tensor, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> Tensor:
+        """Keys that were rotated by these cosines and sines, as if by those."""
+        (cos_before, sin_before), (cos_after, sin_after) = before, after
         size = self.scaling.effective_attention_factor**2  # dividing by e^(ia) m is multiplying by e^(-ia) / m
         cos = (cos_after * cos_before + sin_after * sin_before) / size
         sin = (sin_after * cos_before - cos_after * sin_before) / size
@@ -331,14 +358,15 @@ class Rotary(PositionEncoding):
 
     def _index_and_tables(self, positions: Positions) -> tuple[Int[Tensor, "batch seq *axes"], Tables]:
         """What the kernels need to know of these positions."""
-        longest = self.scaling.length_that_matters
+        longest, parts = self.scaling.length_that_matters, positions.denominator
         if longest is not None:
             limit = max(self.seq_len or 0, longest)
             name = f"{type(self.scaling).__name__} for {limit} tokens"
             remedy = "rotary.for_length(seq_len) with the length of the whole sequence"
-            positions.require_within(-MAX_INT32, limit - 1, name, remedy)
+            positions.require_within(-MAX_INT32, limit * parts - 1, name, remedy)
         if self.pairs.num_axes == 1 or positions.axes == 1:
-            positions.require_single_axis("Rotary without sections")
+            if positions.axes != 1:
+                positions.require_single_axis("Rotary without sections")
             index, choice = positions.index.flatten(1), None
         elif self.pairs.num_axes == positions.axes:
             index, choice = positions.index, self._axis_of_pair.on(positions.device)
@@ -346,7 +374,25 @@ class Rotary(PositionEncoding):
             what = f"{self.pairs.num_axes} sections" if self.sections else f"pairs of {self.pairs.num_axes} axes"
             got = f"got positions with {positions.axes} axes for {what}"
             raise ShapeError(got, "Rotary(sections=...) with one section per axis")
-        return index, self.angles.tables(positions.device, positions.max_index, positions.min_index, choice)
+        angles = self.angles if parts == 1 else self._over(parts)
+        return index, angles.tables(positions.device, positions.max_index, positions.min_index, choice)
+
+    def _over(self, denominator: int) -> Angles:
+        """The angles of a position's parts: every frequency is divided, and the index stays whole."""
+        if denominator not in self._angles_over:
+            if torch.compiler.is_compiling():
+                got = f"got positions in parts of 1/{denominator} for the first time in a graph"
+                raise LocantError(got, "encoding.cos_sin(positions) once before it is compiled")
+            if len(self._angles_over) > MOST_DENOMINATORS:
+                del self._angles_over[next(each for each in self._angles_over if each != 1)]
+            frequencies, rounded = self.pairs.frequencies(self.scaling, self.base, self.seq_len)
+            self._angles_over[denominator] = Angles(
+                [PRECISION.divide(each, denominator) for each in frequencies],
+                self.angles.mode,
+                rounded=rounded / denominator,
+                attention_factor=self.angles.attention_factor,
+            )
+        return self._angles_over[denominator]
 
     def _call_of(self, door: str) -> str:
         return super()._call_of(door) + ", or encoding.rotate_one(x, positions) for one tensor"

@@ -1,0 +1,132 @@
+"""Where the tokens of text, images and videos stand: ``(time, row, column)``, as vision-language models count them.
+
+Text has the same index on all three axes. An image or a video is a grid that begins where the text before it ended, and
+text goes on behind it. A model looks at merged blocks of patches, and its clock may be faster than one frame a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from locant.arguments import MAX_INT32, Real, one_of, real, shown, whole
+from locant.errors import RangeError, ShapeError
+from locant.positions.checks import token_count
+from locant.positions.documents import PADDING
+
+__all__ = ["GOES_ON", "Counting", "Parts", "Rows", "rows_of_parts"]
+
+Part = int | tuple[Real, ...]
+Parts = Sequence[Part] | Sequence[Sequence[Part]] | Sequence[Sequence[Sequence[Part]]]
+
+Rows = tuple[Int[np.ndarray, "rows width 3"], Int[np.ndarray, "rows width"], Int[np.ndarray, "rows width"]]
+"""Index, document and order of every slot."""
+
+GOES_ON = ("largest", "sides")
+EXAMPLE = "Positions.multimodal([5, (1, 4, 6), 3])"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting:
+    """How a model counts: see `Positions.multimodal`."""
+
+    merge: int
+    merge_frames: int
+    goes_on: str
+    denominator: int
+
+    def __post_init__(self) -> None:
+        for name in ("merge", "merge_frames", "denominator"):
+            object.__setattr__(self, name, whole(name, getattr(self, name), 1, remedy=f"{name}=1"))
+        one_of("goes_on", self.goes_on, GOES_ON)
+
+    def document(self, parts: Sequence[Any]) -> Int[np.ndarray, "tokens 3"]:
+        """The index of every token of one document."""
+        start, found = 0, [np.zeros((0, 3), dtype=np.int64)]
+        for part in parts:
+            if isinstance(part, tuple):
+                grid = self._grid(part)
+                found.append(grid + start)
+                sides = int(grid[:, 1:].max(initial=-1)) if self.goes_on == "sides" else int(grid.max(initial=-1))
+                start += sides + self.denominator if len(grid) else 0
+            else:
+                count = token_count("a number of tokens in parts", part, EXAMPLE)
+                found.append(np.repeat(np.arange(count)[:, None] * self.denominator, 3, axis=1) + start)
+                start += count * self.denominator
+        if start > MAX_INT32:
+            raise RangeError(f"got parts that reach position {start}, expected 2**31 - 1 at most", "fewer parts")
+        return np.concatenate(found)
+
+    def _grid(self, part: tuple[Any, ...]) -> Int[np.ndarray, "tokens 3"]:
+        if len(part) not in (3, 4):
+            got = f"got {shown(part)} in parts, expected (frames, rows, columns), or a step from frame to frame besides"
+            raise ShapeError(got, EXAMPLE)
+        frames, rows, columns = (token_count("a grid's size in parts", size, EXAMPLE) for size in part[:3])
+        frames = frames // self.merge_frames if frames > 1 else frames
+        sides = [self._merged(size, part) for size in (rows, columns)]
+        times = self._times(frames, part[3] if len(part) == 4 else 1)
+        axes = [times, *(np.arange(side) * self.denominator for side in sides)]
+        return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3)
+
+    def _merged(self, size: int, part: tuple[Any, ...]) -> int:
+        if size % self.merge:
+            got = f"got a grid {shown(part)} in parts for blocks of {self.merge} x {self.merge} patches"
+            raise RangeError(got, f"rows and columns in multiples of {self.merge}, or another merge")
+        return size // self.merge
+
+    def _times(self, frames: int, step: Any) -> Int[np.ndarray, " frames"]:
+        """When each frame is: whole numbers by cutting off, as models whose positions are integers do in float32."""
+        step = real("the step of a grid in parts", step, low=0, high=MAX_INT32, remedy="positions per frame, such as 2")
+        if self.denominator == 1:
+            return (np.arange(frames, dtype=np.float32) * np.float32(step)).astype(np.int64)
+        ticks = step * self.denominator
+        if not math.isclose(ticks, round(ticks), rel_tol=1e-9):
+            got = f"got a step of {step:g} positions per frame in parts, no multiple of 1/{self.denominator}"
+            raise RangeError(got, "another denominator")
+        return np.arange(frames) * round(ticks)
+
+
+def rows_of_parts(parts: Any, counting: Counting, length: int | None, padding: str) -> Rows:
+    """The rows that a list of parts stands for: one document, several in one row, or several rows of them."""
+    one_of("padding", padding, ("right", "left"))
+    rows = [[counting.document(document) for document in row] for row in _nested(parts)]
+    longest = max((sum(map(len, row)) for row in rows), default=0)
+    width = longest if length is None else token_count("length", length)
+    if width < longest:
+        raise ShapeError(f"got parts of {longest} tokens for a row of {width}", f"length={longest}")
+    index = np.zeros((len(rows), width, 3), dtype=np.int64)
+    document = np.full((len(rows), width), PADDING, dtype=np.int64)
+    order = np.zeros((len(rows), width), dtype=np.int64)
+    for place, row in enumerate(rows):
+        first = 0 if padding == "right" else width - sum(map(len, row))
+        for number, one in enumerate(row):
+            slots = slice(first, first + len(one))
+            index[place, slots], document[place, slots], order[place, slots] = one, number, np.arange(len(one))
+            first += len(one)
+    return index, document, order
+
+
+def _nested(parts: Any) -> Iterator[list[Any]]:
+    """Rows of documents. Lists are nested, a tuple is a grid."""
+    depth = _depth(parts)
+    if depth is None:
+        depth, parts = 1, []
+    if depth not in (1, 2, 3):
+        raise ShapeError(f"got {shown(parts)} for parts, expected lists of rows, of documents, of parts", EXAMPLE)
+    yield from [[parts]] if depth == 1 else [parts] if depth == 2 else parts
+
+
+def _depth(parts: Any) -> int | None:
+    """How deep lists are nested, the same everywhere; ``None`` where they hold nothing."""
+    if not isinstance(parts, list):
+        return 0
+    depths = {depth for one in parts if (depth := _depth(one)) is not None}
+    if len(depths) > 1:
+        got = f"got {shown(parts)} for parts, in which lists stand beside numbers or grids"
+        raise ShapeError(got, "lists for documents and rows, tuples for grids: " + EXAMPLE)
+    return 1 + depths.pop() if depths else None
