@@ -169,7 +169,7 @@ def test_a_published_checkpoint_gives_what_bert_gives() -> None:
 
 
 def test_the_parts_are_added_in_the_documented_order() -> None:
-    """Scale on the token rows alone, then position, segment, norm, dropout."""
+    """Scale on the token rows alone, then segment, position, norm, dropout."""
     embedding = InputEmbedding(
         11, 6, encoding=Sinusoidal(6), num_segments=3, scale="sqrt_d_model", norm="layer_norm", padding_idx=2
     ).double()

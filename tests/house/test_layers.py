@@ -17,9 +17,15 @@ ROOMS = (
     "figures", "locant", "lab", "report", "explore", "cli", "__main__",
 )  # fmt: skip
 
-UPWARD = {("positions/encodings/rotary.py", "models"), ("__init__.pyi", "lab")}
-"""`Rotary.from_config` and `to_config` read and write what is known of published models, when they are called; the stub
-offers all of `locant.lab`, which is imported when it is first used."""
+UPWARD = {
+    ("positions/encodings/rotary.py", "models"),
+    ("embedding/token.py", "checkpoints"),
+    ("embedding/input.py", "checkpoints"),
+    ("__init__.pyi", "lab"),
+}
+"""`Rotary.from_config` and `to_config` read and write what is known of published models, and the `from_pretrained` of
+embeddings their folders, when they are called; the stub offers all of `locant.lab`, which is imported when it is first
+used."""
 
 
 def upward_imports(src: Path) -> list[str]:

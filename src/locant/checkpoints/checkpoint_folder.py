@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from locant.checkpoints.config_source import CONFIG, read_json
 from locant.errors import InputError
 
-__all__ = ["Header", "TensorEntry", "companions", "headers_of", "read_header"]
+__all__ = ["Header", "TensorEntry", "companions", "files_of_tensors", "headers_of", "read_header"]
 
 INDEX = "model.safetensors.index.json"
 WHOLE = ("model.safetensors", "adapter_model.safetensors")
@@ -55,6 +55,14 @@ def headers_of(folder: Path) -> dict[str, Header]:
     if (folder / INDEX).exists():
         _require_index(folder, headers)
     return headers
+
+
+def files_of_tensors(folder: Path) -> dict[str, str]:
+    """Which file each tensor is in, by the index where there is one; files that it names are not opened."""
+    files = _weight_files(folder)
+    if (folder / INDEX).exists():
+        return _weight_map(folder)
+    return {tensor.name: file for file in files for tensor in read_header(folder / file).tensors}
 
 
 def read_header(path: Path) -> Header:

@@ -1,7 +1,8 @@
-"""The input of a transformer: token + position + segment, then optionally a norm and dropout."""
+"""The input of a transformer: token + segment + position, in this order, then optionally a norm and dropout."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -86,6 +87,24 @@ class InputEmbedding(EmbeddingModules):
         self.dropout = nn.Dropout(dropout)
         self.backend: Literal["auto", "fused", "plain"] = backend
 
+    @classmethod
+    def from_pretrained(cls, folder: Path | str, *, dtype: torch.dtype | None = None) -> InputEmbedding:
+        """What a published model does before its first layer, with its tables: of GPT-2, BERT, Llama, T5 and others.
+
+        Positions that act in the layers are no part of it: see `encoding_from_config`. As `transformers` gives a
+        model, it does not drop anything until `train` is called. Arguments, errors and memory: those of
+        `TokenEmbedding.from_pretrained`.
+
+        >>> InputEmbedding.from_pretrained("MiniLM-L6")(torch.tensor([[101, 2332, 102]]))  # doctest: +SKIP
+        """
+        from locant.checkpoints.pretrained_input import read_pretrained_input
+
+        found = read_pretrained_input(folder, dtype)
+        with torch.device("meta"):
+            embedding = cls(**found.options)
+        embedding.load_state_dict(found.tensors, assign=True)
+        return embedding.eval()
+
     def forward(
         self,
         ids: Integer[Tensor, "batch seq"],
@@ -118,18 +137,21 @@ class InputEmbedding(EmbeddingModules):
         positions = Positions.arange(seq_len, device=x.device) if positions is None else positions
         require_positions(positions)
         positions.require_fits(batch, seq_len, x.device, "the input")
+        require_segments(self.segment, segments, x.shape[:2])
         if self.combine_by == "concat":
             nothing = x.new_zeros(batch, seq_len, _position_width(self.encoding))
-            x = torch.cat([x, self.encoding.embed(nothing, positions)], -1)
+            x = self._with_segments(torch.cat([x, self.encoding.embed(nothing, positions)], -1), segments)
         else:
-            x = self.encoding.embed(x, positions)
-        require_segments(self.segment, segments, x.shape[:2])
-        if self.segment is not None:
-            width = self.segment.weight.shape[1]
-            if x.shape[-1] != width:
-                raise shape_error("x", x, f"a last dimension of {width}", "the model's d_model")
-            x = x + (self.segment.weight[0] if segments is None else self.segment(segments))
+            x = self.encoding.embed(self._with_segments(x, segments), positions)
         return self.dropout(x if self.norm is None else self.norm(x))
+
+    def _with_segments(self, x: Tensor, segments: Tensor | None) -> Tensor:
+        if self.segment is None:
+            return x
+        width = self.segment.weight.shape[1]
+        if x.shape[-1] != width:
+            raise shape_error("x", x, f"a last dimension of {width}", "the model's d_model")
+        return x + (self.segment.weight[0] if segments is None else self.segment(segments))
 
 
 def _token_width(d_model: int, encoding: PositionEncoding) -> int:

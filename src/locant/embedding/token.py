@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -61,6 +62,32 @@ class TokenEmbedding(RaisesLater):
         self.table: Table = WholeTable()
         self.weight = nn.Parameter(torch.empty(rows, width))
         self.reset_parameters()
+
+    @classmethod
+    def from_pretrained(cls, folder: Path | str, *, dtype: torch.dtype | None = None) -> TokenEmbedding:
+        """The token table of a published model, with the scale that its code gives the rows.
+
+        The table is mapped into memory: a row is read from the disk when it is used, and writing to the table does
+        not change the file.
+
+        Args:
+            folder: holds ``config.json`` and the weights in safetensors, whole or in shards.
+            dtype: that of the table, which is then converted and in memory; default: the one in the file.
+
+        Raises:
+            InputError: no such model, weights that are no safetensors, tensors that are not those of the
+                configuration, or code of the folder's own, which is never run.
+
+        >>> TokenEmbedding.from_pretrained("MiniLM-L6")  # doctest: +SKIP
+        TokenEmbedding(vocab_size=30522, d_model=384, padding_idx=0)
+        """
+        from locant.checkpoints.pretrained_input import read_pretrained_token
+
+        found = read_pretrained_token(folder, dtype)
+        with torch.device("meta"):
+            embedding = cls(**found.options)
+        embedding.load_state_dict(found.tensors, assign=True)
+        return embedding.eval()
 
     def reset_parameters(self) -> None:
         with torch.no_grad():

@@ -3,7 +3,7 @@
 To read another architecture, add a row to its family (`llama`, `qwen`, `gemma`, `phi`, `deepseek`, `gpt`, `bert`, `t5`,
 `alibi`): an `Architecture` under its ``model_type``, with the keys that differ from Llama's. From outside of this
 package, `register_architecture` does the same. `Rotary.from_config`, `encoding_from_config`, `convert_layout`,
-``locant explain`` and ``locant extend`` read from the rows alone.
+`InputEmbedding.from_pretrained`, ``locant explain`` and ``locant extend`` read from the rows alone.
 """
 
 from locant.models.architecture import Architecture as Architecture
@@ -12,6 +12,7 @@ from locant.models.architecture import RotaryKeys as RotaryKeys
 from locant.models.config_values import required as required
 from locant.models.encodings import encoding_from_config as encoding_from_config
 from locant.models.encodings import layer_types as layer_types
+from locant.models.input_tables import InputTables as InputTables
 from locant.models.projections import group_by_group as group_by_group
 from locant.models.projections import one_after_another as one_after_another
 from locant.models.registry import register_architecture as register_architecture

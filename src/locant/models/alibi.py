@@ -9,6 +9,7 @@ from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import Architecture, RotaryKeys, standard
 from locant.models.config_values import HEADS, Config, flag, missing, number, required, width_per_head
+from locant.models.input_tables import InputTables
 from locant.models.projections import group_by_group
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.alibi import ALiBi, alibi_slopes
@@ -74,11 +75,17 @@ FALCON_7B = {
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "bloom": Architecture(
-        encoding=lambda config, _: ALiBi(required(config, *HEADS)), presets={"bloom-7b1": BLOOM_7B1}, vllm=True
+        encoding=lambda config, _: ALiBi(required(config, *HEADS)),
+        inputs=InputTables(
+            tokens="word_embeddings", norm="word_embeddings_layernorm", norm_eps="layer_norm_epsilon", padding=False
+        ),
+        presets={"bloom-7b1": BLOOM_7B1},
+        vllm=True,
     ),
     "mpt": Architecture(
         encoding=_mpt,
         defaults={"max_seq_len": 2048, "attn_config": {"alibi": True, "alibi_bias_max": 8}},
+        inputs=InputTables(tokens="wte", padding=False),
         presets={"mpt-7b": MPT_7B},
         vllm=True,
     ),
@@ -86,6 +93,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         rotary=RotaryKeys(),
         encoding=_falcon,
         defaults=standard(1e4, 2048, alibi=False),
+        inputs=InputTables(tokens="word_embeddings", padding=False),
         projections={"query_key_value": group_by_group},
         key_heads=_falcon_keys,
         warnings=(_falcon_rounds,),

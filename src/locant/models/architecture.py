@@ -16,6 +16,7 @@ from locant.arguments import Real, shown
 from locant.errors import InputError, RangeError
 from locant.kernels.rotary import Layout
 from locant.models.config_values import Config, missing
+from locant.models.input_tables import InputTables
 from locant.models.projections import RowOrder
 from locant.positions.base import PositionEncoding
 from locant.positions.pair_table import Pairs
@@ -144,6 +145,7 @@ class Architecture:
         attribute_map: standard keys that its configuration has under another name, as in `transformers`:
             ``{"num_attention_heads": "n_attn"}``.
         defaults: what `transformers` takes where a key is missing; see `with_defaults`.
+        inputs: where the tables of its input are, and what is done with their rows.
         projections: weights that hold queries or keys beside ``q_proj`` and ``k_proj``, and the order of their rows:
             ``{"qkv_proj": one_after_another}``.
         key_heads: the number of key/value heads, from the configuration and the number of query heads; where it gives
@@ -160,6 +162,7 @@ class Architecture:
     default_layer_type: str | None = None
     attribute_map: Mapping[str, str] = field(default_factory=dict[str, str])
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    inputs: InputTables = field(default_factory=InputTables)
     projections: Mapping[str, RowOrder] = field(default_factory=dict[str, RowOrder])
     key_heads: Callable[[Config, int], int | None] | None = None
     warnings: tuple[Callable[[Config, PositionEncoding], str | None], ...] = ()

@@ -8,8 +8,9 @@ from dataclasses import replace
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import Architecture, LayerKind, RotaryKeys, standard
-from locant.models.config_values import HEADS, LENGTHS, Config, flag, integer, missing, required, width_per_head
+from locant.models.config_values import HEADS, LENGTHS, WIDTHS, Config, flag, integer, missing, required, width_per_head
 from locant.models.gpt import learned_table, table_width
+from locant.models.input_tables import InputTables
 from locant.models.like_llama import whole_head
 from locant.models.projections import one_after_another
 from locant.positions.base import PositionEncoding
@@ -114,6 +115,27 @@ MODERN_BERT = RotaryKeys(
     },
 )
 
+BERT_TABLES = InputTables(
+    tokens="embeddings.word_embeddings",
+    positions="embeddings.position_embeddings",
+    segments="embeddings.token_type_embeddings",
+    norm="embeddings.LayerNorm",
+    width_keys=("embedding_size", *WIDTHS),
+    dropout_key="hidden_dropout_prob",
+)
+DISTILBERT_TABLES = replace(
+    BERT_TABLES, segments=None, width_keys=("dim", *WIDTHS), norm_eps=1e-12, dropout_key="dropout"
+)
+
+WITHOUT_POSITIONS = replace(BERT_TABLES, positions=None)
+MODERN_BERT_TABLES = InputTables(
+    tokens="embeddings.tok_embeddings",
+    norm="embeddings.norm",
+    norm_eps="norm_eps",
+    norm_bias_key="norm_bias",
+    dropout_key="embedding_dropout",
+)
+
 BERT_BASE = {
     "vocab_size": 30522, "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12,
     "max_position_embeddings": 512, "type_vocab_size": 2,
@@ -127,20 +149,32 @@ DEBERTA_V3_BASE = {
     "norm_rel_ebd": "layer_norm",
 }  # fmt: skip
 
-ESM = Architecture(rotary=RotaryKeys(), encoding=_esm, defaults=standard(1e4, 1026))
-BERT = Architecture(encoding=_bert, defaults={"max_position_embeddings": 512}, warnings=(_flipped_table,))
-ROBERTA = Architecture(encoding=_roberta, defaults={"max_position_embeddings": 512, "pad_token_id": 1})
+ESM = Architecture(
+    rotary=RotaryKeys(),
+    encoding=_esm,
+    defaults=standard(1e4, 1026),
+    inputs=replace(BERT_TABLES, why_not="rows are scaled by the share of masked tokens, and zero at padding"),
+)
+BERT = Architecture(
+    encoding=_bert, defaults={"max_position_embeddings": 512}, inputs=BERT_TABLES, warnings=(_flipped_table,)
+)
+ROBERTA = Architecture(
+    encoding=_roberta, defaults={"max_position_embeddings": 512, "pad_token_id": 1}, inputs=BERT_TABLES
+)
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "bert": replace(BERT, presets={"bert-base": BERT_BASE}, vllm=True),
     **dict.fromkeys(("albert", "electra"), BERT),
-    "distilbert": Architecture(encoding=learned_table, defaults={"max_position_embeddings": 512}),
+    "distilbert": Architecture(
+        encoding=learned_table, defaults={"max_position_embeddings": 512}, inputs=DISTILBERT_TABLES
+    ),
     "roberta": replace(ROBERTA, presets={"roberta-base": ROBERTA_BASE}, vllm=True),
     "xlm-roberta": replace(ROBERTA, vllm=True),
     "camembert": ROBERTA,
     "deberta-v2": Architecture(
         encoding=_deberta,
         defaults={"max_position_embeddings": 512},
+        inputs=replace(BERT_TABLES, why_not="rows at padding are zero, and a matrix may widen the sum"),
         warnings=(_scale_of_deberta,),
         presets={"deberta-v3-base": DEBERTA_V3_BASE},
     ),
@@ -148,9 +182,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "SaProtConfig": ESM,
     "esmc": whole_head(1e4, 2048),
     "eurobert": whole_head(1e4, 8192),
-    "gte": whole_head(1.6e5, 8192),
-    "jina_embeddings_v3": whole_head(2e4, 8194),
-    "nomic_bert": whole_head(1e3, 2048),
+    "gte": replace(whole_head(1.6e5, 8192), inputs=WITHOUT_POSITIONS),
+    "jina_embeddings_v3": replace(whole_head(2e4, 8194), inputs=replace(WITHOUT_POSITIONS, norm="emb_ln")),
+    "nomic_bert": replace(whole_head(1e3, 2048), inputs=replace(WITHOUT_POSITIONS, norm="emb_ln")),
     "ultrabert": Architecture(
         rotary=RotaryKeys(per_layer=True),
         defaults={
@@ -164,10 +198,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "modernbert-decoder": Architecture(
         rotary=MODERN_BERT,
         defaults={"global_rope_theta": 160_000.0, "local_rope_theta": 10_000.0, "max_position_embeddings": 8192},
+        inputs=MODERN_BERT_TABLES,
     ),
     "modernbert": Architecture(
         rotary=MODERN_BERT,
         defaults={"global_rope_theta": 160_000.0, "local_rope_theta": 10_000.0, "max_position_embeddings": 8192},
+        inputs=MODERN_BERT_TABLES,
         projections={"Wqkv": one_after_another},
         vllm=True,
     ),

@@ -9,6 +9,7 @@ from typing import Any
 
 from locant.models.architecture import Architecture, LayerKind, RotaryKeys, standard
 from locant.models.config_values import Config, required
+from locant.models.input_tables import InputTables
 from locant.models.projections import HeadRows, HeadShape, query_rows
 from locant.models.rotated_layers import listed_layers, none_without
 from locant.positions.base import PositionEncoding
@@ -147,6 +148,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             head_dim_required=True,
             other_keys=("qk_rope_head_dim",),
         ),
+        inputs=InputTables(tokens="embed"),
         defaults={
             "head_dim": 512,
             "max_position_embeddings": 1048576,
@@ -217,6 +219,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         warnings=(_latent_attention, _learned_frequencies),
     ),
-    "minicpm3": _latent(1e4, 32768, 32, layout="half"),
+    "minicpm3": replace(_latent(1e4, 32768, 32, layout="half"), inputs=InputTables(scale_key="scale_emb")),
     "youtu": _latent(1e4, 131072, interleave_key=True),
 }

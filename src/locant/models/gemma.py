@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from locant.models.architecture import Architecture, LayerKind, RotaryKeys, standard
+from locant.models.config_values import WIDTHS, Config, required
+from locant.models.input_tables import InputTables
 from locant.models.like_llama import part_of_head, whole_head
 
 __all__ = ["ARCHITECTURES"]
 
+
+def _rounded_to_8_bits(config: Config) -> float:
+    """RecurrentGemma has the square root of its width in bfloat16, whatever its own dtype."""
+    mantissa, exponent = math.frexp(required(config, *WIDTHS) ** 0.5)
+    return math.ldexp(round(mantissa * 2**8), exponent - 8)
+
+
 SHARE = ("partial_rotary_factor",)
+SCALED = InputTables(scale="sqrt_d_model_rounded")
 GEMMA = RotaryKeys(head_dim_required=True)
 GEMMA_3 = RotaryKeys(
     head_dim_required=True,
@@ -38,11 +49,13 @@ GEMMA_3_4B = {
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     **dict.fromkeys(
-        ("gemma", "gemma2"), Architecture(rotary=GEMMA, defaults=standard(1e4, 8192, head_dim=256), vllm=True)
+        ("gemma", "gemma2"),
+        Architecture(rotary=GEMMA, defaults=standard(1e4, 8192, head_dim=256), inputs=SCALED, vllm=True),
     ),
     "gemma3_text": Architecture(
         rotary=GEMMA_3,
         defaults=standard(1e6, 131072, head_dim=256, rope_local_base_freq=1e4),
+        inputs=SCALED,
         presets={"gemma-3-4b": GEMMA_3_4B},
         vllm=True,
     ),
@@ -54,9 +67,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "global_head_dim": 512,
             "rope_parameters": PROPORTIONAL,
         },
+        inputs=SCALED,
         vllm=True,
     ),
-    "gemma3n_text": Architecture(rotary=GEMMA_3, defaults=standard(1e6, 32768, head_dim=256, rope_local_base_freq=1e4)),
+    "gemma3n_text": Architecture(
+        rotary=GEMMA_3,
+        defaults=standard(1e6, 32768, head_dim=256, rope_local_base_freq=1e4),
+        inputs=replace(SCALED, why_not="the layers get four mixtures of a sum (AltUp)"),
+    ),
     **{
         name: Architecture(
             rotary=replace(GEMMA_4, share_keys=SHARE if name == "diffusion_gemma_text" else ()),
@@ -66,6 +84,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
                 "global_head_dim": 512,
                 "rope_parameters": rope,
             },
+            inputs=SCALED,
         )
         for name, longest, rope in (
             ("gemma4_unified_text", 262144, PROPORTIONAL),
@@ -78,8 +97,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         Architecture(
             rotary=RotaryKeys(head_dim_required=True, per_layer=True),
             defaults={"max_position_embeddings": 131072, "head_dim": 256, "rope_parameters": LAYERS},
+            inputs=SCALED,
         ),
     ),
-    **dict.fromkeys(("t5_gemma_module", "vaultgemma"), whole_head(1e4, 8192, 256)),
-    "recurrent_gemma": part_of_head(1e4, None, 0.5),
+    **dict.fromkeys(("t5_gemma_module", "vaultgemma"), replace(whole_head(1e4, 8192, 256), inputs=SCALED)),
+    "recurrent_gemma": replace(part_of_head(1e4, None, 0.5), inputs=InputTables(scale=_rounded_to_8_bits)),
 }

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from locant.arguments import shown
 from locant.models.architecture import Architecture, RotaryKeys
-from locant.models.config_values import LENGTHS, WIDTHS, Config, required
+from locant.models.config_values import LENGTHS, WIDTHS, Config, required, value_at
+from locant.models.input_tables import InputTables
 from locant.models.projections import HeadRows, HeadShape, group_by_group, key_rows, query_rows, value_rows
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.learned import Learned
@@ -30,6 +33,14 @@ def _opt(config: Config, layer_type: str | None) -> PositionEncoding:
     return Learned(required(config, *LENGTHS), required(config, *WIDTHS), offset=2)
 
 
+def _projected(config: Config) -> str | None:
+    """OPT 350m: token rows are narrower than the layers, and go through a matrix before positions are added."""
+    own = value_at(config, "word_embed_proj_dim")
+    if own is None or own == value_at(config, *WIDTHS):
+        return None
+    return f"token rows of word_embed_proj_dim={shown(own)} go through a matrix before positions are added"
+
+
 def _in_four_parts(shape: HeadShape) -> tuple[HeadRows, ...]:
     """CodeGen: cut for four accelerators, and in each part queries, values, keys."""
     share = shape.queries // 4
@@ -45,6 +56,12 @@ def _rounded_ramp(config: Config, encoding: PositionEncoding) -> str | None:
 
 GPT_J = RotaryKeys(layout="interleaved", fixed_base=10_000.0, share_keys=("rotary_dim",), share_required=True)
 GPT_NEOX = RotaryKeys(base_key="rotary_emb_base", share_keys=("rotary_pct",), share_required=True)
+
+GPT_2_TABLES = InputTables(tokens="wte", positions="wpe", padding=False, dropout_key="embd_pdrop")
+GPT_NEO_TABLES = replace(GPT_2_TABLES, dropout_key="embed_dropout")
+GPT_J_TABLES = replace(GPT_2_TABLES, positions=None)
+GPT_NEOX_TABLES = InputTables(tokens="embed_in", padding=False, dropout_key="hidden_dropout")
+OPT_TABLES = InputTables(positions="embed_positions", width_keys=("word_embed_proj_dim", *WIDTHS), why_not=_projected)
 
 GPT_2 = {"vocab_size": 50257, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024}
 OPT_1_3B = {
@@ -73,20 +90,38 @@ GPT_OSS_20B = {
 }  # fmt: skip
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "gpt2": Architecture(encoding=learned_table, defaults={"n_positions": 1024}, presets={"gpt2": GPT_2}, vllm=True),
-    "gpt_bigcode": Architecture(encoding=learned_table, defaults={"n_positions": 1024}, vllm=True),
-    "gpt_neo": Architecture(encoding=learned_table, defaults={"max_position_embeddings": 2048}),
+    "gpt2": Architecture(
+        encoding=learned_table,
+        defaults={"n_positions": 1024},
+        inputs=GPT_2_TABLES,
+        presets={"gpt2": GPT_2},
+        vllm=True,
+    ),
+    "gpt_bigcode": Architecture(encoding=learned_table, defaults={"n_positions": 1024}, inputs=GPT_2_TABLES, vllm=True),
+    "gpt_neo": Architecture(encoding=learned_table, defaults={"max_position_embeddings": 2048}, inputs=GPT_NEO_TABLES),
     "opt": Architecture(
-        encoding=_opt, defaults={"max_position_embeddings": 2048}, presets={"opt-1.3b": OPT_1_3B}, vllm=True
+        encoding=_opt,
+        defaults={"max_position_embeddings": 2048},
+        inputs=OPT_TABLES,
+        presets={"opt-1.3b": OPT_1_3B},
+        vllm=True,
     ),
     "gptj": Architecture(
-        rotary=GPT_J, defaults={"n_positions": 2048, "rotary_dim": 64}, presets={"gpt-j-6b": GPT_J_6B}, vllm=True
+        rotary=GPT_J,
+        defaults={"n_positions": 2048, "rotary_dim": 64},
+        inputs=GPT_J_TABLES,
+        presets={"gpt-j-6b": GPT_J_6B},
+        vllm=True,
     ),
     "codegen": Architecture(
-        rotary=GPT_J, defaults={"n_positions": 2048, "rotary_dim": 64}, projections={"qkv_proj": _in_four_parts}
+        rotary=GPT_J,
+        defaults={"n_positions": 2048, "rotary_dim": 64},
+        inputs=GPT_J_TABLES,
+        projections={"qkv_proj": _in_four_parts},
     ),
     "gpt_neox": Architecture(
         rotary=GPT_NEOX,
+        inputs=GPT_NEOX_TABLES,
         defaults={"rotary_emb_base": 10000.0, "rotary_pct": 0.25, "max_position_embeddings": 2048},
         projections={"query_key_value": group_by_group},
         presets={"gpt-neox-20b": GPT_NEOX_20B},

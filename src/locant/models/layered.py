@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from locant.models.architecture import Architecture, RotaryKeys, standard
 from locant.models.config_values import Config, missing
+from locant.models.input_tables import RMS_NORMED
 from locant.models.rotated_layers import (
     WINDOWED,
     based_layers,
@@ -132,8 +134,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         defaults=standard(1e4, 36864, head_dim=128),
         warnings=(_scaled_layers_of_molmo,),
     ),
-    "muse_glimmer_text": _based(1e4, 131072, 128),
-    "muse_spark_text": _based(5e5, 1048576, 64),
+    "muse_glimmer_text": replace(_based(1e4, 131072, 128), inputs=RMS_NORMED),
+    "muse_spark_text": replace(_based(5e5, 1048576, 64), inputs=RMS_NORMED),
     "olmo_hybrid": Architecture(rotary=RotaryKeys(), encoding=_olmo_hybrid, defaults=standard(1e4, 65536)),
     "step3p5": _by_layer_type(128000, 128, full_attention=_rope(1e4), sliding_attention=_rope(1e4)),
     "zaya": _by_layer_type(131072, 128, hybrid=_rope(5e6, 0.5), hybrid_sliding=_rope(1e4, 0.5)),

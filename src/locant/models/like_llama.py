@@ -6,10 +6,12 @@ Those that differ in more are in the file of their family.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from locant.arguments import Real
 from locant.models.architecture import Architecture, RotaryKeys, standard
 from locant.models.config_values import Config, flag, missing
+from locant.models.input_tables import InputTables
 from locant.positions.base import PositionEncoding
 
 __all__ = ["ARCHITECTURES", "part_of_head", "whole_head"]
@@ -96,7 +98,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             },
         },
     ),
-    "dbrx": Architecture(rotary=RotaryKeys(), defaults={"rope_theta": 1e4, "max_seq_len": 2048}),
+    "dbrx": Architecture(
+        rotary=RotaryKeys(),
+        defaults={"rope_theta": 1e4, "max_seq_len": 2048},
+        inputs=InputTables(tokens="wte"),
+    ),
     "deepseek_ocr2_text": whole_head(1e4, 2048),
     "deepseek_ocr2_encoder": whole_head(1e4, 32768),
     "diffllama": whole_head(1e4, 2048),
@@ -106,11 +112,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "evolla": whole_head(5e5, 8192),
     "falcon_h1": whole_head(1e4, 8192),
     "flex_olmo": whole_head(5e5, 4096),
-    "gpt_neox_japanese": part_of_head(1e4, 2048, None),
+    "gpt_neox_japanese": replace(part_of_head(1e4, 2048, None), inputs=InputTables(tokens="embed_in", padding=False)),
     **dict.fromkeys(("granite4_vision_text", "granitemoeshared"), whole_head(1e4, 2048)),
     "granite_docling_text": whole_head(1e4, 32768),
     "granitemoehybrid": Architecture(rotary=RotaryKeys(), encoding=_granite_hybrid, defaults=standard(1e4, 2048)),
-    "hrm_text": whole_head(1e4, 2048, 128),
+    "hrm_text": replace(whole_head(1e4, 2048, 128), inputs=InputTables(scale_key="embedding_scale")),
     "hy_v3": whole_head(11158840.0, 131072, 128),
     "hyperclovax": whole_head(1e4, 2048),
     "idefics": whole_head(1e4, 2048),

@@ -12,6 +12,7 @@ from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import Architecture, PairsOf, RotaryKeys, standard
 from locant.models.config_values import HEADS, Config, integer, number, required
+from locant.models.input_tables import RMS_NORMED
 from locant.positions.base import PositionEncoding
 from locant.positions.pair_table import Pairs
 
@@ -158,7 +159,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "the same index on all of them (then model_type 'hunyuan_v1_dense' has it)"
         )
     ),
-    "nanochat": _rows(BACKWARDS, 1e4, 2048),
+    "nanochat": replace(_rows(BACKWARDS, 1e4, 2048), inputs=RMS_NORMED),
     "clvp_encoder": Architecture(
         rotary=RotaryKeys(
             fixed_base=10_000.0,

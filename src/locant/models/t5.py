@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from locant.models.architecture import Architecture
 from locant.models.config_values import HEADS, Config, integer, required
+from locant.models.input_tables import InputTables
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.t5 import T5Bias
 
@@ -38,6 +39,7 @@ T5 = Architecture(
     encoding=_t5,
     layer_types=lambda config: ("encoder", "decoder"),
     default_layer_type="encoder",
+    inputs=InputTables(tokens="shared", padding=False, dropout_key="dropout_rate"),
     defaults={"relative_attention_num_buckets": 32},
     warnings=(_unscaled_scores,),
 )

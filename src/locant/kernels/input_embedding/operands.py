@@ -19,7 +19,7 @@ NO_FAULT = 2**63 - 1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Operands:
-    """One row of each table per token: ``dropout(norm(scale * token[id] + position[index] + segment[part]))``.
+    """One row of each table per token: ``dropout(norm(scale * token[id] + segment[part] + position[index]))``.
 
     All ids are int64, and all tables have the dtype and device of `token`, except that `position` may be float32
     where the others are narrower: vectors that follow from a formula are not rounded before they are added.

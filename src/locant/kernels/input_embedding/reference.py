@@ -1,9 +1,9 @@
 """The input of a transformer written down plainly; what every faster form has to agree with.
 
-Arithmetic is float32 whatever the dtype of the tables (float64 for float64), rounded once at the end: token, position
-and segment are added in this order, the norm is that of `torch.nn.LayerNorm`, and an entry that dropout keeps is
-multiplied by ``1 / (1 - p)``. A sum over the width is formed in `LANES` lanes, each added up from left to right, which
-are then added by halves: an order that any machine can follow, so that they all get the same bits.
+Arithmetic is float32 whatever the dtype of the tables (float64 for float64), rounded once at the end: token, segment
+and position are added in this order, which is BERT's, the norm is that of `torch.nn.LayerNorm`, and an entry that
+dropout keeps is multiplied by ``1 / (1 - p)``. A sum over the width is formed in `LANES` lanes, each added up from left
+to right, which are then added by halves: an order that any machine can follow, so that they all get the same bits.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def sum_of_rows(o: Operands) -> Float[Tensor, "batch seq d_model"]:
     """The rows of every token, scaled and added."""
     dtype = o.accumulator
     x = _rows(o.ids, o.token, dtype, o.padding_idx) * o.scale
-    if o.position is not None and o.position_index is not None:
-        x = x + _rows(o.position_index, o.position, dtype)
     if o.segment is not None:
         x = x + (o.segment[0].to(dtype) if o.segments is None else _rows(o.segments, o.segment, dtype))
+    if o.position is not None and o.position_index is not None:
+        x = x + _rows(o.position_index, o.position, dtype)
     return x
 
 

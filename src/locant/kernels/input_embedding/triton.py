@@ -267,14 +267,14 @@ def _collect(
     b_x = _look_up(token, b_id, token_step, o_column, m_entry)
     b_x = b_x * tl.full([1, 1], SCALE, b_x.dtype)
     m_position, m_segment = tl.full(m_id.shape, 1, tl.int32), tl.full(m_id.shape, 1, tl.int32)
-    if POSITION:
-        b_id, m_position = _checked(index, o_token % period, m_token, num_positions)
-        b_x += _look_up(position, b_id, position_step, o_column, m_entry).to(b_x.dtype)
     if SEGMENT == 1:
         b_x += _look_up(segment, b_id * 0, segment_step, o_column, m_entry).to(b_x.dtype)
     if SEGMENT == 2:
         b_id, m_segment = _checked(segments, o_token, m_token, num_segments)
         b_x += _look_up(segment, b_id, segment_step, o_column, m_entry).to(b_x.dtype)
+    if POSITION:
+        b_id, m_position = _checked(index, o_token % period, m_token, num_positions)
+        b_x += _look_up(position, b_id, position_step, o_column, m_entry).to(b_x.dtype)
     return b_x, m_id, m_position, m_segment
 
 

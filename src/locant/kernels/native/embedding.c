@@ -2,7 +2,7 @@
 
    What `locant/kernels/input_embedding/cpu.py` says in torch's operators, bit for bit, for any number of threads:
 
-   - rows are added in float32 in the order token (times scale), position, segment, and rounded once at the end;
+   - rows are added in float32 in the order token (times scale), segment, position, and rounded once at the end;
    - a sum over the width of a token is formed in 32 lanes, each added up from left to right, and then by halves;
    - backward, everything is added in the order of the slots: all sequences of slot 0, then of slot 1. The sums for
      gamma, beta and few segments are those of chunks of slots, and then of the chunks. The rows of a table are written
@@ -126,8 +126,8 @@ static inline char *out_of(const Task *task, int64_t token) {
 static inline void read_sum(const Task *task, int64_t token, float *x) {
     int64_t n = task->width;
     read_row(x, row_of(&task->token, token), task->token.dtype, (float)task->scale, n);
-    if (task->position.rows) add_row(x, row_of(&task->position, place_of(task, token)), task->position.dtype, n);
     if (task->segment.rows) add_row(x, row_of(&task->segment, token), task->segment.dtype, n);
+    if (task->position.rows) add_row(x, row_of(&task->position, place_of(task, token)), task->position.dtype, n);
 }
 
 static inline void drop(const Task *task, int64_t token, float *x) {
