@@ -14,7 +14,9 @@ from unittest import mock
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset
 
+from locant import ALiBi, Positions, Rotary, attend
 from locant.errors import InputError
 from locant.kernels import native
 from locant.kernels.native import build, library
@@ -218,3 +220,32 @@ print(os.waitpid(child, 0)[1], native.threads())
 def test_a_forked_process_does_not_wait_for_threads_that_it_lacks() -> None:
     """The OpenMP library would: in the child it knows of its parent's threads, which are not there."""
     assert run(FORK).splitlines() == ["1 True", "0 2"]
+
+
+class Rotated(Dataset[torch.Tensor]):
+    """Items that are computed by native kernels, rotated and attended to over a cache."""
+
+    def __init__(self) -> None:
+        self.rotary, self.encoding, self.keys = Rotary(64), ALiBi(8), Positions.arange(600)
+        self.x = torch.randn(1, 8, 600, 64)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, item: int) -> torch.Tensor:
+        with torch.no_grad():
+            where = Positions.after(item, 600)
+            q, k = self.rotary.rotate(self.x, self.x, where)
+            q, k = self.rotary.rotate(q, k, where)
+            last = Positions.after(599, 1)
+            return attend(q[:, :, -1:], k, self.x, encoding=self.encoding, positions=last, k_positions=self.keys)
+
+
+@needs_library
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_a_worker_of_a_data_loader_computes_the_same(start: str) -> None:
+    items = Rotated()
+    expected = torch.stack([items[item] for item in range(4)])  # with threads of this process, before it is forked
+    loader = DataLoader(items, batch_size=4, num_workers=1, multiprocessing_context=start, timeout=120)
+    (batch,) = loader
+    assert torch.equal(batch, expected)

@@ -6,14 +6,10 @@
 
    As `rotary.c`, it is compiled once for each instruction set, and linked without an OpenMP library. */
 
-#include <stdint.h>
-#include <string.h>
+#include "sharing.h"
 
-#define JOIN(a, b) a##_##b
-#define NAMED(a, b) JOIN(a, b)
-
-enum { TOKENS_PER_THREAD = 1 << 18, TOKENS_AT_ONCE = 1 << 14, IGNORED_TARGET = -100 };
-enum { READ = 0, REFUSED = 1 };
+/* For so many tokens another thread is started as for one element of what other kernels compute. */
+enum { TOKENS_PER_ELEMENT = 8, TOKENS_AT_ONCE = 1 << 14, IGNORED_TARGET = -100 };
 
 /* As `Memory` in `text/windows/native.py` packs it. Token t of shard s is id t + shift[s] of the array. */
 typedef struct {
@@ -94,12 +90,13 @@ static int64_t at(const char *numbers, int64_t i) {
     return number;
 }
 
+/* Whether it could be read. */
 static int slice(const Text *text, const Batch *batch, int64_t i, const char *starts, const char *sizes) {
     Widen *widen = widen_of(text);
     int64_t tokens = text->starts[text->shards], number = at(starts, i), size = sizes ? at(sizes, i) : batch->length;
-    if (number < 0 || number > tokens / batch->step || size < 1 || size > batch->length) return REFUSED;
+    if (number < 0 || number > tokens / batch->step || size < 1 || size > batch->length) return 0;
     int64_t start = batch->step * number;
-    if (start >= tokens - size) return REFUSED;
+    if (start >= tokens - size) return 0;
     int64_t shard = shard_of(text, start), row = i * batch->length;
     int64_t *inputs = batch->inputs + row, *targets = batch->targets + row;
     int64_t all = read(text, widen, shard, start, size, inputs) | read(text, widen, shard, start + 1, size, targets);
@@ -111,27 +108,36 @@ static int slice(const Text *text, const Batch *batch, int64_t i, const char *st
         batch->index[row + slot] = slot < size ? slot : size - 1;
         batch->document[row + slot] = slot < size ? 0 : -1;
     }
-    return all < 0 ? REFUSED : READ;
+    return all >= 0;
+}
+
+typedef struct {
+    Text text;
+    Batch batch;
+    const char *starts, *sizes;
+    int64_t together;
+    int *refused;
+} Work;
+
+static void read_slices(const void *given, int64_t item, int64_t thread) {
+    const Work *work = given;
+    int64_t end = (item + 1) * work->together;
+    for (int64_t i = item * work->together; i < end && i < work->batch.count; i++)
+        if (!slice(&work->text, &work->batch, i, work->starts, work->sizes))
+            __atomic_store_n(work->refused, 1, __ATOMIC_RELAXED);
+    (void)thread;
 }
 
 /* The one function that is called from Python: `text` and `batch` are packed; `starts`, and `sizes` if given, are int64.
    Gives 1 if a slice is not one of the text, or an id is negative: what is in the outputs means nothing then. */
-int NAMED(locant_gather, VARIANT)(const char *packed_text, const char *packed_batch, const char *starts,
-                                  const char *sizes) {
-    Text text;
-    Batch batch;
-    memcpy(&text, packed_text, sizeof text);
-    memcpy(&batch, packed_batch, sizeof batch);
-    int64_t threads = 1 + batch.count * batch.length / TOKENS_PER_THREAD, together = 1 + TOKENS_AT_ONCE / batch.length;
-    threads = threads < batch.threads ? threads : batch.threads;
-    int64_t taken = 0;
-    int result = READ;
-#pragma omp parallel num_threads((int)threads) if (threads > 1)
-    for (int64_t first; (first = __atomic_fetch_add(&taken, together, __ATOMIC_RELAXED)) < batch.count;) {
-        int64_t end = first + together < batch.count ? first + together : batch.count;
-        int refused = READ;
-        for (int64_t i = first; i < end; i++) refused |= slice(&text, &batch, i, starts, sizes);
-        if (refused) __atomic_store_n(&result, REFUSED, __ATOMIC_RELAXED);
-    }
-    return result;
+int NAMED(locant_gather, VARIANT)(const char *text, const char *batch, const char *starts, const char *sizes) {
+    int refused = 0;
+    Work work = {.starts = starts, .sizes = sizes, .refused = &refused};
+    memcpy(&work.text, text, sizeof work.text);
+    memcpy(&work.batch, batch, sizeof work.batch);
+    int64_t count = work.batch.count, length = work.batch.length;
+    int64_t threads = threads_for(count * length / TOKENS_PER_ELEMENT, work.batch.threads);
+    work.together = 1 + TOKENS_AT_ONCE / length;
+    share_out((count + work.together - 1) / work.together, threads, read_slices, &work);
+    return refused;
 }
