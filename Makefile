@@ -73,7 +73,7 @@ test-browser: $(VENV)/dev.stamp chromium ## the explorer, driven in a real Chrom
 	@$(BIN)/python -m pytest -n 0 -q -m browser tests/explore
 
 docs: $(VENV)/dev.stamp ## the documentation, in docs/_build/html; its warnings are errors
-	@$(BIN)/python -m sphinx --quiet -W --keep-going -d docs/_build/doctrees -b html docs docs/_build/html
+	@$(BIN)/python -m sphinx --quiet -j $(WORKERS) -W --keep-going -d docs/_build/doctrees -b html docs docs/_build/html
 	@$(BIN)/python -m pytest -q tests/docs
 
 bench: $(VENV)/dev.stamp ## the benchmarks, each against its peers

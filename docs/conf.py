@@ -5,6 +5,12 @@ import os
 import sys
 from pathlib import Path
 
+from sphinx.application import Sphinx
+
+# One thread for each notebook: several run at a time, their models are small, and threads would wait for threads.
+# Before torch is imported, which happens with the classes of locant.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 from locant import __version__
 
 DOCS = Path(__file__).parent
@@ -35,8 +41,7 @@ default_role = "py:obj"  # `attend` in a docstring is a link where there is some
 # Pages are Markdown. Those that begin with a kernel are notebooks, executed when they, or the package, have changed.
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
-nb_execution_mode = "cache"
-nb_execution_cache_path = str(DOCS / "_build" / "executed" / SOURCES.hexdigest()[:16])
+nb_execution_mode = "force"  # whenever a page is read: jupyter-cache is not made for several processes
 nb_execution_timeout = 600  # of one cell, on a busy machine
 nb_execution_show_tb = True
 nb_merge_streams = True
@@ -63,3 +68,8 @@ html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": [],
 }
+
+
+def setup(app: Sphinx) -> None:
+    """Read all pages anew when the package has changed."""
+    app.add_config_value("sources", SOURCES.hexdigest(), "env")

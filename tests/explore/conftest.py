@@ -23,6 +23,9 @@ FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
+LONGEST = 120_000
+"""Milliseconds until a test gives up waiting: a machine may have much else to do."""
+
 SHOWN = "#screen[data-shown]:not([aria-busy])"
 
 
@@ -71,7 +74,11 @@ def address(browser: Browser) -> Iterator[str]:
 @pytest.fixture
 def opened(browser: Browser, address: str) -> Iterator[Opens]:
     """Opens a part of an address, such as ``compare?length=64``; at the end no page may have complained."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
+    context = browser.new_context(
+        viewport={"width": 1280, "height": 900}, accept_downloads=True,
+        reduced_motion="reduce",  # a colour on its way to another one is neither
+    )  # fmt: skip
+    context.set_default_timeout(LONGEST)
     said: list[str] = []
     asked: list[str] = []
     context.on("request", lambda request: asked.append(request.url))

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 
-from locant.explore.document import EXPORTED_POLICY, exported, modules, served
+import pytest
+
+from locant.explore.document import EXPORT, EXPORTED_POLICY, IMPORT, bundle, exported, modules, served
+from locant.explore.screen import screens
 
 
-def test_every_import_of_a_module_is_there_and_one_line() -> None:
+def test_every_import_of_a_module_is_one_line_of_names() -> None:
     for path, code in modules().items():
-        assert code.count("import ") - code.count("import(") <= code.count(' from "'), path
+        assert code.count("import ") == len(IMPORT.findall(code)), path
+        assert code.count("\nexport ") == len(EXPORT.findall(code)), path
 
 
-def test_an_exported_page_holds_every_module_by_name() -> None:
+@pytest.mark.parametrize("entry", ["start.js", "widget.js"])
+def test_a_bundle_holds_every_module_after_those_it_imports(entry: str) -> None:
+    joined: list[str] = []
+    for part in re.split(r'^joined\["', bundle(entry), flags=re.MULTILINE)[1:]:
+        path = part.partition('"')[0]
+        assert set(re.findall(r'= joined\["([^"]+)"\];', part)) <= set(joined), path
+        joined.append(path)
+    assert joined[-1] == entry
+    assert {f"screens/{name}.js" for name in screens()} < set(joined)
+
+
+def test_an_exported_page_holds_all_that_it_needs() -> None:
     page = exported({"screen": "compare", "state": {}, "numbers": {}})
-    found = re.search(r'<script type="importmap">(.*?)</script>', page, flags=re.DOTALL)
-    assert found is not None
-    named = json.loads(found[1])["imports"]
-    assert {f"locant/{path}" for path in modules()} == set(named)
-    for address in named.values():
-        code = base64.b64decode(address.partition(",")[2]).decode()
-        wanted = re.findall(r'from "([^"]+)";', code)
-        assert set(wanted) <= set(named)
+    assert bundle("start.js") in page
+    assert "</" not in bundle("start.js")
     assert EXPORTED_POLICY in page
-    assert not re.search(r'(?:src|href)="(?!data:|#)', page)
+    assert not re.search(r'(?:src|href)="(?!data:|#)', page.replace(bundle("start.js"), ""))
 
 
 def test_data_cannot_end_its_element() -> None:

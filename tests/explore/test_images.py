@@ -50,6 +50,32 @@ def test_every_pair_turns_with_the_axis_of_its_section() -> None:
     np.testing.assert_allclose(shown["wavelengths"], 2 * np.pi / frequency, rtol=DOUBLE, atol=0)
 
 
+@pytest.mark.parametrize("sections", [(24, 20, 20), (16, 24, 24), (62, 1, 1), (1, 1, 62)])
+def test_every_third_pair_is_dealt_out_as_qwen3_vl_does(sections: tuple[int, int, int]) -> None:
+    modeling = pytest.importorskip("transformers.models.qwen3_vl.modeling_qwen3_vl", reason="the code beside ours")
+    torch = pytest.importorskip("torch")
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [*sections]}
+    rotary = modeling.Qwen3VLTextRotaryEmbedding(modeling.Qwen3VLTextConfig(head_dim=128, rope_parameters=rope))
+    places = torch.eye(3, dtype=torch.int64)[:, None]  # of three tokens, each is at 1 on one axis, at 0 on the others
+    _, sin = rotary(torch.zeros(1), places)
+    expected = sin[0, :, :64].argmax(0).tolist()
+    frames, rows, _ = map(str, sections)
+    shown = numbers(scheme="stride", pairs="64", frame_pairs=frames, row_pairs=rows)
+    assert shown["axis_of_pair"].tolist() == expected
+
+
+def test_rows_and_columns_take_turns_before_frames() -> None:
+    assert numbers(scheme="turns")["axis_of_pair"].tolist() == [1, 2, 1, 2, 1, 2, 0, 0]
+    assert numbers(scheme="turns", frame_pairs="1", row_pairs="2")["axis_of_pair"].tolist() == [1, 2, 1, 2, 2, 2, 2, 0]
+
+
+@pytest.mark.parametrize("scheme", ["stride", "turns"])
+def test_a_table_of_pairs_turns_as_it_says(scheme: str) -> None:
+    shown = numbers(scheme=scheme, at="17")
+    angles = shown["index"][:, shown["axis_of_pair"]] * 100.0 ** (-np.arange(8) / 8)
+    np.testing.assert_allclose(shown["alike"], np.cos(angles - angles[17]).mean(-1), rtol=0, atol=DOUBLE)
+
+
 def test_an_axial_ladder_begins_anew_on_every_axis() -> None:
     shown = numbers(scheme="axial", at="3")
     frequency = np.concatenate([100.0 ** (-np.arange(count) / count) for count in (2, 3, 3)])
@@ -71,7 +97,7 @@ def test_sections_that_leave_nothing_for_columns_are_refused() -> None:
         numbers(at="36")
 
 
-@pytest.mark.parametrize("scheme", ["contiguous", "axial"])
+@pytest.mark.parametrize("scheme", ["contiguous", "stride", "turns", "axial"])
 def test_the_python_of_the_screen_gives_its_indices(scheme: str) -> None:
     shown = numbers(scheme=scheme)
     values: dict = {}

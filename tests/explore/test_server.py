@@ -129,7 +129,7 @@ def test_what_cannot_be_shown_costs_one_sentence(client: TestClient, screen: str
 def test_a_dropped_file_is_kept_under_a_key_and_up_to_a_size(client: TestClient, session: Session) -> None:
     hostile = b"<script>alert(1)</script>\x00\xff"
     key = client.post(f"/{TOKEN}/files?name=../../x<b>", content=hostile).json()["key"]
-    assert session.dropped_file(key).content == hostile
+    assert session.dropped[key].content == hostile
     too_large = client.post(f"/{TOKEN}/files?name=x", content=b"x" * (MAX_DROPPED + 1))
     assert too_large.status_code == 422
     assert "bytes for a dropped file" in too_large.json()["cause"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ import locant
 from locant.errors import InputError, RangeError
 from locant.figures import canvas
 from locant.figures.canvas import DARK, LIGHT, require_figure, save, svg
-from locant.figures.plot import default_length, draw, encoding_to_draw, plot
+from locant.figures.plot import default_length, draw, encoding_to_draw, plot, seeded
 from locant.positions import ALiBi, Cope, Learned, PositionEncoding, Positions, Rotary, Sinusoidal, T5Bias, XPos
 from locant.positions.registry import encodings
 from locant.positions.scaling import SCALINGS, Linear
@@ -374,3 +376,23 @@ def test_the_seed_decides_a_random_table() -> None:
     one, same, other = (maps(plot("learned", length=8, seed=seed))[0].get_array() for seed in (1, 1, 2))
     np.testing.assert_array_equal(one, same)
     assert (one != other).any()
+
+
+def test_random_tables_are_the_same_in_every_thread_and_leave_no_trace() -> None:
+    expected = encoding_to_draw("learned", length=2000).weight.detach()
+    before = torch.random.get_rng_state()
+
+    def drawn(seed: int) -> torch.Tensor:
+        with seeded(seed):
+            return torch.cat([paused() for _ in range(8)])
+
+    def paused() -> torch.Tensor:
+        time.sleep(0.001)  # the other threads go on
+        return torch.randn(1)
+
+    with ThreadPoolExecutor(4) as threads:
+        rows = [*threads.map(drawn, [0, 1] * 4)]
+    assert all(row.equal(rows[at % 2]) for at, row in enumerate(rows))
+    assert not rows[0].equal(rows[1])
+    assert encoding_to_draw("learned", length=2000).weight.equal(expected)
+    assert torch.random.get_rng_state().equal(before)

@@ -32,19 +32,19 @@ def verb(
     ends with Ctrl-C.
     """
     from importlib.util import find_spec
-    from urllib.parse import parse_qsl
 
     from locant.errors import InputError
     from locant.explore.session import Session
+    from locant.explore.state import read_address
     from locant.files import write_whole
 
     session = Session.of(files, configs)
-    screen, _, settings = address.removeprefix("#").partition("?")
+    screen, settings = read_address(address)
     if page is not None:
         from locant.explore.answers import answer
         from locant.explore.document import exported
 
-        write_whole(page, exported(answer(screen, dict(parse_qsl(settings)), session)))
+        write_whole(page, exported(answer(screen, settings, session)))
         _print({"page": str(page)}, as_json)
         return
     if find_spec("uvicorn") is None or find_spec("starlette") is None:

@@ -15,3 +15,39 @@ To add a screen, write two files and nothing else:
 
 ``tests/explore/screens.py`` names what a test in the browser does with every screen.
 """
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from locant.explore.notebook import Widget
+
+__all__ = ["widget"]
+
+
+def widget(address: str = "compare", *, files: Sequence[str] = (), configs: Sequence[str] = ()) -> Widget:
+    """A screen of the explorer in a notebook: the last expression of a cell shows it.
+
+    Args:
+        address: a screen and its settings, as they stand in the explorer's address after the ``#``.
+        files, configs: as for ``locant explore``.
+
+    Raises:
+        InputError: an address without such a screen, a file that is not there; or anywidget is not installed.
+
+    >>> shown = widget("compare?1=rotary&2=alibi&length=256")
+    >>> shown.settings = {**shown.settings, "2": "t5"}  # as if it had been chosen there
+    """
+    from importlib.util import find_spec
+
+    from locant.errors import InputError
+    from locant.explore.session import Session
+    from locant.explore.state import read_address
+
+    if find_spec("anywidget") is None:
+        raise InputError("a widget needs anywidget, which is not installed", "pip install 'locant[notebook]'")
+    from locant.explore.notebook import Widget
+
+    return Widget(*read_address(address), Session.of(files, configs))

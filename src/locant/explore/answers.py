@@ -22,8 +22,7 @@ def answer(name: str, given: Mapping[str, str], session: Session) -> dict[str, A
     """What a screen shows for these settings: the settings as they were read, their controls, and the numbers."""
     state = State(given)
     try:
-        with session.lock:  # the random numbers of torch, which encodings draw tables from, are the process's
-            numbers = find_screen(name).numbers(state, session)
+        numbers = find_screen(name).numbers(state, session)
     except RecursionError:
         raise InputError("got values nested too deeply", "a configuration as transformers writes it") from None
     return {"screen": name, "state": state.settled, "controls": state.controls, "numbers": numbers}

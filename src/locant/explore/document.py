@@ -1,8 +1,11 @@
-"""The page: as it is served, with its modules beside it, or as one file that opens from disk and holds its numbers."""
+"""The page: as it is served, with its modules beside it, or as one file that opens from disk and holds its numbers.
+
+Where there is no server to ask for modules, they are joined into one: each becomes the body of a function that returns
+what it exports, after those it imports. They are written for it: an import is one line, of names, from a file.
+"""
 
 from __future__ import annotations
 
-import base64
 import posixpath
 import re
 from collections.abc import Mapping
@@ -14,12 +17,13 @@ from locant.explore.answers import as_json
 from locant.explore.screen import screens
 from locant.figures.canvas import DARK, LIGHT, Theme
 
-__all__ = ["exported", "modules", "served", "stylesheet"]
+__all__ = ["bundle", "exported", "modules", "served", "stylesheet"]
 
 PAGE = Path(__file__).parent / "page"
-IMPORT = re.compile(r'(?<=from ")(\.[^"]+)(?=";)')
+IMPORT = re.compile(r'^import ({.+}) from "(\.[^"]+)";$', re.MULTILINE)
+EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 
-EXPORTED_POLICY = "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data: blob:"
+EXPORTED_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 """No network at all: everything is in the file."""
 
 
@@ -31,12 +35,13 @@ def modules() -> dict[str, str]:
 
 @cache
 def stylesheet() -> str:
-    """The rules of the page, after the colours, which are those of every picture of this package."""
+    """The rules of the page, or of the widget that hosts it, after the colours, those of every picture of locant."""
     dark = _colors(DARK, "#1d2126", "#6cb2ea", "#22303d")
     return (
-        f":root {{ color-scheme: light; {_colors(LIGHT, '#f6f7f9', '#0b62a8', '#e8f1fa')} }}\n"
+        f":root, :host {{ color-scheme: light; {_colors(LIGHT, '#f6f7f9', '#0b62a8', '#e8f1fa')} }}\n"
         f"@media (prefers-color-scheme: dark) {{ :root:not([data-theme=light]) {{ color-scheme: dark; {dark} }} }}\n"
-        f":root[data-theme=dark] {{ color-scheme: dark; {dark} }}\n" + (PAGE / "style.css").read_text("utf-8")
+        f":root[data-theme=dark], :host([data-theme=dark]) {{ color-scheme: dark; {dark} }}\n"
+        + (PAGE / "style.css").read_text("utf-8")
     )
 
 
@@ -54,14 +59,21 @@ def served() -> str:
 
 
 def exported(answer: Mapping[str, Any]) -> str:
-    """The page of one answer, in one file: modules are imported by names, which a map in the file leads to."""
-    named = {f"locant/{path}": _as_address(_with_names(path, code)) for path, code in modules().items()}
+    """The page of one answer, in one file."""
     head = (
         f'<meta http-equiv="Content-Security-Policy" content="{EXPORTED_POLICY}">\n<style>\n{stylesheet()}</style>\n'
-        f'<script type="importmap">{as_json({"imports": named})}</script>\n'
-        '<script type="module">import "locant/start.js";</script>'
+        f'<script type="module">{bundle("start.js")}</script>'
     )
-    return _filled(head, _data("locant/screens/", answer))
+    return _filled(head, _data("screens/", answer))
+
+
+@cache
+def bundle(entry: str) -> str:
+    """One module: this file of the page, which is ``joined[entry]``, all that it imports, and every screen."""
+    parts: dict[str, str] = {}
+    for path in (*(f"screens/{name}.js" for name in screens()), entry):
+        _join(path, parts)
+    return f"const joined = {{}};\nconst load = async (path) => joined[path];\n{''.join(parts.values())}"
 
 
 def _data(folder: str, answer: Mapping[str, Any] | None) -> str:
@@ -80,10 +92,17 @@ def _filled(head: str, data: str) -> str:
     return f'{before}{head}{between}<script type="application/json" id="data">{data}</script>{after}'
 
 
-def _with_names(path: str, code: str) -> str:
-    folder = posixpath.dirname(path)
-    return IMPORT.sub(lambda found: "locant/" + posixpath.normpath(posixpath.join(folder, found[0])), code)
+def _join(path: str, parts: dict[str, str]) -> None:
+    """Put a module and what it imports behind those that are there."""
+    if path in parts:
+        return
+    code = modules()[path]
 
+    def named(found: re.Match[str]) -> str:
+        source = posixpath.normpath(posixpath.join(posixpath.dirname(path), found[2]))
+        _join(source, parts)
+        return f'const {found[1]} = joined["{source}"];'
 
-def _as_address(code: str) -> str:
-    return "data:text/javascript;base64," + base64.b64encode(code.encode()).decode()
+    names = ", ".join(EXPORT.findall(code))
+    body = EXPORT.sub("", IMPORT.sub(named, code)).replace("await import(", "await load(")
+    parts[path] = f'joined["{path}"] = (() => {{\n{body}return {{ {names} }};\n}})();\n'

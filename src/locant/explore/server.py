@@ -1,7 +1,7 @@
 """HTTP for one visitor on this machine: the loopback address, and a token in the path that nobody else knows.
 
 A request from another site's page is refused by its ``Host``, ``Origin`` or ``Sec-Fetch-Site``, one without the token
-as if nothing were here. What is sent is read up to a limit. An error is one sentence and a remedy, as JSON.
+as if nothing were here. What is sent is kept up to a limit. An error is one sentence and a remedy, as JSON.
 """
 
 from __future__ import annotations
@@ -76,13 +76,10 @@ def application(session: Session, token: str) -> ASGIApp:
 
     async def compare(request: Request) -> Response:
         settings = _settings(await _body(request, MAX_SETTINGS, "settings"))
-        if any(run.state == "running" for run in session.comparisons.values()):
-            raise InputError("a comparison is running here", "wait for it, or stop it")
         return await _in_thread(lambda: _json({"key": start(State(settings), session)}))
 
     async def stop(request: Request) -> Response:
-        for comparison in session.comparisons.values():
-            comparison.stop()
+        session.stop()
         return _json({})
 
     async def save(request: Request) -> Response:
@@ -159,12 +156,14 @@ def _with_headers(send: Send) -> Send:
 
 
 async def _body(request: Request, most: int, what: str) -> bytes:
-    """What was sent, up to a limit: no more than that is read."""
-    parts = bytearray()
+    """What was sent, up to a limit. The rest is dropped as it comes: an answer to who still sends would be lost."""
+    parts, size = bytearray(), 0
     async for part in request.stream():
-        parts += part
-        if len(parts) > most:
-            raise InputError(f"got more than {most:,} bytes for {what}", "a smaller one")
+        size += len(part)
+        if size <= most:
+            parts += part
+    if size > most:
+        raise InputError(f"got {size:,} bytes for {what}, expected at most {most:,}", "a smaller one")
     return bytes(parts)
 
 

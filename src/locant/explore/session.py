@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,10 @@ MAX_KEPT = 16
 """Dropped files that are held in memory; the oldest goes first."""
 
 
+DROPPED = "dropped-"
+"""What the keys of dropped files begin with."""
+
+
 @dataclass(frozen=True)
 class Dropped:
     """A file that was dropped on a page: its name, which is shown and never opened, and its bytes."""
@@ -34,7 +38,7 @@ class Dropped:
 
 @dataclass
 class Session:
-    """What the screens may look at beside an address.
+    """What the screens may look at beside an address, in several threads: a dictionary of it is replaced, not changed.
 
     Args:
         files: texts, and folders of reports, from the command line.
@@ -45,7 +49,7 @@ class Session:
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
     dropped: dict[str, Dropped] = field(default_factory=dict)
     comparisons: dict[str, Comparison] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    _starting: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
     def of(cls, files: Sequence[str], configs: Sequence[str]) -> Session:
@@ -57,23 +61,31 @@ class Session:
 
     def drop(self, name: str, content: bytes) -> str:
         """Keep a file that was dropped on the page; returns the key by which an address names it."""
-        key = "dropped-" + hashlib.sha256(content).hexdigest()[:16]
-        self.dropped[key] = Dropped(name[:200], content)
-        while len(self.dropped) > MAX_KEPT:
-            del self.dropped[next(iter(self.dropped))]
+        key = DROPPED + hashlib.sha256(content).hexdigest()[:16]
+        files = {**self.dropped, key: Dropped(name[:200], content)}
+        self.dropped = dict([*files.items()][-MAX_KEPT:])
         return key
 
-    def dropped_file(self, key: str) -> Dropped:
-        """What was kept under this key."""
-        if key not in self.dropped:
+    def dropped_files(self, asked: str) -> dict[str, Dropped]:
+        """What is kept, by key; refused where an address asks for one that is not."""
+        files = self.dropped
+        if asked.startswith(DROPPED) and asked not in files:
             raise InputError("this address names a file that was dropped on another page", "drop the file here again")
-        return self.dropped[key]
+        return files
 
-    def compare(self, comparison: Comparison) -> str:
-        """Keep a comparison that was started from the page; returns its key."""
-        key = f"run-{len(self.comparisons) + 1}"
-        self.comparisons[key] = comparison
+    def compare(self, start: Callable[[], Comparison]) -> str:
+        """Start a comparison, one at a time, and keep it; returns its key."""
+        with self._starting:
+            if any(run.state == "running" for run in self.comparisons.values()):
+                raise InputError("a comparison is running here", "wait for it, or stop it")
+            key = f"run-{len(self.comparisons) + 1}"
+            self.comparisons = {**self.comparisons, key: start()}
         return key
+
+    def stop(self) -> None:
+        """End the comparison that runs; what it has measured is written."""
+        for comparison in self.comparisons.values():
+            comparison.stop()
 
     def close(self) -> None:
         """End what still runs; what it has measured is written."""

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import parse_qsl
 
 from locant.arguments import MAX_INT32, Real, one_of, real, whole
 from locant.errors import RangeError
 
-__all__ = ["State"]
+__all__ = ["State", "read_address"]
 
 LONGEST = 100_000
 """Characters of one setting."""
+
+
+def read_address(address: str) -> tuple[str, dict[str, str]]:
+    """The screen and the settings of the part of an address after its ``#``.
+
+    >>> read_address("compare?1=rotary&1.base=500000")
+    ('compare', {'1': 'rotary', '1.base': '500000'})
+    """
+    screen, _, settings = address.removeprefix("#").partition("?")
+    return screen, dict(parse_qsl(settings))
 
 
 class State:

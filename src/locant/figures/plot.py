@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,9 +31,10 @@ if TYPE_CHECKING:
     from locant.checkpoints.explanation import Explanation
     from locant.checkpoints.extension import Extension
 
-__all__ = ["default_length", "draw", "draw_explanation", "draw_extension", "encoding_to_draw", "plot"]
+__all__ = ["default_length", "draw", "draw_explanation", "draw_extension", "encoding_to_draw", "plot", "seeded"]
 
 Drawing = Callable[..., None]
+_SEEDING = threading.Lock()
 
 DRAWINGS: tuple[tuple[str, type[PositionEncoding], Drawing, float], ...] = (
     ("embed", Sinusoidal, draw_sinusoidal, 7.6),
@@ -127,9 +130,19 @@ def encoding_to_draw(
     if scaling is not None:
         options["scaling"] = scaling
     shape = ModelShape(**{size: sizes[size] for size in ("d_model", "num_heads", "max_seq_len")})
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return kind.for_model(shape, **options)
+
+
+@contextmanager
+def seeded(seed: int) -> Generator[None]:
+    """What is built inside draws the same random numbers each time, also beside other threads.
+
+    The generator that `torch.nn` draws from is the process's: it is put back afterwards.
+    """
+    with _SEEDING, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 def _drawings(encoding: PositionEncoding, trained: int | None) -> list[tuple[Drawing, float]]:

@@ -79,6 +79,11 @@ export class Controls {
   }
 }
 
+// On the page, or in the part of a notebook that it stands in.
+function isFocused(element) {
+  return element.getRootNode().activeElement === element;
+}
+
 function kindOf(control) {
   return control.kind === "whole" ? "real" : control.kind;
 }
@@ -105,9 +110,9 @@ function slider(name, { label, unit = "" }, change) {
   exact.addEventListener("change", () => change(exact.value.replaceAll(/[\s,]/g, ""), true));
   const show = (next) => {
     control = next;
-    if (document.activeElement !== range || !range.matches(":active")) range.value = STEPS * shareOf(next.value, next);
+    if (!isFocused(range) || !range.matches(":active")) range.value = STEPS * shareOf(next.value, next);
     range.setAttribute("aria-valuetext", `${number(next.value)} ${unit}`.trim());
-    if (document.activeElement !== exact) exact.value = number(next.value);
+    if (!isFocused(exact)) exact.value = number(next.value);
   };
   return { element, show };
 }
@@ -148,7 +153,7 @@ function text(name, { label, rows = 1, placeholder = "" }, change) {
   field.addEventListener("input", () => change(field.value, false));
   field.addEventListener("change", () => change(field.value, true));
   const show = ({ value }) => {
-    if (document.activeElement !== field) field.value = value;
+    if (!isFocused(field)) field.value = value;
   };
   return { element, show };
 }

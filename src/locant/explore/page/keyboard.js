@@ -18,13 +18,14 @@ const STEPS = { ArrowLeft: -1, ArrowRight: 1 };
 const PAIRS = { "[": -1, "]": 1 };
 
 export class Keyboard {
-  constructor(page) {
+  // Of the whole page, or of what has the focus inside a part of it.
+  constructor(page, target = document) {
     this.page = page;
     this.keys = {};
     this.dialog = null;
-    this.searched = () => {};
-    this.themed = () => {};
-    document.addEventListener("keydown", (event) => this.press(event));
+    this.searched = null;
+    this.themed = null;
+    target.addEventListener("keydown", (event) => this.press(event));
   }
 
   press(event) {
@@ -37,8 +38,8 @@ export class Keyboard {
     if (event.key in STEPS && position && !onSlider) position(STEPS[event.key] * (event.shiftKey ? 10 : 1));
     else if (event.key in PAIRS && pair) pair(PAIRS[event.key]);
     else if (/^[1-4]$/.test(event.key) && encoding) encoding(Number(event.key));
-    else if (event.key === "/") this.searched();
-    else if (event.key === "t") this.themed();
+    else if (event.key === "/" && this.searched) this.searched();
+    else if (event.key === "t" && this.themed) this.themed();
     else if (event.key === "?") this.help();
     else return;
     event.preventDefault();

@@ -69,7 +69,7 @@ async function post(path, body) {
 
 const ARRAYS = { float32: Float32Array, int32: Int32Array };
 
-function decoded(value) {
+export function decoded(value) {
   if (Array.isArray(value)) return value.map(decoded);
   if (value === null || typeof value !== "object") return value;
   if (value.array) {

@@ -51,7 +51,7 @@ function asText(plot, words) {
     const { x, y, width, height } = canvas.dataset;
     copy.prepend(svg("image", { x, y, width, height, href: canvas.toDataURL(), preserveAspectRatio: "none", "image-rendering": "pixelated" }));
   }
-  const paper = getComputedStyle(document.documentElement).getPropertyValue("--paper").trim();
+  const paper = getComputedStyle(plot).getPropertyValue("--paper").trim();
   const [width, height] = [original.clientWidth, original.clientHeight];
   copy.setAttribute("viewBox", `0 ${-ABOVE} ${width} ${height + ABOVE}`);
   copy.setAttribute("height", height + ABOVE);

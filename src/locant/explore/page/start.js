@@ -19,13 +19,15 @@ const page = {
   screens: data.screens,
   exported: data.exported,
   change: (values, options) => (data.exported ? undefined : router.change(values, options)),
-  drop: async (file) => said(() => numbers.drop(file)),
-  compare: async () => said(() => numbers.compare(router.settings)),
-  stop: async () => said(() => numbers.stop()),
-  refresh: () => {
-    numbers.forget();
-    return show();
-  },
+  ...(data.exported ? {} : {
+    drop: async (file) => said(() => numbers.drop(file)),
+    compare: async () => said(() => numbers.compare(router.settings)),
+    stop: async () => said(() => numbers.stop()),
+    refresh: () => {
+      numbers.forget();
+      return show();
+    },
+  }),
   link: (screen) => router.link(screen),
   settings: () => router.settings,
   settled: () => !router.moving,
@@ -35,7 +37,7 @@ const page = {
 const keyboard = new Keyboard(page);
 const links = navigation();
 let open = null; // the screen that is shown
-let asked = 0;
+let asking = null; // the question that is to be answered: {screen, changed}
 
 document.getElementById("skip").addEventListener("click", (event) => {
   event.preventDefault(); // the part after the # is the state, not a place on the page
@@ -56,20 +58,32 @@ function begin() {
   router.read();
 }
 
+// One question at a time: while a slider moves, every answer is drawn, and the newest value is asked for next.
 async function show() {
-  const number = ++asked;
   const screen = data.screens.find((each) => each.name === router.screen);
   theme(router.settings.theme);
-  if (!screen) return say(`There is no screen “${router.screen}”. Choose one above.`);
+  if (!screen) {
+    asking = null;
+    return say(`There is no screen “${router.screen}”. Choose one above.`);
+  }
+  if (asking?.screen === screen) {
+    asking.changed = true;
+    return;
+  }
+  const own = (asking = { screen, changed: true });
   place.setAttribute("aria-busy", "true");
-  const answer = await said(() => numbers.ask(screen.name, router.settings));
-  if (number !== asked) return; // another address was asked for meanwhile
+  while (own.changed) {
+    own.changed = false;
+    const answer = await said(() => numbers.ask(screen.name, router.settings));
+    if (own !== asking) return; // another screen was asked for meanwhile
+    if (!answer) continue;
+    if (open?.name !== screen.name) await change(screen);
+    if (own !== asking) return;
+    open.view.show(answer);
+    place.dataset.shown = JSON.stringify(answer.state);
+  }
+  asking = null;
   place.removeAttribute("aria-busy");
-  if (!answer) return;
-  if (open?.name !== screen.name) await change(screen);
-  if (number !== asked) return;
-  open.view.show(answer);
-  place.dataset.shown = JSON.stringify(answer.state);
 }
 
 async function change(screen) {
@@ -96,7 +110,6 @@ async function said(task) {
   } catch (error) {
     if (error instanceof Gone) gone();
     else say(error.message, error instanceof Saved ? "note" : "problem");
-    place.removeAttribute("aria-busy");
     return null;
   }
 }

@@ -13,13 +13,15 @@ from locant.errors import RangeError
 from locant.explore.screen import Screen
 from locant.explore.session import Session
 from locant.explore.state import State
-from locant.positions import Positions, Rotary
+from locant.positions import Pairs, Positions, Rotary
 
 __all__ = ["SCREEN"]
 
 AXES = ("frame", "row", "column")
-SCHEMES = ("contiguous", "axial")
-"""Sections of one ladder of frequencies, as in Qwen2-VL; or a ladder for each axis, as in vision encoders."""
+FRAME, ROW, COLUMN = range(3)
+SCHEMES = ("contiguous", "stride", "turns", "axial")
+"""One ladder of frequencies, in sections (Qwen2-VL), every third pair (Qwen3-VL) or rows and columns in turns and then
+frames (ERNIE 4.5 VL); or a ladder for each axis, as in vision encoders."""
 MOST = 32
 """Frames, rows, columns, and tokens of text on either side."""
 
@@ -39,7 +41,8 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     sections = (first, second, pairs - first - second)
     scheme = state.one_of("scheme", "axial", SCHEMES)
     base = state.real("base", 10_000.0, 2, 1e9, log=True)
-    rotary = Rotary(2 * pairs, base, sections=sections, axial=scheme == "axial")
+    axes = _axes(scheme, sections)
+    rotary = Rotary(2 * pairs, base, **_table(scheme, sections, axes))
     grid = frames * rows * columns
     positions = _positions(before, (frames, rows, columns), after)
     at = state.whole("at", before + rows * columns // 2 + columns // 2, 0, positions.seq_len - 1)
@@ -50,10 +53,29 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
         "image": [before, before + grid],
         "at": at,
         "alike": _alike(rotary, positions, at),
-        "axis_of_pair": np.repeat(np.arange(3), sections),
+        "axis_of_pair": np.array(axes),
         "wavelengths": [pair.wavelength for pair in pair_settings(rotary)],
-        "python": _code(rotary, base, before, (frames, rows, columns), after),
+        "python": _code(rotary, axes, base, before, (frames, rows, columns), after),
     }
+
+
+def _axes(scheme: str, sections: tuple[int, int, int]) -> list[int]:
+    """Which axis each pair turns with, from the fastest pair to the slowest."""
+    if scheme == "stride":  # as far as the sections of rows and columns reach; frames have the rest
+        reach = [3 * count for count in sections]
+        return [pair % 3 if pair < reach[pair % 3] else FRAME for pair in range(sum(sections))]
+    if scheme == "turns":
+        frames, rows, columns = sections
+        both = min(rows, columns)
+        return [ROW, COLUMN] * both + [ROW] * (rows - both) + [COLUMN] * (columns - both) + [FRAME] * frames
+    return np.repeat(np.arange(3), sections).tolist()
+
+
+def _table(scheme: str, sections: tuple[int, int, int], axes: list[int]) -> dict[str, Any]:
+    """What a `Rotary` is told of its pairs: their sections where it has a word for them, else the whole table."""
+    if scheme in ("contiguous", "axial"):
+        return {"sections": sections, "axial": scheme == "axial"}
+    return {"pairs": Pairs(dims=[(pair, pair + len(axes)) for pair in range(len(axes))], axes=axes, num_axes=len(AXES))}
 
 
 def _positions(before: int, sizes: tuple[int, int, int], after: int) -> Positions:
@@ -72,15 +94,19 @@ def _alike(rotary: Rotary, positions: Positions, at: int) -> np.ndarray:
     return (cos * cos[at] + sin * sin[at]).mean(-1).numpy()
 
 
-def _code(rotary: Rotary, base: float, before: int, sizes: tuple[int, ...], after: int) -> str:
-    axial = ", axial=True" if rotary.axial else ""
+def _code(rotary: Rotary, axes: list[int], base: float, before: int, sizes: tuple[int, ...], after: int) -> str:
+    made = f"sections={rotary.sections}{', axial=True' if rotary.axial else ''}"
+    written = ""
+    if not rotary.is_short:
+        written = f"axes = {axes}\ndims = [(pair, pair + {len(axes)}) for pair in range({len(axes)})]\n"
+        made = "pairs=Pairs(dims=dims, axes=axes, num_axes=3)"
     return (
-        "import torch\n\nfrom locant import Positions, Rotary\n\n\n"
+        "import torch\n\nfrom locant import Positions, Rotary\nfrom locant.positions import Pairs\n\n\n"
         "def text(start, count):\n"
         "    return Positions.of(torch.arange(start, start + count)[None, :, None].expand(1, count, 3))\n\n\n"
         f"image = Positions.of(Positions.grid{sizes}.index + {before})\n"
         f"positions = Positions.cat([text(0, {before}), image, text({before + max(sizes)}, {after})])\n"
-        f"rotary = Rotary({rotary.head_dim}, base={base!r}, sections={rotary.sections}{axial})\n"
+        f"{written}rotary = Rotary({rotary.head_dim}, base={base!r}, {made})\n"
         "cos, sin = rotary.cos_sin(positions)\n"
     )
 

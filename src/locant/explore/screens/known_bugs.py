@@ -59,9 +59,9 @@ def counted_in_bfloat16(position: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 def other_layout(position: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     distances = np.arange(64)
-    torch.manual_seed(0)
-    q = torch.randn(1, 1, 1, 64).expand(1, 1, 64, 64)
-    k = q + 0.3 * torch.randn(1, 1, 1, 64)
+    content, other = torch.randn(2, 1, 1, 1, 64, generator=torch.Generator().manual_seed(0))
+    q = content.expand(1, 1, 64, 64)
+    k = q + 0.3 * other
     here, there = Positions.of([[100] * 64]), Positions.of([(100 - distances).tolist()])
 
     def scores(rotary: Rotary) -> np.ndarray:

@@ -27,9 +27,9 @@ LONGEST = 2**30
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
     """What `locant explain` tells of a model, its layers in order, and what `locant extend` would change."""
-    name, config = _chosen(state, session)
+    name, told, config = _chosen(state, session)
     text = json.dumps(config)
-    explanation, told = _explained(text), session.dropped[name].name if name in session.dropped else name
+    explanation = _explained(text)
     rotary = next((layers.rotary for layers in explanation.layers if layers.rotary is not None), None)
     trained = explanation.trained or explanation.longest or 4096
     to = state.whole("to", STRETCH * trained, 1, LONGEST, log=True)
@@ -50,19 +50,17 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     }
 
 
-def _chosen(state: State, session: Session) -> tuple[str, Mapping[str, Any]]:
-    """By the name of a preset, as the command line named it, or by the key of a dropped file."""
+def _chosen(state: State, session: Session) -> tuple[str, str, Mapping[str, Any]]:
+    """By the name of a preset, as the command line named it, or by the key of a dropped file; and what it is called."""
     known: dict[str, Any] = {**session.configs, **presets()}
-    dropped = state.text("model") if state.text("model").startswith("dropped-") else ""
-    if dropped:
-        session.dropped_file(dropped)
-    titles = {key: file.name for key, file in session.dropped.items()}
+    dropped = session.dropped_files(state.text("model"))
+    titles = {key: file.name for key, file in dropped.items()}
     first = next(iter(session.configs), FIRST)
     name = state.one_of("model", first, [*known, *titles], titles)
     if name in known:
-        return name, known[name]
+        return name, name, known[name]
     try:
-        return name, strict_json(session.dropped[name].content, titles[name])
+        return name, titles[name], strict_json(dropped[name].content, titles[name])
     except FaultError as error:
         raise InputError(str(error), "the config.json of a model") from None
 

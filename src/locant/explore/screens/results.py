@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -70,11 +71,9 @@ def start(state: State, session: Session) -> str:
     chosen = options(state, session)
     text = chosen.pop("text")
     Settings(**chosen)  # what is wrong is said now, and not by a process
-    number = 1
-    while Path(f"explore-report-{number}").exists():
-        number += 1
-    folder = Path(f"explore-report-{number}")
-    return session.compare(Comparison([] if text == SAMPLE else [text], chosen, folder))
+    numbered = (Path(f"explore-report-{number}") for number in itertools.count(1))
+    folder = next(folder for folder in numbered if not folder.exists())
+    return session.compare(lambda: Comparison([] if text == SAMPLE else [text], chosen, folder))
 
 
 def _summary(folder: Path, *, required: bool) -> Summary | None:

@@ -14,6 +14,7 @@ from locant.errors import InputError
 from locant.explore.screen import Screen
 from locant.explore.session import Session
 from locant.explore.state import State
+from locant.figures.plot import seeded
 from locant.positions import PositionEncoding, Positions
 from locant.positions.registry import encodings, find
 from locant.text import Tokenizer, Windows, sample_text
@@ -74,9 +75,8 @@ def _chosen(state: State, session: Session) -> tuple[str, str]:
     """A file of the command line, one that was dropped, or the sample text."""
     files = {str(file): file for file in session.files if file.is_file()}
     asked = state.text("file")
-    if asked.startswith("dropped-"):
-        session.dropped_file(asked)
-    titles = {key: file.name for key, file in session.dropped.items()}
+    dropped = session.dropped_files(asked)
+    titles = {key: file.name for key, file in dropped.items()}
     first = next(iter(files), SAMPLE)
     name = state.one_of("file", first, [*files, SAMPLE, *titles], titles)
     if name == SAMPLE:
@@ -84,7 +84,7 @@ def _chosen(state: State, session: Session) -> tuple[str, str]:
     if name in files:
         return name, read_texts(files[name])[0][:MOST_CHARACTERS]
     try:
-        text = session.dropped[name].content.decode()
+        text = dropped[name].content.decode()
     except UnicodeDecodeError as error:
         cause = f"got {titles[name]!r}, which is not text in UTF-8: byte {error.start}"
         raise InputError(cause, "a text file") from None
@@ -107,8 +107,7 @@ def _encoded(kind: str, vocab_size: int, text: str) -> np.ndarray:
 def _embedding(vocab_size: int, added: str, scale: str) -> InputEmbedding:
     """Untrained, from the same random numbers each time."""
     sizes = {"d_model": WIDTH} | ({"max_seq_len": MOST_TOKENS} if added == "learned" else {})
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         encoding = PositionEncoding() if added == "none" else find(added)(**sizes)
         options: dict[str, Any] = {} if scale == "none" else {"scale": scale}
         return InputEmbedding(vocab_size, WIDTH, encoding=encoding, **options).eval()

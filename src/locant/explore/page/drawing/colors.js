@@ -16,20 +16,18 @@ const ANCHORS = {
 
 const tables = new Map();
 
-export function isDark() {
-  return getComputedStyle(document.documentElement).colorScheme.trim() === "dark";
-}
-
-export function table(name) {
-  const kind = isDark() && ANCHORS[name].dark ? "dark" : "light";
+// `element`: what is drawn on.
+export function table(name, element) {
+  const dark = getComputedStyle(element).colorScheme.trim() === "dark";
+  const kind = dark && ANCHORS[name].dark ? "dark" : "light";
   const key = `${name} ${kind}`;
   if (!tables.has(key)) tables.set(key, spread(ANCHORS[name][kind]));
   return tables.get(key);
 }
 
-export function css(name, share) {
+export function css(name, share, element) {
   const at = 3 * Math.round(255 * Math.min(1, Math.max(0, share)));
-  return `rgb(${table(name).slice(at, at + 3).join(" ")})`;
+  return `rgb(${table(name, element).slice(at, at + 3).join(" ")})`;
 }
 
 function spread(anchors) {

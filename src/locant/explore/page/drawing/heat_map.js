@@ -18,7 +18,7 @@ export function heatMap(plot, { values, x, y, color, hover = () => {}, press }) 
   const [ticksAcross, ticksDown] = [ticksOf(x, columns, Math.max(2, plot.width / 80)), ticksOf(y, rows, Math.max(2, height / 46))];
   const margin = { ...MARGIN, left: y.wide ?? Math.max(MARGIN.left, leftFor(ticksDown.map(({ text }) => text))) };
   const area = { x: margin.left, y: margin.top, width: Math.max(1, width - margin.left - margin.right), height: height - margin.top - margin.bottom };
-  plot.paint(area, rows, columns, pixels(values, color));
+  plot.paint(area, rows, columns, pixels(values, color, plot.svg));
   const across = linear(-0.5, columns - 0.5, area.x, area.x + area.width);
   const down = linear(-0.5, rows - 0.5, area.y, area.y + area.height);
   const frame = (scale, { label }, ticks) => ({
@@ -58,8 +58,8 @@ function ticksOf({ values, format, every }, count, most) {
   return round.map((value) => ({ index: nearest(values, value), text: format?.(nearest(values, value)) ?? number(value) }));
 }
 
-function pixels(values, { map, low, high, log }) {
-  const colors = table(map);
+function pixels(values, { map, low, high, log }, element) {
+  const colors = table(map, element);
   const bytes = new Uint8ClampedArray(4 * values.length);
   const shade = (log ? logarithmic : linear)(low, high, 0, 255);
   for (let at = 0; at < values.length; at++) {
@@ -76,7 +76,7 @@ function pixels(values, { map, low, high, log }) {
 
 function bar(plot, { map, low, high, label, log, format = number }, area) {
   const id = `bar-${(bar.made = (bar.made ?? 0) + 1)}`;
-  const stops = Array.from({ length: 17 }, (_, step) => svg("stop", { offset: step / 16, "stop-color": css(map, step / 16) }));
+  const stops = Array.from({ length: 17 }, (_, step) => svg("stop", { offset: step / 16, "stop-color": css(map, step / 16, plot.svg) }));
   const left = area.x + area.width + 12;
   plot.svg.append(svg("linearGradient", { id, x1: 0, x2: 0, y1: 1, y2: 0 }, stops));
   plot.svg.append(svg("rect", { x: left, y: area.y, width: BAR, height: area.height, fill: `url(#${id})` }));

@@ -4,7 +4,7 @@ import { svg } from "../dom.js";
 import { axes, leftFor, MARGIN } from "./axes.js";
 import { linear, logarithmic, tick } from "./scales.js";
 
-// x: {values, label, log}; y: {label, low, high, log}; series: [{name, values, low, high, slot, faint, steps}];
+// x: {values, label, log}; y: {label, low, high, log}; series: [{name, values, low, high, slot, faint, steps, dots}];
 // marks: [{at, label}] are places on the x axis, levels: [{at, label}] on the y axis. Returns {point(index)}.
 export function lineChart(plot, { x, y, series, marks = [], levels = [], hover = () => {} }) {
   const { width, height } = plot;
@@ -34,6 +34,7 @@ export function lineChart(plot, { x, y, series, marks = [], levels = [], hover =
   for (const one of series) {
     const d = path(x.values, one.values, across, up, one.steps);
     inside.append(svg("path", { class: `curve slot-${one.slot}${one.faint ? " faint" : ""}`, d }));
+    if (one.dots) x.values.forEach((value, at) => one.values[at] && inside.append(svg("circle", { class: `dot slot-${one.slot}`, r: 3, cx: across(value), cy: up(one.values[at]) })));
   }
   const cross = svg("g", { class: "cross", visibility: "hidden" }, svg("line", { class: "cursor", y1: area.y, y2: area.y + area.height }));
   const dots = series.filter((one) => !one.faint).map((one) => [one, svg("circle", { class: `dot slot-${one.slot}`, r: 3.5 })]);

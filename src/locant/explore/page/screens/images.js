@@ -8,7 +8,10 @@ import { number } from "../drawing/scales.js";
 import { strip } from "../drawing/strip.js";
 import { Picture } from "../picture.js";
 
-const SCHEMES = { contiguous: "one ladder in sections (Qwen2-VL)", axial: "a ladder for each axis (vision encoders)" };
+const SCHEMES = {
+  contiguous: "in sections (Qwen2-VL)", stride: "every third pair (Qwen3-VL)",
+  turns: "rows, columns in turns (ERNIE)", axial: "a ladder each (vision encoders)",
+};
 const SLOTS = [2, 1, 3]; // of the axes
 const FRAMES = 6; // that are drawn
 
@@ -89,7 +92,7 @@ export function open(place, page) {
     pairs.show({
       title: "Which axis each pair turns with",
       note: resting,
-      legend: axes.map((name, axis) => ({ name, slot: SLOTS[axis], box: true })),
+      legend: axes.map((name, axis) => ({ name, slot: SLOTS[axis], box: true, more: `${owner.filter((each) => each === axis).length} pairs` })),
       table, python,
       draw: (plot) => strip(plot, Array.from(owner, (axis, pair) => ({ slot: SLOTS[axis], words: words(pair) })), (pair) => (pairs.note.textContent = pair === null ? resting : words(pair))),
     });
@@ -101,7 +104,7 @@ export function open(place, page) {
       table, python,
       draw: (plot) => lineChart(plot, {
         x: { values: all, label: "pair of dimensions" }, y: { label: "wavelength (places)", log: true },
-        series: axes.map((name, axis) => ({ name, slot: SLOTS[axis], values: wavelengths.map((wavelength, pair) => (owner[pair] === axis ? wavelength : null)) })),
+        series: axes.map((name, axis) => ({ name, slot: SLOTS[axis], dots: true, values: wavelengths.map((wavelength, pair) => (owner[pair] === axis ? wavelength : null)) })),
         hover: (pair) => {
           waves.drawn?.point(pair);
           waves.read(axes.map((_, axis) => (pair !== null && owner[pair] === axis ? `${number(wavelengths[pair], 3)} places` : "")));

@@ -17,7 +17,7 @@ export function open(place, page) {
   const which = html("div", { class: "group" });
   const longer = html("div", { class: "group" });
   side.append(which, longer);
-  if (!page.exported) {
+  if (page.drop) {
     which.append(dropZone(page, place, "Drop a config.json here, or choose one", (key) => page.change({ model: key, to: null, pair: null })));
   }
   const controls = [

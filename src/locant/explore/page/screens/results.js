@@ -24,7 +24,7 @@ export function open(place, page) {
   const go = html("button", { type: "button", class: "primary" }, "Compare");
   const stop = html("button", { type: "button", hidden: true }, "Stop");
   const progress = html("p", { class: "note", role: "status" });
-  if (!page.exported) about.append(html("div", { class: "row" }, go, stop), progress);
+  if (page.compare) about.append(html("div", { class: "row" }, go, stop), progress);
   go.addEventListener("click", async () => {
     const key = await page.compare();
     if (key) page.change({ report: key });
@@ -48,7 +48,7 @@ export function open(place, page) {
     stop.hidden = !running;
     progress.textContent = told(numbers);
     clearTimeout(timer);
-    if (running && !page.exported) timer = setTimeout(() => place.isConnected && page.refresh(), EVERY);
+    if (running && page.refresh) timer = setTimeout(() => place.isConnected && page.refresh(), EVERY);
     showTraining(numbers);
     showLengths(numbers);
     showPlaces(numbers);
@@ -87,7 +87,7 @@ export function open(place, page) {
       table: () => ({ columns: ["length", ...rows.map(({ name }) => name)], rows: Array.from(at, (length, index) => [length, ...rows.map((row) => row.by_length[index])]) }),
       python,
       draw: (plot) => lineChart(plot, {
-        x: { values: at, label: "length (tokens)", log: true }, y: { label: "loss" },
+        x: { values: at, label: "length (tokens)", log: true, ticks: at }, y: { label: "loss" },
         series: rows.map(({ name, by_length: values }, slot) => ({ name, values, slot: (slot % SLOTS) + 1 })),
         marks: [{ at: trained, label: "trained" }],
         hover: (index) => {

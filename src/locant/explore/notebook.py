@@ -1,0 +1,49 @@
+"""A screen of the explorer as a widget of a notebook: the page's modules, and the numbers of this Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anywidget
+import traitlets
+
+from locant.errors import LocantError
+from locant.explore.answers import answer, as_json
+from locant.explore.document import bundle, stylesheet
+from locant.explore.screen import find_screen
+from locant.explore.session import Session
+
+__all__ = ["Widget"]
+
+
+class Widget(anywidget.AnyWidget):
+    """One screen. `settings` are those of an address: what a visitor changes, and what Python may set.
+
+    What is wrong with them stands in `refused`, and the picture of before stays.
+    """
+
+    _esm = f"{bundle('widget.js')}export default joined['widget.js'];"
+    style = traitlets.Unicode(stylesheet()).tag(sync=True)
+    title = traitlets.Unicode().tag(sync=True)
+    about = traitlets.Unicode().tag(sync=True)
+    module = traitlets.Unicode().tag(sync=True)
+    settings = traitlets.Dict(value_trait=traitlets.Unicode(), key_trait=traitlets.Unicode()).tag(sync=True)
+    answer = traitlets.Unicode().tag(sync=True)
+    refused = traitlets.Unicode().tag(sync=True)
+
+    def __init__(self, screen: str, settings: dict[str, str], session: Session) -> None:
+        found = find_screen(screen)
+        self._screen, self._session = screen, session
+        super().__init__(
+            title=found.title, about=found.about, module=f"screens/{screen}.js", settings=settings,
+            answer=as_json(answer(screen, settings, session)),
+        )  # fmt: skip
+        self.observe(self._ask, "settings")
+
+    def _ask(self, change: Any) -> None:
+        try:
+            self.answer = as_json(answer(self._screen, change["new"], self._session))
+        except LocantError as error:
+            self.refused = f"{error.cause}. Try: {error.remedy}"
+        else:
+            self.refused = ""
