@@ -11,13 +11,16 @@ from transformers import AutoConfig
 from transformers.models.cohere2.modeling_cohere2 import Cohere2Attention
 from transformers.models.exaone4.modeling_exaone4 import Exaone4Attention
 from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
+from transformers.models.ministral3 import modeling_ministral3 as ministral3
+from transformers.models.mistral4 import modeling_mistral4 as mistral4
 
 from locant import InputError, PositionEncoding, Positions, RangeError, Rotary, ShapeError, attend
 from locant.models import encoding_from_config, layer_types
+from locant.positions import Pairs, Temperature
 from locant.positions.encodings.tempered import Tempered
 from tests.positions import claims
 from tests.refusal import refuses
-from tests.tolerances import assert_close
+from tests.tolerances import PEER, assert_close
 
 SIZES = {
     "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": 4,
@@ -158,28 +161,102 @@ def test_what_queries_grow_by_is_not_guessed(missing: str, tuned: int) -> None:
     assert turns(encoding_from_config(facts("llama4_text", **said), layer_type="with"))
 
 
-def build(heads: int, width: int) -> Tempered:
-    return Tempered(3, 0.9)
+MISTRAL = {"original_max_position_embeddings": 4, "factor": 16.0, "rope_type": "yarn", "mscale": 1.0}
+MISTRAL |= {"rope_theta": 1e4, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.7}
 
 
-@pytest.mark.parametrize("dtype", claims.DTYPES, ids=str)
-def test_every_row_gets_what_it_gets_alone(dtype: torch.dtype) -> None:
-    claims.agrees_with_itself_alone(build, dtype)
+def ministral_3() -> Any:
+    said = {**facts("ministral3", rope_parameters=dict(MISTRAL)), "max_position_embeddings": 64}
+    del said["rope_theta"]
+    config = AutoConfig.for_model(**said)
+    config._attn_implementation = "eager"
+    return config
 
 
-def test_sizes_state_and_graphs() -> None:
+@pytest.mark.parametrize("past", [0, 3, 900])
+def test_ministral_3_attends_as_in_transformers_forward_and_gradient(past: int) -> None:
+    config, tokens = ministral_3(), past + 9
+    theirs = ministral3.Ministral3Attention(config, 0)
+    encoding = encoding_from_config(config, angles="float32")
+    assert isinstance(encoding, Rotary)
+    assert encoding.temperature == Temperature(step=4, weight=0.7)
+    x, ids = torch.randn(2, tokens, 64, requires_grad=True), torch.arange(tokens)[None]
+    angles = ministral3.Ministral3RotaryEmbedding(config)(x, ids)
+    expected, _ = theirs(x, angles, torch.full((tokens, tokens), -math.inf).triu(1)[None, None], ids)
+    q, k, v = (
+        projection(x).unflatten(-1, (2, 32)).transpose(1, 2)
+        for projection in (theirs.q_proj, theirs.k_proj, theirs.v_proj)
+    )
+    where = Positions.arange(tokens)
+    q, k = encoding.rotate(q, k, where)
+    ours = theirs.o_proj(attend(q, k, v, encoding=encoding, positions=where).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(ours, expected, **PEER)
+    cotangent = torch.randn_like(ours)
+    grads = (torch.autograd.grad(y, [x, theirs.q_proj.weight], cotangent) for y in (ours, expected))
+    for mine, other in zip(*grads, strict=True):
+        torch.testing.assert_close(mine, other, **PEER)
+
+
+def test_mistral_4_multiplies_the_part_of_queries_that_is_not_rotated_too() -> None:
+    said = facts("mistral4", rope_parameters={**MISTRAL, "partial_rotary_factor": 0.25}, rope_interleave=True)
+    encoding = encoding_from_config({**said, "qk_rope_head_dim": 8, "qk_nope_head_dim": 24})
+    assert isinstance(encoding, Rotary)
+    assert encoding.temperature is not None
+    where = Positions.of([[0, 3, 4, 5000]])
+    expected = mistral4.get_llama_4_attn_scale(where.index, 0.7, 4)
+    assert_close(encoding.temperature.of(where), expected[:, 0, :, 0])
+    q = torch.randn(1, 2, 4, 8)
+    plain = encoding.alike(temperature=None)
+    assert_close(encoding.rotate(q, q, where)[0], plain.rotate_one(q, where) * expected)
+    assert torch.equal(encoding.rotate(q, q, where)[1], plain.rotate_one(q, where))
+    assert torch.equal(encoding.rotate_one(q, where), plain.rotate_one(q, where))
+
+
+def test_a_temperature_is_written_as_it_is_read() -> None:
+    encoding = Rotary.from_config(ministral_3())
+    written = {"model_type": "ministral3", **encoding.to_config(max_seq_len=64)}
+    assert written["rope_parameters"]["llama_4_scaling_beta"] == MISTRAL["llama_4_scaling_beta"]
+    assert repr(Rotary.from_config(written)) == repr(encoding)
+    for other in (Temperature(step=5), Temperature(step=4, shift=1)):
+        with refuses(InputError, "Temperature", "one key"):
+            encoding.alike(temperature=other).to_config()
+    with refuses(RangeError, "temperature"):
+        Rotary(8, temperature=0.1)  # type: ignore[arg-type]
+
+
+BUILDS: dict[str, claims.Build] = {
+    "without rotation": lambda heads, width: Tempered(3, 0.9),
+    "rotated": lambda heads, width: Rotary(width, layout="interleaved", temperature=Temperature(step=3, weight=0.9)),
+    "rotated, a table": lambda heads, width: Rotary(
+        width, pairs=Pairs(dims=[(width - 1, 0)]), temperature=Temperature(step=3, weight=0.9)
+    ),
+}
+builds = pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
+
+
+@builds
+def test_every_row_gets_what_it_gets_alone(build: claims.Build) -> None:
+    claims.agrees_with_itself_alone(build, torch.bfloat16)
+
+
+@builds
+def test_sizes_state_and_graphs(build: claims.Build) -> None:
     claims.handles_every_size(build)
     claims.has_no_state_but_parameters(build)
     claims.compiles_at_most_twice(build)
 
 
-def test_queries_grow_in_place_and_keys_stay() -> None:
+@builds
+def test_queries_grow_in_place_and_keys_do_not(build: claims.Build) -> None:
     q, k = torch.randn(1, 2, 5, 4), torch.randn(1, 1, 5, 4)
-    expected, _ = build(2, 4).rotate(q, k, Positions.arange(5))
+    expected = build(2, 4).rotate(q, k, Positions.arange(5))
     grown, kept = build(2, 4).rotate(q, k, Positions.arange(5), inplace=True)
     assert grown is q
     assert kept is k
-    assert torch.equal(grown, expected)
+    assert all(map(torch.equal, (grown, kept), expected))
+    if isinstance(build(2, 4), Rotary):
+        with refuses(ShapeError, "one tensor", "k.clone()"):
+            build(2, 4).rotate(q, q, Positions.arange(5), inplace=True)
 
 
 def test_mistakes_are_named() -> None:

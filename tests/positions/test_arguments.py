@@ -94,7 +94,7 @@ ACCEPTED: dict[str, Collection[str]] = {
     **dict.fromkeys(("base", "c", "gamma", "scale_base", "threshold", "factor", "low_freq_factor"), POSITIVE),
     **dict.fromkeys(("learned", "bidirectional", "key_term", "norm", "truncate", "zigzag", "reverse"), FLAG),
     **dict.fromkeys(("head_slice", "d_model", "head_dim", "rotary_dim", "seq_len", "sections"), NONE),
-    **dict.fromkeys(("scaling", "num_buckets", "length", "pairs"), NONE),
+    **dict.fromkeys(("scaling", "num_buckets", "length", "pairs", "temperature"), NONE),
     **dict.fromkeys(("max_distance", "offset", "rank", "sizes", "batch", "start", "seed"), ZERO),
     **dict.fromkeys(("short_factor", "long_factor", "index", "lengths", "numbers", "documents"), frozenset({"list"})),
     **dict.fromkeys(("ids", "digits"), frozenset({"list", "0", "-1"})),
@@ -130,7 +130,7 @@ OTHERS = {
     "learned", "bidirectional", "key_term", "norm", "truncate", "zigzag", "axial", "scaling", "device",
     "layout", "angles", "kind", "form", "terms", "sections", "slopes", "short_factor", "long_factor",
     "lengths", "length", "parts", "documents", "ids", "digits", "positions", "numbers", "reverse", "goes_on", "padding",
-    "attention_mask", "index", "document", "order", "cache_len", "pairs",
+    "attention_mask", "index", "document", "order", "cache_len", "pairs", "temperature",
 }  # fmt: skip
 """Parameters that are no numbers; what is wrong with them is a `LocantError` of one kind or another."""
 

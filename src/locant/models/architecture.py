@@ -68,6 +68,8 @@ class RotaryKeys:
         ntk_alpha: whether ``alpha`` beside the type ``dynamic`` makes a larger base, once for all lengths.
         pairs: makes the table of pairs, where they are more than a layout: from the configuration, the rope
             parameters of these layers and how many dimensions are rotated.
+        temperature_key: how fast queries grow with their position, in the rope parameters, where the trained length is
+            their step.
         default_sections: pairs per position axis that the modeling code takes without ``mrope_section``.
         head_dim_of: makes the width of a head, where no key has it.
         not_converted: why the rows of its weights cannot be brought into another layout.
@@ -93,6 +95,7 @@ class RotaryKeys:
     interleave_key: bool = False
     ntk_alpha: bool = False
     pairs: PairsOf | None = None
+    temperature_key: str | None = None
     default_sections: tuple[int, ...] | None = None
     head_dim_of: Callable[[Config], int] | None = None
     not_converted: str | None = None

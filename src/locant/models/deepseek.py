@@ -70,8 +70,11 @@ V3 = replace(
     defaults=standard(1e4, 4096, qk_rope_head_dim=64),
 )
 
-MISTRAL_OTHERS = ("llama_4_scaling_beta", "max_position_embeddings")
-MISTRAL_YARN = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+BETA = "llama_4_scaling_beta"
+MISTRAL_OTHERS = (BETA, "max_position_embeddings")
+MISTRAL_YARN = {
+    "rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, BETA: 0.1,
+}  # fmt: skip
 
 
 def _learned_frequencies(config: Config, encoding: PositionEncoding) -> str:
@@ -90,14 +93,9 @@ def _rotated_back(config: Config, encoding: PositionEncoding) -> str:
 
 
 def _growing_queries(config: Config, encoding: PositionEncoding) -> str | None:
-    rope = config.get("rope_parameters")
-    weight = rope.get("llama_4_scaling_beta") if isinstance(rope, Mapping) else None
-    if weight is None:
+    if not isinstance(encoding, Rotary) or encoding.temperature is None:
         return None
-    return (
-        f"llama_4_scaling_beta: after they are rotated, queries are multiplied by 1 + {weight:g} log(1 + floor(n / "
-        "original_max_position_embeddings)) at position n, which changes nothing in the first ones"
-    )
+    return "the temperature multiplies whole queries: encoding.temperature.grown(q, positions) for what is not rotated"
 
 
 def _latent(base: float, max_seq_len: int | None, width: int = 64, **keys: Any) -> Architecture:
@@ -164,7 +162,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "hy_v4": _latent(1e4, 262144, layout="half"),
     "longcat_flash": _latent(1e7, 131072),
     "ministral3": Architecture(
-        rotary=RotaryKeys(head_dim_required=True, scaling_required=True, other_keys=MISTRAL_OTHERS),
+        rotary=RotaryKeys(
+            head_dim_required=True, scaling_required=True, temperature_key=BETA, other_keys=MISTRAL_OTHERS
+        ),
         defaults={
             "head_dim": 128,
             "max_position_embeddings": 262144,
@@ -175,7 +175,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
                 "original_max_position_embeddings": 16384,
             },
         },
-        warnings=(_growing_queries,),
     ),
     "mistral4": Architecture(
         rotary=RotaryKeys(
@@ -184,6 +183,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             interleave_key=True,
             share_keys=("partial_rotary_factor",),
             scaling_required=True,
+            temperature_key=BETA,
             other_keys=MISTRAL_OTHERS,
         ),
         defaults={

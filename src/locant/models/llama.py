@@ -33,10 +33,10 @@ def _llama_4(config: Config, layer_type: str | None) -> PositionEncoding | None:
 def _growing_queries(config: Config, encoding: PositionEncoding) -> str | None:
     if not isinstance(encoding, Tempered):
         return None
+    weight, step = encoding.temperature.weight, encoding.temperature.step
     return (
-        f"attn_temperature_tuning: queries are multiplied by 1 + {encoding.weight:g} log(1 + floor((n + 1) / "
-        f"{encoding.step:,})) at position n, which changes nothing in the first ones; keys stay as they are, and "
-        "nothing is rotated"
+        f"attn_temperature_tuning: queries are multiplied by 1 + {weight:g} log(1 + floor((n + 1) / {step:,})) at "
+        "position n, which changes nothing in the first ones; keys stay as they are, and nothing is rotated"
     )
 
 

@@ -35,6 +35,7 @@ from locant.models.rope_layers import rope_of_layers
 from locant.models.rope_parameters import read_scaling, rope_type_of
 from locant.positions.pair_table import Pairs
 from locant.positions.scaling import NTK, Proportional
+from locant.positions.temperature import Temperature
 
 __all__ = ["head_dim_of", "named_layout", "read_rotary", "rotary_dim_of"]
 
@@ -53,11 +54,13 @@ def read_rotary(
     head_dim = head_dim_of(config, architecture, layer_type)
     lengths = integer_at(config, *LENGTHS), integer_at(config, TRAINED)
     scaled = {**rope, **_rotated_share(config, rope)} if proportional else rope
-    frequencies = {
+    frequencies: dict[str, Any] = {
         "head_dim": head_dim,
         "base": _base(config, rope, architecture, layer_type),
         "scaling": _larger_base(rope, keys) or read_scaling(scaled, rope_type, *lengths, keys.other_keys),
     }
+    if (temperature := _temperature(rope, keys)) is not None:
+        frequencies["temperature"] = temperature
     rotated = head_dim if proportional else rotary_dim_of(config, rope, architecture, head_dim)
     if keys.pairs is not None:
         return {**frequencies, "pairs": _pairs(keys.pairs(config, rope, rotated), config, layout)}
@@ -96,6 +99,14 @@ def _larger_base(rope: Config, keys: RotaryKeys) -> NTK | None:
     if not keys.ntk_alpha or rope.get("rope_type", rope.get("type")) != "dynamic" or not rope.get("alpha"):
         return None
     return NTK(factor=number("alpha", rope["alpha"]), form="aware")
+
+
+def _temperature(rope: Config, keys: RotaryKeys) -> Temperature | None:
+    """Of queries, which grow with every trained length that they are past."""
+    weight = None if keys.temperature_key is None else rope.get(keys.temperature_key)
+    if weight is None:
+        return None
+    return Temperature(step=integer(TRAINED, rope.get(TRAINED)), weight=number(str(keys.temperature_key), weight))
 
 
 def _rotated_share(config: Config, rope: Config) -> dict[str, Any]:

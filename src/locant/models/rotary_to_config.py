@@ -50,7 +50,7 @@ def rotary_to_config(
         max_seq_len = whole("max_seq_len", max_seq_len, 1, remedy="the longest sequence in tokens")
     scaling, base = with_base(rotary.scaling, rotary)
     lengths = _written_lengths(scaling, max_seq_len)
-    rope = write_scaling(scaling)
+    rope = write_scaling(scaling) | _written_temperature(rotary)
     if isinstance(scaling, LongRoPE) and scaling.attention_factor is not None:
         stretched = round(scaling.factor * scaling.original_max_seq_len)
         if stretched != lengths["max_position_embeddings"]:  # then the factor decides nothing, and would be refused
@@ -71,6 +71,17 @@ def with_base(scaling: Scaling, rotary: Rotary) -> tuple[Scaling, float]:
         return scaling, float(rotary.base)
     exponent = ntk_exponent(rotary.rotary_dim) if scaling.form == "aware" else 1.0
     return Unscaled(), rotary.base * scaling.factor**exponent
+
+
+def _written_temperature(rotary: Rotary) -> dict[str, Any]:
+    """As Ministral 3 and Mistral 4 have it, whose step is the trained length."""
+    if rotary.temperature is None:
+        return {}
+    trained = getattr(rotary.scaling, "original_max_seq_len", None)
+    if (rotary.temperature.step, rotary.temperature.shift) != (trained, 0):
+        got = f"got {rotary.temperature} beside a scaling from {trained} tokens, which one key cannot express"
+        raise InputError(got, f"Temperature(step={trained or 8192}), and a scaling from as many tokens")
+    return {"llama_4_scaling_beta": rotary.temperature.weight}
 
 
 def _share_of(rotary: Rotary) -> float:

@@ -22,3 +22,4 @@ from .pair_table import Pairs as Pairs
 from .positions import Positions as Positions
 from .registry import encoding as encoding
 from .registry import register_encoding as register_encoding
+from .temperature import Temperature as Temperature

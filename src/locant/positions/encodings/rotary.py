@@ -23,6 +23,7 @@ from locant.positions.frequencies import PRECISION, base_of, width_of
 from locant.positions.pair_table import Channels, Pairs, sections_of
 from locant.positions.positions import Positions, require_positions
 from locant.positions.scaling import Scaling, Unscaled
+from locant.positions.temperature import Temperature
 from locant.tensors import has_values
 
 __all__ = ["Rotary"]
@@ -57,6 +58,7 @@ class Rotary(PositionEncoding):
         axial: whether each section has a ladder of frequencies of its own, from 1 down (vision encoders), or all
             sections share the one over the whole head (M-RoPE).
         seq_len: the length of the whole sequence, for a scaling that depends on it: see `for_length`.
+        temperature: of the queries, which it multiplies after they are rotated (Ministral 3, Mistral 4).
         pairs: any other table of pairs, in the place of `layout`, `rotary_dim`, `sections` and `axial`, which are short
             ways to write one.
 
@@ -100,6 +102,7 @@ class Rotary(PositionEncoding):
         axial: bool = False,
         seq_len: int | None = None,
         pairs: Pairs | None = None,
+        temperature: Temperature | None = None,
     ) -> None:
         super().__init__()
         if pairs is not None:
@@ -129,11 +132,18 @@ class Rotary(PositionEncoding):
         factor = self.scaling.effective_attention_factor
         self.angles = Angles(frequencies, angles, rounded=rounded, attention_factor=factor)
         self._angles_over: dict[int, Angles] = {1: self.angles}
+        if temperature is not None and not isinstance(temperature, Temperature):
+            got = f"got {shown(temperature)} for temperature, expected that of queries"
+            raise RangeError(got, "locant.positions.Temperature(step=8192)")
+        self.temperature = temperature
         self._in_order: tuple[Channels, Rotary] | None = None
         if self.pairs.runs_as is None:
             channels = Channels(self.pairs, self.head_dim)
             dims = Pairs.of(self.rotary_dim, layout=channels.layout).dims
-            self._in_order = channels, self.alike(pairs=replace(self.pairs, dims=dims, num_heads=None))
+            self._in_order = (
+                channels,
+                self.alike(pairs=replace(self.pairs, dims=dims, num_heads=None), temperature=None),
+            )
 
     @classmethod
     def from_config(
@@ -194,7 +204,9 @@ class Rotary(PositionEncoding):
         Rotary(head_dim=64, base=10000, layout='interleaved', angles='float32')
         """
         table = ("layout", "rotary_dim", "sections", "axial") if self.is_short else ("pairs",)
-        same: dict[str, Any] = {name: getattr(self, name) for name in ("base", "scaling", "seq_len", *table)}
+        same: dict[str, Any] = {
+            name: getattr(self, name) for name in ("base", "scaling", "seq_len", "temperature", *table)
+        }
         same |= {"angles": self.angles.mode, **options}
         return Rotary(self.head_dim, **same)
 
@@ -260,7 +272,7 @@ class Rotary(PositionEncoding):
         return torch.tensor([*map(float, self.angles.frequencies)], dtype=torch.float64, device="cpu")
 
     def rotate_one(self, x: Queries, positions: Positions) -> Queries:
-        """One tensor rotated by itself, queries or keys: what `rotate` makes of it.
+        """One tensor rotated by itself, queries or keys: what `rotate` makes of it, but for a temperature of queries.
 
         >>> Rotary(2).rotate_one(torch.tensor([[[[1.0, 0.0]]]]), Positions.after(1, 1))
         tensor([[[[0.5403, 0.8415]]]])
@@ -279,6 +291,16 @@ class Rotary(PositionEncoding):
         With `inplace`, `q` and `k` may be the same elements, which are rotated once; elements that only some of both
         share are refused before anything is written, as is what torch cannot overwrite.
         """
+        if self.temperature is None:
+            return self._rotate(q, k, positions, k_positions, inplace)
+        if inplace and isinstance(q, Tensor) and isinstance(k, Tensor) and require_writable(q, k):
+            raise ShapeError("got one tensor as q and k, of which queries alone have a temperature", "k.clone()")
+        rotated_q, rotated_k = self._rotate(q, k, positions, k_positions, inplace)
+        return self.temperature.grown(rotated_q, positions, inplace=inplace), rotated_k
+
+    def _rotate(
+        self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None, inplace: bool
+    ) -> tuple[Tensor, Tensor]:
         if self._in_order is not None:
             return self._rotate_in_order(*self._in_order, q, k, positions, k_positions, inplace)
         keys = positions if k_positions is None else k_positions
@@ -408,6 +430,7 @@ class Rotary(PositionEncoding):
         scaling = "" if isinstance(self.scaling, Unscaled) else f", scaling={self.scaling}"
         sections = "" if self.sections is None else f", sections={self.sections}, axial={self.axial}"
         length = "" if self.seq_len is None else f", seq_len={self.seq_len}"
+        length += "" if self.temperature is None else f", temperature={self.temperature}"
         shape = f"head_dim={self.head_dim}, base={self.base:g}{partial}{scaling}{sections}{length}"
         return f"{shape}, layout={self.layout!r}, angles={self.angles.mode!r}"
 

@@ -1,0 +1,57 @@
+"""Queries that grow with their position, so that softmax stays sharp over more and more keys.
+
+Nakanishi 2025, arXiv 2501.19399. It acts on queries alone, after any rotation, and is no part of it: keys in a cache
+know nothing of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from locant.arguments import MAX_INT32, Real, real, whole
+from locant.positions.base import Queries
+from locant.positions.positions import Positions
+
+__all__ = ["Temperature"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Temperature:
+    """A query at position n is multiplied by ``1 + weight * log(1 + floor((n + shift) / step))``.
+
+    Args:
+        step: up to so many tokens nothing changes.
+        weight: how fast queries grow.
+        shift: 0 (Ministral 3, Mistral 4), or 1 where the first token counts as 1 (Llama 4).
+
+    >>> Temperature(step=8192).of(Positions.of([8191, 8192]))
+    tensor([[1.0000, 1.0693]])
+    """
+
+    step: int
+    weight: Real = 0.1
+    shift: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in {
+            "step": whole("step", self.step, 1, remedy="step=8192"),
+            "weight": real("weight", self.weight, remedy="weight=0.1"),
+            "shift": whole("shift", self.shift, 0, MAX_INT32, remedy="shift=0"),
+        }.items():
+            object.__setattr__(self, name, value)
+
+    def of(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "batch seq"]:
+        """The factor of every token."""
+        positions.require_single_axis("Temperature")
+        steps = (positions.index.clamp(min=0) + self.shift) // self.step
+        return torch.log1p(steps.to(dtype)) * self.weight + 1.0
+
+    def grown(self, q: Queries, positions: Positions, *, inplace: bool = False) -> Queries:
+        """The queries in the dtype they came in; the factor, and the product, are float32 at least."""
+        factor = self.of(positions, torch.promote_types(q.dtype, torch.float32))
+        grown = (q * factor[:, None, :, None]).to(q.dtype)
+        return q.copy_(grown) if inplace else grown
