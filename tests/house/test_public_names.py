@@ -18,7 +18,10 @@ NAMES = {
     "attend", "KVCache", "plot",
     "LocantError", "ShapeError", "RangeError", "InputError",
 }  # fmt: skip
-VERBS = {"embed", "compare", "explain", "extend", "convert", "prepare", "export", "plot", "explore", "bench", "list"}
+VERBS = {
+    "embed", "compare", "explain", "extend", "convert", "neighbours", "prepare", "export", "plot", "explore", "bench",
+    "list",
+}  # fmt: skip
 
 
 def test_the_public_names_are_these() -> None:

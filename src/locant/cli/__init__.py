@@ -12,7 +12,10 @@ from locant.cli.errors import VerbGroup
 
 __all__ = ["main"]
 
-VERBS = ("embed", "compare", "explain", "extend", "convert", "prepare", "export", "plot", "explore", "bench", "list")
+VERBS = (
+    "embed", "compare", "explain", "extend", "convert", "neighbours", "prepare", "export", "plot", "explore", "bench",
+    "list",
+)  # fmt: skip
 
 main = click.version_option(__version__, message="locant %(version)s")(
     VerbGroup(

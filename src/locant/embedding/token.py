@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, one_of, real, shape_error, whole
 from locant.embedding.deferred_errors import RaisesLater
-from locant.embedding.table import Table, WholeTable
+from locant.embedding.nearest import MEASURES, Nearest, nearest_rows
+from locant.embedding.table import Table, WholeTable, require_ids
 from locant.errors import ShapeError
 from locant.tensors import require_tensor
 
@@ -129,6 +131,51 @@ class TokenEmbedding(RaisesLater):
         if x.dtype != dtype and not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
             raise ShapeError(f"got x of dtype {x.dtype}, the table is {dtype}", f"x.to({dtype}), or torch.autocast")
         return self.table.logits(self.weight, x)
+
+    @torch.no_grad()
+    def nearest(
+        self,
+        ids_or_vector: int | Tensor,
+        k: int = 10,
+        *,
+        measure: Literal["cosine", "dot"] = "cosine",
+        exclude: Sequence[int] = (),
+    ) -> Nearest:
+        """The rows nearest to a token, or to a vector: every row is compared, and few are in memory at once.
+
+        Args:
+            ids_or_vector: ids, of which none is its own neighbour, or vectors of width d_model; any number of either.
+            k: how many.
+            measure: ``"cosine"`` of the angle between rows, or their ``"dot"`` product.
+            exclude: ids that are no neighbours of any.
+
+        Returns:
+            Their ids and scores, each ``[*batch, k]``, the nearest first.
+
+        >>> table = TokenEmbedding(4, 2)
+        >>> _ = table.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.5], [-1.0, 0.0]]))
+        >>> table.nearest(0, 2).ids.tolist(), table.nearest(torch.tensor([0.0, 3.0]), 1).ids.tolist()
+        ([2, 1], [1])
+        """
+        one_of("measure", measure, MEASURES)
+        given = torch.as_tensor(ids_or_vector, device=self.weight.device)
+        outside = torch.as_tensor(list(exclude), dtype=torch.long, device=self.weight.device)
+        require_ids(outside, self.vocab_size, "TokenEmbedding", "vocab_size", self.weight.device)
+        if given.is_floating_point():
+            if not given.ndim or given.shape[-1] != self.d_model:
+                raise shape_error(
+                    "a vector", given, f"a last dimension of d_model={self.d_model}", "a row of the table"
+                )
+            batch, vectors = given.shape[:-1], given.reshape(-1, self.d_model)
+            left_out = outside.expand(len(vectors), -1)
+        else:
+            ids = require_ids(given, self.vocab_size, "TokenEmbedding", "vocab_size", self.weight.device)
+            batch, vectors = ids.shape, self.weight[ids.reshape(-1)]
+            left_out = torch.cat([outside.expand(len(vectors), -1), ids.reshape(-1, 1)], 1)
+        most = self.vocab_size - left_out.shape[1]
+        k = whole("k", k, 1, most, remedy=f"k={max(min(10, most), 1)}")
+        found = nearest_rows(self.weight, vectors, k, measure, left_out)
+        return Nearest(found.ids.view(*batch, k), found.scores.view(*batch, k))
 
     def resize(self, vocab_size: int) -> None:
         """Grow the table in place: every old row is kept byte for byte, new rows start like fresh ones.

@@ -290,6 +290,14 @@ class Tokenizer:
             text = (self._bytes_of[number] or b"").decode(errors="backslashreplace")
         return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text).replace(" ", "␣")
 
+    def id_of(self, spelling: str) -> int | None:
+        """The id of the entry that is spelled so in the vocabulary, as ``##ing`` or ``Ġthe``; ``None``: there is none.
+
+        >>> Tokenizer.bytes().id_of("A"), Tokenizer.bytes().id_of("the")
+        (65, None)
+        """
+        return self._library.token_to_id(spelling)
+
     @property
     def end_of_text(self) -> int | None:
         """The id of the special token that ends a text, found by its usual spellings; ``None`` if there is none."""

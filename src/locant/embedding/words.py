@@ -1,0 +1,130 @@
+"""Words of a published model, looked at: their vectors, what they are near to, and how alike those of a list are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from locant.arguments import one_of
+from locant.embedding.nearest import Nearest
+from locant.embedding.token import TokenEmbedding
+from locant.errors import InputError
+from locant.text import Tokenizer
+
+__all__ = ["LAYOUTS", "Term", "Words", "flat_map", "terms_of"]
+
+LAYOUTS = ("pca", "umap")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """A word of a sum, and whether it is added or taken away."""
+
+    word: str
+    sign: int = 1
+
+
+def terms_of(words: Sequence[str]) -> tuple[Term, ...] | None:
+    """The terms of ``king - man + woman``; ``None`` for a list of words, without ``+`` and ``-``.
+
+    >>> [(term.word, term.sign) for term in terms_of(["king", "-", "man"])]
+    [('king', 1), ('man', -1)]
+    """
+    parts = " ".join(words).split()
+    signs = {"+": 1, "-": -1}
+    if len(parts) == 1 and parts[0] not in signs:
+        return (Term(word=parts[0]),)
+    if not set(parts) & signs.keys():
+        return None
+    parts = parts if parts[0] in signs else ["+", *parts]
+    operators, operands = parts[::2], parts[1::2]
+    if len(parts) % 2 or not set(operators) <= signs.keys() or set(operands) & signs.keys():
+        raise InputError(f"got {' '.join(words)!r}, expected words with + or - between them", "king - man + woman")
+    return tuple(Term(word=word, sign=signs[sign]) for sign, word in zip(operators, operands, strict=True))
+
+
+class Words:
+    """The token table of a model with its tokenizer.
+
+    A word that is one token has the token's row; one of several has the mean of their rows.
+
+    >>> Words.from_pretrained("MiniLM-L6").nearest("king", 3).ids  # doctest: +SKIP
+    """
+
+    def __init__(self, tokenizer: Tokenizer, table: TokenEmbedding) -> None:
+        if tokenizer.vocab_size > table.vocab_size:
+            got = f"got a tokenizer of {tokenizer.vocab_size} entries for a table of {table.vocab_size} rows"
+            raise InputError(got, "the tokenizer of this model")
+        self.tokenizer = tokenizer
+        self.table = table
+
+    @classmethod
+    def from_pretrained(cls, folder: Path | str) -> Words:
+        """Those of a folder with ``config.json``, safetensors and ``tokenizer.json``."""
+        table = TokenEmbedding.from_pretrained(folder)
+        return cls(Tokenizer.load(Path(folder)), table)
+
+    def ids(self, word: str) -> tuple[int, ...]:
+        """Its token after a space, if it is one; else the entry that is spelled so, as ``##ing`` is; else its parts."""
+        in_text = self.tokenizer.encode(f" {word}").tolist()
+        if len(in_text) == 1:
+            return tuple(in_text)
+        entry = self.tokenizer.id_of(word)
+        parts = tuple(in_text) if entry is None else (entry,)
+        if not parts:
+            raise InputError(f"got {word!r}, of which this tokenizer makes no token", "another word")
+        return parts
+
+    @torch.no_grad()
+    def vector(self, word: str) -> Float[Tensor, " d_model"]:
+        """The mean of the word's rows, in float32."""
+        return self.table.weight[list(self.ids(word))].float().mean(0)
+
+    @torch.no_grad()
+    def nearest(self, terms: str | Sequence[Term], k: int = 10) -> Nearest:
+        """The tokens nearest to a word, or to a sum of words, by the cosine; tokens of the words are left out.
+
+        Of a sum, each word has length 1 before it is added (Mikolov 2013, https://aclanthology.org/N13-1090).
+        """
+        terms = [Term(word=terms)] if isinstance(terms, str) else terms
+        total = torch.stack([term.sign * F.normalize(self.vector(term.word), dim=0) for term in terms]).sum(0)
+        ids = {number for term in terms for number in self.ids(term.word)}
+        return self.table.nearest(total, k, exclude=sorted(ids))
+
+    def similarity(self, words: Sequence[str]) -> Float[Tensor, "words words"]:
+        """The cosine of any two of these words."""
+        unit = F.normalize(torch.stack([self.vector(word) for word in words]), dim=1)
+        return unit @ unit.T
+
+    def flat_map(self, words: Sequence[str], layout: str = "pca") -> Float[Tensor, "words 2"]:
+        """A place in the plane for each of these words, see `flat_map`."""
+        return flat_map(F.normalize(torch.stack([self.vector(word) for word in words]), dim=1), layout)
+
+
+def flat_map(vectors: Float[Tensor, "points width"], layout: str = "pca") -> Float[Tensor, "points 2"]:
+    """Places in the plane: by the two directions of the largest variance (``"pca"``), or by ``umap-learn``."""
+    one_of("layout", layout, LAYOUTS)
+    if len(vectors) < 3:
+        raise InputError(f"got {len(vectors)} words for a map, expected at least 3", "more words")
+    if layout == "umap":
+        return _umap(vectors)
+    centred = vectors - vectors.mean(0)
+    _, _, directions = torch.linalg.svd(centred.double(), full_matrices=False)
+    places = centred.double() @ directions[:2].T
+    flip = places.gather(0, places.abs().argmax(0, keepdim=True)).sign()  # the farthest point is on the positive side
+    return (places * flip).float()
+
+
+def _umap(vectors: Tensor) -> Tensor:
+    try:
+        import umap  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise InputError("layout 'umap' needs umap-learn, which is not installed", "pip install umap-learn") from None
+    made = umap.UMAP(n_components=2, metric="cosine", n_neighbors=min(15, len(vectors) - 1), random_state=0)
+    return torch.as_tensor(made.fit_transform(vectors.numpy()))

@@ -1,0 +1,101 @@
+"""What real weights know of words: those of all-MiniLM-L6-v2."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer as Library
+
+from locant import InputError, RangeError, TokenEmbedding, Tokenizer
+from locant.embedding.words import Words, flat_map, terms_of
+from tests.minilm import MINILM
+from tests.refusal import refuses
+from tests.tolerances import LENGTH
+
+
+@pytest.fixture(scope="module")
+def words() -> Words:
+    return Words.from_pretrained(MINILM)
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [
+        ("king", {"kings", "queen", "monarch", "prince"}),
+        ("paris", {"parisian", "france", "london"}),
+        ("##ing", {"##ed", "##ings"}),
+    ],
+)
+def test_the_nearest_tokens_are_those_of_the_whole_table(words: Words, word: str, near: set[str]) -> None:
+    library = Library.from_file(str(MINILM / "tokenizer.json"))
+    rows = load_file(MINILM / "model.safetensors")["embeddings.word_embeddings.weight"].double().numpy()
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    own = library.token_to_id(word)
+    expected = [number for number in np.argsort(-(rows @ rows[own])).tolist() if number != own][:10]
+    found = words.nearest(word, 10)
+    assert found.ids.tolist() == expected
+    assert near <= {words.tokenizer.token(number) for number in expected}
+    assert abs(float(found.scores[0]) - rows[expected[0]] @ rows[own]) < LENGTH
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("king - man + woman", "queen"), ("paris - france + italy", "rome"), ("walking - walk + swim", "swimming")],
+)
+def test_analogies(words: Words, text: str, answer: str) -> None:
+    terms = terms_of([text])
+    assert terms is not None
+    assert answer in [words.tokenizer.token(number) for number in words.nearest(terms, 3).ids.tolist()]
+
+
+def test_a_cat_is_nearer_to_a_dog_than_to_a_refrigerator(words: Words) -> None:
+    similarity = words.similarity(["cat", "dog", "refrigerator"])
+    assert similarity[0, 1] > 0.3 > 0.1 > similarity[0, 2]
+    assert torch.allclose(similarity, similarity.T)
+
+
+def test_a_word_of_several_tokens_is_the_mean_of_their_rows(words: Words) -> None:
+    ids = words.ids("tokenizer")
+    assert [words.tokenizer.token(number) for number in ids] == ["token", "##izer"]
+    assert torch.equal(words.vector("tokenizer"), words.table.weight[list(ids)].detach().mean(0))
+    assert words.ids("[CLS]") == (101,)
+
+
+def test_a_word_is_meant_as_it_stands_in_a_text() -> None:
+    """Byte-level vocabularies have a token for a word at the start of a text, and one for it after a space."""
+    tokenizer = Tokenizer.train("the hat on the cat on the hat on the mat", vocab_size=270)
+    words = Words(tokenizer, TokenEmbedding(270, 4))
+    assert tokenizer.decode(list(words.ids("hat"))) == " hat"
+
+
+def test_terms_of_a_sum() -> None:
+    def signs(*words: str) -> list[tuple[str, int]] | None:
+        terms = terms_of(words)
+        return None if terms is None else [(term.word, term.sign) for term in terms]
+
+    assert signs("king") == [("king", 1)]
+    assert signs("king - man + woman") == signs("king", "-", "man", "+", "woman")
+    assert signs("-", "man") == [("man", -1)]
+    assert signs("##ing", "x-ray") is None
+    for wrong in (["king", "-"], ["king", "man", "-", "x"], ["king", "-", "+", "x"], ["+"]):
+        with refuses(InputError, "king - man + woman"):
+            terms_of(wrong)
+
+
+def test_a_flat_map_has_the_two_largest_variances() -> None:
+    vectors = torch.randn(9, 5, dtype=torch.float64) * torch.tensor([0.1, 3.0, 0.2, 1.0, 0.3])
+    places = flat_map(vectors).double()
+    variances = np.linalg.eigvalsh(np.cov(vectors.numpy().T))[::-1][:2]
+    assert np.allclose(np.cov(places.numpy().T), np.diag(variances), atol=1e-6)
+    assert torch.allclose(flat_map(vectors.flip(0)), places.flip(0).float(), atol=1e-6), "the order says nothing"
+    with refuses(InputError, "at least 3"):
+        flat_map(vectors[:2])
+    with refuses(RangeError, "'pca' or 'umap'"):
+        flat_map(vectors, "tsne")
+
+
+def test_a_tokenizer_of_another_model_is_refused(words: Words) -> None:
+    with refuses(InputError, "30522 entries", "100 rows"):
+        Words(words.tokenizer, TokenEmbedding(100, 4))
