@@ -20,6 +20,7 @@ from locant import (
     RangeError,
     Rotary,
     Sandwich,
+    Shaw,
     TransformerXL,
     attend,
 )
@@ -37,7 +38,7 @@ DEVICES = ["cpu", "cuda", "mps"]
 
 def large(device: str = "cpu", length: int = LENGTH, head_dim: int = 16, **options: object) -> AttentionInputs:
     """As many scores as are too many for a matrix; on devices that need not be there."""
-    encoding = options.pop("encoding", Fire(HEADS).requires_grad_(requires_grad=False))
+    encoding = options.pop("encoding", Shaw(16, 3).requires_grad_(requires_grad=False))
     with FakeTensorMode():
         dtype = options.pop("dtype", torch.float32)
         q = torch.zeros(
@@ -77,16 +78,18 @@ def test_auto_on_cuda_goes_round_what_flex_cannot_do(fact: dict[str, object]) ->
     assert chosen(device="cuda", **fact) == "tiled"
 
 
-@pytest.mark.parametrize("encoding", [Cope(16), TransformerXL(HEADS, 64)], ids=["cope", "transformer_xl"])
+@pytest.mark.parametrize("encoding", [Cope(16), TransformerXL(HEADS, 64), Fire(HEADS)], ids=lambda each: each.info.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_what_only_a_matrix_could_tell_is_taken_by_tiles_compiled_or_not(
+def test_what_no_score_function_is_fit_for_is_taken_by_tiles_compiled_or_not(
     encoding: PositionEncoding, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """16 384 tokens and 32 heads would be 32 GiB."""
     inputs = large("cuda", length=2**13, dtype=dtype, encoding=encoding)
     with refuses(LocantError, "backend='flex'", "no score_mod", "tiled"):
         choose_backend("flex", inputs)
-    assert choose_backend("auto", inputs).name == "tiled"
+    choice = choose_backend("auto", inputs)
+    assert choice.name == "tiled"
+    assert f"{type(encoding).__name__} has a bias but no score_mod on cuda" in choice.reason
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert choose_backend("auto", inputs).name == "sdpa"
     inputs = large("cuda", length=2**13 + 1, dtype=dtype, encoding=encoding)

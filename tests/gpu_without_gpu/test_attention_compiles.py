@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, nullcontext
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -21,32 +20,24 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from locant import ALiBi, Kerple, PositionEncoding, Positions, attend
+from locant import attend
 from locant.attention.backends import flex, sdpa
-from locant.positions import ModelShape, constant
-from locant.positions.registry import encodings
+from locant.positions import constant
 from tests.gpu_without_gpu import inductor
+from tests.gpu_without_gpu.compiled_cases import (
+    BIASES,
+    HEADS,
+    TILED,
+    Case,
+    copied_and_kept,
+    machine_code,
+    of_a_graph,
+    tensors,
+)
 
-HEADS, KV_HEADS, LENGTH, HEAD_DIM = 4, 2, 512, 64
-SHAPE = ModelShape(d_model=HEADS * HEAD_DIM, num_heads=HEADS, max_seq_len=LENGTH)
-BIASES: dict[str, Callable[[], PositionEncoding | None]] = {
-    "none": lambda: None,
-    **{name: partial(kind.for_model, SHAPE) for name, kind in encodings().items() if "bias" in kind.doors()},
-    "learned alibi": partial(ALiBi, HEADS, learned=True),
-    "kerple, power": partial(Kerple, HEADS, "power"),
-}
-TILED = ("cope", "transformer_xl")
-"""They have no score function, and so no kernel of FlexAttention."""
-TOO_SLOW = ("fire",)
-"""Its kernel takes minutes to compile."""
 ATOMIC = ("shaw", "deberta")
-"""Gradients of their products with tokens are added up by torch."""
-ARRANGEMENTS = ("prefill", "packed window", "decode")
-"""Documents and a window are in one mask, and so in one kernel; by themselves they are compiled below."""
-DTYPES = ("bfloat16", "float16", "float32")
-FAST = [
-    ("alibi", "decode", "bfloat16", False), ("kerple", "packed window", "float16", False),
-]  # fmt: skip
+"""Gradients of their products with tokens are added up by torch; so are those of what graphs look up."""
+FAST = (Case("alibi", "decode", "bfloat16", learning=False), Case("kerple", "packed", "float16", learning=True))
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device: python -m pytest -m gpu tests/attention"),
@@ -56,18 +47,17 @@ pytestmark = [
 ]
 
 
-def every_case() -> list[Any]:
-    """All, of which a few are fast: an encoding in every arrangement, dtypes in turn, and backward but for decoding.
+def in_turns() -> list[Any]:
+    """A few fast cases, and of each encoding two kinds of rows with their backward pass, and decoding; dtypes in turn.
 
-    DeBERTa's kernels, of half a minute each, are left out where only the mask differs, which is no part of an encoding.
+    Graphs, and DeBERTa's kernels, take a quarter or half a minute each: of those one. `compile_all.py` does the rest.
     """
-    cases = [
-        (name, arrangement, DTYPES[(n + m) % 3], arrangement != "decode")
-        for n, name in enumerate(name for name in BIASES if name not in (*TILED, *TOO_SLOW))
-        for m, arrangement in enumerate(ARRANGEMENTS)
-        if name != "deberta" or arrangement != "packed window"
-    ]
-    return [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in cases if case not in FAST)]
+    dtypes, cases = ("bfloat16", "float16", "float32"), list[Case]()
+    for n, name in enumerate(BIASES):
+        few = name in TILED or name == "deberta"
+        for m, kind in enumerate(("prefill",) if few else ("prefill", "window" if n % 2 else "packed", "decode")):
+            cases.append(Case(name, kind, dtypes[(n + m) % 3], learning=kind != "decode"))
+    return [*FAST, *(pytest.param(case, marks=pytest.mark.slow) for case in cases if case not in FAST)]
 
 
 # ---------------------------------------------------------------------- in the other process
@@ -85,41 +75,6 @@ class NoTraffic(TorchDispatchMode):
             devices = {x.device.type for x in (*args, out) if isinstance(x, Tensor)}
             assert len(devices) == 1, f"{name} between {devices}"
         return out
-
-
-def tensors(
-    arrangement: str, dtype: str, learning: bool, length: int = LENGTH
-) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    def empty(heads: int, tokens: int) -> Tensor:
-        size, kind = (2, heads, tokens, HEAD_DIM), getattr(torch, dtype)
-        return torch.empty(size, dtype=kind, device="cuda", requires_grad=learning)
-
-    where: dict[str, Any] = {"positions": Positions.arange(length, device="cuda")}
-    if "window" in arrangement:
-        where["window"] = 100
-    if "packed" in arrangement:
-        lengths = torch.zeros(2, length, dtype=torch.int64, device="cuda")
-        where["positions"] = Positions(lengths, lengths, None, 0, length - 1)
-    if arrangement == "decode":
-        where = {"positions": Positions.after(length - 1, 1, device="cuda"), "k_positions": where["positions"]}
-    return empty(HEADS, where["positions"].seq_len), empty(KV_HEADS, length), where
-
-
-def through_flex(name: str, arrangement: str, dtype: str, learning: bool) -> list[inductor.Kernel]:
-    """The kernels of one call, and of its backward."""
-
-    encoding = BIASES[name]()
-
-    def call() -> None:
-        inductor.to_device(encoding, learning=learning)
-        q, k, where = tensors(arrangement, dtype, learning)
-        with torch.set_grad_enabled(learning):
-            y = attend(q, k, k, encoding=encoding, backend="flex", **where)
-            if learning:
-                y.sum().backward()
-        assert (y.dtype, y.shape) == (q.dtype, q.shape)
-
-    return inductor.compiled(call)
 
 
 def beside_the_softmax(name: str, arrangement: str, dtype: str, learning: bool) -> list[inductor.Kernel]:
@@ -140,33 +95,6 @@ def beside_the_softmax(name: str, arrangement: str, dtype: str, learning: bool) 
     return inductor.compiled(call)
 
 
-def a_whole_graph(name: str, arrangement: str, lengths: tuple[int, ...], learning: bool) -> list[inductor.Kernel]:
-    """Attention as a part of a model that is compiled whole, with queries and keys of one length after another."""
-    encoding = BIASES[name]()
-
-    def layer(q: Tensor, k: Tensor, where: dict[str, Any]) -> Tensor:
-        return attend(q, k, k, encoding=encoding, backend="flex", **where)
-
-    def call() -> None:
-        inductor.to_device(encoding, learning=learning)
-        constant.copy_all(torch.device("cuda", 0))
-        compiled = torch.compile(layer, fullgraph=True)
-        for length in lengths:
-            q, k, where = tensors(arrangement, "bfloat16", learning, length)
-            y = compiled(q, k, where)
-            if learning:
-                y.sum().backward()
-
-    with mock.patch.object(constant.Constant, "_copy", copied_and_kept):
-        return inductor.compiled(call)
-
-
-def copied_and_kept(self: constant.Constant, device: torch.device) -> None:
-    """As it is on a device; fake tensors would not be kept."""
-    if device not in self._copies:
-        self._copies[device] = torch.empty(self._value.shape, dtype=self._value.dtype).to(device)
-
-
 def keeps_still(name: str, backend: str) -> None:
     """Every call but the first: that one has put what is constant where it belongs."""
     encoding = BIASES[name]()
@@ -174,7 +102,7 @@ def keeps_still(name: str, backend: str) -> None:
     def call() -> None:
         inductor.to_device(encoding)
         for mode in (nullcontext(), NoTraffic()):
-            for arrangement in ARRANGEMENTS:
+            for arrangement in ("prefill", "packed window", "decode"):
                 q, k, where = tensors(arrangement, "bfloat16", learning=False)
                 with torch.no_grad(), mode:
                     attend(q, k, k, encoding=encoding, backend=backend, **where)
@@ -204,13 +132,12 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., An
         yield lambda function, *arguments: process.submit(function, *arguments).result()
 
 
-@pytest.mark.parametrize(("name", "arrangement", "dtype", "learning"), every_case())
-def test_machine_code_comes_out_that_fits_the_device(
-    name: str, arrangement: str, dtype: str, learning: bool, there: Callable[..., Any]
-) -> None:
-    kernels = there(through_flex, name, arrangement, dtype, learning)
-    assert any("flex" in kernel.name for kernel in kernels)
-    assert name in ATOMIC or not any(kernel.atomics for kernel in kernels), "an order of its own in every run"
+@pytest.mark.parametrize("case", in_turns(), ids=str)
+def test_machine_code_comes_out_that_fits_the_device(case: Case, there: Callable[..., Any]) -> None:
+    kernels = there(machine_code, case)
+    assert any("flex" in kernel.name for kernel in kernels) or case.name in TILED
+    in_no_order = case.name in (*ATOMIC, *TILED)
+    assert in_no_order or not any(kernel.atomics for kernel in kernels), "an order of its own in every run"
     assert all(kernel.cubin for kernel in kernels)
     fitting = {kernel.name for kernel in kernels if kernel.shared <= inductor.SHARED_MEMORY}
     assert fitting == {kernel.name for kernel in kernels}, "Inductor goes on to smaller blocks, up to some that fit"
@@ -241,13 +168,18 @@ def test_so_it_does_with_what_stands_beside_the_softmax(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "case", [("none", "prefill", (512, 640, 100), False), ("kerple", "packed", (512, 640), True)], ids=str
+    ("case", "lengths"),
+    [
+        (Case("none", "prefill", "bfloat16", learning=False), (512, 640, 100)),
+        (Case("kerple", "packed", "bfloat16", learning=True), (512, 640)),
+    ],
+    ids=str,
 )
 def test_a_whole_graph_is_compiled_for_other_lengths(
-    case: tuple[str, str, tuple[int, ...], bool], there: Callable[..., Any]
+    case: Case, lengths: tuple[int, ...], there: Callable[..., Any]
 ) -> None:
     """torch takes the second length for any; a hundred queries, two to a key head, need another kernel of it."""
-    names = [kernel.name for kernel in there(a_whole_graph, *case)]
+    names = [kernel.name for kernel in there(of_a_graph, case, lengths, "flex")]
     assert len({name for name in names if "flex_attention" in name and "backward" not in name}) >= 2
 
 

@@ -72,20 +72,22 @@ def _chosen(inputs: AttentionInputs) -> Choice:
     fused = sdpa.obstacle(inputs) is None
     if fused and inputs.mask.is_plain and not has_bias(inputs.encoding):
         return Choice("sdpa", "there is no bias and no mask to hold")
-    on_cuda = inputs.q.device.type == "cuda" and flex.obstacle(inputs) is None
-    if on_cuda and has_bias(inputs.encoding) and inputs.q.dtype.itemsize == 2:
+    on_cuda = inputs.q.device.type == "cuda"
+    not_flex = flex.obstacle(inputs) if on_cuda else None
+    through_flex = on_cuda and not_flex is None
+    if through_flex and has_bias(inputs.encoding) and inputs.q.dtype.itemsize == 2:
         return Choice("flex", "the bias keeps its float32 beside 16-bit queries")
     if inputs.scores < SMALL and fused:
         return Choice("sdpa", "mask and bias are small enough to be held")
     if inputs.scores < SMALL and not _reads_cache(inputs):
         return Choice("eager", f"{_beside(inputs)} in no fused kernel, and scores are small enough to be held")
-    if on_cuda:
+    if through_flex:
         return Choice("flex", "the bias goes into the kernel as a function")
     way = tiled.way_of(inputs)
     held = inputs.q.device.type == "cpu" or inputs.scores <= LARGE
     if way.name == "tiles" and torch.compiler.is_compiling() and held:
         return Choice("sdpa" if fused else "eager", "tiles would be compiled one by one, and anew for every length")
-    return Choice("tiled", way.reason, way)
+    return Choice("tiled", way.reason if not_flex is None else f"{way.reason}; not flex, {not_flex}", way)
 
 
 def _reads_cache(inputs: AttentionInputs) -> bool:

@@ -211,6 +211,10 @@ class PositionEncoding(nn.Module):
         """
         return None
 
+    def has_score_mod(self, positions: Positions, keys: Positions) -> bool:
+        """Whether FlexAttention is to be given `score_mod` for these, asked before it is made."""
+        return True
+
     def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:
         """What `bias` adds to the scores, to look at: for encodings whose bias does not depend on the tokens.
 

@@ -113,7 +113,7 @@ class DistanceBias(PositionEncoding):
         return self.distance_table(q, *bounds), bounds[0]
 
     def has_score_mod(self, positions: Positions, keys: Positions) -> bool:
-        """Whether `score_mod` is a function for these, before it is made."""
+        """Not where it would take a matrix: what is not for pairs is looked up where distances can be listed."""
         return self.is_for_pairs or _listed(positions, keys) is not None
 
     def _is_learning(self) -> bool:

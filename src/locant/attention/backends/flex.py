@@ -56,7 +56,7 @@ def obstacle(inputs: AttentionInputs) -> str | None:
     if inputs.dropout_p > 0:
         return "which drops no weights"
     if encoding is not None and has_bias(encoding) and not _has_score_mod(encoding, inputs):
-        return "the encoding has a bias but no score_mod"
+        return f"for which {type(encoding).__name__} has a bias but no score_mod on {device}"
     if dtype not in DTYPES:
         return f"which does not compute in {dtype}"
     if device not in ("cpu", "cuda"):
@@ -157,9 +157,7 @@ def _capped(score_mod: ScoreMod | None, softcap: Real | None) -> ScoreMod | None
 
 
 def _has_score_mod(encoding: PositionEncoding, inputs: AttentionInputs) -> bool:
-    if not has_score_mod(encoding):
-        return False
-    return not isinstance(encoding, DistanceBias) or encoding.has_score_mod(inputs.mask.queries, inputs.mask.keys)
+    return has_score_mod(encoding) and encoding.has_score_mod(inputs.mask.queries, inputs.mask.keys)
 
 
 def _score_mod(inputs: AttentionInputs) -> ScoreMod | None:

@@ -130,6 +130,10 @@ class Fire(PositionEncoding):
 
         return add
 
+    def has_score_mod(self, positions: Positions, keys: Positions) -> bool:
+        """Not on CUDA: comparing with every kink takes minutes to compile, and each pair adds to the gradient of c."""
+        return positions.device.type != "cuda"
+
     def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:
         return bias_matrix(self, len(self.heads), query_len, key_len)
 

@@ -1,0 +1,64 @@
+"""Compiles every case of `compiled_cases.py` and writes down what came out, a line as each is done.
+
+``python -m tests.gpu_without_gpu.compile_all`` takes half an hour of a core's time; lines that this version of torch
+has already in `RESULTS` are left.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.gpu_without_gpu import inductor
+
+__all__: list[str] = []
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "compiled.csv"
+HEADER = ["torch", "encoding", "arrangement", "dtype", "backward", "kernels", "shared memory", "atomics", "error"]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as cache:
+        inductor.start(Path(cache))  # before torch is imported
+        import torch
+
+        from tests.gpu_without_gpu.compiled_cases import every_case
+
+        cases = {(torch.__version__, *map(str, case)): case for case in every_case()}
+        lines = {tuple(line[:5]): line for line in _read()}
+        for key, case in cases.items():
+            if key not in lines:
+                lines[key] = [*key, *_outcome(case)]
+                _write([lines[each] for each in cases if each in lines])
+                print(*lines[key], file=sys.stderr)  # noqa: T201  # it takes long
+
+
+def _outcome(case: Any) -> list[str]:
+    """How many kernels, the most shared memory of one in bytes, additions in no fixed order; or what went wrong."""
+    from tests.gpu_without_gpu.compiled_cases import machine_code
+
+    try:
+        kernels = machine_code(case)
+    except Exception as error:  # noqa: BLE001  # whatever it is, it belongs into the table
+        return ["", "", "", next(iter(str(error).splitlines()), type(error).__name__)]
+    shared, atomics = max(kernel.shared for kernel in kernels), sum(kernel.atomics for kernel in kernels)
+    return [str(len(kernels)), str(shared), str(atomics), ""]
+
+
+def _read() -> list[list[str]]:
+    if not RESULTS.exists():
+        return []
+    with RESULTS.open(newline="") as file:
+        return list(csv.reader(file))[1:]
+
+
+def _write(lines: list[list[str]]) -> None:
+    with RESULTS.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([HEADER, *lines])
+
+
+if __name__ == "__main__":
+    main()
