@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from locant import Rotary
-from locant.models import with_defaults
+from locant import Positions, Rotary
+from locant.models import encoding_from_config, with_defaults
 from locant.models.config_values import HEADS, WIDTHS
 from locant.models.registry import read
+from locant.positions import UnequalAngles
 from tests.models.rotary_modules import Case, cases, folders, outcome, said, theirs
+from tests.tolerances import DIFFERENT, LENGTH
 
 NO_ROTATION = {"hunyuan_vl": "by different axes: no rotation", "vjepa2": "by different frequencies: no rotation"}
 """Folders whose module is refused, and a part of the reason."""
@@ -52,12 +55,38 @@ WITHOUT_DEFAULTS = {"", "cohere_compass_text", "glm4v_text", "glm_image_text"}
 """Those without a ``model_type``, which no dictionary can name, and those whose own defaults cannot be run."""
 
 
+def changes_of_length(case: Case) -> Tensor:
+    """What the module makes of the length of each pair of dimensions, over what it was; 1 in a rotation."""
+    index, turn = theirs(case)
+    width = case.config.hidden_size // case.config.num_attention_heads
+    q = torch.randn(1, 2, index.shape[1], width, generator=torch.Generator().manual_seed(0))
+    return turn(q).norm(dim=-1) / q.norm(dim=-1) - 1
+
+
 @pytest.mark.parametrize("folder", NO_ROTATION)
-def test_what_is_refused_changes_the_length_of_a_pair_as_no_rotation_does(folder: str) -> None:
+def test_what_is_refused_changes_lengths_as_no_rotation_does(folder: str) -> None:
+    (rotation,) = cases("llama")
+    assert changes_of_length(rotation).abs().max() <= LENGTH
     for case in cases(folder):
-        _, turn = theirs(case)
-        width = case.config.hidden_size // case.config.num_attention_heads
-        q = torch.randn(1, 2, 40, width, generator=torch.Generator().manual_seed(0))
-        share = turn(q).norm(dim=-1) / q.norm(dim=-1)
-        assert share.max() > 1.05
-        assert share.min() < 0.95
+        assert changes_of_length(case).abs().max() > DIFFERENT
+
+
+@pytest.mark.parametrize("folder", NO_ROTATION)
+def test_what_is_no_rotation_is_read_if_it_is_asked_for_and_has_the_same_bits(folder: str) -> None:
+    for case in cases(folder):
+        with pytest.warns(UserWarning, match="no rotation: among 4 positions.* by 0"):
+            encoding = encoding_from_config(said(case), angles="float32", allow_no_rotation=True)
+        assert isinstance(encoding, UnequalAngles)
+        index, turn = theirs(case)
+        positions = Positions.of(index)
+        width = encoding.head_dim
+        q, k = torch.randn(1, 2, index.shape[1], width), torch.randn(1, 2, index.shape[1], width)
+        rotated_q, rotated_k = encoding.rotate(q, k, positions)
+        assert torch.equal(rotated_q, turn(q))
+        assert torch.equal(rotated_k, turn(k))
+        low, high = encoding.stretch(positions)  # of a pair; a vector is stretched by no more than one of its pairs
+        change = changes_of_length(case) + 1
+        assert low - LENGTH <= change.min() < change.max() <= high + LENGTH
+        expected = rotated_q.clone()
+        assert encoding.rotate(q, k, positions, inplace=True)[0] is q
+        assert torch.equal(q, expected)

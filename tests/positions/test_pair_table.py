@@ -306,6 +306,11 @@ REFUSED: dict[str, tuple[Callable[[], object], type[LocantError], str]] = {
     "not finite": (lambda: Pairs(dims=[(0, 1)], inv_freq=[float("nan")]), RangeError, "inv_freq"),
     "no table": (lambda: Rotary(8, pairs=[(0, 1)]), RangeError, "pairs"),  # type: ignore[arg-type]
     "beyond the head": (lambda: Rotary(8, pairs=Pairs(dims=[(0, 8)])), RangeError, "dimension 8"),
+    "sections of NumPy beside": (
+        lambda: Rotary(8, pairs=Pairs.of(8), sections=np.array([2, 2])),  # type: ignore[arg-type]
+        RangeError,
+        "sections",
+    ),
     "a short way beside": (lambda: Rotary(8, pairs=Pairs.of(8), rotary_dim=8), RangeError, "rotary_dim"),
 }
 

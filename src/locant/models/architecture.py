@@ -73,7 +73,8 @@ class RotaryKeys:
         default_sections: pairs per position axis that the modeling code takes without ``mrope_section``.
         head_dim_of: makes the width of a head, where no key has it.
         not_converted: why the rows of its weights cannot be brought into another layout.
-        no_rotation: why what its code does is no rotation, and cannot be honoured.
+        no_rotation: why what its code does is no rotation, which has to be asked for.
+        second_pairs: the table of the second members of pairs where that is so, and `pairs` that of the first.
         other_keys: keys in or beside the dictionary of rope parameters that say nothing about the rotation.
         rounds_down: whether its own default width is no multiple of its heads, and the code rounds a head down.
     """
@@ -100,6 +101,7 @@ class RotaryKeys:
     head_dim_of: Callable[[Config], int] | None = None
     not_converted: str | None = None
     no_rotation: str | None = None
+    second_pairs: PairsOf | None = None
     other_keys: tuple[str, ...] = ()
     rounds_down: bool = False
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from locant.arguments import shown
+import warnings
+from typing import Any
+
+from locant.arguments import flag, shown
 from locant.errors import InputError
 from locant.kernels.rotary import Layout
 from locant.models.architecture import Architecture
 from locant.models.config_values import Config, layer_types_in
 from locant.models.registry import read_known
 from locant.models.rope_layers import ropes_by_layer
-from locant.models.rotary_config import read_rotary
+from locant.models.rotary_config import read_rotary, second_members
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
+from locant.positions.positions import Positions
 
 __all__ = ["encoding_from_config", "layer_types", "rotary_layer_types"]
 
@@ -23,6 +27,7 @@ def encoding_from_config(
     layer_type: str | None = None,
     angles: AngleMode = "exact",
     layout: Layout | None = None,
+    allow_no_rotation: bool = False,
 ) -> PositionEncoding:
     """The position encoding of a published model, from its Hugging Face configuration.
 
@@ -35,6 +40,8 @@ def encoding_from_config(
             default) and ``"decoder"``.
         angles: for rotary positions, see `Rotary`.
         layout: for rotary positions of converted weights; default: the architecture's.
+        allow_no_rotation: whether the two models whose code turns the members of a pair by different angles
+            (HunYuan-VL, V-JEPA 2) are read as they are, with a warning that tells how much lengths change.
 
     Raises:
         InputError: an architecture that is not known, or a key that is missing or wrong; it is named.
@@ -57,7 +64,19 @@ def encoding_from_config(
     if other is not None:
         return other
     of_ropes = chosen if architecture.layer_types is None else None  # others share one dictionary of rope parameters
-    return Rotary(**read_rotary(values, architecture, layer_type=of_ropes, layout=layout), angles=angles)
+    options: dict[str, Any] = {"layer_type": of_ropes, "layout": layout}
+    options["allow_no_rotation"] = flag("allow_no_rotation", allow_no_rotation)
+    rotary = Rotary(**read_rotary(values, architecture, **options), angles=angles)
+    unequal = second_members(rotary, values, architecture)
+    if unequal is None:
+        return rotary
+    low, high = unequal.stretch(Positions.grid(*(4 for _ in range(rotary.pairs.num_axes or 1))))
+    warnings.warn(
+        f"{values['model_type']} is no rotation: among 4 positions on each axis it changes the length of a pair of "
+        f"dimensions by {low:.3f} to {high:.3f}, and scores depend on more than distances",
+        stacklevel=2,
+    )
+    return unequal
 
 
 def layer_types(config: Config | object) -> tuple[str, ...]:

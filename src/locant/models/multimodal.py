@@ -56,6 +56,25 @@ def _rows_and_columns_in_turns(config: Config, rope: Config, rotary_dim: int) ->
     return replace(Pairs.of(rotary_dim, layout="interleaved"), axes=[ROW, COLUMN] * rows + [TIME] * frames, num_axes=3)
 
 
+def _in_sections_of_dimensions(member: int) -> PairsOf:
+    """Axes have sections of dimensions, not of pairs: this member of a pair has the axis of its own (HunYuan-VL)."""
+
+    def pairs(config: Config, rope: Config, head_dim: int) -> Pairs:
+        sections = rope.get("mrope_section")
+        if not isinstance(sections, (list, tuple)):
+            got = f"got mrope_section={shown(sections)}, expected a list of half as many dimensions for each axis"
+            raise InputError(got, "[16, 16, 16, 16]")
+        counts = [2 * integer("mrope_section", section, 0) for section in sections]
+        axes = [axis for axis, count in enumerate(counts) for _ in range(count)]
+        if len(axes) != head_dim:
+            got = f"got mrope_section={[*sections]}, which is for {len(axes)} dimensions, and heads of {head_dim}"
+            raise InputError(got, "[16, 16, 16, 16] for 128")
+        half = head_dim // 2
+        return replace(Pairs.of(head_dim), axes=axes[member * half :][:half], num_axes=len(counts))
+
+    return pairs
+
+
 def _even_and_odd(config: Config, rope: Config, rotary_dim: int) -> Pairs:
     """Even pairs are rotated by rows, odd ones by columns; a position is (row, column) (NeoMME)."""
     return replace(Pairs.of(rotary_dim), axes=[pair % 2 for pair in range(rotary_dim // 2)], num_axes=2)
@@ -155,6 +174,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "hunyuan_vl_text": Architecture(
         rotary=RotaryKeys(
+            pairs=_in_sections_of_dimensions(0),
+            second_pairs=_in_sections_of_dimensions(1),
+            ntk_alpha=True,
+            rope_types=MROPE,
             no_rotation="which turns the two dimensions of a pair by different axes: no rotation, unless a token has "
             "the same index on all of them (then model_type 'hunyuan_v1_dense' has it)"
         )

@@ -33,21 +33,31 @@ from locant.models.config_values import (
 )
 from locant.models.rope_layers import rope_of_layers
 from locant.models.rope_parameters import read_scaling, rope_type_of
+from locant.positions.encodings.rotary import Rotary
 from locant.positions.pair_table import Pairs
 from locant.positions.scaling import NTK, Proportional
 from locant.positions.temperature import Temperature
+from locant.positions.unequal import UnequalAngles
 
-__all__ = ["head_dim_of", "named_layout", "read_rotary", "rotary_dim_of"]
+__all__ = ["head_dim_of", "named_layout", "read_rotary", "rotary_dim_of", "second_members"]
 
 SHARE = "partial_rotary_factor"
 
 
 def read_rotary(
-    config: Config, architecture: Architecture, *, layer_type: str | None, layout: Layout | None
+    config: Config,
+    architecture: Architecture,
+    *,
+    layer_type: str | None,
+    layout: Layout | None,
+    allow_no_rotation: bool = False,
 ) -> dict[str, Any]:
-    """The arguments of `Rotary` for a configuration of this architecture, but for its angles."""
+    """The arguments of `Rotary` for a configuration of this architecture, but for its angles.
+
+    With `allow_no_rotation` what is no rotation is that of the first members of pairs: see `second_members`.
+    """
     keys = architecture.rotary_keys
-    _require_rotary(config, keys)
+    _require_rotary(config, keys, allow_no_rotation)
     rope = rope_of_layers(config, keys, layer_type)
     rope_type = rope_type_of(rope, {"su": "longrope", **keys.rope_types}, weighted=keys.weighted_longrope)
     proportional = rope_type.scaling is Proportional
@@ -70,6 +80,15 @@ def read_rotary(
     return {**frequencies, "layout": layout, "rotary_dim": rotated, "sections": sections}
 
 
+def second_members(rotary: Rotary, config: Config, architecture: Architecture) -> UnequalAngles | None:
+    """What is no rotation, where `rotary` is that of the first members of pairs; ``None`` where it is one."""
+    keys = architecture.rotary_keys
+    if keys.second_pairs is None:
+        return None
+    rope = rope_of_layers(config, keys, None)
+    return UnequalAngles(rotary, rotary.alike(pairs=keys.second_pairs(config, rope, rotary.head_dim)))
+
+
 def _pairs(pairs: Pairs, config: Config, layout: Layout | None) -> Pairs:
     """The table of an architecture, in the layout that is asked for, else in the one that the configuration names."""
     asked = named_layout(config) if layout is None else layout
@@ -81,12 +100,13 @@ def _pairs(pairs: Pairs, config: Config, layout: Layout | None) -> Pairs:
     return replace(pairs, dims=Pairs.of(2 * len(pairs), layout=asked).dims)
 
 
-def _require_rotary(config: Config, keys: RotaryKeys) -> None:
+def _require_rotary(config: Config, keys: RotaryKeys, allow_no_rotation: bool) -> None:
     """Refuse a model without rotation, and keys about rotary positions that are not understood."""
     if config.get("alibi"):
         raise InputError("got alibi=true, a model without rotary positions", "locant.encoding_from_config(config)")
-    if keys.no_rotation is not None:
-        raise InputError(f"got {config['model_type']}, {keys.no_rotation}", "its own code, and no rotary encoding")
+    if keys.no_rotation is not None and not allow_no_rotation:
+        remedy = "locant.encoding_from_config(config, allow_no_rotation=True), which does as its code does"
+        raise InputError(f"got {config['model_type']}, {keys.no_rotation}", remedy)
     known = keys.keys if keys is UNKNOWN else (*keys.keys, "qk_rope_head_dim")
     strange = [repr(key) for key in config if ("rope" in str(key) or "rotary" in str(key)) and key not in known]
     if strange:

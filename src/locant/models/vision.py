@@ -69,6 +69,20 @@ def _every_other_rung(config: Config, rope: Config, head_dim: int) -> Pairs:
     )
 
 
+def _every_other_angle(member: int) -> PairsOf:
+    """A head within the head for each axis, where members of a pair have rungs next to each other (V-JEPA 2)."""
+
+    def pairs(config: Config, rope: Config, head_dim: int) -> Pairs:
+        count = head_dim // 3 // 2
+        return Pairs(
+            dims=[(2 * pair, 2 * pair + 1) for pair in range(3 * count)],
+            axes=[axis for axis in range(3) for _ in range(count)],
+            rungs=[(2 * count, (2 * rung + member) % count) for _ in range(3) for rung in range(count)],
+        )
+
+    return pairs
+
+
 def _over_the_width(config: Config, rope: Config, head_dim: int) -> Pairs:
     """EfficientLoFTR rotates the whole width before it cuts it into heads: here one head."""
     share = number("partial_rotary_factor", rope.get("partial_rotary_factor", 4.0), above=0)
@@ -209,8 +223,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     **dict.fromkeys(("dinov3_vit", "eomt_dinov3", "sapiens2"), CENTRED),
     "vjepa2": Architecture(
         rotary=RotaryKeys(
+            fixed_base=10_000.0,
+            pairs=_every_other_angle(0),
+            second_pairs=_every_other_angle(1),
             no_rotation="which turns the two dimensions of a pair by different frequencies: no rotation, for it "
-            "changes their length"
+            "changes their length",
         )
     ),
     "efficientloftr": Architecture(

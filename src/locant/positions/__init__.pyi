@@ -4,6 +4,7 @@ from . import scaling as scaling
 from .base import EncodingInfo as EncodingInfo
 from .base import ModelShape as ModelShape
 from .base import PositionEncoding as PositionEncoding
+from .by_head import RotaryByHead as RotaryByHead
 from .distance_bias import DistanceBias as DistanceBias
 from .encodings.alibi import ALiBi as ALiBi
 from .encodings.cope import Cope as Cope
@@ -18,8 +19,11 @@ from .encodings.sinusoidal import Sinusoidal as Sinusoidal
 from .encodings.t5 import T5Bias as T5Bias
 from .encodings.transformer_xl import TransformerXL as TransformerXL
 from .encodings.xpos import XPos as XPos
+from .learned_rotary import MixedRotary as MixedRotary
+from .learned_rotary import StringRotary as StringRotary
 from .pair_table import Pairs as Pairs
 from .positions import Positions as Positions
 from .registry import encoding as encoding
 from .registry import register_encoding as register_encoding
 from .temperature import Temperature as Temperature
+from .unequal import UnequalAngles as UnequalAngles

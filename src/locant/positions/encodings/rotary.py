@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -439,7 +440,7 @@ def _require_alone(pairs: Any, **short: Any) -> None:
     if not isinstance(pairs, Pairs):
         raise RangeError(f"got {shown(pairs)} for pairs, expected a table of them", "locant.positions.Pairs(dims=...)")
     plain = {"layout": "half", "rotary_dim": None, "sections": None, "axial": False}
-    beside = [name for name, value in short.items() if value != plain[name]]
+    beside = [name for name, value in short.items() if np.ndim(value) or value != plain[name]]
     if beside:
         got = f"got pairs beside {' and '.join(beside)}, which are short ways to write a table of pairs"
         raise RangeError(got, f"pairs without {beside[0]}")

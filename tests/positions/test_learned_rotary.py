@@ -1,0 +1,129 @@
+"""Learned frequencies and planes, and heads that differ: the formulas in NumPy, every gradient, and the one rule."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from locant import PositionEncoding, Positions, RangeError, Rotary, ShapeError, attend
+from locant.positions import MixedRotary, Pairs, RotaryByHead, StringRotary, UnequalAngles
+from tests.positions import claims
+from tests.refusal import refuses
+from tests.tolerances import assert_close
+
+
+def learned_by_chance(encoding: PositionEncoding) -> PositionEncoding:
+    return claims.shaken(encoding, 0.4)
+
+
+BUILDS: dict[str, claims.Build] = {
+    "mixed": lambda heads, width: MixedRotary(width, 2 if heads % 2 == 0 else 1),
+    "string": lambda heads, width: StringRotary(width),
+    "by head": lambda heads, width: RotaryByHead([Rotary(width), Rotary(width, 7.0, layout="interleaved")]),
+}
+builds = pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
+
+
+@builds
+@pytest.mark.parametrize("dtype", claims.DTYPES, ids=str)
+def test_every_row_gets_what_it_gets_alone(build: claims.Build, dtype: torch.dtype) -> None:
+    claims.agrees_with_itself_alone(build, dtype)
+
+
+@pytest.mark.parametrize("build", [BUILDS["mixed"], BUILDS["string"]], ids=["mixed", "string"])
+def test_sizes_state_gradients_and_graphs(build: claims.Build) -> None:
+    def of_one_head(heads: int, width: int) -> PositionEncoding:
+        return MixedRotary(width, 1) if build is BUILDS["mixed"] else build(heads, width)
+
+    claims.handles_every_size(of_one_head)
+    claims.has_no_state_but_parameters(of_one_head)
+    claims.compiles_at_most_twice(build)
+    claims.passes_gradcheck(of_one_head(2, 4), 2, 4)
+
+
+def turned(x: np.ndarray, angle: np.ndarray) -> np.ndarray:
+    """Dimension i with i + half, by an angle for each token and pair."""
+    a, b = np.split(x, 2, axis=-1)
+    cos, sin = np.cos(angle), np.sin(angle)
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_mixed_angles_are_sums_over_the_axes_of_each_head(axes: int) -> None:
+    encoding = learned_by_chance(MixedRotary(10, 2, num_axes=axes)).double()
+    index = torch.randint(-5, 40, (2, 7, axes))
+    positions = Positions.of(index if axes > 1 else index[..., 0])
+    q, k = torch.randn(2, 6, 7, 10, dtype=torch.float64), torch.randn(2, 2, 7, 10, dtype=torch.float64)
+    frequencies = encoding.frequencies.detach().numpy()
+    for x, got in zip((q, k), encoding.rotate(q, k, positions), strict=True):
+        for head in range(x.shape[1]):
+            of_head = frequencies[:, head * 2 // x.shape[1]]
+            expected = turned(x[:, head].numpy(), index.double().numpy() @ of_head)
+            assert_close(got[:, head].detach(), torch.from_numpy(expected))
+    assert_close(encoding.unrotate(encoding.rotate_one(q, positions), positions), q)
+
+
+def test_string_rotates_in_planes_of_an_orthogonal_matrix() -> None:
+    encoding = learned_by_chance(StringRotary(6)).double()
+    weight = encoding.weight.detach().numpy()
+    skew = weight - weight.T
+    planes = (np.eye(6) - skew) @ np.linalg.inv(np.eye(6) + skew)
+    np.testing.assert_allclose(planes @ planes.T, np.eye(6), atol=1e-12)
+    x, index = torch.randn(1, 2, 5, 6, dtype=torch.float64), np.array([[3, 0, 9, -2, 40]])
+    angle = index[..., None] * 10_000.0 ** (-np.arange(3) / 3)
+    expected = turned(x.numpy() @ planes.T, angle[:, None])
+    assert_close(encoding.rotate_one(x, Positions.of(index)).detach(), torch.from_numpy(expected))
+    assert_close(encoding.unrotate(encoding.rotate_one(x, Positions.of(index)), Positions.of(index)), x)
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_scores_depend_on_distances_alone(name: str) -> None:
+    encoding = learned_by_chance(BUILDS[name](4, 6)).double()
+    q, k = torch.randn(1, 4, 5, 6, dtype=torch.float64), torch.randn(1, 2, 5, 6, dtype=torch.float64)
+
+    def scores(where: Positions) -> Tensor:
+        rotated_q, rotated_k = encoding.rotate(q, k, where)
+        return attend(rotated_q, rotated_k, k, encoding=encoding, positions=where)
+
+    assert_close(scores(Positions.after(50, 5)), scores(Positions.arange(5)), torch.float32)
+
+
+def test_what_starts_as_rotary_is_rotary() -> None:
+    q, where = torch.randn(2, 4, 5, 8), Positions.after(3, 5)
+    expected = Rotary(8).rotate_one(q, where)
+    assert_close(StringRotary(8).rotate_one(q, where).detach(), expected)
+    assert_close(MixedRotary(8, 4).rotate_one(q, where).detach(), expected)
+
+
+def test_each_group_of_heads_has_its_own_rotation() -> None:
+    axes = [Rotary(6, pairs=Pairs(dims=[(0, 1), (2, 5)], axes=[a, a], num_axes=3)) for a in range(3)]
+    encoding, positions = RotaryByHead(axes), Positions.of(torch.randint(0, 50, (2, 5, 3)))
+    q, k = torch.randn(2, 6, 5, 6), torch.randn(2, 3, 5, 6)
+    rotated_q, rotated_k = encoding.rotate(q, k, positions)
+    for group, one in enumerate(axes):
+        assert torch.equal(
+            rotated_q[:, 2 * group : 2 * group + 2], one.rotate_one(q[:, 2 * group : 2 * group + 2], positions)
+        )
+        assert torch.equal(rotated_k[:, group : group + 1], one.rotate_one(k[:, group : group + 1], positions))
+    assert_close(encoding.unrotate(rotated_q, positions), q)
+    expected = rotated_q.clone()
+    assert encoding.rotate(q, k, positions, inplace=True)[0] is q
+    assert torch.equal(q, expected)
+
+
+def test_mistakes_are_named() -> None:
+    where = Positions.arange(2)
+    with refuses(RangeError, "num_heads"):
+        MixedRotary(8, 0)
+    with refuses(ShapeError, "num_axes=2"):
+        MixedRotary(8, 1, num_axes=2).rotate_one(torch.zeros(1, 1, 2, 8), where)
+    with refuses(ShapeError, "multiple of 2 heads"):
+        MixedRotary(8, 2).rotate_one(torch.zeros(1, 3, 2, 8), where)
+    with refuses(RangeError, "groups", "head_dim"):
+        RotaryByHead([Rotary(8), Rotary(4)])
+    with refuses(ShapeError, "3 heads", "2 groups"):
+        RotaryByHead([Rotary(8), Rotary(8)]).rotate_one(torch.zeros(1, 3, 2, 8), where)
+    with refuses(RangeError, "first and second"):
+        UnequalAngles(Rotary(8), Rotary(8, layout="interleaved"))
