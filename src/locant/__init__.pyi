@@ -13,6 +13,7 @@ from . import scaling as scaling
 from . import text as text
 from ._version import __version__ as __version__
 from .attention import KVCache, attend
+from .checkpoints.swap import swap
 from .embedding import InputEmbedding, SegmentEmbedding, TokenEmbedding
 from .errors import InputError, LocantError, RangeError, ShapeError
 from .figures.plot import plot
@@ -76,4 +77,5 @@ __all__ = [
     "register_architecture",
     "register_encoding",
     "scaling",
+    "swap",
 ]

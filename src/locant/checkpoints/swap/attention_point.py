@@ -1,0 +1,226 @@
+"""Biases and rotations of queries and keys in the attention of a `transformers` model, by a named attention function.
+
+`transformers` calls the function that the configuration names, and a function of the same name for the mask. Ours adds
+to the scores what the layer's encoding adds, and leaves the rest to the function that was named before. Its mask holds,
+for each query and key, by how many slots they are apart, and, far below zero, that the query may not see the key.
+Distances are right in padded and packed rows and behind every cache, because only keys of the same document are seen.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from locant.attention import attend
+from locant.errors import InputError, LocantError
+from locant.positions.base import PositionEncoding, has_bias
+from locant.positions.positions import Positions
+
+__all__ = ["KEY", "AttentionPoint", "attention_modules", "name_our_function", "require_point"]
+
+NAME = "locant"
+KEY = "_locant_point"
+EAGER = "eager_attention_forward"
+BEFORE = ("sdpa", "eager")
+"""The functions that take a mask of numbers, and so can be left the rest of the work."""
+
+HIDDEN = 2**30
+"""What is taken off the distance of a query and a key that it may not see."""
+
+
+@dataclass
+class AttentionPoint:
+    """What an attention module needs to know: its encoding, and the function that was named before.
+
+    Args:
+        owner: the model that holds the encodings, as `locant`, so that they are trained and saved with it.
+        place: which of them; ``None``: this layer has its attention as before.
+    """
+
+    owner: nn.Module
+    place: int | None
+    before: str
+
+    @property
+    def encoding(self) -> PositionEncoding | None:
+        return None if self.place is None else getattr(self.owner.locant, str(self.place))
+
+    def function(self, module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        """The function that was named before."""
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        files = (sys.modules[cls.__module__] for cls in type(module).__mro__)  # FSDP makes a subclass of its own
+        eager = next((vars(file)[EAGER] for file in files if EAGER in vars(file)), None)
+        return ALL_ATTENTION_FUNCTIONS.get_interface(self.before, eager)  # pyright: ignore[reportArgumentType]
+
+
+def attention_modules(owner: nn.Module) -> dict[int, list[nn.Module]]:
+    """The attention modules of each layer."""
+    found: dict[int, list[nn.Module]] = {}
+    for module in owner.modules():
+        layer = getattr(module, "layer_idx", None)
+        if "Attention" in type(module).__name__ and isinstance(layer, int):
+            found.setdefault(layer, []).append(module)
+    return found
+
+
+def require_point(owner: Any) -> None:
+    """Raise unless the model asks for its attention function by name, and has named one that takes a mask."""
+    name = type(owner).__name__
+    if not owner._supports_attention_backend or not owner._can_set_attn_implementation():
+        got = f"got {name}, whose attention is not called by name and has no point for scores"
+        raise InputError(got, "a model whose attention goes through transformers.AttentionInterface")
+    if any("relative_attention_bias" in path or "rel_pos" in path for path, _ in owner.named_parameters()):
+        raise InputError(f"got {name}, whose attention has a learned bias of its own", "a model without one")
+    if owner.config._attn_implementation not in BEFORE:
+        got = f"got {name} with {owner.config._attn_implementation} attention, which is fused and takes no bias"
+        raise InputError(got, "model.set_attn_implementation('sdpa')")
+
+
+def name_our_function(owner: Any) -> None:
+    """Let the model call our attention function; it is registered once, under one name, for all models."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, mask_of_slots)
+    owner.set_attn_implementation(NAME)
+
+
+# ---------------------------------------------------------------------- what transformers calls
+
+
+def mask_of_slots(
+    *,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    device: Any = "cpu",
+    **others: Any,
+) -> Tensor | None:
+    """``batch 1 query key``: slots from key to query, less `HIDDEN` where the key is not seen.
+
+    ``None``: nothing is hidden but later keys, and the queries are the last of the keys.
+    """
+    from transformers.masking_utils import sdpa_mask
+
+    last = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
+    visible = sdpa_mask(
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,  # pyright: ignore[reportArgumentType]  # a tensor for caches of one shape
+        kv_offset=kv_offset,
+        allow_is_causal_skip=allow_is_causal_skip and last,
+        allow_is_bidirectional_skip=allow_is_bidirectional_skip and last,
+        device=device,
+        **others,
+    )
+    if visible is None:
+        return None
+    queries = torch.arange(q_length, device=device) + q_offset
+    keys = torch.arange(kv_length, device=device) + kv_offset
+    apart = (queries[:, None] - keys).to(torch.int32)
+    return torch.where(visible, apart, apart - HIDDEN)
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The output ``batch query heads value_dim`` and, where the function named before returns them, the weights."""
+    point: AttentionPoint = getattr(module, KEY)
+    encoding = point.encoding
+    if others.get("position_bias") is not None:
+        raise LocantError(f"got a bias of its own from {type(module).__name__}", "a model without one")
+    causal = others.get("is_causal")
+    causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
+    if attention_mask is None and encoding is not None and _is_plain(point, module, others):
+        positions, k_positions = _in_slots(query, key)
+        q, k = encoding.rotate(query, key, positions, k_positions)
+        y = attend(
+            q, k, value, encoding=encoding, positions=positions, k_positions=k_positions, causal=causal,
+            dropout_p=dropout, scale=scaling,
+        )  # fmt: skip
+        return y.transpose(1, 2).contiguous(), None
+    if attention_mask is not None:
+        attention_mask = attention_mask[..., : key.shape[2]]
+    elif encoding is not None:
+        attention_mask = _later_keys_hidden(query, key, causal)
+    dtype = query.dtype
+    if encoding is not None and attention_mask is not None:
+        positions, k_positions = _positions(query, key, attention_mask, others.get("position_ids"))
+        query, key = encoding.rotate(query, key, positions, k_positions)
+        bias = encoding.bias(query, key, positions, k_positions) if has_bias(encoding) else None
+        if bias is not None:  # float32, whatever the model computes in: 16 bits cannot tell far distances apart
+            query, key, value = (x.to(bias.dtype) for x in (query, key, value))
+        attention_mask = _numbers(attention_mask, query.dtype, bias)
+    elif attention_mask is not None:
+        attention_mask = _numbers(attention_mask, query.dtype, None)
+    y, weights = point.function(module)(
+        module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **others
+    )
+    return y.to(dtype), weights
+
+
+def _is_plain(point: AttentionPoint, module: nn.Module, others: dict[str, Any]) -> bool:
+    """Whether nothing stands beside the softmax that only the function named before knows of."""
+    beside = any(others.get(name) is not None for name in ("softcap", "s_aux", "cache")) or hasattr(module, "sinks")
+    return point.before == "sdpa" and not beside
+
+
+def _in_slots(query: Tensor, key: Tensor) -> tuple[Positions, Positions]:
+    """The queries are the last of the keys."""
+    before = key.shape[2] - query.shape[2]
+    return (
+        Positions.after(before, query.shape[2], device=query.device),
+        Positions.arange(key.shape[2], device=query.device),
+    )
+
+
+def _later_keys_hidden(query: Tensor, key: Tensor, causal: bool) -> Tensor:
+    positions, k_positions = _in_slots(query, key)
+    apart = (positions.index[:, :, None] - k_positions.index[:, None])[:, None].to(torch.int32)
+    return torch.where(apart >= 0, apart, apart - HIDDEN) if causal else apart
+
+
+def _positions(query: Tensor, key: Tensor, mask: Tensor, position_ids: Tensor | None) -> tuple[Positions, Positions]:
+    """Where the queries and the keys are: by the position ids, where a layer is given them, else by slots."""
+    length, keys = query.shape[2], key.shape[2]
+    slots = torch.arange(keys, device=query.device)
+    if mask.dtype == torch.int32:
+        first = mask[0, 0, 0, 0].long()
+        before = torch.where(first < -HIDDEN // 2, first + HIDDEN, first)
+    else:
+        before = torch.tensor(keys - length, device=query.device)
+    if position_ids is None or position_ids.ndim != 2 or position_ids.shape[1] != length:
+        return Positions.of((slots[:length] + before)[None], max_index=keys), Positions.arange(
+            keys, device=query.device
+        )
+    if keys == length:
+        positions = Positions.of(position_ids, order=slots.expand_as(position_ids), max_index=2**31 - 1)
+        return positions, positions
+    shift = position_ids[:, -1:] - (before + length - 1)
+    k_index = (slots + shift).clamp(min=0)  # below are the keys of padding
+    return Positions.of(position_ids, max_index=2**31 - 1), Positions.of(k_index, max_index=2**31 - 1)
+
+
+def _numbers(mask: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
+    """What is added to the scores: the bias, and the smallest number where a key is not seen."""
+    if mask.is_floating_point():  # one that the caller made
+        return mask.to(dtype) if bias is None else mask.to(dtype) + bias
+    visible = mask if mask.dtype == torch.bool else mask > -HIDDEN // 2
+    added = torch.zeros((), dtype=dtype, device=mask.device) if bias is None else bias
+    return torch.where(visible, added, torch.finfo(dtype).min)

@@ -1,0 +1,93 @@
+"""Positions that are added to the token embeddings of a `transformers` model, by hooks.
+
+A hook before the model notes where its tokens are; one behind the input embeddings adds to what they return. Where the
+model has a table of positions of its own, a hook behind that makes it zeros.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from locant.positions.base import PositionEncoding
+from locant.positions.positions import Positions
+
+__all__ = ["EmbeddingPoint", "own_tables"]
+
+CALLED_SO = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
+"""What models call their table of learned positions."""
+
+
+def own_tables(owner: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The tables of learned positions of a model, by their paths."""
+    return [
+        (path, module)
+        for path, module in owner.named_modules()
+        if path.rpartition(".")[2] in CALLED_SO and isinstance(module, nn.Embedding)
+    ]
+
+
+class EmbeddingPoint:
+    """Adds the encoding of a model to its token embeddings.
+
+    Args:
+        owner: the model that holds the encodings, as `locant`.
+        place: which of them.
+    """
+
+    def __init__(self, owner: Any, place: int) -> None:
+        self.owner = owner
+        self.place = place
+        self.positions: Positions | None = None
+        self.parameters = [*inspect.signature(owner.forward).parameters]
+
+    @property
+    def encoding(self) -> PositionEncoding:
+        return getattr(self.owner.locant, str(self.place))
+
+    def attach(self) -> list[Any]:
+        """The handles of the hooks."""
+        return [
+            self.owner.register_forward_pre_hook(self.before, with_kwargs=True),
+            self.owner.get_input_embeddings().register_forward_hook(self.behind),
+            self.owner.register_forward_hook(self.after, always_call=True),
+        ]
+
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Note where the tokens are; embeddings that the caller made are added to here."""
+        given = dict(zip(self.parameters, args, strict=False)) | kwargs
+        embedded, ids = given.get("inputs_embeds"), given.get("input_ids")
+        tokens = ids if embedded is None else embedded
+        if tokens is None:
+            return None
+        positions = _positions(tokens, given.get("position_ids"), given.get("past_key_values"))
+        if embedded is None:
+            self.positions = positions
+            return None
+        given["inputs_embeds"] = self.encoding.embed(embedded, positions)
+        return (), given
+
+    def behind(self, module: nn.Module, args: tuple[Any, ...], embedded: Tensor) -> Tensor:
+        """Add to the token embeddings of this call of the model."""
+        return embedded if self.positions is None else self.encoding.embed(embedded, self.positions)
+
+    def after(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
+        """Forget where the tokens were: the embeddings may be called by others."""
+        self.positions = None
+
+
+def _positions(tokens: Tensor, position_ids: Tensor | None, past: Any) -> Positions:
+    if position_ids is not None:
+        return Positions.of(position_ids)
+    seen = 0 if past is None else past.get_seq_length()
+    if isinstance(seen, Tensor):  # a cache of one shape counts on its device
+        return Positions.of((torch.arange(tokens.shape[1], device=tokens.device) + seen)[None])
+    return Positions.after(seen, tokens.shape[1], device=tokens.device)
+
+
+def nothing(module: nn.Module, args: tuple[Any, ...], result: Tensor) -> Tensor:
+    """Zeros in the place of a table's rows."""
+    return torch.zeros_like(result)

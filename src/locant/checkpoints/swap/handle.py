@@ -1,0 +1,282 @@
+"""`swap`: another position encoding in a `transformers` model, and back."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+
+from locant.arguments import one_of, shown
+from locant.checkpoints.swap.attention_point import (
+    KEY,
+    AttentionPoint,
+    attention_modules,
+    name_our_function,
+    require_point,
+)
+from locant.checkpoints.swap.embedding_point import EmbeddingPoint, nothing, own_tables
+from locant.checkpoints.swap.plan import LayerPlan, planned
+from locant.checkpoints.swap.rotary_point import ANGLES, LayerHook, RotaryPoint, rotary_points
+from locant.checkpoints.swap.saving import forget, record
+from locant.errors import InputError, RangeError
+from locant.positions.angles import AngleMode
+from locant.positions.base import PositionEncoding, has_bias
+from locant.positions.encodings.rotary import Rotary
+
+__all__ = ["Swap", "swap"]
+
+HOLDER = "locant"
+"""Where a model holds the encodings that were put into it: their parameters are trained and saved with the model."""
+
+MARK = "_locant_swapped"
+
+
+def swap(
+    model: Any,
+    encoding: PositionEncoding | None = None,
+    *,
+    layers: LayerPlan | None = None,
+    angles: AngleMode = "exact",
+) -> Swap:
+    """Give a `transformers` model another position encoding, or its own in exact angles; in place, until `undo`.
+
+    No forward is replaced, and no class: a hook behind the rotary module gives every layer other angles; what is added
+    to scores, or rotates otherwise than the model's code can, goes through `AttentionInterface`; what is added to
+    token embeddings through a hook behind them. The positions that the model had are taken out. Parameters of the
+    encoding become parameters of the model, as `locant` of its inner model, and `save_pretrained` writes them;
+    `locant.checkpoints.load_swapped` reads such a folder, and `from_pretrained` alone refuses it.
+
+    Args:
+        model: any model of `transformers`, as long as its points are known; it may be compiled, sharded or given
+            adapters afterwards.
+        encoding: for every layer; ``None``: the model's own.
+        layers: where layers differ: ``{"every": 4, "encoding": other}`` gives every fourth layer the other one, and a
+            function of a layer's index and type (of ``config.layer_types``) gives each what it returns, ``None`` for
+            its own.
+        angles: for the model's own encoding: ``"exact"``, or ``"float32"`` for the bits that the model had before.
+
+    Returns:
+        A handle: `undo` takes all of it back, leaving a ``with`` block does so too, and `sentences` says what each
+        layer has.
+
+    Raises:
+        InputError: a model that cannot be swapped, by name: without rotary positions where its own are asked for,
+            with code of its own, with fused attention. Nothing is changed then.
+        RangeError: an encoding for other sizes than the model's, or a plan that fits no layer.
+
+    Costs: the model's own angles are still computed, and a bias is added as a matrix where rows are padded, packed or
+    in a window.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM  # doctest: +SKIP
+    >>> with locant.swap(model, locant.encoding("alibi", num_heads=4)) as swapped:  # doctest: +SKIP
+    ...     print(swapped.sentences[0])
+    layer 0: ALiBi(num_heads=4) in its attention scores, its rotary positions taken out
+    """
+    one_of("angles", angles, ("exact", "float32"), "angles='exact'")
+    text = _require_model(model)
+    points = rotary_points(text, angles=angles)
+    owner: Any = points[0].owner if points else text.base_model
+    if any(point.owner is not owner for point in points):
+        got = f"got {type(model).__name__} with rotary modules of {len({id(point.owner) for point in points})} models"
+        raise InputError(got, "swap of the inner model that is meant, such as model.model.decoder")
+    if encoding is None and layers is None and not points:
+        got = f"got {type(model).__name__}, which has no rotary positions to be made exact"
+        raise InputError(got, "swap(model, encoding) with an encoding of locant")
+    count = owner.config.num_hidden_layers
+    plan = planned(encoding, layers, list(getattr(owner.config, "layer_types", None) or [None] * count))
+    return _Work(model, owner, points, plan).done()
+
+
+class Swap:
+    """What was put into a model, and how to take it out again.
+
+    Args:
+        sentences: one for each layer.
+    """
+
+    def __init__(self, undo: Sequence[Callable[[], object]], sentences: Sequence[str]) -> None:
+        self._undo = list(undo)
+        self.sentences = tuple(sentences)
+
+    def undo(self) -> None:
+        """Take it out: the model is as it was before, bit for bit. A second time does nothing."""
+        while self._undo:
+            self._undo.pop()()
+
+    def __enter__(self) -> Swap:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.undo()
+
+    def __repr__(self) -> str:
+        return "\n".join(self.sentences)
+
+
+class _Work:
+    """One swap while it is made: everything is looked at before anything is changed."""
+
+    def __init__(
+        self, model: Any, owner: Any, points: Sequence[RotaryPoint], plan: Sequence[PositionEncoding | None]
+    ) -> None:
+        self.model, self.owner, self.points, self.plan = model, owner, points, plan
+        self.foreign = [*{id(each): each for each in plan if each is not None}.values()]
+        self.tables = [] if points else own_tables(owner)
+        self.ways = [_way(each, owner, points) for each in plan]
+        self.base = plan[0] if all(each is plan[0] for each in plan) else None
+        self.modules = attention_modules(owner) if self.foreign else {}
+        self._require()
+        self.undo: list[Callable[[], object]] = []
+
+    def done(self) -> Swap:
+        """Attach everything."""
+        setattr(self.owner, MARK, True)
+        self.undo.append(lambda: delattr(self.owner, MARK))
+        if self.foreign:
+            self._hold()
+        if "scores" in self.ways:
+            self._attach_scores()
+        if "embed" in self.ways:
+            hooks = EmbeddingPoint(self.owner, 0).attach()
+            self.undo += [hook.remove for hook in hooks]
+        if self.foreign:
+            self.undo += [table.register_forward_hook(nothing).remove for _, table in self.tables]
+        self._attach_angles()
+        return Swap(self.undo, [self._sentence(layer) for layer in range(len(self.plan))])
+
+    def _require(self) -> None:
+        name = type(self.model).__name__
+        mixed = len({id(each) for each in self.plan}) > 1
+        if "embed" in self.ways and mixed:
+            raise InputError("got an encoding that is added to embeddings for some layers", "it for all layers")
+        if self.foreign and not self.points:
+            own = [path for path, _ in self.tables]
+            if len(own) != 1 or mixed:
+                what = f"{len(own)} tables of positions" if own else "positions of an unknown kind"
+                raise InputError(f"got {name} with {what}, which cannot be taken out", "a model with rotary positions")
+        if self.foreign and (mixed or "scores" in self.ways) and sorted(self.modules) != list(range(len(self.plan))):
+            got = f"got {name}, whose attention modules are not found layer by layer"
+            raise InputError(got, "one encoding for all layers that rotates as the model's own does")
+        if "scores" in self.ways:
+            require_point(self.owner)
+        if mixed and self.points:
+            deaf = [
+                type(each).__name__ for layer in self.modules.values() for each in layer if ANGLES not in _names(each)
+            ]
+            if deaf:
+                raise InputError(f"got {name}, whose {deaf[0]} is given no angles", "one encoding for all layers")
+
+    def _hold(self) -> None:
+        """Register the encodings in the model, and write them into its configuration."""
+        first = next(self.owner.parameters())
+        held = nn.Module()  # no list: PEFT trains those that are named in modules_to_save, but for lists
+        for place, encoding in enumerate(self.foreign):
+            held.add_module(str(place), encoding)
+        setattr(self.owner, HOLDER, held.to(device=first.device, dtype=first.dtype))
+        self.undo.append(lambda: delattr(self.owner, HOLDER))
+        record(self.model.config, self.foreign, [self._place(each) for each in self.plan])
+        self.undo.append(lambda: forget(self.model.config))
+
+    def _place(self, encoding: PositionEncoding | None) -> int | None:
+        return next((place for place, each in enumerate(self.foreign) if each is encoding), None)
+
+    def _attach_scores(self) -> None:
+        before = self.owner.config._attn_implementation
+        for layer, modules in self.modules.items():
+            place = self._place(self.plan[layer]) if self.ways[layer] == "scores" else None
+            for module in modules:
+                setattr(module, KEY, AttentionPoint(self.owner, place, before))
+                self.undo.append(lambda module=module: delattr(module, KEY))
+        name_our_function(self.owner)
+        self.undo.append(lambda: self.owner.set_attn_implementation(before))
+
+    def _attach_angles(self) -> None:
+        for point in self.points:
+            encodings: Mapping[str | None, PositionEncoding] = point.own
+            if self.base is not None:
+                encodings = dict.fromkeys(point.own, self._rotating(0))
+            self.undo.append(point.module.register_forward_hook(point.hook(encodings), with_kwargs=True).remove)
+        if self.base is not None or not self.points:
+            return
+        for layer, modules in self.modules.items():
+            if self.plan[layer] is None:
+                continue
+            for module in modules:
+                hook = LayerHook(self._rotating(layer), self.points[0].form, _names(module))
+                self.undo.append(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+
+    def _rotating(self, layer: int) -> PositionEncoding:
+        """What the model's own code rotates this layer by: nothing, where the encoding goes through another point."""
+        encoding = self.plan[layer] if self.ways[layer] == "angles" else None
+        return PositionEncoding() if encoding is None else encoding
+
+    def _sentence(self, layer: int) -> str:
+        encoding, way = self.plan[layer], self.ways[layer]
+        if encoding is None:
+            kinds = [*dict.fromkeys(str(each) for point in self.points for each in point.own.values())]
+            return f"layer {layer}: its own, {' or '.join(kinds)}, where its code rotates"
+        what = "its rotary positions" if self.points else "the model's table of positions"
+        if type(encoding) is PositionEncoding:
+            return f"layer {layer}: no positions, {what} taken out"
+        if way == "angles":
+            return f"layer {layer}: {encoding} in the place of {next(iter(self.points[0].own.values()))}"
+        encoding = " ".join(str(encoding).split())
+        where = "added to the token embeddings" if way == "embed" else "in its attention scores"
+        return f"layer {layer}: {encoding} {where}, {what} taken out"
+
+
+def _names(module: nn.Module) -> list[str]:
+    return [*inspect.signature(module.forward).parameters]
+
+
+def _require_model(model: Any) -> Any:
+    """The model itself, also inside of PEFT's."""
+    from transformers import PreTrainedModel
+
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not isinstance(inner, PreTrainedModel):
+        got = f"got {shown(model) if len(repr(model)) < 80 else type(model).__name__}, expected a model of transformers"
+        raise InputError(got, "transformers.AutoModelForCausalLM.from_pretrained(folder)")
+    if not any(cls.__module__.startswith("transformers.models.") for cls in type(inner).__mro__):
+        got = f"got {type(inner).__name__}, with code of its own ({type(inner).__module__})"
+        raise InputError(got, "a model whose class is part of transformers")
+    if any(getattr(module, MARK, False) for module in inner.modules()):
+        raise InputError(f"got {type(inner).__name__}, which is swapped already", "handle.undo() before the next swap")
+    return inner
+
+
+def _way(encoding: PositionEncoding | None, owner: Any, points: Sequence[RotaryPoint]) -> str:
+    """``own``, or through which point the encoding goes: ``angles``, ``scores`` or ``embed``."""
+    if encoding is None:
+        return "own"
+    if "embed" in encoding.doors():
+        return "embed"
+    if type(encoding) is PositionEncoding:
+        return "angles"
+    _require_sizes(encoding, owner.config)
+    if not isinstance(encoding, Rotary) or has_bias(encoding):
+        return "scores"
+    own = [rotary for point in points for rotary in point.own.values()]
+    if own and all(encoding.pairs == rotary.pairs for rotary in own):
+        return "angles"
+    layout = own[0].pairs.layout if own else encoding.pairs.layout
+    if layout != encoding.pairs.layout:
+        got = f"got {encoding} for weights that were trained with layout={layout!r}"
+        raise RangeError(got, f"layout={layout!r}")
+    return "scores"
+
+
+def _require_sizes(encoding: Any, config: Any) -> None:
+    """Raise unless the encoding is for as many heads, as wide, as the model has."""
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    latent = getattr(config, "qk_rope_head_dim", None)
+    for name, of_model in (("num_heads", (heads,)), ("head_dim", (width, latent))):
+        has = getattr(encoding, name, None)
+        if has is not None and has not in of_model:
+            raise RangeError(f"got {encoding} for a model with {name}={of_model[0]}", f"{name}={of_model[0]}")

@@ -1,0 +1,144 @@
+"""How a swapped model is written down: a `locant` key in its configuration, and parameters beside the model's.
+
+`from_pretrained` of `transformers` would load such a folder without its encoding, in silence. So the configuration also
+names an attention function that does not exist, whose name is a sentence: `from_pretrained` refuses it and prints that.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from locant.arguments import shown
+from locant.checkpoints.checkpoint_folder import headers_of
+from locant.checkpoints.config_source import read_json
+from locant.errors import InputError
+from locant.positions.base import PositionEncoding
+from locant.positions.registry import encoding as encoding_of
+from locant.positions.registry import encodings
+
+__all__ = ["forget", "load_swapped", "record"]
+
+KEY = "locant"
+FUNCTION = "attn_implementation"
+SENTENCE = "the positions of this model are locant's: load it with locant.checkpoints.load_swapped(folder)"
+HOLDER = ".locant."
+
+
+def record(config: Any, foreign: Sequence[PositionEncoding], places: Sequence[int | None]) -> None:
+    """Write into the configuration which layer has which encoding; those that cannot be told are ``None``."""
+    setattr(config, KEY, {"encodings": [described(each) for each in foreign], "layers": list(places)})
+    setattr(config, FUNCTION, SENTENCE)
+
+
+def forget(config: Any) -> None:
+    """Take it out of the configuration."""
+    delattr(config, KEY)
+    delattr(config, FUNCTION)
+
+
+def described(encoding: PositionEncoding) -> dict[str, Any] | None:
+    """Its name and options; ``None`` where these are not enough to build it again."""
+    name = encoding.info.name
+    if encodings().get(name) is not type(encoding):
+        return None
+    options = {}
+    for option, parameter in inspect.signature(type(encoding)).parameters.items():
+        value = _plain(getattr(encoding, option, parameter.default))
+        if value is not None and value != parameter.default:
+            options[option] = value
+    try:
+        again = built({"name": name, "options": options})
+    except ValueError:
+        return None
+    same = repr(again) == repr(encoding) and _shapes(again) == _shapes(encoding)
+    return {"name": name, "options": options} if same else None
+
+
+def built(description: Mapping[str, Any]) -> PositionEncoding:
+    """The encoding that was described, untrained."""
+    options = dict(description["options"])
+    if isinstance(options.get("scaling"), Mapping):
+        import locant.scaling
+
+        given = dict(options["scaling"])
+        options["scaling"] = getattr(locant.scaling, given.pop("kind"))(**given)
+    return encoding_of(description["name"], **options)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON can hold it; ``None`` for what it cannot."""
+    mode = getattr(value, "mode", None)
+    if isinstance(mode, str):  # angles
+        return mode
+    if type(value).__module__ == "locant.positions.scaling" and type(value).__name__ != "Unscaled":
+        return {"kind": type(value).__name__} | {
+            each.name: getattr(value, each.name) for each in fields(value) if getattr(value, each.name) is not None
+        }
+    if isinstance(value, (tuple, list)):
+        return [*value]
+    return value if isinstance(value, (bool, int, float, str)) else None
+
+
+def _shapes(encoding: PositionEncoding) -> dict[str, torch.Size]:
+    return {name: each.shape for name, each in encoding.state_dict().items()}
+
+
+def load_swapped(
+    folder: str | Path, *, cls: Any = None, encoding: Any = None, layers: Any = None, **options: Any
+) -> Any:
+    """Load a model that was saved while it was swapped, with its encoding and what that learned.
+
+    Args:
+        folder: as `save_pretrained` wrote it.
+        cls: a class of `transformers`; default: ``AutoModelForCausalLM``.
+        encoding, layers: as for `locant.swap`, where the encoding is none of locant's and the configuration cannot
+            tell it; its parameters are read from the folder.
+        options: for ``from_pretrained``, such as ``dtype``.
+
+    Raises:
+        InputError: a folder of a model that was not swapped, or without the parameters of its encoding.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from locant.checkpoints.swap.handle import swap
+
+    path = Path(folder)
+    if KEY not in read_json(path / "config.json"):
+        raise InputError(f"got {path}, whose model is not swapped", f"from_pretrained({str(folder)!r})")
+    config: Any = AutoConfig.from_pretrained(path)
+    said = getattr(config, KEY)
+    delattr(config, KEY)
+    config._attn_implementation = None
+    model = (cls or AutoModelForCausalLM).from_pretrained(path, config=config, **options)
+    if encoding is None and layers is None:
+        if None in said["encodings"]:
+            got = f"got {path}, with an encoding that is none of locant's"
+            raise InputError(got, "load_swapped(folder, encoding=...) with one like it")
+        known = [built(each) for each in said["encodings"]]
+        places = said["layers"]
+        layers = lambda layer, _: None if places[layer] is None else known[places[layer]]  # noqa: E731
+    swap(model, encoding, layers=layers)
+    _read_parameters(path, model)
+    return model
+
+
+def _read_parameters(folder: Path, model: Any) -> None:
+    mine = {name: each for name, each in model.state_dict().items() if HOLDER in f".{name}"}
+    there = {tensor.name: folder / file for file, header in headers_of(folder).items() for tensor in header.tensors}
+    for name, parameter in mine.items():
+        if name not in there:
+            raise InputError(f"got {folder} without {name}, a parameter of its encoding", "the folder as it was saved")
+        with safe_open(there[name], framework="pt") as file:
+            saved = file.get_tensor(name)
+        if saved.shape != parameter.shape:
+            got = f"got {name} of shape {shown(tuple(saved.shape))}, expected {tuple(parameter.shape)}"
+            raise InputError(got, "the folder as it was saved")
+        with torch.no_grad():
+            parameter.copy_(saved)

@@ -1,0 +1,187 @@
+"""Every causal and masked language model of `transformers`, built tiny from its configuration, and swapped.
+
+``python -m tests.checkpoints.swap.families`` writes the page of the documentation that tells what became of each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import CONFIG_MAPPING
+from transformers.models.auto import modeling_auto as auto
+
+import locant
+
+__all__ = ["Family", "families", "ids", "outcome", "page", "tiny"]
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64, "d_model": 64, "n_embd": 64, "intermediate_size": 96, "ffn_dim": 96, "num_hidden_layers": 4,
+    "n_layer": 4, "num_layers": 4, "num_attention_heads": 4, "n_head": 4, "num_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 99, "head_dim": 16, "max_position_embeddings": 128, "num_experts": 4, "num_local_experts": 4,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "q_lora_rank": 32,
+    "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "n_group": 1,
+    "topk_group": 1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "shared_expert_intermediate_size": 32,
+    "sliding_window": 8, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "embedding_size": 64, "type_vocab_size": 2,
+}  # fmt: skip
+"""What every configuration is given of these keys, where it has them."""
+
+LINEAR_FIRST = ["linear_attention", "full_attention"] * 2
+WIDER_HEADS = {"layer_types": ["sliding_attention", "full_attention"] * 2,
+               "per_layer_config": {1: {"head_dim": 32}, 3: {"head_dim": 32}}}  # fmt: skip
+OTHER: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": {"layer_group_size": 2, "layer_types": LINEAR_FIRST, "num_key_value_heads": 4,
+                       "mlp_layer_types": ["dense", "sparse"] * 2, "linear_num_heads": 4, "linear_head_dim": 16},
+    "bamba": {"attn_layer_indices": [1, 3], "mamba_n_heads": 8, "mamba_d_head": 16},
+    "cohere_compass_text": {"rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}}},
+    "dbrx": {"attn_config": {"kv_n_heads": 2}, "ffn_config": {"ffn_hidden_size": 64}, "n_heads": 4,
+             "n_layers": 2, "max_seq_len": 128},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "esm": {"vocab_size": 99, "mask_token_id": 98, "pad_token_id": 0, "position_embedding_type": "rotary"},
+    "esmc": {"num_key_value_heads": 4},
+    "falcon": {"head_dim": None},
+    "gemma3n_text": {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 99},
+    "gemma4_text": {"head_dim": 16, **WIDER_HEADS, "hidden_size_per_layer_input": 16,
+                    "vocab_size_per_layer_input": 99},
+    "gemma4_unified_text": {"head_dim": 16, **WIDER_HEADS, "hidden_size_per_layer_input": 16,
+                            "vocab_size_per_layer_input": 99},
+    "granitemoehybrid": {"layer_types": LINEAR_FIRST, "mamba_n_heads": 8, "mamba_d_head": 16,
+                         "position_embedding_type": "rope"},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "mimo_v2_flash": {"head_dim": 128},
+    "ministral": {"head_dim": 16},
+    "nemotron": {"num_key_value_heads": 2},
+    "qwen4_exp_text": {"indexer_n_heads": 2, "indexer_kv_heads": 2, "indexer_head_dim": 16, "indexer_budget": 8,
+                       "indexer_compress_ratio": 2},
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
+    "zaya": {"num_experts_per_tok": 1},
+    "dots3_note_text": {"per_layer_config": {}, "num_attention_heads": 4, "num_key_value_heads": 4, "index_n_heads": 2,
+                        "index_head_dim": 16},
+    "neomme": {"per_layer_config": {}, "sliding_window": 8},
+}  # fmt: skip
+"""What single configurations need beside; ``None`` for a key that they are not to be given."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One class of a model, by the name of its configuration."""
+
+    model_type: str
+    cls: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.model_type}-{self.cls}"
+
+
+def families() -> list[Family]:
+    """All of them, with those that have no rotary positions."""
+    found = [
+        Family(model_type, cls if isinstance(cls, str) else cls[0])
+        for mapping in (auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+        for model_type, cls in mapping.items()
+    ]
+    return [*dict.fromkeys(found)]
+
+
+def tiny(family: Family, **options: Any) -> Any:
+    """A model with some hundred thousand random weights."""
+    cls = getattr(transformers, family.cls)
+    kind = CONFIG_MAPPING[family.model_type]
+    if cls.config_class is not None and not issubclass(kind, cls.config_class):  # the text part of several
+        kind = cls.config_class
+    default = kind()
+    sizes = _sizes(default, OTHER.get(kind.model_type, {}))
+    for name in kind.sub_configs or {}:
+        part = getattr(default, name, None)
+        if part is not None:
+            sizes[name] = _sizes(part, OTHER.get(part.model_type, {}))
+    torch.manual_seed(0)
+    return cls(kind(**{**sizes, **options})).eval()
+
+
+def _sizes(default: Any, other: dict[str, Any]) -> dict[str, Any]:
+    given = {key: value for key, value in SIZES.items() if key not in other and _has(default, key)}
+    if "kv_lora_rank" in given:  # latent attention
+        given["num_key_value_heads"] = given["num_attention_heads"]
+    return given | {key: value for key, value in other.items() if value is not None}
+
+
+def _has(config: Any, key: str) -> bool:
+    try:
+        return getattr(config, key, None) is not None
+    except AttributeError:
+        return False
+    except ValueError:
+        return False
+
+
+def ids() -> torch.Tensor:
+    """Two rows of twelve tokens, none of them special."""
+    return torch.arange(3, 27).view(2, 12)
+
+
+# ---------------------------------------------------------------------- what becomes of each
+
+
+def outcome(family: Family) -> tuple[str, str]:
+    """``same bits``, ``differs``, ``refused`` or ``not built``, and why."""
+    try:
+        model = tiny(family)
+        swapped = locant.swap(model, angles="float32")
+        swapped.undo()
+        with torch.no_grad():
+            before = model(ids()).logits
+    except locant.LocantError as error:
+        return "refused", _line(error.cause)
+    except Exception as error:  # noqa: BLE001  # whatever a class of transformers raises is told in the table
+        return "not built", _line(f"{type(error).__name__}: {error}")
+    with torch.no_grad(), locant.swap(model, angles="float32"):
+        same = torch.equal(model(ids()).logits, before) and bool(before.isfinite().all())
+    return ("same bits" if same else "differs"), ""
+
+
+def _line(text: str) -> str:
+    """Its first line, without what would end a cell of a table."""
+    first = text.strip().splitlines()[0].strip().replace("|", "/").replace("`", "")
+    return first if len(first) <= 140 else first[:139] + "…"
+
+
+INTRODUCTION = """\
+# Which models of transformers can be swapped
+
+Every class that `transformers` {version} has for causal and for masked language models, built tiny from its
+configuration with random weights. *Same bits*: with `locant.swap(model, angles="float32")` its logits are those it had
+before, bit for bit, with finite numbers. *Refused*: `swap` says why, and changes nothing. *Not built*: the class could
+not be built that small, or run on token ids alone; nothing is known of it here.
+
+{counts}. `python -m tests.checkpoints.swap.families` writes this page, and `make test-slow` compares it.
+
+| configuration | class | outcome | why |
+|---|---|---|---|
+"""
+
+
+def page(outcomes: Mapping[Family, tuple[str, str]]) -> str:
+    """The page of the documentation."""
+    numbers = Counter(verdict for verdict, _ in outcomes.values())
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in numbers.most_common())
+    rows = sorted((family.model_type, family.cls, *told) for family, told in outcomes.items())
+    cells = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return INTRODUCTION.format(version=transformers.__version__, counts=counts[0].upper() + counts[1:]) + cells
+
+
+if __name__ == "__main__":
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    where = Path(__file__).resolve().parents[3] / "docs" / "guides" / "swapped-models.md"
+    where.write_text(page({family: outcome(family) for family in families()}), encoding="utf-8")

@@ -1,0 +1,33 @@
+"""What each process of a sharded, swapped model finds out."""
+
+from __future__ import annotations
+
+import torch
+
+import locant
+from tests.checkpoints.swap.families import Family, ids, tiny
+
+__all__ = ["losses_on_two"]
+
+
+def losses_on_two(name: str, sharded: bool = True) -> list[float]:
+    """The losses of three steps of plain gradient descent."""
+    model = tiny(Family("llama", "LlamaForCausalLM"))
+    torch.manual_seed(0)
+    encoding = None if name == "own" else locant.Kerple(4)
+    locant.swap(model, encoding, angles="float32")
+    if sharded:
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in model.model.layers:
+            fully_shard(layer)
+        fully_shard(model)
+    losses = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(3):
+        loss = model(ids(), labels=ids()).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses

@@ -1,0 +1,134 @@
+"""Llama, Qwen2 and GPT-NeoX written out plainly, in float64, with a choice of positions: none of it is locant's.
+
+The formulas of positions are those of the papers: ALiBi (Press 2021), KERPLE (Chi 2022), xPos (Sun 2022), YaRN (Peng
+2023). Weights are read from a model of `transformers`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = ["alibi", "kerple", "logits", "nope", "rotary", "xpos", "yarn"]
+
+Turn = Callable[[Tensor, int], Tensor]
+Bias = Callable[[Tensor], Tensor]
+
+
+class Way:
+    """What a model does with order: to queries (side 1) and keys (side -1), and to scores by distance."""
+
+    def __init__(self, turn: Turn = lambda x, side: x, bias: Bias | None = None) -> None:
+        self.turn, self.bias = turn, bias
+
+
+def nope() -> Way:
+    return Way()
+
+
+def alibi(heads: int) -> Way:
+    slopes = torch.tensor([2.0 ** (-8 * (head + 1) / heads) for head in range(heads)], dtype=torch.float64)
+    return Way(bias=lambda distance: -slopes[:, None, None] * distance)
+
+
+def kerple(r1: Tensor, r2: Tensor) -> Way:
+    r1, r2 = r1.double().reshape(-1, 1, 1), r2.double().reshape(-1, 1, 1)
+    return Way(bias=lambda distance: -r1 * torch.log(1 + r2 * distance))
+
+
+def rotary(width: int, base: float = 10000.0) -> Way:
+    frequencies = [base ** (-2 * pair / width) for pair in range(width // 2)]
+    return Way(lambda x, side: _turned(x, frequencies, width))
+
+
+def yarn(width: int, factor: float, trained: int, base: float = 10000.0) -> Way:
+    def correction(rotations: float) -> float:
+        return width * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = max(math.floor(correction(32)), 0), min(math.ceil(correction(1)), width - 1)
+    high = high + 0.001 if low == high else high
+    frequencies = []
+    for pair in range(width // 2):
+        kept = 1 - min(max((pair - low) / (high - low), 0), 1)
+        plain = base ** (-2 * pair / width)
+        frequencies.append(plain * kept + plain / factor * (1 - kept))
+    temperature = 0.1 * math.log(factor) + 1
+    return Way(lambda x, side: _turned(x, frequencies, width, torch.full((1, 1), temperature, dtype=torch.float64)))
+
+
+def xpos(width: int, base: float = 10000.0, scale_base: float = 512.0, gamma: float = 0.4) -> Way:
+    frequencies = [base ** (-2 * pair / width) for pair in range(width // 2)]
+    zeta = [(2 * pair / width + gamma) / (1 + gamma) for pair in range(width // 2)]
+
+    def turn(x: Tensor, side: int) -> Tensor:
+        places = torch.arange(x.shape[2], dtype=torch.float64)[:, None]
+        return _turned(x, frequencies, width, torch.tensor(zeta, dtype=torch.float64) ** (side * places / scale_base))
+
+    return Way(turn)
+
+
+def _turned(x: Tensor, frequencies: list[float], width: int, size: Tensor | float = 1.0) -> Tensor:
+    """Halves of the first `width` channels are pairs."""
+    angle = torch.arange(x.shape[2], dtype=torch.float64)[:, None] * torch.tensor(frequencies, dtype=torch.float64)
+    cos, sin = angle.cos() * size, angle.sin() * size
+    a, b, rest = x.split([width // 2, width // 2, x.shape[-1] - width], -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
+
+
+def logits(model: Any, ids: Tensor, way: Way | list[Way]) -> Tensor:
+    """Of a model of one of the three families; `way` may be a list with one for each layer."""
+    family = _neox if model.config.model_type == "gpt_neox" else _llama
+    ways = way if isinstance(way, list) else [way] * model.config.num_hidden_layers
+    return family(model, ids, ways)
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, way: Way) -> Tensor:
+    q, k = way.turn(q, 1), way.turn(k, -1)
+    groups, length = q.shape[1] // k.shape[1], q.shape[2]
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])
+    distance = torch.arange(length)[:, None] - torch.arange(length)
+    if way.bias is not None:
+        scores = scores + way.bias(distance.clamp(min=0).double())
+    y = scores.masked_fill(distance < 0, -math.inf).softmax(-1) @ v
+    return y.transpose(1, 2).flatten(2)
+
+
+def _heads(x: Tensor, width: int) -> Tensor:
+    return x.unflatten(-1, (-1, width)).transpose(1, 2)
+
+
+def _llama(model: Any, ids: Tensor, ways: list[Way]) -> Tensor:
+    config, inner = model.config, model.model
+    width = config.hidden_size // config.num_attention_heads
+
+    def normed(x: Tensor, norm: Any) -> Tensor:
+        return norm.weight * x / (x.pow(2).mean(-1, keepdim=True) + config.rms_norm_eps).sqrt()
+
+    x = inner.embed_tokens.weight[ids]
+    for layer, way in zip(inner.layers, ways, strict=True):
+        a = layer.self_attn
+        y = normed(x, layer.input_layernorm)
+        q, k, v = (_heads(F.linear(y, each.weight, each.bias), width) for each in (a.q_proj, a.k_proj, a.v_proj))
+        x = x + a.o_proj(_attended(q, k, v, way))
+        y = normed(x, layer.post_attention_layernorm)
+        x = x + layer.mlp.down_proj(F.silu(layer.mlp.gate_proj(y)) * layer.mlp.up_proj(y))
+    return model.lm_head(normed(x, inner.norm))
+
+
+def _neox(model: Any, ids: Tensor, ways: list[Way]) -> Tensor:
+    config, inner = model.config, model.gpt_neox
+    width = config.hidden_size // config.num_attention_heads
+    x = inner.embed_in.weight[ids]
+    for layer, way in zip(inner.layers, ways, strict=True):
+        mixed = layer.attention.query_key_value(layer.input_layernorm(x))
+        q, k, v = _heads(mixed, 3 * width).split(width, -1)  # head by head
+        attended = layer.attention.dense(_attended(q, k, v, way))
+        y = layer.post_attention_layernorm(x)
+        x = x + attended + layer.mlp.dense_4h_to_h(F.gelu(layer.mlp.dense_h_to_4h(y)))
+    return model.lm_head(inner.final_layer_norm(x))

@@ -1,0 +1,83 @@
+"""Encodings that a model was not built with, beside a model written out by hand with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import locant
+from tests.checkpoints.swap import reference
+from tests.checkpoints.swap.families import Family, ids, tiny
+from tests.tolerances import DIFFERENT, LOGITS
+
+MODELS = [
+    Family("llama", "LlamaForCausalLM"),
+    Family("qwen2", "Qwen2ForCausalLM"),
+    Family("gpt_neox", "GPTNeoXForCausalLM"),
+]
+HEADS, WIDTH = 4, 16
+YARN = locant.scaling.YaRN(factor=4.0, original_max_seq_len=64)
+
+
+def model_of(family: Family) -> Any:
+    """In float64, with weights large enough that order shows."""
+    partial = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}
+    whole = partial if family.model_type == "gpt_neox" else {}
+    model = tiny(family, **whole).double()
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2 and "embed" not in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def off(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """These models compute norms in float32 whatever they are in."""
+    return (actual - expected).abs().max().item()
+
+
+ENCODINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], reference.Way]]] = {
+    "nope": (locant.PositionEncoding, lambda held: reference.nope()),
+    "alibi": (lambda: locant.ALiBi(HEADS), lambda held: reference.alibi(HEADS)),
+    "xpos": (lambda: locant.XPos(WIDTH), lambda held: reference.xpos(WIDTH)),
+    "kerple": (lambda: locant.Kerple(HEADS), lambda held: reference.kerple(held.r1.detach(), held.r2.detach())),
+    "yarn": (lambda: locant.Rotary(WIDTH, scaling=YARN), lambda held: reference.yarn(WIDTH, 4.0, 64)),
+}
+
+
+CASES = [
+    # In the fast suite every encoding once, and every family.
+    pytest.param(family, name, id=f"{family.model_type}-{name}", marks=() if fast else pytest.mark.slow)
+    for number, family in enumerate(MODELS)
+    for place, name in enumerate(ENCODINGS)
+    for fast in [place % len(MODELS) == number]
+]
+
+
+@pytest.mark.parametrize(("family", "name"), CASES)
+def test_another_encoding_is_what_a_model_written_by_hand_computes(family: Family, name: str) -> None:
+    model = model_of(family)
+    before = model(ids()).logits
+    make, way = ENCODINGS[name]
+    encoding = make()
+    with locant.swap(model, encoding):
+        actual = model(ids()).logits
+    assert off(actual, reference.logits(model, ids(), way(encoding))) <= LOGITS
+    assert off(actual, before) > DIFFERENT
+    assert torch.equal(model(ids()).logits, before), "undo left something"
+
+
+@pytest.mark.parametrize("family", [MODELS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in MODELS[1:])])
+def test_layers_may_differ(family: Family) -> None:
+    """Every second layer without positions, and a function that gives three kinds."""
+    model, own = model_of(family), reference.rotary(WIDTH)
+    nope, alibi = locant.PositionEncoding(), locant.ALiBi(HEADS)
+    with locant.swap(model, layers={"every": 2, "encoding": nope}) as swapped:
+        assert off(model(ids()).logits, reference.logits(model, ids(), [own, reference.nope()] * 2)) <= LOGITS
+    assert "no positions" in swapped.sentences[1]
+    ways = [own, reference.nope(), reference.alibi(HEADS), own]
+    with locant.swap(model, layers=lambda layer, kind: [None, nope, alibi, None][layer]) as swapped:
+        assert off(model(ids()).logits, reference.logits(model, ids(), ways)) <= LOGITS
+    assert [len(swapped.sentences), *("layer" in each for each in swapped.sentences)] == [4, *[True] * 4]

@@ -1,0 +1,174 @@
+"""What `swap` refuses, what it says, and what it writes down."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+import locant
+from locant.checkpoints import load_swapped
+from locant.errors import InputError, RangeError
+from tests.checkpoints.swap.families import Family, ids, tiny
+from tests.refusal import refuses
+
+LLAMA = Family("llama", "LlamaForCausalLM")
+
+
+class Ours(LlamaForCausalLM):
+    """A subclass that is still a model of transformers."""
+
+
+class Slanted(locant.DistanceBias):
+    """An encoding that no configuration can name."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__(num_heads)
+        self.slope = nn.Parameter(torch.rand(()))
+
+    def of_distance(self, distance: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+        return -self.slope * distance / (head + 1)
+
+
+def state(model: Any) -> tuple[Any, ...]:
+    """All that a swap could leave behind."""
+    hooks = [
+        (path, len(each._forward_hooks), len(each._forward_pre_hooks), sorted(vars(each)))
+        for path, each in model.named_modules()
+    ]
+    return hooks, sorted(model.state_dict()), model.config.to_dict(), model.config._attn_implementation
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"encoding": locant.ALiBi(8)}, RangeError, ("num_heads=4", "ALiBi")),
+        ({"encoding": locant.XPos(32)}, RangeError, ("head_dim=16",)),
+        ({"encoding": locant.Rotary(16, layout="interleaved")}, RangeError, ("layout='half'",)),
+        ({"encoding": "alibi"}, RangeError, ("'alibi'",)),
+        ({"layers": {"every": 5, "encoding": None}}, RangeError, ("every", "4")),
+        ({"layers": {"each": 2}}, RangeError, ("each", "every")),
+        ({"layers": 3}, RangeError, ("3",)),
+        ({"layers": lambda layer, kind: "nope"}, RangeError, ("layer 0", "'nope'")),
+        ({"encoding": locant.ALiBi(4), "layers": lambda layer, kind: None}, InputError, ("beside a function",)),
+        ({"angles": "float64"}, RangeError, ("angles",)),
+        ({"layers": {"every": 2, "encoding": locant.Sinusoidal(64)}}, InputError, ("embeddings",)),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_nothing_is_changed(
+    options: dict[str, Any], error: type[locant.LocantError], words: tuple[str, ...]
+) -> None:
+    model = tiny(LLAMA)
+    before = state(model)
+    with refuses(error, *words):
+        locant.swap(model, **options)
+    assert state(model) == before
+
+
+def test_models_without_a_point_are_refused_by_name() -> None:
+    with refuses(InputError, "Linear"):
+        locant.swap(nn.Linear(2, 2))
+    with refuses(InputError, "BloomForCausalLM", "no rotary"):
+        locant.swap(tiny(Family("bloom", "BloomForCausalLM")))
+    with refuses(InputError, "BloomForCausalLM", "positions of an unknown kind"):
+        locant.swap(tiny(Family("bloom", "BloomForCausalLM")), locant.PositionEncoding())
+    model = tiny(LLAMA)
+    model.config._attn_implementation = "flash_attention_2"
+    with refuses(InputError, "flash_attention_2", "fused"):
+        locant.swap(model, locant.ALiBi(4))
+    remote = type("Remote", (nn.Module,), {"__module__": "transformers_modules.remote"})
+    with refuses(InputError, "Remote"):
+        locant.swap(remote())
+
+
+def test_a_module_that_computes_something_else_is_refused() -> None:
+    model = tiny(LLAMA)
+    model.model.rotary_emb.inv_freq *= 2
+    with refuses(InputError, "model.rotary_emb", "LlamaRotaryEmbedding", "does not compute"):
+        locant.swap(model)
+
+
+@pytest.mark.parametrize("encoding", [None, locant.ALiBi(4), locant.Kerple(4), locant.Sinusoidal(64)])
+def test_undo_leaves_nothing_and_a_model_is_swapped_once(encoding: Any) -> None:
+    model = tiny(LLAMA)
+    before = state(model)
+    swapped = locant.swap(model, encoding)
+    with refuses(InputError, "swapped already", "undo"):
+        locant.swap(model)
+    assert len(swapped.sentences) == 4
+    swapped.undo()
+    swapped.undo()
+    assert state(model) == before
+
+
+def test_a_table_of_learned_positions_is_taken_out() -> None:
+    """GPT-2 with ALiBi: without positions the order of earlier tokens is lost to its first layer."""
+    model = tiny(Family("gpt2", "GPT2LMHeadModel"))
+    tokens = torch.tensor([[5, 6, 7, 8]])
+    swapped = torch.tensor([[6, 5, 7, 8]])
+    with locant.swap(model, locant.PositionEncoding(), layers=None) as handle:
+        short = [model.transformer(each, use_cache=False).last_hidden_state[:, :1] for each in (tokens, swapped)]
+        assert "table of positions taken out" in handle.sentences[0]
+        one = model(tokens).logits
+        assert torch.equal(model(tokens, position_ids=torch.tensor([[9, 3, 1, 0]])).logits, one)
+    assert not torch.equal(short[0], short[1])
+    with locant.swap(model, locant.ALiBi(4)):
+        assert not torch.equal(model(tokens).logits, one)
+
+
+def trained(model: Any) -> Any:
+    """Its encoding has learned something."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "locant" in name:
+                parameter.mul_(1.5)
+    return model
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"encoding": locant.Kerple(4)},
+        {"encoding": locant.Rotary(16, scaling=locant.scaling.YaRN(factor=4.0, original_max_seq_len=64))},
+        {"layers": {"every": 2, "encoding": locant.T5Bias(4)}},
+    ],
+    ids=["learned", "scaled", "some layers"],
+)
+def test_it_is_saved_with_the_model_and_loaded(tmp_path: Path, plan: dict[str, Any]) -> None:
+    model = tiny(LLAMA)
+    locant.swap(model, **plan)
+    trained(model).save_pretrained(tmp_path)
+    assert torch.equal(load_swapped(tmp_path)(ids()).logits, model(ids()).logits)
+    for load in (AutoModelForCausalLM.from_pretrained, LlamaForCausalLM.from_pretrained):
+        with pytest.raises(ValueError, match=r"locant\.checkpoints\.load_swapped\(folder\)"):
+            load(tmp_path)
+
+
+def test_an_encoding_of_ones_own_is_given_again(tmp_path: Path) -> None:
+    model = tiny(LLAMA)
+    locant.swap(model, Slanted(4))
+    trained(model).save_pretrained(tmp_path)
+    with refuses(InputError, "none of locant's", "encoding="):
+        load_swapped(tmp_path)
+    assert torch.equal(load_swapped(tmp_path, encoding=Slanted(4))(ids()).logits, model(ids()).logits)
+
+
+def test_what_lacks_something_is_not_loaded(tmp_path: Path) -> None:
+    model = tiny(LLAMA)
+    model.save_pretrained(tmp_path)
+    with refuses(InputError, "not swapped"):
+        load_swapped(tmp_path)
+    locant.swap(model, locant.Kerple(4))
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file({name: each for name, each in weights.items() if "locant" not in name}, tmp_path / "model.safetensors")
+    with refuses(InputError, "model.locant.0.r1"):
+        load_swapped(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    assert config["locant"]["layers"] == [0, 0, 0, 0]

@@ -1,0 +1,172 @@
+"""A swapped model does what it did before: with its own encoding in float32, to the bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import locant
+from tests.checkpoints.swap.families import Family, ids, tiny
+from tests.checkpoints.swap.ranks import losses_on_two
+from tests.ranks import found_on, needs_gloo
+from tests.tolerances import LOGITS
+
+MODELS = [
+    Family("llama", "LlamaForCausalLM"),
+    Family("qwen2", "Qwen2ForCausalLM"),
+    Family("gpt_neox", "GPTNeoXForCausalLM"),
+]
+HEADS = 4
+three = pytest.mark.parametrize("family", MODELS, ids=lambda family: family.model_type)
+one = pytest.mark.parametrize(
+    "family", [MODELS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in MODELS[1:])]
+)
+"""Three families; the fast suite has one of them."""
+
+
+Work = Callable[[Any], Tensor]
+
+
+def same(model: Any, work: Work) -> None:
+    """The same bits before, while swapped and after."""
+    before = work(copy.deepcopy(model))
+    with locant.swap(model, angles="float32"):
+        during = work(copy.deepcopy(model))
+    assert torch.equal(during, before)
+    assert torch.equal(work(model), before), "undo left something"
+
+
+def padded() -> tuple[Tensor, Tensor, Tensor]:
+    """The second row has three tokens of padding before it."""
+    tokens, mask = ids(), torch.ones(2, 12, dtype=torch.int64)
+    tokens[1, :3], mask[1, :3] = 0, 0
+    return tokens, mask, (mask.cumsum(1) - 1).clamp(min=0)
+
+
+def generated(model: Any, **options: Any) -> Tensor:
+    tokens, mask, _ = padded()
+    found = model.generate(
+        tokens, attention_mask=mask, max_new_tokens=6, min_new_tokens=6, do_sample=False, pad_token_id=0,
+        output_logits=True, return_dict_in_generate=True, **options,
+    )  # fmt: skip
+    return torch.stack(found.logits)
+
+
+def packed(model: Any) -> Tensor:
+    """Two documents in a row, which `transformers` tells by their position ids where there is no cache."""
+    return model(ids(), position_ids=torch.tensor([[*range(5), *range(7)]] * 2), use_cache=False).logits
+
+
+def trained(model: Any) -> Tensor:
+    """A step with gradient checkpointing: every gradient."""
+    model.train()
+    model.activation_checkpointing_enable()
+    model(ids(), labels=ids()).loss.backward()
+    return torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None])
+
+
+def in_bfloat16(model: Any) -> Tensor:
+    return model.bfloat16()(ids()).logits
+
+
+WORK: dict[str, Work] = {
+    "generate": generated,
+    "packed": packed,
+    "checkpointing": trained,
+}
+
+
+@one
+@pytest.mark.parametrize("name", WORK)
+def test_its_own_encoding_in_float32_changes_no_bit(family: Family, name: str) -> None:
+    same(tiny(family), WORK[name])
+
+
+@one
+def test_bfloat16_keeps_its_frequencies(family: Family) -> None:
+    """`model.bfloat16()` rounds the frequencies of the module; those of a swapped model are of the configuration."""
+    model = tiny(family)
+    module = next(each for name, each in model.named_modules() if name.endswith("rotary_emb"))
+    kept = module.inv_freq.clone()
+    with locant.swap(model, angles="float32"):
+        swapped = in_bfloat16(model)
+    module.inv_freq = kept
+    assert torch.equal(model(ids()).logits, swapped)
+
+
+BIASES = {"alibi": lambda: locant.ALiBi(HEADS), "kerple": lambda: locant.Kerple(HEADS), "xpos": lambda: locant.XPos(16)}
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_another_encoding_is_the_same_padded_packed_and_cached(name: str) -> None:
+    model = tiny(MODELS[0])
+    tokens, mask, position_ids = padded()
+    with locant.swap(model, BIASES[name]()), torch.no_grad():
+        alone = model(tokens[1:, 3:]).logits
+        assert (
+            model(tokens, attention_mask=mask, position_ids=position_ids).logits[1:, 3:] - alone
+        ).abs().max() <= LOGITS
+        row = packed(model)[:, 5:]
+        assert (row - model(ids()[:, 5:]).logits).abs().max() <= LOGITS
+        for options in ({}, {"cache_implementation": "static", "disable_compile": True}):
+            steps = generated(model, **options)
+            assert (steps - generated(model, use_cache=False)).abs().max() <= LOGITS
+
+
+@pytest.mark.unchecked  # what is compiled is not run while shapes are checked
+@pytest.mark.slow
+@three
+def test_compiled_it_is_one_graph(family: Family) -> None:
+    def compiled(model: Any) -> Tensor:
+        return torch.compile(model, fullgraph=True, backend="eager")(ids()).logits
+
+    same(tiny(family), compiled)
+    model = tiny(family)
+    with locant.swap(model, locant.Kerple(HEADS)):
+        assert (compiled(model) - model(ids()).logits).abs().max() <= LOGITS
+
+
+older = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+"""What peft 0.21 still calls."""
+
+
+@older
+@one
+def test_lora_trains_the_same_weights(family: Family) -> None:
+    import peft
+
+    def adapted(model: Any) -> Tensor:
+        torch.manual_seed(0)
+        lora = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+        lora(ids(), labels=ids()).loss.backward()
+        return torch.cat([each.grad.flatten() for each in lora.parameters() if each.grad is not None])
+
+    same(tiny(family), adapted)
+
+
+@older
+def test_lora_trains_the_encoding_beside_its_adapters() -> None:
+    import peft
+
+    model = tiny(MODELS[0])
+    locant.swap(model, locant.Kerple(HEADS))
+    lora = peft.get_peft_model(model, peft.LoraConfig(r=2, modules_to_save=["locant"]))
+    lora(ids(), labels=ids()).loss.backward()
+    learned = {name: each.grad for name, each in lora.named_parameters() if "locant" in name and each.requires_grad}
+    assert len(learned) == 2
+    assert all(grad is not None and grad.abs().max() > 0 for grad in learned.values())
+
+
+@needs_gloo
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["own", "kerple"])
+def test_sharded_over_two_processes_it_is_the_same(name: str) -> None:
+    """FSDP2: the loss and the gradients of two steps, sharded as on one process."""
+    alone, (first, second) = losses_on_two(name, sharded=False), found_on(2, losses_on_two, name)
+    assert first == second
+    assert first == pytest.approx(alone, abs=LOGITS)
