@@ -32,7 +32,7 @@ class UnequalAngles(PositionEncoding):
     >>> first, second = Rotary(2), Rotary(2, scaling=Linear(factor=2.0))
     >>> low, high = UnequalAngles(first, second).stretch(Positions.of([1]))
     >>> round(low, 3), round(high, 3)
-    (0.721, 1.216)
+    (0.722, 1.216)
     """
 
     def __init__(self, first: Rotary, second: Rotary) -> None:
