@@ -43,6 +43,13 @@ export function dropZone(page, screen, label, then) {
   return zone;
 }
 
+// Controls that belong together: the box they stand in, and what shows them.
+export function controlGroup(side, page, named) {
+  const box = html("div", { class: "group" });
+  side.append(box);
+  return [box, new Controls(box, page, named)];
+}
+
 // `named`: {setting: {label, unit, titles, also}}; those of a choice may have `titles`, words to show for its names;
 // `also`: other settings that change with it.
 export class Controls {

@@ -1,6 +1,6 @@
 // Images and video: frames of a grid, the index of every token, and which pair turns with which axis.
 
-import { Controls, split } from "../controls.js";
+import { controlGroup, split } from "../controls.js";
 import { html } from "../dom.js";
 import { heatMap } from "../drawing/heat_map.js";
 import { lineChart } from "../drawing/line_chart.js";
@@ -17,16 +17,14 @@ const FRAMES = 6; // that are drawn
 
 export function open(place, page) {
   const { side, pictures } = split(place);
-  const groups = [0, 1, 2].map(() => html("div", { class: "group" }));
-  side.append(...groups);
   const controls = [
-    new Controls(groups[0], page, { frames: { label: "Frames" }, rows: { label: "Rows" }, columns: { label: "Columns" } }),
-    new Controls(groups[1], page, { before: { label: "Text before", unit: "tokens" }, after: { label: "Text after", unit: "tokens" }, at: { label: "Token" } }),
-    new Controls(groups[2], page, {
+    { frames: { label: "Frames" }, rows: { label: "Rows" }, columns: { label: "Columns" } },
+    { before: { label: "Text before", unit: "tokens" }, after: { label: "Text after", unit: "tokens" }, at: { label: "Token" } },
+    {
       scheme: { label: "Frequencies", titles: SCHEMES }, pairs: { label: "Pairs", also: { frame_pairs: null, row_pairs: null } },
       frame_pairs: { label: "Pairs for frames" }, row_pairs: { label: "Pairs for rows" }, base: { label: "Base" },
-    }),
-  ];
+    },
+  ].map((named) => controlGroup(side, page, named)[1]);
   const told = html("p", { class: "note" });
   const frames = html("div", { class: "grid" });
   pictures.append(html("section", { class: "titled" }, html("h2", {}, "How alike every place is to the chosen token"), told, frames));

@@ -1,6 +1,6 @@
 // Known bugs: what is right and what a mistake makes of it: two curves on one axis, or two maps.
 
-import { Controls, split } from "../controls.js";
+import { controlGroup, split } from "../controls.js";
 import { html } from "../dom.js";
 import { heatMap } from "../drawing/heat_map.js";
 import { lineChart } from "../drawing/line_chart.js";
@@ -11,10 +11,7 @@ const SIDES = { right: { name: "right", slot: 1 }, wrong: { name: "wrong", slot:
 
 export function open(place, page) {
   const { side, pictures } = split(place);
-  const group = html("div", { class: "group" });
-  side.append(group);
-  const named = { bug: { label: "Mistake" }, position: { label: "From position" } };
-  const controls = new Controls(group, page, named);
+  const [, controls] = controlGroup(side, page, { bug: { label: "Mistake" }, position: { label: "From position" } });
   const story = html("p", { class: "said" });
   const source = html("p", { class: "note", "data-said": "source" });
   const title = html("h2");

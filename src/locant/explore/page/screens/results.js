@@ -1,6 +1,6 @@
 // Results: losses by length and by position of a report; or a comparison that runs, and its curves as they grow.
 
-import { Controls, split } from "../controls.js";
+import { controlGroup, split } from "../controls.js";
 import { html } from "../dom.js";
 import { lineChart } from "../drawing/line_chart.js";
 import { number } from "../drawing/scales.js";
@@ -11,11 +11,7 @@ const SLOTS = 6;
 
 export function open(place, page) {
   const { side, pictures } = split(place);
-  const group = (named) => {
-    const made = html("div", { class: "group" });
-    side.append(made);
-    return [made, new Controls(made, page, named)];
-  };
+  const group = (named) => controlGroup(side, page, named);
   const [, report] = group({ report: { label: "Report" } });
   const [about, options] = group({
     text: { label: "Text" }, encodings: { label: "Encodings", rows: 2 }, steps: { label: "Training steps" },

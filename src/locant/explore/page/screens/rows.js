@@ -1,6 +1,6 @@
 // Rows: the tokens of a row, the mask, and who attends to whom, all linked by the query that is pointed at.
 
-import { Controls, split } from "../controls.js";
+import { controlGroup, split } from "../controls.js";
 import { Cursor } from "../cursor.js";
 import { html } from "../dom.js";
 import { heatMap } from "../drawing/heat_map.js";
@@ -15,11 +15,7 @@ export function open(place, page) {
     { direction: { label: "Attention" }, window: { label: "Sliding window (0: none)" } },
     { ranks: { label: "Ranks (context parallel)" }, split: { label: "Each document is split" } },
     { encoding: { label: "Encoding" }, times: { label: "For the backend: every length times" } },
-  ].map((named) => {
-    const group = html("div", { class: "group" });
-    side.append(group);
-    return new Controls(group, page, named);
-  });
+  ].map((named) => controlGroup(side, page, named)[1]);
   const row = new Picture(pictures, page, { name: "row", height: 60 });
   const mask = new Picture(pictures, page, { name: "mask", height: 460, square: true });
   const backend = html("p", { class: "said", "data-said": "backend" });

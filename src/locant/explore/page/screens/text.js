@@ -1,6 +1,6 @@
 // Your text: tokens, windows, and vectors with and without position, all linked by the token that is pointed at.
 
-import { Controls, dropZone, split } from "../controls.js";
+import { controlGroup, dropZone, split } from "../controls.js";
 import { Cursor } from "../cursor.js";
 import { html } from "../dom.js";
 import { heatMap } from "../drawing/heat_map.js";
@@ -13,11 +13,7 @@ const SCALES = { none: "none", sqrt_d_model: "√d_model" };
 
 export function open(place, page) {
   const { side, pictures } = split(place);
-  const group = (named) => {
-    const made = html("div", { class: "group" });
-    side.append(made);
-    return [made, new Controls(made, page, named)];
-  };
+  const group = (named) => controlGroup(side, page, named);
   const [which, source] = group({ file: { label: "Text" }, typed: { label: "Or type one", rows: 3, placeholder: "The cat sat on the mat." } });
   if (page.drop) which.append(dropZone(page, place, "Drop a text file here, or choose one", (key) => page.change({ file: key, typed: null, start: null })));
   const controls = [
