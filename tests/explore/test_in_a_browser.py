@@ -16,6 +16,7 @@ from locant.explore.screen import screens
 from locant.explore.session import Session
 from tests.explore.conftest import SHOWN, Opens, explorer
 from tests.explore.screens import SCREENS
+from tests.minilm import MINILM
 
 pytestmark = pytest.mark.browser
 
@@ -249,6 +250,17 @@ def test_a_killed_server_is_told_and_nothing_is_lost(opened: Opens) -> None:
         assert "locant explore" in page.inner_text("#notice")
         assert page.inner_text("[data-picture=score-by-distance] .legend") == before
     close_and_forget(page, opened)
+
+
+def test_a_token_that_is_chosen_shows_the_nearest_of_a_model(opened: Opens) -> None:
+    with explorer(str(MINILM)) as (address, _):
+        page = opened("text?typed=the+king+saw+a+house", at=address)
+        page.locator("[data-picture=tokens] .word").nth(1).click()
+        until(page, at="1")
+        told = page.inner_text("[aria-label='Nearest tokens']")
+        assert "Nearest to king" in told
+        assert "queen" in told
+        page.close()
 
 
 LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 3, "rope_theta": 5e5}

@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors
 
 from locant.errors import InputError
 from locant.explore.answers import answer
 from locant.explore.session import Session
+from tests.minilm import MINILM
+from tests.tolerances import SHORT_SUM
 
 STORY = "The cat sat on the mat. The dog sat on the log. " * 20
 
@@ -56,3 +59,29 @@ def test_a_file_of_the_command_line_comes_first(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text(STORY, encoding="utf-8")
     session = Session.of([str(tmp_path / "mine.txt")], [])
     assert numbers(session)["characters"] == len(STORY)
+
+
+def test_a_model_of_the_command_line_shows_its_own_vectors_and_nearest_tokens() -> None:
+    session = Session.of([str(MINILM)], [])
+    shown, made = numbers(session, typed="The king saw a house.", at="1"), dict[str, Any]()
+    with safetensors.safe_open(MINILM / "model.safetensors", "np") as file:
+        (name,) = (key for key in file.keys() if key.endswith("word_embeddings.weight"))  # noqa: SIM118
+        table = file.get_tensor(name)
+    assert shown["pieces"] == ["the", "king", "saw", "a", "house", "."]
+    unit = table / np.linalg.norm(table, axis=1, keepdims=True)
+    king = int(shown["ids"][1])
+    cosines = unit @ unit[king]
+    expected = [int(each) for each in np.argsort(-cosines) if each != king][:8]
+    assert [number for _, number, _ in shown["neighbours"]] == expected
+    np.testing.assert_allclose([score for *_, score in shown["neighbours"]], cosines[expected], **SHORT_SUM)
+    np.testing.assert_array_equal(shown["alone"], table[shown["ids"], :64])
+    exec(shown["python"], made)  # noqa: S102  # what the page offers to copy
+    np.testing.assert_array_equal(made["x"][0, :, :64].detach(), shown["vectors"])
+    assert made["near"].ids.tolist() == expected
+    assert numbers(session, model="untrained", typed=STORY)["neighbours"] == []
+
+
+def test_the_folder_of_a_model_is_no_report() -> None:
+    session = Session.of([str(MINILM)], [])
+    assert answer("results", {}, session)["numbers"]["rows"] == []
+    assert answer("model", {}, session)["numbers"]["model_type"] == "bert"

@@ -28,8 +28,8 @@ def verb(
 ) -> None:  # fmt: skip
     """Look at encodings, models and rows of tokens in a browser.
 
-    FILES are texts, and folders that compare wrote. The address answers this machine only, and only who knows it; it
-    ends with Ctrl-C.
+    FILES are texts, folders that compare wrote, and folders of models. The address answers this machine only, and only
+    who knows it; it ends with Ctrl-C.
     """
     from importlib.util import find_spec
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from locant.checkpoints.config_source import read_source
+from locant.checkpoints.config_source import CONFIG, read_source
 from locant.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Session:
     """What the screens may look at beside an address, in several threads: a dictionary of it is replaced, not changed.
 
     Args:
-        files: texts, and folders of reports, from the command line.
+        files: texts, folders of reports and folders of models, from the command line.
         configs: configurations from the command line, by the name they were given.
     """
 
@@ -57,7 +57,19 @@ class Session:
         for file in files:
             if not Path(file).exists():
                 raise InputError(f"got no file {file}", "the path of a text, or of a report's folder")
-        return cls([Path(file) for file in files], {config: read_source(config) for config in configs})
+        session = cls([Path(file) for file in files])
+        session.configs = {source: read_source(source) for source in (*configs, *session.models)}
+        return session
+
+    @property
+    def models(self) -> list[str]:
+        """Folders of models: those with a configuration."""
+        return [str(file) for file in self.files if (file / CONFIG).is_file()]
+
+    @property
+    def reports(self) -> dict[str, Path]:
+        """All other folders, by the names they were given."""
+        return {str(file): file for file in self.files if file.is_dir() and str(file) not in self.models}
 
     def drop(self, name: str, content: bytes) -> str:
         """Keep a file that was dropped on the page; returns the key by which an address names it."""

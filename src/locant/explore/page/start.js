@@ -72,18 +72,23 @@ async function show() {
   }
   const own = (asking = { screen, changed: true });
   place.setAttribute("aria-busy", "true");
-  while (own.changed) {
-    own.changed = false;
-    const answer = await said(() => numbers.ask(screen.name, router.settings));
-    if (own !== asking) return; // another screen was asked for meanwhile
-    if (!answer) continue;
-    if (open?.name !== screen.name) await change(screen);
-    if (own !== asking) return;
-    open.view.show(answer);
-    place.dataset.shown = JSON.stringify(answer.state);
+  try {
+    while (own.changed) {
+      own.changed = false;
+      const answer = await said(() => numbers.ask(screen.name, router.settings));
+      if (own !== asking) return; // another screen was asked for meanwhile
+      if (!answer) continue;
+      if (open?.name !== screen.name) await change(screen);
+      if (own !== asking) return;
+      open.view.show(answer);
+      place.dataset.shown = JSON.stringify(answer.state);
+    }
+  } finally {
+    if (own === asking) {
+      asking = null;
+      place.removeAttribute("aria-busy");
+    }
   }
-  asking = null;
-  place.removeAttribute("aria-busy");
 }
 
 async function change(screen) {

@@ -33,7 +33,7 @@ NEIGHBOURS = 16
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
     """Losses by length and by position of one report, what they say, and how far a comparison is that runs here."""
-    folders = {str(file): file for file in session.files if file.is_dir()}
+    folders = session.reports
     runs = {key: run.folder for key, run in session.comparisons.items()}
     titles = {key: str(folder) for key, folder in runs.items()}
     known = {**folders, **runs}

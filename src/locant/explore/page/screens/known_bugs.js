@@ -11,7 +11,8 @@ const SIDES = { right: { name: "right", slot: 1 }, wrong: { name: "wrong", slot:
 
 export function open(place, page) {
   const { side, pictures } = split(place);
-  const [, controls] = controlGroup(side, page, { bug: { label: "Mistake" }, position: { label: "From position" } });
+  const named = { bug: { label: "Mistake" }, position: { label: "From position" } };
+  const [, controls] = controlGroup(side, page, named);
   const story = html("p", { class: "said" });
   const source = html("p", { class: "note", "data-said": "source" });
   const title = html("h2");

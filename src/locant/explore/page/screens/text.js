@@ -18,11 +18,13 @@ export function open(place, page) {
   if (page.drop) which.append(dropZone(page, place, "Drop a text file here, or choose one", (key) => page.change({ file: key, typed: null, start: null })));
   const controls = [
     source,
-    group({ tokenizer: { label: "Tokenizer" }, vocabulary: { label: "Entries" }, start: { label: "From token" }, count: { label: "Tokens shown" } })[1],
+    group({ model: { label: "Embeddings" }, tokenizer: { label: "Tokenizer" }, vocabulary: { label: "Entries" }, start: { label: "From token" }, count: { label: "Tokens shown" } })[1],
     group({ length: { label: "Window", unit: "tokens" }, stride: { label: "Stride", unit: "tokens" } })[1],
     group({ encoding: { label: "Position added" }, scale: { label: "Rows are scaled by", titles: SCALES } })[1],
   ];
   const tokens = new Picture(pictures, page, { name: "tokens", height: 100 });
+  const near = html("section", { "aria-label": "Nearest tokens", hidden: true });
+  pictures.append(near);
   const windows = html("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Windows" });
   const counted = html("p", { class: "note" });
   pictures.append(html("section", { "aria-label": "Sliding windows" }, html("h2", {}, "Sliding windows"), counted, windows));
@@ -39,7 +41,7 @@ export function open(place, page) {
 
   cursor.watch((at) => {
     if (!last || at === null) return;
-    const { ids, pieces, bytes, nearest, vectors: all } = last.numbers;
+    const { ids, pieces, bytes, nearest, width, neighbours, vectors: all } = last.numbers;
     tokens.drawn?.point(at);
     tokens.note.textContent = `${pieces[at]}: token ${ids[at]}, bytes ${bytes[at]}, at position ${at}.`;
     vectors.drawn?.point(at, null);
@@ -47,7 +49,7 @@ export function open(place, page) {
     const best = row.sort(([a], [b]) => b - a).slice(0, 3);
     maps.nearest.note.textContent = `Most alike to ${pieces[at]} at ${at}: ${best.map(([value, other]) => `${pieces[other]} at ${other} (${number(value, 2)})`).join(", ")}.`;
     for (const picture of Object.values(maps)) picture.drawn?.point(at, at);
-    vectors.note.textContent = `A row for each token, a column for each of ${all.shape[1]} dimensions: its row of the untrained table, and its position added.`;
+    vectors.note.textContent = `A row for each token, a column for ${width > all.shape[1] ? `the first ${all.shape[1]} of ${width}` : `each of ${width}`} dimensions: its row of the ${neighbours.length ? "model's" : "untrained"} table, and what is added.`;
   });
 
   function show(answer) {
@@ -55,6 +57,7 @@ export function open(place, page) {
     for (const each of controls) each.show(answer.controls);
     const { numbers } = answer;
     showTokens(numbers);
+    showNear(numbers);
     showWindows(numbers);
     showVectors(numbers);
     showMap("places", "How alike positions are", "The cosine between what is added at each two positions.", numbers);
@@ -73,6 +76,14 @@ export function open(place, page) {
         hover: (at) => cursor.set(at), choose: (at) => page.change({ at }),
       }),
     });
+  }
+
+  function showNear({ neighbours, pieces, at }) {
+    near.hidden = !neighbours.length;
+    near.replaceChildren(
+      html("h2", {}, `Nearest to ${pieces[at]} in the model's table`),
+      html("p", { class: "note" }, "By the cosine between rows. Choose another token above."),
+      html("ul", { class: "legend" }, neighbours.map(([piece, , cosine]) => html("li", {}, html("span", {}, piece), html("output", { class: "read" }, number(cosine, 3))))));
   }
 
   function showWindows({ windows: { inputs, targets, starts } }) {
@@ -98,7 +109,7 @@ export function open(place, page) {
           if (row === undefined) return vectors.read([""]);
           vectors.drawn?.point(row, column);
           const at = row * all.shape[1] + column;
-          vectors.read([`${number(all[at])}: ${number(alone[at])} of the token, ${number(all[at] - alone[at])} of the position`]);
+          vectors.read([`${number(all[at])}; the token alone: ${number(alone[at])}`]);
         },
       }),
     });
