@@ -9,8 +9,11 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from transformers import AutoModel
 
 from tests.cli.conftest import Complains, Run
+from tests.minilm import MINILM
+from tests.tolerances import assert_close
 
 
 def test_without_anything_it_embeds_the_sample_text(run: Run) -> None:
@@ -158,3 +161,24 @@ def test_an_option_that_cannot_be_used_is_one_line(complains: Complains, words: 
 def test_a_folder_in_the_place_of_the_file_is_one_line(complains: Complains, folder: Path) -> None:
     (folder / "x.safetensors").mkdir()
     assert "which is a folder" in complains("embed", "text.txt", "-o", "x.safetensors")
+
+
+# ---------------------------------------------------------------------- a published model
+
+
+def test_a_model_embeds_with_its_own_tokenizer_and_tables(run: Run, folder: Path) -> None:
+    facts = json.loads(
+        run("embed", "text.txt", "--model", MINILM, "--context", 6, "-o", "x.safetensors", "--json").stdout
+    )
+    assert (facts["encoding"], facts["vocab_size"], facts["embeddings"]) == ("learned", 30_522, [8, 6, 384])
+    assert [token["text"] for token in facts["first"][:4]] == ["the", "cat", "sat", "on"]
+    vectors = load_file(folder / "x.safetensors")
+    theirs = AutoModel.from_pretrained(MINILM).embeddings
+    with torch.no_grad():
+        assert_close(vectors["embeddings"], theirs(vectors["ids"]))
+    assert "token [30522,384]" in " ".join(run("embed", "text.txt", "--model", MINILM).stdout.split())
+
+
+def test_what_a_model_decides_is_not_an_option_beside_it(complains: Complains) -> None:
+    assert "--d-model, --scale" in complains("embed", "--model", MINILM, "--d-model", 4, "--scale", 2)
+    assert "no folder" in complains("embed", "--model", "gpt2", "--tokenizer", "bytes")

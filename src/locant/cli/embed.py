@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from locant.cli.options import SEED, as_json, files, output, require_taken, tokenizer_options
+from locant.errors import InputError
 
 __all__ = ["verb"]
 
@@ -17,6 +19,7 @@ VOCAB_SIZE = 4_096
 """Of the tokenizer that is trained on the text, where neither is given."""
 
 
+OF_THE_MODEL = ("encoding", "d_model", "num_heads", "seed", "scale", "vocab_size")
 RULES = ("sqrt_d_model", "sqrt_d_model_rounded")
 
 
@@ -32,6 +35,7 @@ def _factor(text: str) -> float | str:
 @click.command("embed", context_settings={"show_default": True})
 @files
 @tokenizer_options
+@click.option("--model", metavar="FOLDER", help="A published model: its tokenizer, its tables, its positions.")
 @click.option("--encoding", default="learned", help="A name from `locant list`.")
 @click.option("--d-model", type=COUNT, default=256, help="Width of the embeddings.")
 @click.option("--num-heads", type=COUNT, default=4, help="Heads, for encodings that act on them.")
@@ -51,12 +55,19 @@ def _factor(text: str) -> float | str:
 @output("A .safetensors file for ids, targets, positions and embeddings.")
 @as_json
 def verb(
-    files: tuple[str, ...], output: Path | None, batch: int, everything: bool, as_json: bool, **options: Any
+    files: tuple[str, ...],
+    output: Path | None,
+    batch: int,
+    everything: bool,
+    as_json: bool,
+    model: str | None,
+    **options: Any,
 ) -> None:
     """Turn text into ids, windows and embeddings, and show each step.
 
     Without a FILE the text is the documentation that ships inside Python; - is standard input.
-    All of a text is embedded; the last window is padded. The tables are random, as before training.
+    All of a text is embedded; the last window is padded. The tables are random, as before training, unless a --model is
+    given.
 
     In the file, the target of a text's last token is -100; in padding, targets are -100, positions -1 and ids 0.
     """
@@ -65,9 +76,13 @@ def verb(
     from locant.report.embedding import print_flow
     from locant.text.corpus import read_corpus
 
-    require_taken(options["encoding"], {}, "embed")
+    if model is None:
+        require_taken(options["encoding"], {}, "embed")
+    else:
+        _require_left_to_the_model()
     text = {name: options.pop(name) for name in ("tokenizer", "vocab_size", "download")}
-    plan = Plan(batch=None if everything else batch, **options)
+    text["tokenizer"] = text["tokenizer"] or model
+    plan = Plan(batch=None if everything else batch, model=model, **options)
     if output is not None:
         require_vectors_name(output)
     embedded = embed(read_corpus(files, usual_vocab_size=VOCAB_SIZE, **text), plan)
@@ -79,3 +94,12 @@ def verb(
         print_json({**embedded.flow.to_dict(), "file": None if output is None else str(output)})
     else:
         print_flow(embedded.flow)
+
+
+def _require_left_to_the_model() -> None:
+    """Raise where an option was typed that a model decides."""
+    context = click.get_current_context()
+    typed = [name for name in OF_THE_MODEL if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if typed:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in typed)
+        raise InputError(f"got {names} beside --model, which decides it", f"--model without {names}")

@@ -1,4 +1,4 @@
-"""From a text to its embeddings, with tables of random numbers: ids, windows, vectors, and the facts of every stage."""
+"""From a text to its embeddings, by random tables or a model's own: ids, windows, vectors, and the facts of each."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ NUM_VALUES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How to cut and embed a text; `batch` is the number of windows that are embedded, ``None`` for all."""
+    """How to cut and embed a text; `batch` is the number of windows that are embedded, ``None`` for all.
+
+    With a `model`, the folder of a published one, its tables and its encoding are taken, and the sizes here are not.
+    """
 
     encoding: str
     d_model: int
@@ -46,6 +49,7 @@ class Plan:
     batch: int | None
     seed: int
     scale: Scale | None = None
+    model: str | None = None
 
     def __post_init__(self) -> None:
         by_head = {"head_dim", "num_heads"} & {*find(self.encoding).sizes()}
@@ -111,6 +115,7 @@ class Flow:
     tables: tuple[Table, ...]
     first: tuple[Token, ...]
     seed: int
+    model: str | None
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -141,10 +146,7 @@ def embed(corpus: Corpus, plan: Plan) -> Embedded:
     end = corpus.tokenizer.vocab_size  # an id that no token has: the target of a text's last token
     windows = _windows(corpus, plan, end)
     count = len(windows) if plan.batch is None else min(plan.batch, len(windows))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(plan.seed)
-        encoding = find(plan.encoding).for_model(plan.shape)
-        embedding = InputEmbedding(end, plan.d_model, encoding=encoding, scale=plan.scale).eval()
+    embedding = _random(plan, end) if plan.model is None else _of_model(plan.model, corpus)
     batch = windows.__getitems__(range(count))
     ids, targets, positions = batch["ids"], batch["targets"], batch["positions"]
     vectors = Vectors(
@@ -154,6 +156,22 @@ def embed(corpus: Corpus, plan: Plan) -> Embedded:
         embeddings=embedding(ids, positions),
     )
     return Embedded(flow=_flow(corpus, plan, windows, embedding, vectors, positions), vectors=vectors)
+
+
+def _random(plan: Plan, vocab_size: int) -> InputEmbedding:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(plan.seed)
+        encoding = find(plan.encoding).for_model(plan.shape)
+        return InputEmbedding(vocab_size, plan.d_model, encoding=encoding, scale=plan.scale).eval()
+
+
+def _of_model(folder: str, corpus: Corpus) -> InputEmbedding:
+    embedding = InputEmbedding.from_pretrained(folder)
+    rows, entries = embedding.token.vocab_size, corpus.tokenizer.vocab_size
+    if entries > rows:
+        got = f"got a tokenizer of {entries} entries for the {rows} rows of {folder}"
+        raise InputError(got, f"the tokenizer of this model: --tokenizer {folder}")
+    return embedding
 
 
 def save_vectors(embedded: Embedded, path: Path | str) -> None:
@@ -186,7 +204,7 @@ def _flow(
     corpus: Corpus, plan: Plan, windows: Windows, embedding: InputEmbedding, vectors: Vectors, positions: Positions
 ) -> Flow:
     ids, x = vectors.ids, vectors.embeddings
-    doors = find(plan.encoding).doors()
+    doors = embedding.encoding.doors()
     adds = tuple(x.shape) if positions.batch > 1 else tuple(x.shape[1:])
     return Flow(
         source=corpus.name,
@@ -194,7 +212,7 @@ def _flow(
         tokens=len(corpus.ids),
         vocab_size=corpus.tokenizer.vocab_size,
         fingerprint=corpus.tokenizer.fingerprint,
-        encoding=plan.encoding,
+        encoding=plan.encoding if plan.model is None else type(embedding.encoding).info.name,
         doors=doors,
         windows=len(windows),
         embedded_windows=len(ids),
@@ -202,7 +220,7 @@ def _flow(
         stride=windows.stride,
         padding=int((vectors.positions < 0).sum()),
         ids=tuple(ids.shape),
-        token_vectors=(*ids.shape, plan.d_model),
+        token_vectors=(*ids.shape, embedding.token.d_model),
         position_vectors=adds if "embed" in doors else None,
         embeddings=tuple(x.shape),
         cos_sin=_cos_sin_shape(embedding.encoding, plan.context),
@@ -210,6 +228,7 @@ def _flow(
         tables=tuple(map(Table.of, table_sizes(embedding))),
         first=tuple(_first(corpus, vectors)),
         seed=plan.seed,
+        model=plan.model,
     )
 
 

@@ -47,6 +47,8 @@ def _text(flow: Flow) -> Table:
     elif flow.bias is not None:
         shape = f"{_shape(flow.bias)} (heads, queries, keys)"
         rows.add_row("positions", f"{apart} adds a bias of {shape} to the scores.")
+    elif not adds and flow.model is not None:
+        rows.add_row("positions", f"they act in the layers of this model: locant explain {flow.model}")
     elif not adds:
         nothing = "tells the model nothing of positions: word order enters through the causal mask alone."
         rows.add_row("positions", f"{flow.encoding} {nothing}")
