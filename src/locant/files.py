@@ -163,10 +163,11 @@ class NewFile:
 
 
 @contextmanager
-def new_folder(path: Path) -> Generator[Path]:
+def new_folder(path: Path, *, force: bool = False) -> Generator[Path]:
     """A folder beside `path` that takes its name if the block succeeds, and vanishes if it fails.
 
-    The caller has to flush what it writes into it, as `write_whole` and `NewFile` do.
+    The caller has to flush what it writes into it, as `write_whole` and `NewFile` do. With `force`, a folder that is
+    there is replaced by the whole new one, and is itself gone only then.
 
     >>> import tempfile
     >>> place = Path(tempfile.mkdtemp())
@@ -175,18 +176,25 @@ def new_folder(path: Path) -> Generator[Path]:
     >>> [path.name for path in place.iterdir()]
     ['new']
     """
-    require_new(path)
+    replaces = force and path.is_dir()
+    if not replaces:
+        require_new(path)
     place = path.resolve()
-    made = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
+    made, old = (place.with_name(f".{place.name}.{secrets.token_hex(4)}") for _ in range(2))
     with _refusing(path):
         made.mkdir()
     try:
         yield made
         with _refusing(path):
+            if replaces:
+                place.replace(old)
             made.replace(place)
             flush(place.parent)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        if old.exists() and not place.exists():
+            old.replace(place)
+        for rest in (made, old):
+            shutil.rmtree(rest, ignore_errors=True)
 
 
 def require_new(path: Path) -> None:
