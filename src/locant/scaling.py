@@ -5,9 +5,14 @@ from locant.positions.scaling import DynamicNTK as DynamicNTK
 from locant.positions.scaling import Linear as Linear
 from locant.positions.scaling import Llama3 as Llama3
 from locant.positions.scaling import LongRoPE as LongRoPE
+from locant.positions.scaling import MixedNTK as MixedNTK
 from locant.positions.scaling import Proportional as Proportional
+from locant.positions.scaling import Resonance as Resonance
 from locant.positions.scaling import Scaling as Scaling
 from locant.positions.scaling import Unscaled as Unscaled
 from locant.positions.scaling import YaRN as YaRN
 
-__all__ = ["NTK", "DynamicNTK", "Linear", "Llama3", "LongRoPE", "Proportional", "Scaling", "Unscaled", "YaRN"]
+__all__ = [
+    "NTK", "DynamicNTK", "Linear", "Llama3", "LongRoPE", "MixedNTK", "Proportional", "Resonance", "Scaling", "Unscaled",
+    "YaRN",
+]  # fmt: skip

@@ -116,7 +116,9 @@ ACCEPTED: dict[str, Collection[str]] = {
     "rotated_share": {"0", "tiny"},
     "scale": NONE | REAL,
     # What others of the same name take, these do not, or the other way round.
-    **dict.fromkeys(("DynamicNTK.factor", "YaRN.factor", "YaRN.beta_fast"), POSITIVE - {"tiny"}),
+    **dict.fromkeys(("DynamicNTK.factor", "MixedNTK.factor", "YaRN.factor", "YaRN.beta_fast"), POSITIVE - {"tiny"}),
+    "MixedNTK.b": {"0", "1.5", "tiny"},
+    "Resonance.scaling": (),
     **dict.fromkeys(("T5Bias.num_buckets", "T5Bias.max_distance", "Deberta.max_distance"), ()),
     **dict.fromkeys(("Learned.d_model", "Sinusoidal.d_model", "TransformerXL.d_model"), ()),
     **dict.fromkeys(("Rotary.head_dim", "XPos.head_dim", "Cope.head_dim", "Shaw.head_dim", "Deberta.head_dim"), ()),
@@ -159,9 +161,8 @@ def test_an_odd_argument_is_refused_by_name(build: Build, required: dict[str, An
 
 def test_no_class_is_forgotten() -> None:
     assert {"Positions.arange", "Positions.after", "Positions.packed", "Positions.of", "grid"} <= BUILDS.keys()
-    assert {"Unscaled", "Linear", "NTK", "DynamicNTK", "YaRN", "LongRoPE", "Llama3", "Proportional"} == {
-        kind.__name__ for kind in SCALINGS
-    }
+    own = {"Unscaled", "Linear", "NTK", "DynamicNTK", "YaRN", "LongRoPE", "Llama3", "Proportional"}
+    assert own | {"MixedNTK", "Resonance"} == {kind.__name__ for kind in SCALINGS}
 
 
 class Careless(PositionEncoding):

@@ -21,7 +21,9 @@ from locant.positions.scaling import (
     Linear,
     Llama3,
     LongRoPE,
+    MixedNTK,
     Proportional,
+    Resonance,
     Scaling,
     Unscaled,
     YaRN,
@@ -180,6 +182,8 @@ ODD_LADDERS: dict[str, Scaling] = {
         short_factor=(1.0, 1.5, 2.0), long_factor=(2.0, 3.0, 4.0), original_max_seq_len=64, factor=2.0
     ),
     "llama3": Llama3(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=64),
+    "mixed": MixedNTK(factor=4.0, b=0.5),
+    "resonance": Resonance(),
     "proportional": Proportional(factor=2.0),
     "proportional, a part": Proportional(rotated_share=0.7, factor=2.0),
 }
@@ -211,6 +215,10 @@ def by_the_formula(scaling: Scaling, ladder: int) -> list[float]:
             rotations = [scaling.original_max_seq_len * one / (2 * np.pi) for one in plain]
             kept = [min(max((each - low) / (high - low), 0), 1) for each in rotations]
             return [one * (share + (1 - share) / scaling.factor) for one, share in zip(plain, kept, strict=True)]
+        case MixedNTK():
+            return [one / scaling.factor ** (((pair + 1) / pairs) ** scaling.b) for pair, one in enumerate(plain)]
+        case Resonance():
+            return [2 * np.pi / np.round(2 * np.pi / one) for one in plain]
         case Proportional():
             rotated = int(scaling.rotated_share * pairs)
             return [one / scaling.factor if pair < rotated else 0.0 for pair, one in enumerate(plain)]

@@ -19,7 +19,9 @@ from locant.positions.scaling import (
     Linear,
     Llama3,
     LongRoPE,
+    MixedNTK,
     Proportional,
+    Resonance,
     Scaling,
     Unscaled,
     YaRN,
@@ -105,6 +107,15 @@ def proportional(dim: int, base: float) -> list[mpf]:
     return [f if i < turning else mpf(0) for i, f in enumerate(plain(dim, base))]
 
 
+def mixed(dim: int, base: float) -> list[mpf]:
+    rate = mpmath.log(4) / mpmath.power(mpf(dim) / 2, mpf("0.625"))
+    return [f / mpmath.exp(rate * mpmath.power(m, mpf("0.625"))) for m, f in enumerate(plain(dim, base), 1)]
+
+
+def resonance(dim: int, base: float) -> list[mpf]:
+    return [2 * mpmath.pi / mpmath.nint(2 * mpmath.pi / f) for f in yarn(dim, base)]
+
+
 CASES: dict[str, tuple[Callable[[int], Scaling], Callable[[int, float], list[mpf]]]] = {
     "unscaled": (lambda dim: Unscaled(), plain),
     "linear": (lambda dim: Linear(factor=4.0), linear),
@@ -127,6 +138,11 @@ CASES: dict[str, tuple[Callable[[int], Scaling], Callable[[int, float], list[mpf
         llama3,
     ),
     "proportional": (lambda dim: Proportional(rotated_share=0.25), proportional),
+    "mixed": (lambda dim: MixedNTK(factor=4.0), mixed),
+    "resonance": (
+        lambda dim: Resonance(scaling=YaRN(factor=4.0, original_max_seq_len=TRAINED)),
+        resonance,
+    ),
 }
 
 
