@@ -12,7 +12,7 @@ from locant import InputError, RangeError, TokenEmbedding, Tokenizer
 from locant.embedding.words import Words, flat_map, terms_of
 from tests.minilm import MINILM
 from tests.refusal import refuses
-from tests.tolerances import LENGTH
+from tests.tolerances import LENGTH, SHORT_SUM
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +88,8 @@ def test_a_flat_map_has_the_two_largest_variances() -> None:
     vectors = torch.randn(9, 5, dtype=torch.float64) * torch.tensor([0.1, 3.0, 0.2, 1.0, 0.3])
     places = flat_map(vectors).double()
     variances = np.linalg.eigvalsh(np.cov(vectors.numpy().T))[::-1][:2]
-    assert np.allclose(np.cov(places.numpy().T), np.diag(variances), atol=1e-6)
-    assert torch.allclose(flat_map(vectors.flip(0)), places.flip(0).float(), atol=1e-6), "the order says nothing"
+    assert np.allclose(np.cov(places.numpy().T), np.diag(variances), **SHORT_SUM)
+    assert torch.allclose(flat_map(vectors.flip(0)), places.flip(0).float(), **SHORT_SUM), "the order says nothing"
     with refuses(InputError, "at least 3"):
         flat_map(vectors[:2])
     with refuses(RangeError, "'pca' or 'umap'"):

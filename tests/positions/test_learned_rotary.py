@@ -11,7 +11,7 @@ from locant import PositionEncoding, Positions, RangeError, Rotary, ShapeError, 
 from locant.positions import MixedRotary, Pairs, RotaryByHead, StringRotary, UnequalAngles
 from tests.positions import claims
 from tests.refusal import refuses
-from tests.tolerances import assert_close
+from tests.tolerances import DOUBLE, assert_close
 
 
 def learned_by_chance(encoding: PositionEncoding) -> PositionEncoding:
@@ -70,7 +70,7 @@ def test_string_rotates_in_planes_of_an_orthogonal_matrix() -> None:
     weight = encoding.weight.detach().numpy()
     skew = weight - weight.T
     planes = (np.eye(6) - skew) @ np.linalg.inv(np.eye(6) + skew)
-    np.testing.assert_allclose(planes @ planes.T, np.eye(6), atol=1e-12)
+    np.testing.assert_allclose(planes @ planes.T, np.eye(6), atol=DOUBLE)
     x, index = torch.randn(1, 2, 5, 6, dtype=torch.float64), np.array([[3, 0, 9, -2, 40]])
     angle = index[..., None] * 10_000.0 ** (-np.arange(3) / 3)
     expected = turned(x.numpy() @ planes.T, angle[:, None])
