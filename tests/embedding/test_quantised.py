@@ -10,7 +10,7 @@ from locant import InputEmbedding, RangeError, TokenEmbedding
 from locant.embedding.quantised import QuantisedEmbedding
 from tests.minilm import MINILM
 from tests.refusal import refuses
-from tests.tolerances import assert_close
+from tests.tolerances import ONE_ROUNDING, assert_close
 
 HALF_STEP = {"int8": 0.5 / 127, "fp8": 2.0**-4}
 """How far rounding to the nearest moves an entry, over the largest of its row: of E4M3, the largest entry's own."""
@@ -25,7 +25,7 @@ def test_rows_are_rounded_to_the_nearest_code(code: str, dtype: torch.dtype) -> 
     most = np.abs(weight).max(1, keepdims=True)
     rows = small(torch.arange(41)).double().numpy()
     off = np.abs(rows - weight) / np.where(most == 0, 1, most)
-    assert off.max() <= HALF_STEP[code] + (0 if dtype == torch.float32 else 2.0**-8) + 1e-6
+    assert off.max() <= HALF_STEP[code] + 2 * ONE_ROUNDING[dtype]
     assert rows[5].tolist() == [0.0] * 7
     assert rows.dtype == np.float64
     if code == "int8":
@@ -39,7 +39,8 @@ def test_the_error_of_real_weights_is_measured(code: str, relative: float) -> No
     table = TokenEmbedding.from_pretrained(MINILM)
     small = QuantisedEmbedding(table, code)  # type: ignore[arg-type]
     off = (small(torch.arange(30_522)) - table.weight).detach().double()
-    assert abs(small.error.relative - float(off.norm() / table.weight.detach().double().norm())) < 1e-9
+    relative_here = off.norm() / table.weight.detach().double().norm()
+    assert_close(torch.tensor(small.error.relative, dtype=torch.float64), relative_here)
     assert 0.001 < small.error.relative < relative
     assert small.num_bytes < table.weight.nbytes / 3.9
     near = small.logits(table.weight[2332:2333].detach())[0].topk(1).indices
