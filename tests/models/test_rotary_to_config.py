@@ -210,3 +210,17 @@ def test_a_scaling_that_no_configuration_knows_is_refused() -> None:
 
 def test_every_known_architecture_has_a_layout() -> None:
     assert {keys.layout for keys in ROTARY_KEYS.values()} == {"half", "interleaved"}
+
+
+@pytest.mark.parametrize("form", ["rope_parameters", "rope_scaling"])
+def test_pairs_that_are_dealt_out_in_turns_are_written_as_qwen_3_vl_has_them(form: str) -> None:
+    config = AutoConfig.for_model("qwen3_vl_text")
+    rotary = Rotary.from_config(config)
+    written = rotary.to_config(max_seq_len=config.max_position_embeddings, form=form)
+    rope = written[form]
+    assert (rope["mrope_section"], rope["mrope_interleaved"]) == ([24, 20, 20], True)
+    again = Rotary.from_config({"model_type": "qwen3_vl_text", **written})
+    assert repr(again) == repr(rotary)
+    assert again.pairs == rotary.pairs
+    with refuses(InputError, "no keys"):
+        Rotary.from_config(AutoConfig.for_model("nanochat")).to_config()

@@ -16,7 +16,7 @@ from locant.models.input_tables import RMS_NORMED
 from locant.positions.base import PositionEncoding
 from locant.positions.pair_table import Pairs
 
-__all__ = ["ARCHITECTURES"]
+__all__ = ["ARCHITECTURES", "axes_in_turns"]
 
 TIME, ROW, COLUMN = 0, 1, 2
 SHARE = ("partial_rotary_factor",)
@@ -32,6 +32,12 @@ def _sections(rope: Config, default: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(integer("mrope_section", section, 0) for section in sections)
 
 
+def axes_in_turns(pairs: int, rows: int, columns: int) -> list[int]:
+    """The axis of every pair, where every third is of rows and every third of columns, as far as there are any."""
+    reach = {ROW: 3 * rows, COLUMN: 3 * columns}
+    return [pair % 3 if pair < reach.get(pair % 3, 0) else TIME for pair in range(pairs)]
+
+
 def _by_stride(*default: int) -> PairsOf:
     """Every third pair belongs to rows, and every third to columns, as far as their sections reach (Qwen3-VL)."""
 
@@ -40,8 +46,7 @@ def _by_stride(*default: int) -> PairsOf:
             got = f"got mrope_interleaved=false for {config['model_type']}, whose code always deals pairs out in turns"
             raise InputError(got, "the configuration without it")
         _, rows, columns = _sections(rope, default)
-        reach = {ROW: 3 * rows, COLUMN: 3 * columns}
-        axes = [pair % 3 if pair < reach.get(pair % 3, 0) else TIME for pair in range((rotary_dim + 1) // 2)]
+        axes = axes_in_turns((rotary_dim + 1) // 2, rows, columns)
         return replace(Pairs.of(rotary_dim), axes=axes, num_axes=3)
 
     return pairs

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from locant.arguments import one_of, whole
 from locant.errors import InputError
 from locant.models.config_values import TRAINED
+from locant.models.multimodal import axes_in_turns
 from locant.models.rope_parameters import write_scaling
 from locant.positions.encodings.rotary import Rotary
+from locant.positions.pair_table import Pairs
 from locant.positions.scaling import (
     NTK,
     DynamicNTK,
@@ -37,7 +40,8 @@ def rotary_to_config(
     ``rope_interleave`` and ``partial_rotary_factor`` are written so that a configuration is refused when it is read
     for an architecture of another layout or share. The arguments are those of `Rotary.to_config`.
     """
-    if not rotary.is_short:
+    sections = list(rotary.sections) if rotary.sections is not None else None
+    if not rotary.is_short and (sections := _dealt_out(rotary.pairs)) is None:
         got = f"got a table of {rotary.pairs}, which no keys of a configuration express in general"
         raise InputError(got, "the model_type that it was read from, with its own keys")
     if rotary.axial:
@@ -55,14 +59,22 @@ def rotary_to_config(
         stretched = round(scaling.factor * scaling.original_max_seq_len)
         if stretched != lengths["max_position_embeddings"]:  # then the factor decides nothing, and would be refused
             del rope["factor"]
-    if rotary.sections is not None:
-        rope["mrope_section"] = list(rotary.sections)
+    if sections is not None:
+        rope["mrope_section"] = sections
+        rope |= {} if rotary.is_short else {"mrope_interleaved": True}
     share = {} if rotary.rotary_dim == rotary.head_dim else {"partial_rotary_factor": _share_of(rotary)}
     sizes: dict[str, Any] = {"head_dim": rotary.head_dim, "rope_interleave": rotary.layout == "interleaved"}
     sizes |= lengths
     if form == "rope_parameters":
         return {"rope_parameters": {**rope, "rope_theta": base, **share}, **sizes}
     return {"rope_scaling": None if rope == {"rope_type": "default"} else rope, "rope_theta": base, **share, **sizes}
+
+
+def _dealt_out(pairs: Pairs) -> list[int] | None:
+    """``mrope_section`` of a table whose pairs are dealt out to three axes in turns, as Qwen3-VL's are."""
+    sections = [pairs.axes.count(axis) if pairs.axes else 0 for axis in range(3)]
+    plain = Pairs.of(2 * len(pairs))
+    return sections if pairs == replace(plain, axes=axes_in_turns(len(pairs), *sections[1:]), num_axes=3) else None
 
 
 def with_base(scaling: Scaling, rotary: Rotary) -> tuple[Scaling, float]:

@@ -22,6 +22,7 @@ from .encodings.xpos import XPos as XPos
 from .learned_rotary import MixedRotary as MixedRotary
 from .learned_rotary import StringRotary as StringRotary
 from .pair_table import Pairs as Pairs
+from .pope import PoPE as PoPE
 from .positions import Positions as Positions
 from .registry import encoding as encoding
 from .registry import register_encoding as register_encoding

@@ -1,0 +1,92 @@
+"""Polar positions (PoPE): Gopalakrishnan et al. 2025, https://arxiv.org/abs/2509.10534."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from locant.arguments import MAX_WIDTH, shape_error, whole
+from locant.errors import LocantError
+from locant.positions.angles import AngleMode, Angles
+from locant.positions.base import Keys, PositionEncoding, Queries, require_heads
+from locant.positions.frequencies import base_of, inverse_frequencies, width_of
+from locant.positions.positions import Positions
+
+__all__ = ["PoPE"]
+
+
+class PoPE(PositionEncoding):
+    r"""Every dimension is a length, and the position alone its angle: what a token is, and where, are kept apart.
+
+    .. math:: q_c \to \mathrm{softplus}(q_c) \, e^{i n \theta_c}, \qquad
+        k_c \to \mathrm{softplus}(k_c) \, e^{i (m \theta_c + \delta_{h,c})}, \qquad \theta_c = \text{base}^{-c/d}
+
+    A complex number is two real ones, so `rotate` gives queries and keys of twice the width, and the cache of keys is
+    twice as wide; values are as they were. The scale of scores is that of the old width: queries come out
+    multiplied by the square root of 2, so that the usual scale of attention is right. The shift of each head and
+    dimension, between -2 pi and 0, is learned.
+
+    Args:
+        head_dim: dimensions per head.
+        num_heads: of keys and values; query heads are a multiple.
+        base: the frequencies fall from 1 towards 1 / base, one for each dimension.
+        angles: as in `Rotary`.
+
+    Limits:
+        Weights that were trained with `Rotary` mean nothing under it. Rotating in place has no room.
+
+    Tested against:
+        The formula in NumPy, scores included, and gradients in float64.
+
+    >>> q, k = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 5, 8)
+    >>> [x.shape for x in PoPE(8, num_heads=2).rotate(q, k, Positions.arange(5))]
+    [torch.Size([1, 4, 5, 16]), torch.Size([1, 2, 5, 16])]
+    """
+
+    def __init__(self, head_dim: int, num_heads: int, base: float = 10_000.0, *, angles: AngleMode = "exact") -> None:
+        super().__init__()
+        self.head_dim = width_of("head_dim", head_dim, 1, even=False, remedy="head_dim=64")
+        self.num_heads = whole("num_heads", num_heads, 1, MAX_WIDTH, remedy="num_heads=8")
+        self.base = base_of(base)
+        self.angles = Angles(inverse_frequencies(2 * self.head_dim, self.base), angles)
+        self.shift = nn.Parameter(torch.empty(self.num_heads, self.head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """No shift: the score of two tokens is largest where they stand together."""
+        nn.init.zeros_(self.shift)
+
+    def rotate(
+        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
+    ) -> tuple[Float[Tensor, "batch heads query twice"], Float[Tensor, "batch kv_heads key twice"]]:
+        """Queries and keys of twice the width, in the dtype they came in; the arithmetic is float32 at least."""
+        if inplace:
+            got = "got inplace=True for PoPE, which makes queries and keys of twice the width"
+            raise LocantError(got, "rotate(q, k, positions)")
+        keys = positions if k_positions is None else k_positions
+        polar_q = self._polar("q", q, positions, None) * math.sqrt(2)
+        return polar_q.to(q.dtype), self._polar("k", k, keys, self.shift).to(k.dtype)
+
+    def _polar(self, name: str, x: Tensor, positions: Positions, shift: Tensor | None) -> Tensor:
+        """Lengths times the cosines, then lengths times the sines."""
+        require_heads(name, x, positions, self.head_dim)
+        positions.require_single_axis("PoPE")
+        if x.shape[1] % self.num_heads or (shift is not None and x.shape[1] != self.num_heads):
+            raise shape_error(name, x, f"{self.num_heads} heads", f"num_heads={x.shape[1]}")
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        cos, sin = (
+            each[:, None]
+            for each in self.angles.cos_sin(positions.index, positions.max_index, positions.min_index, dtype)
+        )
+        if shift is not None:
+            turn = shift.to(dtype).clamp(-2 * math.pi, 0)[:, None]
+            cos, sin = cos * turn.cos() - sin * turn.sin(), sin * turn.cos() + cos * turn.sin()
+        length = F.softplus(x.double()).to(dtype)  # in float32 its bits depend on the place in memory
+        return torch.cat([length * cos, length * sin], dim=-1)
+
+    def extra_repr(self) -> str:
+        return f"head_dim={self.head_dim}, num_heads={self.num_heads}, base={self.base:g}, angles={self.angles.mode!r}"

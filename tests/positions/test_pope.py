@@ -1,0 +1,87 @@
+"""Polar positions: scores and gradients are the paper's formula, in one pass, behind a cache and packed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from locant import KVCache, LocantError, Positions, RangeError, ShapeError, attend
+from locant.positions import PoPE
+from tests.positions import claims
+from tests.refusal import refuses
+from tests.tolerances import assert_close
+
+HEADS, KV_HEADS, WIDTH = 4, 2, 6
+
+
+def encoding() -> PoPE:
+    torch.manual_seed(0)
+    made = PoPE(WIDTH, KV_HEADS)
+    with torch.no_grad():
+        made.shift.uniform_(-7.5, 0.5)  # some beyond what counts
+    return made
+
+
+def softplus(x: np.ndarray) -> np.ndarray:
+    return np.log1p(np.exp(x))
+
+
+def test_scores_are_the_formula_at_the_scale_of_the_old_width() -> None:
+    pope = encoding().double()
+    q, k = (torch.randn(2, heads, 9, WIDTH, dtype=torch.float64) for heads in (HEADS, KV_HEADS))
+    where = Positions.of([[0, 1, 2, 5, 9, 30, 31, 400, 5000]])
+    polar_q, polar_k = pope.rotate(q, k, where)
+    ours = polar_q @ polar_k.repeat_interleave(2, dim=1).mT / np.sqrt(2 * WIDTH)  # as attention scales by itself
+    frequencies = 10_000.0 ** (-np.arange(WIDTH) / WIDTH)
+    shift = np.clip(pope.shift.detach().numpy(), -2 * np.pi, 0)
+    apart = where.index[0].numpy()[None, :] - where.index[0].numpy()[:, None]
+    for head in range(HEADS):
+        lengths = softplus(q[:, head].numpy())[:, :, None] * softplus(k[:, head // 2].numpy())[:, None]
+        angle = apart[..., None] * frequencies + shift[head // 2]
+        expected = (lengths * np.cos(angle)).sum(-1) / np.sqrt(WIDTH)
+        assert_close(ours[:, head].detach(), torch.from_numpy(expected), torch.float32)
+
+
+def test_gradients_are_those_of_float64() -> None:
+    claims.passes_gradcheck(PoPE(4, 1), 2, 4)
+
+
+@pytest.mark.parametrize("dtype", claims.DTYPES, ids=str)
+def test_packed_padded_and_cached_are_the_bits_of_the_row_alone(dtype: torch.dtype) -> None:
+    pope = encoding()
+    q, k = (torch.randn(1, heads, 12, WIDTH).to(dtype) for heads in (HEADS, KV_HEADS))
+    with torch.no_grad():
+        for where in (Positions.packed([5, 7]), Positions.from_mask(torch.tensor([[0] * 4 + [1] * 8]))):
+            rotated = pope.rotate(q, k, where)
+            for slots in (slice(5, 12), slice(4, 5)):
+                places = Positions.of(where.index[:, slots])
+                alone = pope.rotate(q[:, :, slots], k[:, :, slots], places)
+                assert all(torch.equal(a[:, :, slots], b) for a, b in zip(rotated, alone, strict=True))
+                assert alone[0].dtype == dtype
+
+
+def test_a_cache_goes_on_token_by_token() -> None:
+    pope = encoding()
+    q = torch.randn(1, HEADS, 7, WIDTH)
+    k, v = torch.randn(2, 1, KV_HEADS, 7, WIDTH)
+    with torch.no_grad():
+        whole = Positions.arange(7)
+        expected = attend(*pope.rotate(q, k, whole), v, encoding=pope, positions=whole)
+        cache, outputs = KVCache(), []
+        for slot in range(7):
+            at, one = Positions.after(slot, 1), slice(slot, slot + 1)
+            new_q, new_k = pope.rotate(q[:, :, one], k[:, :, one], at)
+            keys, values, k_positions = cache.append(new_k, v[:, :, one], at)
+            outputs.append(attend(new_q, keys, values, encoding=pope, positions=at, k_positions=k_positions))
+    assert_close(torch.cat(outputs, dim=2), expected)
+
+
+def test_what_has_no_room_or_other_heads_is_refused() -> None:
+    q, where = torch.zeros(1, HEADS, 3, WIDTH), Positions.arange(3)
+    with refuses(LocantError, "inplace", "twice the width"):
+        encoding().rotate(q, q[:, :2], where, inplace=True)
+    with refuses(ShapeError, "k", "2 heads"):
+        encoding().rotate(q, q, where)
+    with refuses(RangeError, "num_heads"):
+        PoPE(8, 0)
