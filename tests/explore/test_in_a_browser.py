@@ -206,6 +206,22 @@ def test_a_moving_slider_leaves_the_curves_of_before(opened: Opens) -> None:
     until(page, **{"1.base": "10000"})
 
 
+def test_of_a_fast_slider_the_first_and_the_newest_value_are_asked_for(opened: Opens) -> None:
+    page = opened("compare?length=64&3=none")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.post_data or ""))
+    page.locator("[data-setting=alike]").evaluate(
+        """each => {
+            for (const value of [100, 200, 300, 400, 500]) {
+                each.value = value;
+                each.dispatchEvent(new Event("input", { bubbles: true }));
+            }
+        }"""
+    )
+    until(page, alike="0.5")
+    assert [json.loads(each)["alike"] for each in asked if "alike" in each] == ["0.1", "0.5"]
+
+
 def test_two_tabs_do_not_disturb_each_other(opened: Opens) -> None:
     one, two = opened("compare?length=64"), opened("rotary?position=7")
     one.locator("[data-setting='2']").select_option("t5")

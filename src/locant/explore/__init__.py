@@ -2,7 +2,8 @@
 
 `screens/` holds one file per screen, which computes; `page/screens/` one of the same name, which draws. Numbers are
 made here, in Python, and nowhere in JavaScript. `state` reads what an address says, `session` holds the files that are
-open, `answers` joins the two, `document` writes the page, `server` speaks HTTP on the loopback address.
+open, `answers` joins the two, `document` writes the page, `server` speaks HTTP on the loopback address,
+`notebook` has the widget.
 
 To add a screen, write two files and nothing else:
 

@@ -2,7 +2,7 @@
 
 const KEPT = 40;
 
-export class Refused extends Error {}
+class Refused extends Error {}
 export class Gone extends Error {}
 export class Saved extends Error {}
 
