@@ -19,6 +19,7 @@ from .encodings.sinusoidal import Sinusoidal as Sinusoidal
 from .encodings.t5 import T5Bias as T5Bias
 from .encodings.transformer_xl import TransformerXL as TransformerXL
 from .encodings.xpos import XPos as XPos
+from .fope import FoPE as FoPE
 from .learned_rotary import MixedRotary as MixedRotary
 from .learned_rotary import StringRotary as StringRotary
 from .pair_table import Pairs as Pairs
