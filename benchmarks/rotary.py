@@ -1,7 +1,9 @@
 """What does turning queries and keys cost, beside copying them and beside what others do?
 
 On a CPU; where there is a GPU, `gpu_rotary` asks it instead. Peers that are not installed are named and left out. It
-refuses to report where a contender's result is not the rotation. ``PYTHONPATH=src python -m benchmarks rotary``
+refuses to report where a contender's result is not the rotation. What one token costs is asked by `decoding`.
+
+    PYTHONPATH=src python -m benchmarks rotary
 """
 
 from __future__ import annotations
@@ -13,16 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.timing import Row, measure
+from benchmarks.timing import BUSY, Row, busy_processes, measure
 from locant import Positions, Rotary
 
 __all__ = ["rows"]
 
-HEADS, KV_HEADS, LENGTH, HEAD_DIM = 32, 8, 4_096, 128
-SHAPES = {  # batch, heads, kv_heads, seq, head_dim
-    "prefill": (1, HEADS, KV_HEADS, LENGTH, HEAD_DIM),
-    "decode": (1, HEADS, KV_HEADS, 1, HEAD_DIM),
-}
+LENGTH, HEAD_DIM = 4_096, 128
+SHAPE = (1, 32, 8, LENGTH, HEAD_DIM)  # batch, heads, kv_heads, seq, head_dim
 PEERS = {
     "transformers": "transformers.models.llama.modeling_llama",
     "rotary-embedding-torch": "rotary_embedding_torch",
@@ -30,22 +29,23 @@ PEERS = {
 }
 NEAR = {torch.float32: 2e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2}
 """How far from the truth a contender may be: others' angles are off by 1.4e-4 at position 4 095, and q by 5 of that."""
+WANTED = {torch.float32: (1.1, 1.25, 20), torch.bfloat16: (1.2, 1.3, 8), torch.float16: (1.2, 1.3, 8)}
+"""Of the copy in place, of the clone in new memory; and how often transformers' eager function may be slower."""
 
 Contender = Callable[[], Any]
 
 
 def rows() -> list[Row]:
-    """Every contender, forward and backward, in three dtypes; and the angles alone."""
+    """Forward and backward, beside the copy and beside others, in three dtypes; and the angles alone."""
     if torch.cuda.is_available():
         return importlib.import_module("benchmarks.gpu_rotary").rows()
     absent = [name for name, module in PEERS.items() if importlib.util.find_spec(module.split(".")[0]) is None]
     if absent:
         print(f"not installed, and so not measured: {', '.join(absent)}")
     found = []
-    for name, shape in SHAPES.items():
-        for dtype in (torch.bfloat16, torch.float16, torch.float32):
-            found += _rotation(name, shape, dtype)
-            found += _backward(name, shape, dtype)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        found += _forward(dtype)
+        found += _backward(dtype)
     return [*found, *_angles()]
 
 
@@ -56,6 +56,7 @@ class _Case:
         batch, heads, kv_heads, self.seq, self.head_dim = shape
         self.q = torch.randn(batch, heads, self.seq, self.head_dim).to(dtype)
         self.k = torch.randn(batch, kv_heads, self.seq, self.head_dim).to(dtype)
+        self.words = f"q {'x'.join(map(str, self.q.shape))}, k with {kv_heads} heads, {dtype}"
         self.positions = Positions.arange(self.seq)
         self.half, self.interleaved = Rotary(self.head_dim), Rotary(self.head_dim, layout="interleaved")
         first = 2.0 * torch.arange(self.head_dim // 2) / self.head_dim
@@ -121,57 +122,68 @@ def _peers(case: _Case) -> dict[str, Contender]:
     return found
 
 
-def _rotation(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> list[Row]:
-    case = _Case(shape, dtype)
+def _forward(dtype: torch.dtype) -> list[Row]:
+    case = _Case(SHAPE, dtype)
     q, k, positions = case.q, case.k, case.positions
     half, interleaved = case.half, case.interleaved
     q_into, k_into = q.clone(), k.clone()
-    fresh: dict[str, Contender] = {
+    in_place: dict[str, Contender] = {
+        "locant, half layout": lambda: half.rotate(q_into, k_into, positions, inplace=True),
+        "locant, interleaved layout": lambda: interleaved.rotate(q_into, k_into, positions, inplace=True),
+    }
+    ours: dict[str, Contender] = {
         "locant, half layout": lambda: half.rotate(q, k, positions),
         "locant, interleaved layout": lambda: interleaved.rotate(q, k, positions),
-        **_peers(case),
     }
-    limits: dict[str, Contender] = {
-        "copy of q and k into existing memory (the limit)": lambda: (q_into.copy_(q), k_into.copy_(k)),
-        "clone of q and k (the limit in new memory)": lambda: (q.clone(), k.clone()),
-    }
-    in_place: dict[str, Contender] = {
-        "locant, half layout, in place": lambda: half.rotate(q_into, k_into, positions, inplace=True),
-        "locant, interleaved layout, in place": lambda: interleaved.rotate(q_into, k_into, positions, inplace=True),
-    }
+    peers = _peers(case)
+    copy: dict[str, Contender] = {"copy of q and k into existing memory": lambda: (q_into.copy_(q), k_into.copy_(k))}
+    clone: dict[str, Contender] = {"clone of q and k": lambda: (q.clone(), k.clone())}
+    of_copy, of_clone, eager = WANTED[dtype]
     with torch.no_grad():
-        before = q.clone(), k.clone()
-        for contender, run in {**fresh, **in_place}.items():
+        for contender, run in {**ours, **peers}.items():
+            case.require(run(), contender)
+        for contender, run in in_place.items():
             q_into.copy_(q)
             k_into.copy_(k)
-            case.require(run(), contender)
-            q.copy_(before[0])
-            k.copy_(before[1])
-        question = f"rotate, {name}: q {'x'.join(map(str, q.shape))}, k with {k.shape[1]} heads, {dtype}"
-        return measure(question, {**limits, **in_place, **fresh}, rounds=9)
+            case.require(run(), f"{contender}, in place")
+        found = measure(f"rotate in place, {case.words} (wanted: {of_copy})", copy | in_place)
+        found += measure(f"rotate into new memory, {case.words} (wanted: {of_clone})", clone | ours)
+        wanted = f"(wanted: 3 of torch.compile, {eager} of transformers)"
+        found += measure(f"others' rotation into new memory, {case.words} {wanted}", ours | peers, rounds=7)
+        with busy_processes():
+            found += measure(f"in place beside {BUSY} busy processes, {case.words} (wanted: 4)", copy | in_place)
+            found += measure(f"into new memory beside {BUSY} busy processes, {case.words}", clone | ours)
+    return found
 
 
-def _backward(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> list[Row]:
+def _backward(dtype: torch.dtype) -> list[Row]:
     """Back through the rotation, the forward not counted."""
-    case = _Case(shape, dtype)
+    case = _Case(SHAPE, dtype)
     q, k = case.q.requires_grad_(), case.k.requires_grad_()
     cotangents = torch.randn_like(q), torch.randn_like(k)
     cos, sin = case.usual()
     compiled = torch.compile(_usual, fullgraph=True)
-    forward: dict[str, Contender] = {
+    ours: dict[str, Contender] = {
         "locant, half layout": lambda: case.half.rotate(q, k, case.positions),
         "locant, interleaved layout": lambda: case.interleaved.rotate(q, k, case.positions),
+    }
+    usual: dict[str, Contender] = {
         "usual code, eager": lambda: _usual(q, k, cos, sin),
         "usual code, torch.compile": lambda: compiled(q, k, cos, sin),
     }
-    graphs = {contender: run() for contender, run in forward.items()}
-    run = {
-        contender: lambda out=out: torch.autograd.grad(out, (q, k), cotangents, retain_graph=True)
-        for contender, out in graphs.items()
-    }
-    limit = {"clone of q and k (the limit in new memory)": lambda: (q.detach().clone(), k.detach().clone())}
-    question = f"back through it, {name}: q {'x'.join(map(str, q.shape))}, {dtype}"
-    return measure(question, {**limit, **run}, rounds=9)
+
+    def back(forward: dict[str, Contender]) -> dict[str, Contender]:
+        graphs = {name: run() for name, run in forward.items()}
+        return {
+            name: lambda out=out: torch.autograd.grad(out, (q, k), cotangents, retain_graph=True)
+            for name, out in graphs.items()
+        }
+
+    clone: dict[str, Contender] = {"clone of q and k": lambda: (q.detach().clone(), k.detach().clone())}
+    return [
+        *measure(f"back through it, {case.words} (wanted: {WANTED[dtype][1]})", clone | back(ours)),
+        *measure(f"back through others', {case.words} (wanted: 3 of torch.compile)", back(ours | usual), rounds=7),
+    ]
 
 
 def _angles() -> list[Row]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-__all__ = ["Row", "measure"]
+__all__ = ["BUSY", "Row", "busy_processes", "measure"]
+
+BUSY = 3
+ENDLESS = "import numpy; a = numpy.ones(2**23); b = a.copy()\nwhile True: b[:] = a"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,3 +47,15 @@ def measure(
         Row(question=question, contender=name, milliseconds=round(1000 * median, 4), ratio=round(median / first, 3))
         for name, median in medians.items()
     ]
+
+
+@contextlib.contextmanager
+def busy_processes() -> Iterator[None]:
+    """`BUSY` of them, which copy memory without end: as busy as data loaders may be."""
+    started = [subprocess.Popen([sys.executable, "-c", ENDLESS]) for _ in range(BUSY)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()

@@ -84,6 +84,17 @@ def test_bias_score_function_table_and_matrix_have_the_same_bits(kind: str, dtyp
         assert torch.equal(encoding.matrix(7), encoding.bias(q, q, Positions.arange(7))[0])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_that_is_made_in_parts_has_the_same_bits(kind: str) -> None:
+    """As decoding asks for it on a CPU: without gradients, of more entries than one thread gets at a time."""
+    encoding = shaken(KINDS[kind](HEADS))
+    q, k = torch.randn(1, HEADS, 1, 4), torch.randn(1, 1, 20_001, 4)
+    bias = encoding.bias(q, k, Positions.after(20_000, 1), Positions.arange(20_001))
+    with torch.no_grad():
+        table = encoding.distance_table(q, 0, 20_000)
+    assert torch.equal(table.flip(-1), bias[0, :, 0])
+
+
 @pytest.mark.parametrize("part", [slice(0, 2), slice(3, 5), slice(1, 5, 2)])
 @pytest.mark.parametrize("kind", [name for name in KINDS if name != "gentle"] + ["gentle"])
 def test_a_slice_of_heads_has_the_bias_of_these_heads(kind: str, part: slice) -> None:

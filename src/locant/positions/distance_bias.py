@@ -18,6 +18,10 @@ from locant.positions.positions import Positions
 
 __all__ = ["DistanceBias", "follows_distance", "largest_distance", "look_up"]
 
+FOR_ONE_THREAD = 2**15 - 1
+"""Torch shares an operation on more elements out. Beside busy processes, waiting for another thread takes longer than
+the table of a decoding step does."""
+
 
 class DistanceBias(PositionEncoding):
     """A bias that a subclass writes once, as a function of distance and head, and every backend of attention uses.
@@ -132,8 +136,17 @@ class DistanceBias(PositionEncoding):
         """
         self.heads.require(self, q)
         distance = torch.arange(last, first - 1, -1, device=q.device)  # as along the keys of one query: the same bits
-        largest = max(-first, last)
-        return self._added(q, distance[None, None], largest if largest < len(distance) else None)[:, 0].flip(-1)
+        largest = max(-first, last) if max(-first, last) < len(distance) else None
+        if q.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self._added(q, distance[None, None], largest)[:, 0].flip(-1)
+        parts = distance.split(max(FOR_ONE_THREAD // len(self.heads) // 64 * 64, 64))
+        return torch.cat([self._along(q, part, largest).flip(-1) for part in reversed(parts)], -1)
+
+    def _along(
+        self, q: Tensor, distance: Int[Tensor, " distances"], largest: int | None
+    ) -> Float[Tensor, "heads distances"]:
+        """Some distances for every head, on a CPU and without gradients."""
+        return self._added(q, distance[None, None], largest)[:, 0]
 
     def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:
         return bias_matrix(self, len(self.heads), query_len, key_len)

@@ -38,14 +38,9 @@ def unsupported(o: Operands) -> str | None:
     tables = [table for table in (o.token, o.position, o.segment) if table is not None]
     if not all(table.dtype in DTYPES for table in tables):
         return f"there is no native kernel for {o.token.dtype}"
-    if not all(_is_in_rows(table) for table in tables):
+    if not all(native.is_in_rows(table) for table in tables):
         return "the elements of a row do not lie side by side in memory"
     return None
-
-
-def _is_in_rows(x: Tensor) -> bool:
-    """Whether it is read where it lies: torch keeps some tensors negated, and zeros without memory."""
-    return x.stride(-1) == 1 and not x.is_neg() and (x.data_ptr() != 0 or x.numel() == 0)
 
 
 def forward(
@@ -66,7 +61,7 @@ def backward(
     needs: list[bool],
 ) -> Gradients:
     """As `cpu.backward`, with the same bits."""
-    if grad.dtype not in DTYPES or not _is_in_rows(grad):
+    if grad.dtype not in DTYPES or not native.is_in_rows(grad):
         dtype = grad.dtype if grad.dtype in DTYPES else torch.float32
         grad = torch.empty(grad.shape, dtype=dtype).copy_(grad)
     token, position, segment, gamma, beta = (

@@ -13,11 +13,12 @@ import os
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from locant.errors import InputError
 from locant.kernels.native.build import library_path, variants
 
-__all__ = ["DTYPES", "function", "has", "runnable", "status", "threads"]
+__all__ = ["DTYPES", "function", "has", "is_in_rows", "runnable", "status", "threads"]
 
 HOW_TO_BUILD = "python -m locant.kernels.native build"
 CAPABILITIES = {"AVX512": "avx512", "AVX2": "avx2"}
@@ -46,6 +47,11 @@ def has(name: str) -> bool:
 
 
 has._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in `locant.kernels.transforms`
+
+
+def is_in_rows(x: Tensor) -> bool:
+    """Whether it is read and written where it lies: torch keeps some tensors negated, and zeros without memory."""
+    return x.stride(-1) == 1 and not x.is_neg() and (x.data_ptr() != 0 or x.numel() == 0)
 
 
 def threads() -> int:

@@ -18,7 +18,7 @@ from locant.kernels.rotary import cpu
 from locant.kernels.rotary.reference import Layout, cos_sin
 from locant.kernels.rotary.tables import Tables
 
-__all__ = ["call", "is_in_rows", "packed", "rotate_", "unsupported"]
+__all__ = ["call", "packed", "rotate_", "unsupported"]
 
 FUNCTION = "locant_rotate"
 MOST_PAIRS = 8_192
@@ -46,12 +46,7 @@ def unsupported(q: Tensor, positions: Tensor, tables: Tables) -> str | None:
         return "the tables are of another dtype, or not contiguous"
     if positions.dtype != torch.int64 or not positions.is_cpu or not table.is_cpu:
         return "positions are not int64, or not all tensors are on a CPU"
-    return None if is_in_rows(q) else "the elements of a head do not lie side by side in memory"
-
-
-def is_in_rows(x: Tensor) -> bool:
-    """Whether it is read and written where it lies: torch keeps some tensors negated, and zeros without memory."""
-    return x.stride(-1) == 1 and not x.is_neg() and (x.data_ptr() != 0 or x.numel() == 0)
+    return None if native.is_in_rows(q) else "the elements of a head do not lie side by side in memory"
 
 
 def rotate_(
@@ -68,7 +63,7 @@ def rotate_(
 ) -> None:
     """Write the rotated `q` and `k` into `out_q` and `out_k`, which may be `q` and `k` themselves."""
     others = (out_q,) if k is None or out_k is None else (out_q, k, out_k)
-    if not all(x.dtype == q.dtype and is_in_rows(x) for x in others):
+    if not all(x.dtype == q.dtype and native.is_in_rows(x) for x in others):
         cpu.rotate_(q, k, positions, tables, layout, rotary_dim, out_q, out_k, inverse, angles)
         return
     increment_version(out_q)  # torch does not see it written to, and its graph has to know

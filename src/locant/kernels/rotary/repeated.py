@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from locant.kernels.native import threads
+from locant.kernels.native import is_in_rows, threads
 from locant.kernels.rotary import cpu, native
 from locant.kernels.rotary.choice import choose_kernel
 from locant.kernels.rotary.inplace import require_writable
@@ -71,7 +71,7 @@ class Repeated:
             self._known, self._version = {}, self._writes()
         of, exact = (self._positions, self._tables), self._tables.exact()
         out_q, out_k = (q, k) if inplace else (torch.empty_like(q), torch.empty_like(k))
-        by_native = choose_kernel(q, *of).kernel == "native" and all(map(native.is_in_rows, (k, out_q, out_k)))
+        by_native = choose_kernel(q, *of).kernel == "native" and all(map(is_in_rows, (k, out_q, out_k)))
         angles = None if by_native and exact else self._angles(q.dtype)
         if angles is None and not (by_native and exact):
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from locant.arguments import flag, whole
@@ -99,6 +99,12 @@ class T5Bias(DistanceBias):
 
     def of_distance(self, distance: Tensor, head: Tensor, *, weight: Tensor, bucket_of: Tensor) -> Tensor:
         return weight[self.buckets(distance, bucket_of), self.heads.here(head)]
+
+    def _along(
+        self, q: Tensor, distance: Int[Tensor, " distances"], largest: int | None
+    ) -> Float[Tensor, "heads distances"]:
+        """By one index: for two, torch asks another thread."""
+        return self.weight.to(bias_dtype(q)).T.contiguous().index_select(1, self.buckets(distance))
 
     def extra_repr(self) -> str:
         sizes = f"num_buckets={self.num_buckets}, max_distance={self.max_distance}"
