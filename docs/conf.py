@@ -45,6 +45,8 @@ nb_execution_mode = "force"  # whenever a page is read: jupyter-cache is not mad
 nb_execution_timeout = 600  # of one cell, on a busy machine
 nb_execution_show_tb = True
 nb_merge_streams = True
+nb_ipywidgets_js = {}  # they would be fetched from another machine
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # which are widgets, where ipywidgets is installed
 nb_render_markdown_format = "myst"
 os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # or a notebook's figures would not be shown
 

@@ -165,7 +165,14 @@ configuration with random weights. *Same bits*: with `locant.swap(model, angles=
 before, bit for bit, with finite numbers. *Refused*: `swap` says why, and changes nothing. *Not built*: the class could
 not be built that small, or run on token ids alone; nothing is known of it here.
 
-{counts}. `python -m tests.checkpoints.swap.families` writes this page, and `make test-slow` compares it.
+This page is written by a run of all of them, which `make test-slow` repeats and compares:
+
+```sh
+python -m tests.checkpoints.swap.families
+```
+```text
+{counts}
+```
 
 | configuration | class | outcome | why |
 |---|---|---|---|
@@ -178,7 +185,7 @@ def page(outcomes: Mapping[Family, tuple[str, str]]) -> str:
     counts = ", ".join(f"{count} {verdict}" for verdict, count in numbers.most_common())
     rows = sorted((family.model_type, family.cls, *told) for family, told in outcomes.items())
     cells = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    return INTRODUCTION.format(version=transformers.__version__, counts=counts[0].upper() + counts[1:]) + cells
+    return INTRODUCTION.format(version=transformers.__version__, counts=counts) + cells
 
 
 if __name__ == "__main__":
