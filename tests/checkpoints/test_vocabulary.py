@@ -133,12 +133,15 @@ def test_added_rows_have_a_billionth_of_the_covariance(tmp_path: Path) -> None:
 def test_the_old_ids_of_other_files_are_moved_or_left_out(tmp_path: Path) -> None:
     saved("bert", tmp_path / "old")
     (tmp_path / "old" / "vocab.txt").write_text("[UNK]\n")
+    last = max(vocabulary(tmp_path / "old").values())
+    (tmp_path / "old" / "generation_config.json").write_text(json.dumps({"inner": {"image_token_index": last}}))
     change = keep_tokens(tmp_path / "old", tmp_path / "new", [TEXT], 90)
     assert change.left_out == ("vocab.txt",)
     assert not (tmp_path / "new" / "vocab.txt").exists()
     spelled = transformers.AutoTokenizer.from_pretrained(tmp_path / "new")
     assert spelled.convert_ids_to_tokens(spelled("the cat")["input_ids"]) == ["[CLS]", "the", "cat", "[SEP]"]
     assert json.loads((tmp_path / "new" / "config.json").read_text())["vocab_size"] == 90
+    assert json.loads((tmp_path / "new" / "generation_config.json").read_text())["inner"]["image_token_index"] == 89
 
 
 # ---------------------------------------------------------------------- what is refused, and what stays
@@ -156,6 +159,9 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     saved("gpt2", tmp_path / "old")
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "mine.txt").write_text("mine")
+    with refuses(InputError, "no folder of a model"):
+        keep_tokens(tmp_path / "old", tmp_path / "new", [TEXT], 295, force=True)
+    (tmp_path / "new" / "config.json").write_text("{}")
     before = listing(tmp_path)
     with refuses(InputError, "not empty"):
         keep_tokens(tmp_path / "old", tmp_path / "new", [TEXT], 295)
@@ -180,8 +186,9 @@ def test_what_cannot_be_changed_is_refused(tmp_path: Path) -> None:
         add_tokens(old, new, ["<|endoftext|>"])
     with refuses(InputError, "each once"):
         add_tokens(old, new, ["<a>", "<a>"])
-    with refuses(InputError, "input and output"):
-        add_tokens(old, old, ["<a>"], force=True)
+    for place in (old, tmp_path):
+        with refuses(InputError, "is or holds the input"):
+            add_tokens(old, place, ["<a>"], force=True)
     weights = load_file(old / "model.safetensors")
     save_file({**weights, "bias_of_tokens": torch.zeros(320)}, old / "model.safetensors")
     with refuses(InputError, "bias_of_tokens"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from locant.checkpoints.config_source import CONFIG, read_json
 from locant.checkpoints.tensor_folder import TensorFolder
 from locant.errors import InputError
 from locant.files import NewFile, flush, new_folder, write_whole
-from locant.models.config_values import config_dict, required
+from locant.models.config_values import required
 from locant.models.registry import read_known
 from locant.text import Tokenizer
 from locant.text.tokenizer.editing import EditedTokenizer, keeping, with_tokens
@@ -45,6 +45,9 @@ OTHER_TOKENIZERS = (
     "sentencepiece.bpe.model",
 )  # fmt: skip
 """The vocabulary in forms that are older than ``tokenizer.json``; they would tell of other ids."""
+
+NAMES_IDS = ("_token_id", "_token_ids", "_token_index")
+"""How keys end that hold an id, or several."""
 
 BLOCK = 2**22
 """Bytes of rows that are copied at once."""
@@ -160,10 +163,8 @@ class _Source:
     def named_ids(self) -> set[int]:
         """Ids that the configurations name, such as the one at the end of a text."""
         generation = self.folder / GENERATION
-        facts = [self.facts, config_dict(self.facts)] + ([read_json(generation)] if generation.exists() else [])
-        named = [value for one in facts for key, value in one.items() if key.endswith("_token_id")]
-        flat = [number for value in named for number in (value if isinstance(value, list) else [value])]
-        return {number for number in flat if isinstance(number, int) and 0 <= number < self.rows}
+        facts = [self.facts, read_json(generation)] if generation.exists() else [self.facts]
+        return {number for one in facts for number in _named(one) if 0 <= number < self.rows}
 
     def write(
         self,
@@ -176,8 +177,12 @@ class _Source:
         force: bool = False,
     ) -> Change:
         output = Path(output)
-        if output.resolve() == self.folder.resolve():
-            raise InputError(f"got {output} as input and output", "another -o: what is there stays as it is")
+        place, source = output.resolve(), self.folder.resolve()
+        if place == source or place in source.parents:
+            raise InputError(f"got {output}, which is or holds the input, as output", "another -o: what is read stays")
+        if force and output.is_dir() and any(output.iterdir()) and not (output / CONFIG).exists():
+            got = f"got {output} to replace, which is no folder of a model: it has no {CONFIG}"
+            raise InputError(got, "the name of a new folder")
         rows = len(kept) + fresh
         moved = {old: new for new, old in enumerate(kept.tolist())}
         copied, left_out = companions(self.folder, self.headers)
@@ -244,6 +249,15 @@ class _Source:
         return place
 
 
+def _named(facts: Mapping[str, Any]) -> Iterator[int]:
+    """Every id under a key that names one, however deep."""
+    for key, value in facts.items():
+        if isinstance(value, Mapping):
+            yield from _named(value)
+        elif key.endswith(NAMES_IDS):
+            yield from (one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int))
+
+
 def _ends(name: str, end: str) -> bool:
     return name == end or name.endswith(f".{end}")
 
@@ -287,13 +301,13 @@ def _moved(
 
     changed = {}
     for key, value in facts.items():
-        if key.endswith("_token_id") or key in ("suppress_tokens", "begin_suppress_tokens"):
+        if key.endswith(NAMES_IDS) or key in ("suppress_tokens", "begin_suppress_tokens"):
             changed[key] = of(value)
         elif key == "added_tokens_decoder":
             changed[key] = {str(number): token for number, token in added.items()}
         elif key in ("forced_decoder_ids", "bad_words_ids", "sequence_bias") and value:
             raise InputError(f"got {key}={shown(value)}, whose ids are not moved", f"{key!r}: null in {GENERATION}")
-        elif key == "text_config" and isinstance(value, Mapping):
+        elif isinstance(value, Mapping):
             changed[key] = _moved(value, moved, added)
         else:
             changed[key] = value

@@ -22,7 +22,7 @@ __all__ = ["verb"]
 )
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the rows of added tokens.")
 @output("The folder to write. Default: MODEL-KEEP, or MODEL-added.")
-@click.option("--force", is_flag=True, help="Replace the folder, if it is there.")
+@click.option("--force", is_flag=True, help="Replace the folder of a model that is there.")
 @as_json
 def verb(
     model: str,
