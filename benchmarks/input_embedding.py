@@ -100,8 +100,8 @@ class _BertInput:
         forward = first | {name: self.calls[name] for name in names} | limit
         both = first | {name: self._trained(name) for name in names} | limit
         return [
-            *measure(f"forward{where}, {self.words}", _awaited(forward), rounds=9),
-            *measure(f"forward and backward{where}, {self.words}{self.wanted(where)}", _awaited(both), rounds=9),
+            *measure(f"forward{where}, {self.words}", _awaited(forward), rounds=7),
+            *measure(f"forward and backward{where}, {self.words}{self.wanted(where)}", _awaited(both), rounds=7),
         ]
 
     def wanted(self, where: str) -> str:

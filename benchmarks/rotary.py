@@ -149,7 +149,7 @@ def _forward(dtype: torch.dtype) -> list[Row]:
         found = measure(f"rotate in place, {case.words} (wanted: {of_copy})", copy | in_place)
         found += measure(f"rotate into new memory, {case.words} (wanted: {of_clone})", clone | ours)
         wanted = f"(wanted: 3 of torch.compile, {eager} of transformers)"
-        found += measure(f"others' rotation into new memory, {case.words} {wanted}", ours | peers, rounds=7)
+        found += measure(f"others' rotation into new memory, {case.words} {wanted}", ours | peers, rounds=5)
         with busy_processes():
             found += measure(f"in place beside {BUSY} busy processes, {case.words} (wanted: 4)", copy | in_place)
             found += measure(f"into new memory beside {BUSY} busy processes, {case.words}", clone | ours)
@@ -182,7 +182,7 @@ def _backward(dtype: torch.dtype) -> list[Row]:
     clone: dict[str, Contender] = {"clone of q and k": lambda: (q.detach().clone(), k.detach().clone())}
     return [
         *measure(f"back through it, {case.words} (wanted: {WANTED[dtype][1]})", clone | back(ours)),
-        *measure(f"back through others', {case.words} (wanted: 3 of torch.compile)", back(ours | usual), rounds=7),
+        *measure(f"back through others', {case.words} (wanted: 3 of torch.compile)", back(ours | usual), rounds=5),
     ]
 
 
