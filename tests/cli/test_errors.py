@@ -36,6 +36,7 @@ WRITERS = {
     "compare": ("text.txt",),
     "convert": ("model", "--to", "half"),
     "embed": ("text.txt",),
+    "evaluate": ("model",),
     "explain": ("llama-3.1-8b",),
     "export": ("store", "--to", "nanogpt"),
     "extend": ("llama-3.1-8b", "--to", "262144"),

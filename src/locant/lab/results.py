@@ -21,7 +21,17 @@ from locant.errors import InputError
 from locant.files import json_text, write_whole
 from locant.lab.settings import Settings
 
-__all__ = ["BY_LENGTH", "BY_POSITION", "PAGE", "Record", "Results", "ResultsFolder", "command", "environment"]
+__all__ = [
+    "BY_LENGTH",
+    "BY_POSITION",
+    "PAGE",
+    "RESULTS",
+    "Record",
+    "Results",
+    "ResultsFolder",
+    "command",
+    "environment",
+]
 
 RESULTS = "results.json"
 PAGE, BY_LENGTH, BY_POSITION = DRAWN = ("report.html", "loss_by_length.png", "loss_by_position.png")

@@ -122,13 +122,15 @@ class Losses(NamedTuple):
 
 
 @torch.no_grad()
-def evaluate(model: Decoder, ids: Int[np.ndarray, " tokens"], length: int) -> Losses:
+def evaluate(
+    model: nn.Module, ids: Int[np.ndarray, " tokens"], length: int, *, batch_tokens: int = EVAL_TOKENS
+) -> Losses:
     """The losses of `ids` in windows of `length` tokens; each target counts once."""
     model.eval()
     windows = Windows(ids, length)
     total, count = torch.zeros(2, length, dtype=torch.float64)
     by_window: list[float] = []
-    batch_size = max(1, EVAL_TOKENS // length)
+    batch_size = max(1, batch_tokens // length)
     for first in range(0, len(windows), batch_size):
         batch = windows.__getitems__(list(range(first, min(first + batch_size, len(windows)))))
         logits = model(batch["ids"], batch["positions"])

@@ -70,10 +70,12 @@ def swap(
     Costs: the model's own angles are still computed, and a bias is added as a matrix where rows are padded, packed or
     in a window.
 
-    >>> from transformers import LlamaConfig, LlamaForCausalLM  # doctest: +SKIP
-    >>> with locant.swap(model, locant.encoding("alibi", num_heads=4)) as swapped:  # doctest: +SKIP
-    ...     print(swapped.sentences[0])
-    layer 0: ALiBi(num_heads=4) in its attention scores, its rotary positions taken out
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=99, **sizes))
+    >>> with swap(model, locant.ALiBi(num_heads=4)) as swapped:
+    ...     swapped.sentences[0]
+    'layer 0: ALiBi(num_heads=4) in its attention scores, its rotary positions taken out'
     """
     one_of("angles", angles, ("exact", "float32"), "angles='exact'")
     text = _require_model(model)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from locant.figures.canvas import DARK, LIGHT, Theme, save, svg
 from locant.files import write_whole
@@ -16,7 +17,10 @@ from locant.report.comparison.curves import draw_loss_by_length, draw_loss_by_po
 from locant.report.comparison.sentences import sentences
 from locant.report.console import counted
 
-__all__ = ["page", "write_report"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["page", "picture", "stylesheet", "table", "write_report"]
 
 RULES = """
 * { box-sizing: border-box; }
@@ -80,13 +84,13 @@ def page(results: Mapping[str, Any]) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>locant: {title}</title>\n<style>\n{_stylesheet()}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>locant: {title}</title>\n<style>\n{stylesheet()}</style>\n</head>\n<body>\n<main>\n"
         f'<h1>{title}</h1>\n<p class="facts">{escape(_facts(summary, results["settings"]))}</p>\n'
         f"{body}\n</main>\n</body>\n</html>\n"
     )
 
 
-def _stylesheet() -> str:
+def stylesheet() -> str:
     """Light or dark as the reader's system is, on a phone, a screen or paper; it loads nothing."""
 
     def colors(theme: Theme, mark: str) -> str:
@@ -97,7 +101,7 @@ def _stylesheet() -> str:
     return f":root {{ color-scheme: light dark; {colors(LIGHT, '#eef4fb')} }}\n{dark}\n{RULES.strip()}\n"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
     """A table of finished HTML; a row's first cell names it, and a cell may bring its own tag."""
 
     def cells(row: Sequence[str]) -> str:
@@ -134,8 +138,8 @@ def _losses(summary: Summary) -> str:
         f"Below, half of the 95% interval over the windows, and the ratio to the loss at {summary.base_length:,}. "
         "The lowest of each column is bold and marked."
     )
-    table = _table(["encoding", "training", *multiples], rows, "losses")
-    return f'<div class="scroll">{table}</div>\n<p class="note">{escape(note)}</p>'
+    rows_of_losses = table(["encoding", "training", *multiples], rows, "losses")
+    return f'<div class="scroll">{rows_of_losses}</div>\n<p class="note">{escape(note)}</p>'
 
 
 def _loss(row: Row, length: int, summary: Summary, *, marked: bool) -> str:
@@ -158,16 +162,18 @@ def _pictures(summary: Summary) -> str:
         draw_loss_by_position: "Loss against the position within windows of "
         f"{summary.lengths[-1]:,} tokens. {band}Right of the dotted line are positions that did not occur in training.",
     }
-    figures = []
-    for draw, caption in captions.items():
-        light, dark = (base64.b64encode(svg(draw(summary, theme))).decode("ascii") for theme in (LIGHT, DARK))
-        kind = "data:image/svg+xml;base64,"
-        figures.append(
-            f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{kind}{dark}">'
-            f'<img src="{kind}{light}" alt="{escape(caption)}"></picture>'
-            f"<figcaption>{escape(caption)}</figcaption></figure>\n"
-        )
-    return "".join(figures)
+    return "".join(picture(functools.partial(draw, summary), caption) for draw, caption in captions.items())
+
+
+def picture(draw: Callable[[Theme], Figure], caption: str) -> str:
+    """One picture with its caption, for light and for dark paper."""
+    light, dark = (base64.b64encode(svg(draw(theme))).decode("ascii") for theme in (LIGHT, DARK))
+    kind = "data:image/svg+xml;base64,"
+    return (
+        f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{kind}{dark}">'
+        f'<img src="{kind}{light}" alt="{escape(caption)}"></picture>'
+        f"<figcaption>{escape(caption)}</figcaption></figure>\n"
+    )
 
 
 def _how(results: Mapping[str, Any]) -> str:
@@ -178,7 +184,7 @@ def _how(results: Mapping[str, Any]) -> str:
     made = ""
     for facts in ({**settings, **text}, results["environment"]):
         rows = ([escape(name.replace("_", " ")), escape(_plain(value))] for name, value in facts.items())
-        made += _table((), rows, "settings")
+        made += table((), rows, "settings")
     return (
         f'<p>To make it again:</p>\n<pre><span>{line}</span></pre>\n<div class="pair">\n{made}\n</div>\n'
         f"<details><summary>Every model</summary>\n{_models(results['records'])}\n</details>"
@@ -202,4 +208,4 @@ def _models(records: Sequence[Mapping[str, Any]]) -> str:
         shown = (MISSING if loss is None else f"{loss:.4f}" for loss in losses)
         rows.append([escape(record["encoding"]), str(record["seed"]), *shown])
     head = ["encoding", "seed", "training", *(f"{length:,}" for length in lengths)]
-    return f'<div class="scroll">{_table(head, rows)}</div>'
+    return f'<div class="scroll">{table(head, rows)}</div>'

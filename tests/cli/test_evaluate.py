@@ -1,0 +1,137 @@
+"""`locant evaluate`, as it is typed, on a model of some thousand weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+import locant
+from locant.lab import evaluation
+from locant.lab.evaluation import interval_of_mean
+from tests.cli.conftest import Complains, Run
+from tests.tolerances import LOGITS
+
+pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
+
+ASKED = ("--lengths", "16,64", "--windows", 12, "--keys", 1, "-o", "out")
+FILES = ["loss_by_length.png", "loss_by_position.png", "report.html", "results.json"]
+
+
+@pytest.fixture
+def model(folder: Path) -> Path:
+    """A folder with weights, configuration and tokenizer, in the current one."""
+    tokenizer = locant.Tokenizer.train(["The pass key is 0123456789; the cat sat on the mat. " * 20], 300)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=tokenizer.vocab_size, max_position_embeddings=32, initializer_range=0.3,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    tokenizer.save(folder / "model" / "tokenizer.json")
+    return folder / "model"
+
+
+def results(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "out" / "results.json").read_text())
+
+
+def test_it_measures_what_the_model_itself_computes(run: Run, folder: Path, model: Path) -> None:
+    done = run("evaluate", "model", "--with", "own,exact,nope,yarn:4,ntk:4,linear:2,dynamic:2", *ASKED)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert sorted(path.name for path in (folder / "out").iterdir()) == FILES
+    assert done.stdout.splitlines()[-1] == "The report: out/report.html"
+    found = results(folder)
+    records = {record["encoding"]: record for record in found["records"]}
+    assert [*records] == ["own", "exact", "nope", "yarn:4", "ntk:4", "linear:2", "dynamic:2"]
+    plain = AutoModelForCausalLM.from_pretrained(model).eval()
+    tokenizer = locant.Tokenizer.load(str(model))
+    ids = torch.from_numpy(np.asarray(tokenizer.encode(locant.text.reading.sample_text()[:20_000]))).long()
+    for length in (16, 64):
+        window = ids[None, length : 2 * length]
+        loss = F.cross_entropy(plain(window).logits[0], ids[length + 1 : 2 * length + 1]).item()
+        assert records["own"]["loss_by_window"][str(length)][1] == pytest.approx(loss, abs=LOGITS)
+        low, high = records["own"]["interval_by_length"][str(length)]
+        assert low <= records["own"]["loss_by_length"][str(length)] <= high
+    assert len(records["own"]["loss_by_window"]["64"]) == 12
+    assert len(records["own"]["loss_by_window"]["16"]) == 48
+    assert [each["length"] for each in records["own"]["pass_keys"]] == [16] * 5 + [64] * 5
+    assert "exact against own: less than 0.001 nats apart at 16, 64 tokens" in " ".join(done.stdout.split())
+    page = (folder / "out" / "report.html").read_text()
+    assert "nothing follows for others" in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+
+
+def test_what_is_finished_is_not_done_again(
+    run: Run, folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = lambda results, folder: folder / "report.html"  # noqa: E731
+    monkeypatch.setattr("locant.report.evaluation.write_evaluation", drawn)
+    assert run("evaluate", "model", "--with", "own,nope", *ASKED).exit_code == 0
+    first, measured = results(folder)["records"], []
+    monkeypatch.setattr(evaluation, "_measured", lambda model, way, *rest: measured.append(way) or first[0])
+    assert run("evaluate", "model", "--with", "nope,own,exact", *ASKED).exit_code == 0
+    assert measured == ["exact"]
+    assert results(folder)["records"][:2] == first[::-1]
+    assert run("evaluate", "model", "--with", "own", *ASKED[:-4], "--keys", 0, "-o", "out").exit_code == 0
+    assert measured == ["exact", "own"], "other settings"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--with", "longrope"), "found for each model by a search"),
+        (("--with", "self-extend"), "no encoding yet"),
+        (("--with", "yarn"), "yarn:4"),
+        (("--with", "yarrn:4"), "'yarrn'"),
+        (("--lengths", "1"), "--lengths"),
+        (("--lengths", "1000000"), "too short for a window of 1,000,000"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    complains: Complains, model: Path, words: tuple[str, ...], said: str
+) -> None:
+    assert said in complains("evaluate", "model", *words)
+
+
+def test_hostile_folders_cost_one_line(complains: Complains, folder: Path, model: Path) -> None:
+    assert "config.json" in complains("evaluate", "nowhere")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "theirs.Model"}}))
+    assert "code of its own" in complains("evaluate", "model")
+    (model / "config.json").write_text(json.dumps(config))
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    assert "cannot load" in complains("evaluate", "model")
+
+
+def test_an_interval_knows_that_neighbours_are_alike() -> None:
+    """Four levels in runs of 16: as independent numbers their mean would look four times as sure."""
+    runs = [*np.repeat([1.0, 2.0, 3.0, 4.0], 16)]
+    mixed = [*np.tile([1.0, 2.0, 3.0, 4.0], 16)]
+    wide, narrow = (interval_of_mean(values) for values in (runs, mixed))
+    assert wide is not None
+    assert narrow is not None
+    assert wide[0] < narrow[0] <= 2.5 <= narrow[1] < wide[1]
+    assert interval_of_mean([1.0]) is None
+    assert interval_of_mean([1.0, float("nan")]) is None
+
+
+def test_a_key_is_hidden_where_it_was_asked_for(model: Path) -> None:
+    tokenizer = locant.Tokenizer.load(str(model))
+    for depth in (0.0, 0.5, 1.0):
+        found = evaluation._row_with_key(tokenizer, 200, depth, 0)
+        assert found is not None
+        ids, answer = found
+        assert len(ids) == 200
+        text = tokenizer.decode(ids.tolist())
+        key = tokenizer.decode(ids[-answer:].tolist()).strip()
+        assert text.count(key) == 3
+        assert text.endswith(f"What is the pass key? The pass key is {key}")
+        assert abs(text.index("The pass key is") / text.index("What is") - depth) < 0.5
+    assert evaluation._row_with_key(tokenizer, 20, 0.0, 0) is None
