@@ -34,8 +34,9 @@ __all__ = ["verb"]
 @click.option("--force", is_flag=True, help="Write into a folder that holds other things; they stay as they are.")
 @as_json
 def verb(model: str, files: tuple[str, ...], output: Path, force: bool, as_json: bool, **options: Any) -> None:
-    """Measure what other position encodings do to a model of transformers, without training.
+    """Measure other position encodings in a trained model.
 
+    Nothing is trained.
     MODEL is a folder of this machine, with safetensors and a tokenizer.json.
     Without a FILE the text is the documentation that ships inside Python; - is standard input.
     The first encoding is the one that the others are held against. What an earlier call with the same model, text and

@@ -70,6 +70,7 @@ def swap(
     Costs: the model's own angles are still computed, and a bias is added as a matrix where rows are padded, packed or
     in a window.
 
+    >>> import locant
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=99, **sizes))

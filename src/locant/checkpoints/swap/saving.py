@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from locant.errors import InputError
 from locant.positions.base import PositionEncoding
 from locant.positions.registry import encoding as encoding_of
 from locant.positions.registry import encodings
+from locant.positions.scaling import Scaling, Unscaled
 
 __all__ = ["forget", "load_swapped", "record"]
 
@@ -77,10 +77,9 @@ def _plain(value: Any) -> Any:
     mode = getattr(value, "mode", None)
     if isinstance(mode, str):  # angles
         return mode
-    if type(value).__module__ == "locant.positions.scaling" and type(value).__name__ != "Unscaled":
-        return {"kind": type(value).__name__} | {
-            each.name: getattr(value, each.name) for each in fields(value) if getattr(value, each.name) is not None
-        }
+    if isinstance(value, Scaling) and not isinstance(value, Unscaled):
+        given = {name: each for name, each in vars(value).items() if each is not None}
+        return {"kind": type(value).__name__} | {name: _plain(each) for name, each in given.items()}
     if isinstance(value, (tuple, list)):
         return [*value]
     return value if isinstance(value, (bool, int, float, str)) else None
