@@ -61,7 +61,7 @@ html_title = f"locant {__version__}"
 html_math_renderer = "mathml"
 html_static_path = ["_static"]
 html_css_files = ["locant.css"]
-html_sidebars = {"index": [], "five-minutes": [], "which-encoding": [], "reference/gallery": []}
+html_sidebars = {"index": [], "five-minutes": [], "which-encoding": [], "reference/gallery": [], "versions": []}
 html_theme_options = {
     "navbar_align": "left",
     "header_links_before_dropdown": 8,
