@@ -15,8 +15,10 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 import locant
 from locant.checkpoints import load_swapped
 from locant.errors import InputError, RangeError
+from locant.positions.temperature import Temperature
 from tests.checkpoints.swap.families import Family, ids, tiny
 from tests.refusal import refuses
+from tests.tolerances import LOGITS
 
 LLAMA = Family("llama", "LlamaForCausalLM")
 
@@ -120,6 +122,18 @@ def test_a_table_of_learned_positions_is_taken_out() -> None:
     assert not torch.equal(short[0], short[1])
     with locant.swap(model, locant.ALiBi(4)):
         assert not torch.equal(model(tokens).logits, one)
+
+
+def test_a_temperature_of_queries_is_not_lost() -> None:
+    """It cannot be told by angles, which are all that the model's own code is given."""
+    model, temperature = tiny(LLAMA), Temperature(step=4, weight=0.5)
+    with locant.swap(model, locant.Rotary(16)):
+        plain = model(ids()).logits
+    with locant.swap(model, locant.Rotary(16, temperature=temperature)) as swapped:
+        warm = model(ids()).logits
+    assert "in its attention scores" in swapped.sentences[0]
+    assert (warm - plain)[:, :4].abs().max() <= LOGITS, "before the trained length there is none"
+    assert (warm - plain)[:, 4:].abs().max() > 10 * LOGITS
 
 
 def trained(model: Any) -> Any:

@@ -23,7 +23,7 @@ from locant.checkpoints.swap.rotary_point import ANGLES, LayerHook, RotaryPoint,
 from locant.checkpoints.swap.saving import forget, record
 from locant.errors import InputError, RangeError
 from locant.positions.angles import AngleMode
-from locant.positions.base import PositionEncoding, has_bias
+from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 
 __all__ = ["Swap", "swap"]
@@ -262,10 +262,12 @@ def _way(encoding: PositionEncoding | None, owner: Any, points: Sequence[RotaryP
     if type(encoding) is PositionEncoding:
         return "angles"
     _require_sizes(encoding, owner.config)
-    if not isinstance(encoding, Rotary) or has_bias(encoding):
+    if type(encoding) is not Rotary:
         return "scores"
     own = [rotary for point in points for rotary in point.own.values()]
-    if own and all(encoding.pairs == rotary.pairs for rotary in own):
+    # Angles cannot tell a temperature of the queries; where the model has the same, its own code applies it.
+    told = all(encoding.temperature in (None, rotary.temperature) for rotary in own)
+    if own and told and all(encoding.pairs == rotary.pairs for rotary in own):
         return "angles"
     layout = own[0].pairs.layout if own else encoding.pairs.layout
     if layout != encoding.pairs.layout:
