@@ -187,7 +187,9 @@ def test_a_model_from_ids_to_attention_is_one_graph(name: str, place: str) -> No
 
 @pytest.mark.parametrize("name", ["rotary", "alibi"])
 def test_decoding_token_by_token_takes_three_compilations(name: str) -> None:
-    """One query behind a cache that grows."""
+    """One query behind a cache that grows: one for the first length, one for any other, and below 16 keys, where it is
+    not taken for decoding but for a small matrix, another. From 16 on, or below, there are two.
+    """
     counter, encoding = CompileCounter(), ENCODINGS[name]()
 
     def step(q: Tensor, k: Tensor, positions: Positions, k_positions: Positions) -> Tensor:

@@ -32,6 +32,9 @@ class PagedKVCache:
 
     For inference only, and for positions of one axis whose order is their index.
 
+    A table is believed: a block that stands in one row twice, or that two rows write to, keeps the later of its tokens,
+    and is not refused.
+
     Args:
         num_blocks: how many there are, over all sequences.
         block_size: tokens in a block.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from locant.kernels import native
@@ -36,16 +35,9 @@ def takes(q: Tensor, v: Tensor) -> bool:
 
 
 def decode(
-    q: Float[Tensor, "batch heads query head_dim"],
-    k: Float[Tensor, "batch kv_heads key head_dim"],
-    v: Float[Tensor, "batch kv_heads key value_dim"],
-    table: Float[Tensor, "#heads distances"],
-    first: int,
-    last: int,
-    scale: float,
-    softcap: float | None,
-) -> tuple[Float[Tensor, "batch heads query value_dim"], Float[Tensor, "batch heads query"]]:
-    """As `locant.kernels.distance_attention`: the output, and the log-sum-exp of every query's scores."""
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor, first: int, last: int, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """What `locant.kernels.distance_attention` says of these: the output, and every query's log-sum-exp."""
     q, k, v, table = (_in_rows(x) for x in (q, k, v, table))
     (batch, heads, queries, head_dim), (_, kv_heads, keys, value_dim) = q.shape, v.shape
     out, sums = q.new_empty(batch, heads, queries, value_dim), table.new_empty(batch, heads, queries)

@@ -49,18 +49,13 @@ _LEAST = tl.standard._elementwise_min  # pyright: ignore[reportPrivateUsage]
 
 
 def table_gradient(
-    grad: Float[Tensor, "batch heads query value_dim"],
-    grad_lse: Float[Tensor, "batch heads query"] | None,
-    q: Float[Tensor, "batch heads query head_dim"],
-    k: Float[Tensor, "batch kv_heads key head_dim"],
-    v: Float[Tensor, "batch kv_heads key value_dim"],
-    lse: Float[Tensor, "batch heads query"],
-    table: Float[Tensor, "heads distances"],
-    pairs: Pairs,
-    scale: float,
-    softcap: float | None,
-) -> Float[Tensor, "heads distances"]:
-    """What `grad` on attention's output, and `grad_lse` on its log-sum-exp, mean for the table; in float32."""
+    grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, table: Tensor, pairs: Pairs,
+    scale: float, softcap: float | None,
+) -> Float[Tensor, "heads distances"]:  # fmt: skip
+    """What `grad` on attention's output, and `grad_lse` on its log-sum-exp, mean for the table; in float32.
+
+    The others are what `with_table_gradient` was given, in whose signature are the shapes.
+    """
     sums = torch.zeros(table.shape, dtype=torch.float32, device=table.device)
     if not (q.numel() and k.numel() and v.numel() and table.numel()):
         return sums
