@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -158,14 +159,10 @@ class Inputs:
         Attention and its derivative are NumPy's. The bias as a matrix, and its derivative, are the encoding's own,
         which the tests of the encodings hold against their papers.
         """
-        q, k = (x.detach().double().requires_grad_() for x in (self.q, self.k))
-        bias = None if encoding is None else encoding.bias(q, k, arrangement.positions, arrangement.k_positions)
-        seen = arrangement.seen()
-        full = np.zeros((BATCH, HEADS, *seen.shape[1:]))
-        matrix = full if bias is None else full + bias.detach().double().numpy()
-        arrays = [x.detach().double().numpy() for x in (self.q, self.k, self.v)]
-        y, _ = oracles.attention(*arrays, matrix, seen, scale)
-        found = oracles.attention_gradients(*arrays, matrix, seen, scale, cotangent.double().numpy())
+        q, k, bias = self._bias(arrangement, encoding)
+        given = self._given(arrangement, bias, scale)
+        y, _ = oracles.attention(*given)
+        found = oracles.attention_gradients(*given, cotangent.double().numpy())
         gradients = {name: torch.from_numpy(getattr(found, name)) for name in ("q", "k", "v")}
         if bias is not None and bias.requires_grad:
             leaves = {"q": q, "k": k, **parameters_of(encoding)}
@@ -175,6 +172,40 @@ class Inputs:
                 if part is not None:
                     gradients[name] = gradients.get(name, 0) + part
         return torch.from_numpy(y), gradients
+
+    def terms_of_gradients(
+        self, arrangement: Arrangement, encoding: PositionEncoding, cotangent: Tensor, scale: float = HEAD_DIM**-0.5
+    ) -> dict[str, Tensor]:
+        """The sizes, added up, of what a parameter's gradient is a sum of: they bound its roundings.
+
+        The gradient of a score is ``P dP - P delta``, with ``delta`` the dot product of output and cotangent. Where one
+        key has nearly all the weight, these two nearly cancel. For encodings whose bias has in a parameter a derivative
+        of one sign.
+        """
+        _, _, bias = self._bias(arrangement, encoding)
+        assert bias is not None
+        given = self._given(arrangement, bias, scale)
+        weights = torch.from_numpy(oracles.attention(*given)[1])
+        to_weights = cotangent.double() @ self.v.detach().double().repeat_interleave(HEADS // self.v.shape[1], 1).mT
+        delta = (weights * to_weights).sum(-1, keepdim=True)
+        sizes = (weights * (to_weights.abs() + delta.abs())).to(bias.dtype).sum_to_size(bias.shape)
+        leaves = parameters_of(encoding)
+        parts = torch.autograd.grad(bias, list(leaves.values()), sizes)
+        return {name: part.abs() for name, part in zip(leaves, parts, strict=True)}
+
+    def _bias(
+        self, arrangement: Arrangement, encoding: PositionEncoding | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queries and keys in float64, and the bias that an encoding makes of them."""
+        q, k = (x.detach().double().requires_grad_() for x in (self.q, self.k))
+        return q, k, None if encoding is None else encoding.bias(q, k, arrangement.positions, arrangement.k_positions)
+
+    def _given(self, arrangement: Arrangement, bias: Tensor | None, scale: float) -> tuple[Any, ...]:
+        """What the oracles of attention take."""
+        seen = arrangement.seen()
+        full = np.zeros((BATCH, HEADS, *seen.shape[1:]))
+        matrix = full if bias is None else full + bias.detach().double().numpy()
+        return (*(x.detach().double().numpy() for x in (self.q, self.k, self.v)), matrix, seen, scale)
 
 
 def parameters_of(encoding: PositionEncoding | None) -> dict[str, Tensor]:

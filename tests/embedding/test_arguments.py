@@ -16,11 +16,12 @@ import torch
 from torch import nn
 
 from locant import InputEmbedding, KVCache, Learned, SegmentEmbedding, TokenEmbedding, embedding
+from locant.embedding import QuantisedEmbedding
 from locant.errors import RangeError
 from tests.odd import POSITIVE, REAL, parameters, require_refused
 from tests.refusal import refuses
 
-SAMPLE = {"vocab_size": 11, "d_model": 8, "num_segments": 2}
+SAMPLE = {"vocab_size": 11, "d_model": 8, "num_segments": 2, "table": TokenEmbedding(11, 8)}
 CLASSES = [one for one in vars(embedding).values() if inspect.isclass(one) and issubclass(one, nn.Module)]
 
 ACCEPTED: dict[str, Collection[str]] = {
@@ -35,7 +36,7 @@ ACCEPTED: dict[str, Collection[str]] = {
 }
 typed = pytest.mark.unchecked  # the shape checks refuse the numbers of other libraries
 
-OTHERS = {"encoding", "norm", "backend", "scale", "combine"}
+OTHERS = {"encoding", "norm", "backend", "scale", "combine", "table", "code"}
 """Parameters that are no numbers, or may be a name."""
 
 
@@ -53,7 +54,7 @@ def test_an_odd_argument_is_refused_by_name(build: type, required: dict[str, Any
 
 
 def test_no_class_is_forgotten() -> None:
-    assert {TokenEmbedding, SegmentEmbedding, InputEmbedding} == set(CLASSES)
+    assert {TokenEmbedding, SegmentEmbedding, InputEmbedding, QuantisedEmbedding} == set(CLASSES)
 
 
 def test_a_class_is_no_norm_and_no_encoding() -> None:

@@ -28,9 +28,20 @@ from locant import (
     TransformerXL,
     XPos,
 )
-from locant.positions import ModelShape, Pairs
+from locant.positions import ModelShape, Pairs, Temperature
 from locant.positions.registry import encodings
-from locant.positions.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Scaling, YaRN
+from locant.positions.scaling import (
+    NTK,
+    DynamicNTK,
+    Linear,
+    Llama3,
+    LongRoPE,
+    MixedNTK,
+    Proportional,
+    Resonance,
+    Scaling,
+    YaRN,
+)
 
 __all__ = ["CONSTANT", "EVERY", "HEADS", "ROTARY_OPTIONS", "WIDTH", "Build", "differences", "queries", "rotary", "use"]
 
@@ -50,6 +61,8 @@ SCALINGS: dict[str, Scaling] = {
     ),
     "llama3": Llama3(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=2048),
     "proportional": Proportional(rotated_share=0.5, factor=2.0),
+    "mixed ntk": MixedNTK(factor=4.0),
+    "resonance": Resonance(scaling=Linear(factor=4.0)),
 }
 ROTARY_OPTIONS: dict[str, dict[str, Any]] = {
     "rotary": {},
@@ -61,6 +74,7 @@ ROTARY_OPTIONS: dict[str, dict[str, Any]] = {
     "rotary sections": {"sections": (2, 3, 3)},
     "rotary axial": {"sections": (2, 3, 3), "axial": True},
     "rotary of a known length": {"seq_len": 4096},
+    "rotary temperature": {"temperature": Temperature(step=4, weight=0.1)},
     "rotary pairs": {"pairs": Pairs(dims=[(i, WIDTH - 1 - i) for i in range(PAIRS)])},
     **{f"rotary {name}": {"scaling": scaling} for name, scaling in SCALINGS.items()},
     **{f"rotary float32 {name}": {"scaling": scaling, "angles": "float32"} for name, scaling in SCALINGS.items()},

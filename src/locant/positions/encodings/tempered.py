@@ -15,6 +15,7 @@ class Tempered(PositionEncoding):
     Softmax spreads over more and more keys; larger scores keep it sharp: see `locant.positions.Temperature`, which
     `Rotary` takes where queries are rotated, too.
 
+    >>> import torch
     >>> q = k = torch.ones(1, 1, 2, 4)
     >>> q_grown, _ = Tempered().rotate(q, k, Positions.of([0, 8191]))
     >>> q_grown[0, 0, :, 0]
