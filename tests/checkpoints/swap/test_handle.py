@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import locant
 from locant.checkpoints import load_swapped
-from locant.errors import InputError, RangeError
+from locant.errors import InputError, LocantError, RangeError
 from locant.positions.temperature import Temperature
 from tests.checkpoints.swap.families import Family, ids, tiny
 from tests.refusal import refuses
@@ -107,6 +107,33 @@ def test_undo_leaves_nothing_and_a_model_is_swapped_once(encoding: Any) -> None:
     swapped.undo()
     swapped.undo()
     assert state(model) == before
+
+
+@pytest.mark.parametrize("named", ["eager", "sdpa"])
+def test_another_attention_does_not_lose_the_encoding_in_silence(named: str) -> None:
+    model = tiny(LLAMA)
+    swapped = locant.swap(model, locant.ALiBi(4))
+    model.set_attn_implementation(named)
+    with refuses(LocantError, f"{named} attention", "handle.undo()"):
+        model(ids())
+    swapped.undo()
+    assert model.config._attn_implementation == named
+
+
+def test_models_of_one_configuration_are_swapped_apart() -> None:
+    first = tiny(LLAMA)
+    second = LlamaForCausalLM(first.config).eval()
+    before, unswapped = second(ids()).logits, state(second)
+    with locant.swap(first, locant.Kerple(4)) as one, torch.no_grad():
+        logits = first(ids()).logits
+        assert torch.equal(second(ids()).logits, before)
+        assert state(second) == unswapped
+        with locant.swap(second, locant.ALiBi(4)) as other:
+            assert one.sentences != other.sentences
+            assert torch.equal(first(ids()).logits, logits)
+        with refuses(LocantError, "configuration of a swapped"):
+            LlamaForCausalLM(first.config)(ids())
+    assert torch.equal(second(ids()).logits, before)
 
 
 def test_a_table_of_learned_positions_is_taken_out() -> None:

@@ -21,7 +21,7 @@ from locant.errors import InputError, LocantError
 from locant.positions.base import PositionEncoding, has_bias
 from locant.positions.positions import Positions
 
-__all__ = ["KEY", "AttentionPoint", "attention_modules", "name_our_function", "require_point"]
+__all__ = ["KEY", "AttentionPoint", "attention_modules", "name_again", "name_our_function", "require_point"]
 
 NAME = "locant"
 KEY = "_locant_point"
@@ -82,13 +82,30 @@ def require_point(owner: Any) -> None:
         raise InputError(got, "model.set_attn_implementation('sdpa')")
 
 
-def name_our_function(owner: Any) -> None:
-    """Let the model call our attention function; it is registered once, under one name, for all models."""
+def name_our_function(owner: Any) -> Any:
+    """Let the model call our attention function, registered once under one name for all models; returns a hook.
+
+    The hook refuses to run the model after it was told to call another one, without its encoding.
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, mask_of_slots)
     owner.set_attn_implementation(NAME)
+    return owner.register_forward_pre_hook(_require_name)
+
+
+def _require_name(owner: Any, args: tuple[Any, ...]) -> None:
+    named = owner.config._attn_implementation
+    if named != NAME:
+        got = f"got {type(owner).__name__} set to {named} attention while it is swapped, which would lose its encoding"
+        raise LocantError(got, f"handle.undo(), then set_attn_implementation({named!r}) and swap again")
+
+
+def name_again(owner: Any, before: str) -> None:
+    """Name the function from before; one that the user has named since stays."""
+    if owner.config._attn_implementation == NAME:
+        owner.set_attn_implementation(before)
 
 
 # ---------------------------------------------------------------------- what transformers calls
@@ -141,7 +158,10 @@ def attention(
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The output ``batch query heads value_dim`` and, where the function named before returns them, the weights."""
-    point: AttentionPoint = getattr(module, KEY)
+    point: AttentionPoint | None = getattr(module, KEY, None)
+    if point is None:
+        got = f"got {type(module).__name__} of a model that was built from the configuration of a swapped one"
+        raise LocantError(got, "model.set_attn_implementation('sdpa') of the new model, or a configuration of its own")
     encoding = point.encoding
     if others.get("position_bias") is not None:
         raise LocantError(f"got a bias of its own from {type(module).__name__}", "a model without one")

@@ -14,13 +14,14 @@ from locant.checkpoints.swap.attention_point import (
     KEY,
     AttentionPoint,
     attention_modules,
+    name_again,
     name_our_function,
     require_point,
 )
 from locant.checkpoints.swap.embedding_point import EmbeddingPoint, nothing, own_tables
 from locant.checkpoints.swap.plan import LayerPlan, planned
 from locant.checkpoints.swap.rotary_point import ANGLES, LayerHook, RotaryPoint, rotary_points
-from locant.checkpoints.swap.saving import forget, record
+from locant.checkpoints.swap.saving import forget, own_configurations, record
 from locant.errors import InputError, RangeError
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
@@ -47,12 +48,15 @@ def swap(
     to scores, or rotates otherwise than the model's code can, goes through `AttentionInterface`; what is added to
     token embeddings through a hook behind them. The positions that the model had are taken out. Parameters of the
     encoding become parameters of the model, as `locant` of its inner model, and `save_pretrained` writes them;
-    `locant.checkpoints.load_swapped` reads such a folder, and `from_pretrained` alone refuses it.
+    `locant.checkpoints.load_swapped` reads such a folder, and `from_pretrained` alone refuses it. The model gets a copy
+    of its configuration for this, and keeps it, so that other models of the same one are not touched. With its own
+    encoding in every layer nothing is written: such a folder is one of the model as it was.
 
     Args:
         model: any model of `transformers`, as long as its points are known; it may be compiled, sharded or given
-            adapters afterwards.
-        encoding: for every layer; ``None``: the model's own.
+            adapters afterwards. A copy of a swapped model stays swapped: only the one that was given is taken back.
+        encoding: for every layer; ``None``: the model's own. It is no copy: it is moved to the device and the dtype of
+            the model and trained there, and `undo` leaves it so.
         layers: where layers differ: ``{"every": 4, "encoding": other}`` gives every fourth layer the other one, and a
             function of a layer's index and type (of ``config.layer_types``) gives each what it returns, ``None`` for
             its own.
@@ -182,6 +186,7 @@ class _Work:
             held.add_module(str(place), encoding)
         setattr(self.owner, HOLDER, held.to(device=first.device, dtype=first.dtype))
         self.undo.append(lambda: delattr(self.owner, HOLDER))
+        own_configurations(self.model)
         record(self.model.config, self.foreign, [self._place(each) for each in self.plan])
         self.undo.append(lambda: forget(self.model.config))
 
@@ -195,8 +200,8 @@ class _Work:
             for module in modules:
                 setattr(module, KEY, AttentionPoint(self.owner, place, before))
                 self.undo.append(lambda module=module: delattr(module, KEY))
-        name_our_function(self.owner)
-        self.undo.append(lambda: self.owner.set_attn_implementation(before))
+        self.undo.append(name_our_function(self.owner).remove)
+        self.undo.append(lambda: name_again(self.owner, before))
 
     def _attach_angles(self) -> None:
         for point in self.points:
@@ -249,7 +254,8 @@ def _require_model(model: Any) -> Any:
         got = f"got {type(inner).__name__}, with code of its own ({type(inner).__module__})"
         raise InputError(got, "a model whose class is part of transformers")
     if any(getattr(module, MARK, False) for module in inner.modules()):
-        raise InputError(f"got {type(inner).__name__}, which is swapped already", "handle.undo() before the next swap")
+        got = f"got {type(inner).__name__}, which is swapped already, or is a copy of a swapped model"
+        raise InputError(got, "handle.undo() before the next swap; copy or save a model before it is swapped")
     return inner
 
 

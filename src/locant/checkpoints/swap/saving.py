@@ -6,6 +6,7 @@ names an attention function that does not exist, whose name is a sentence: `from
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch import nn
 
 from locant.arguments import shown
 from locant.checkpoints.checkpoint_folder import headers_of
@@ -23,12 +25,23 @@ from locant.positions.registry import encoding as encoding_of
 from locant.positions.registry import encodings
 from locant.positions.scaling import Scaling, Unscaled
 
-__all__ = ["forget", "load_swapped", "record"]
+__all__ = ["forget", "load_swapped", "own_configurations", "record"]
 
 KEY = "locant"
 FUNCTION = "attn_implementation"
 SENTENCE = "the positions of this model are locant's: load it with locant.checkpoints.load_swapped(folder)"
 HOLDER = ".locant."
+
+
+def own_configurations(model: nn.Module) -> None:
+    """Give the model copies of its configurations: another model may have been built from the same ones."""
+    from transformers import PreTrainedConfig
+
+    copies: dict[int, Any] = {}
+    for module in model.modules():
+        for name, value in [*vars(module).items()]:
+            if isinstance(value, PreTrainedConfig):
+                setattr(module, name, copy.deepcopy(value, copies))
 
 
 def record(config: Any, foreign: Sequence[PositionEncoding], places: Sequence[int | None]) -> None:
