@@ -22,8 +22,8 @@ from typing import Any
 from locant.errors import InputError
 
 __all__ = [
-    "FaultError", "NewFile", "flush", "json_text", "new_folder", "replacing", "require_new", "strict_json",
-    "write_whole",
+    "FaultError", "NewFile", "flush", "json_text", "new_folder", "replacing", "require_apart", "require_new",
+    "strict_json", "write_whole",
 ]  # fmt: skip
 
 BUFFER = 1 << 20
@@ -205,6 +205,15 @@ def require_new(path: Path) -> None:
         raise InputError(f"got {path}, which is not empty", "the name of a new folder: what is there stays as it is")
     if not path.resolve().parent.is_dir():
         raise InputError(f"got {path}, but there is no folder {path.parent}", f"mkdir -p {path.parent}")
+
+
+def require_apart(output: Path, folder: Path) -> None:
+    """Raise where what is written would be in `folder`, which is read, or above it; so too for what it has links to."""
+    place, source = output.resolve(), folder.resolve()
+    read = (source, *(file.resolve() for file in source.iterdir()))
+    if source in place.parents or any(place in (each, *each.parents) for each in read):
+        got = f"got {output} as output, which is, holds or lies in the input {folder}"
+        raise InputError(got, "another -o: what is read stays")
 
 
 def flush(path: Path) -> None:

@@ -14,8 +14,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import models, pre_tokenizers, processors, trainers
 
 from locant import InputError, RangeError, Tokenizer
+from locant.checkpoints import vocabulary as checkpoint_vocabulary
 from locant.checkpoints.vocabulary import add_tokens, keep_tokens
 from locant.files import NewFile
+from tests.largest import Largest
 from tests.refusal import refuses
 from tests.tolerances import ESTIMATED, assert_close
 
@@ -121,13 +123,19 @@ def test_added_tokens_have_rows_like_the_mean(kind: str, tmp_path: Path) -> None
         assert_close(new(few).logits[..., :entries], old(few).logits[..., :entries])
 
 
-def test_added_rows_have_a_billionth_of_the_covariance(tmp_path: Path) -> None:
+def test_added_rows_have_a_billionth_of_the_covariance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = saved("gpt2", tmp_path / "old").transformer.wte.weight.detach().double()
     add_tokens(tmp_path / "old", tmp_path / "new", ["<tool>"], multiple_of=20_000)
     new = load_file(tmp_path / "new" / "model.safetensors")["transformer.wte.weight"][len(old) :].double()
     expected, found = 1e-9 * old.T.cov(correction=0), (new - old.mean(0)).T.cov()
     assert (found - expected).norm() < ESTIMATED * expected.norm()
     assert_close(new.mean(0), old.mean(0), torch.float32)
+    with Largest() as largest:
+        monkeypatch.setattr(checkpoint_vocabulary, "WEIGHTS", 2**15)
+        add_tokens(tmp_path / "old", tmp_path / "blocks", ["<tool>"], multiple_of=20_000)
+    assert largest.numbers <= 2**15, "not 320 weights for each of 20,000 rows"
+    again = load_file(tmp_path / "blocks" / "model.safetensors")["transformer.wte.weight"][len(old) :]
+    assert_close(again, new.float())
 
 
 def test_the_old_ids_of_other_files_are_moved_or_left_out(tmp_path: Path) -> None:
@@ -175,6 +183,25 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "old"], "nothing else is left"
 
 
+def test_no_output_takes_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, blobs = tmp_path / "above" / "old", tmp_path / "blobs"
+    old.mkdir(parents=True)
+    saved("gpt2", old)
+    for path in (old, tmp_path, tmp_path / "above"):
+        (path / "config.json").touch()  # all of them might be replaced
+    blobs.mkdir()
+    (old / "model.safetensors").rename(blobs / "weights")
+    (old / "model.safetensors").symlink_to(blobs / "weights")
+    (blobs / "config.json").touch()
+    (tmp_path / "link").symlink_to(old)
+    before = listing(tmp_path)
+    monkeypatch.chdir(old)
+    for place in (".", "..", "sub", old, old / "sub", tmp_path, blobs, tmp_path / "link", tmp_path / "link" / "sub"):
+        with refuses(InputError, "what is read stays"):
+            add_tokens(tmp_path / "link", place, ["<a>"], force=True)
+    assert listing(tmp_path) == before
+
+
 def test_what_cannot_be_changed_is_refused(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     saved("gpt2", old)
@@ -184,11 +211,9 @@ def test_what_cannot_be_changed_is_refused(tmp_path: Path) -> None:
         keep_tokens(old, new, [TEXT], 320)
     with refuses(InputError, "'<|endoftext|>'", "already"):
         add_tokens(old, new, ["<|endoftext|>"])
-    with refuses(InputError, "each once"):
-        add_tokens(old, new, ["<a>", "<a>"])
-    for place in (old, tmp_path):
-        with refuses(InputError, "is or holds the input"):
-            add_tokens(old, place, ["<a>"], force=True)
+    for wrong in (["<a>", "<a>"], [" "], ["<a\nb>"], ["<a>\u2028"]):
+        with refuses(InputError, "of one line, each once"):
+            add_tokens(old, new, wrong)
     weights = load_file(old / "model.safetensors")
     save_file({**weights, "bias_of_tokens": torch.zeros(320)}, old / "model.safetensors")
     with refuses(InputError, "bias_of_tokens"):

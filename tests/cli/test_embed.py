@@ -181,4 +181,11 @@ def test_a_model_embeds_with_its_own_tokenizer_and_tables(run: Run, folder: Path
 
 def test_what_a_model_decides_is_not_an_option_beside_it(complains: Complains) -> None:
     assert "--d-model, --scale" in complains("embed", "--model", MINILM, "--d-model", 4, "--scale", 2)
-    assert "no folder" in complains("embed", "--model", "gpt2", "--tokenizer", "bytes")
+    assert "--tokenizer" in complains("embed", "text.txt", "--model", MINILM, "--tokenizer", "bytes")
+
+
+def test_the_weights_of_a_model_are_not_written_over(complains: Complains, folder: Path) -> None:
+    (folder / "m").mkdir()
+    for file in MINILM.glob("*.*"):
+        (folder / "m" / file.name).symlink_to(file)
+    assert "what is read stays" in complains("embed", "text.txt", "--model", "m", "-o", "m/model.safetensors")

@@ -12,6 +12,7 @@ from tests.minilm import MINILM
 
 def test_a_vocabulary_of_a_text(run: Run, folder: Path) -> None:
     facts = json.loads(run("vocabulary", MINILM, "text.txt", "--keep", 4000, "-o", "small", "--json").stdout)
+    assert facts["files"] == ["text.txt"]
     assert (facts["before"], facts["rows"], facts["corpus_after"]) == (30_522, 4_000, facts["corpus_before"])
     assert TokenEmbedding.from_pretrained(folder / "small").vocab_size == 4_000
     assert Tokenizer.load(folder / "small").vocab_size == 4_000
@@ -28,4 +29,6 @@ def test_tokens_are_added_once(run: Run, folder: Path, complains: Complains) -> 
 def test_one_of_two_changes_is_asked_for(complains: Complains) -> None:
     assert "neither or both" in complains("vocabulary", MINILM)
     assert "neither or both" in complains("vocabulary", MINILM, "--add", "<a>", "--keep", 9)
+    assert "--keep without a FILE" in complains("vocabulary", MINILM, "--keep", 4000, "-o", "new")
+    assert "reads no text" in complains("vocabulary", MINILM, "text.txt", "--add", "<a>", "-o", "new")
     assert "entries have to be kept" in complains("vocabulary", MINILM, "text.txt", "--keep", 9, "-o", "new")

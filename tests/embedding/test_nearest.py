@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from locant import RangeError, ShapeError, TokenEmbedding
 from locant.embedding import nearest
+from tests.largest import Largest
 from tests.refusal import refuses
 from tests.tolerances import LENGTH, assert_close
 
@@ -51,20 +51,6 @@ def test_a_row_of_zeros_is_near_to_nothing() -> None:
     table = TokenEmbedding(5, 3, padding_idx=0)
     found = table.nearest(0, 4)
     assert found.scores.eq(0).all()
-
-
-class Largest(TorchDispatchMode):
-    """Notes the most numbers that any tensor has that is made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        result = func(*args, **(kwargs or {}))
-        for one in result if isinstance(result, (tuple, list)) else [result]:
-            self.numbers = max(self.numbers, one.numel() if isinstance(one, Tensor) else 0)
-        return result
 
 
 def test_the_matrix_of_all_with_all_is_never_there(monkeypatch: pytest.MonkeyPatch) -> None:

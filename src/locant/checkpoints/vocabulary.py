@@ -23,7 +23,7 @@ from locant.checkpoints.checkpoint_folder import INDEX, LENGTH, Header, TensorEn
 from locant.checkpoints.config_source import CONFIG, read_json
 from locant.checkpoints.tensor_folder import TensorFolder
 from locant.errors import InputError
-from locant.files import NewFile, flush, new_folder, write_whole
+from locant.files import NewFile, flush, new_folder, require_apart, write_whole
 from locant.models.config_values import required
 from locant.models.registry import read_known
 from locant.text import Tokenizer
@@ -54,6 +54,9 @@ BLOCK = 2**22
 
 ROWS = 2**13
 """Rows that are added up at once."""
+
+WEIGHTS = 2**24
+"""Random numbers that are in memory at once: 128 MiB."""
 
 SPREAD = 1e-9
 """The variance of new rows, in that of the old ones: that of `transformers`."""
@@ -177,9 +180,7 @@ class _Source:
         force: bool = False,
     ) -> Change:
         output = Path(output)
-        place, source = output.resolve(), self.folder.resolve()
-        if place == source or place in source.parents:
-            raise InputError(f"got {output}, which is or holds the input, as output", "another -o: what is read stays")
+        require_apart(output, self.folder)
         if force and output.is_dir() and any(output.iterdir()) and not (output / CONFIG).exists():
             got = f"got {output} to replace, which is no folder of a model: it has no {CONFIG}"
             raise InputError(got, "the name of a new folder")
@@ -244,8 +245,8 @@ class _Source:
             for some in kept.split(step):
                 target.write(np.ascontiguousarray(table[some.numpy()]).data)
             if fresh:
-                drawn = _fresh_rows(self.tensors.tensor(entry.name)[: len(kept)], fresh, generator)
-                target.write(drawn.contiguous().view(torch.uint8).numpy().reshape(-1).data)
+                for drawn in _fresh_rows(self.tensors.tensor(entry.name)[: len(kept)], fresh, generator):
+                    target.write(drawn.contiguous().view(torch.uint8).numpy().reshape(-1).data)
         return place
 
 
@@ -268,17 +269,20 @@ def _mapped(path: Path, entry: TensorEntry) -> np.ndarray:
     return np.memmap(path, np.uint8, mode="r", offset=entry.begin, shape=(entry.num_bytes,))
 
 
-def _fresh_rows(old: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Rows around the mean of the old ones, with `SPREAD` of their covariance, which is never formed.
+def _fresh_rows(old: Tensor, count: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Rows around the mean of the old ones, with `SPREAD` of their covariance, which is never formed; a block each.
 
     A sum of the centred rows with independent weights of variance ``SPREAD / rows`` has that covariance.
     """
-    weights = torch.randn(count, len(old), dtype=torch.float64, generator=generator) * (SPREAD / len(old)) ** 0.5
-    weights += (1 - weights.sum(1, keepdim=True)) / len(old)  # the mean, less that of what is added to it
     rows = old.reshape(len(old), -1)
-    parts = zip(weights.split(ROWS, 1), rows.split(ROWS), strict=True)
-    total = sum((some @ part.double() for some, part in parts), torch.zeros(()))
-    return total.to(old.dtype).reshape(count, *old.shape[1:])
+    block = max(1, WEIGHTS // (16 * len(old))) * 16  # torch draws 16 numbers at a time: blocks draw what the whole does
+    for start in range(0, count, block):
+        shape = (min(block, count - start), len(old))
+        weights = torch.randn(shape, dtype=torch.float64, generator=generator) * (SPREAD / len(old)) ** 0.5
+        weights += (1 - weights.sum(1, keepdim=True)) / len(old)  # the mean, less that of what is added to it
+        parts = zip(weights.split(ROWS, 1), rows.split(ROWS), strict=True)
+        total = sum((some @ part.double() for some, part in parts), torch.zeros(()))
+        yield total.to(old.dtype).reshape(-1, *old.shape[1:])
 
 
 def _with_rows(facts: Mapping[str, Any], rows: int, before: int) -> dict[str, Any]:

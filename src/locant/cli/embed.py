@@ -19,7 +19,7 @@ VOCAB_SIZE = 4_096
 """Of the tokenizer that is trained on the text, where neither is given."""
 
 
-OF_THE_MODEL = ("encoding", "d_model", "num_heads", "seed", "scale", "vocab_size")
+OF_THE_MODEL = ("tokenizer", "encoding", "d_model", "num_heads", "seed", "scale", "vocab_size")
 RULES = ("sqrt_d_model", "sqrt_d_model_rounded")
 
 
@@ -71,7 +71,7 @@ def verb(
 
     In the file, the target of a text's last token is -100; in padding, targets are -100, positions -1 and ids 0.
     """
-    from locant.embedding.flow import Plan, embed, require_vectors_name, save_vectors
+    from locant.embedding.flow import Plan, embed, require_vectors_place, save_vectors
     from locant.report.console import counted, print_json, talk
     from locant.report.embedding import print_flow
     from locant.text.corpus import read_corpus
@@ -84,7 +84,7 @@ def verb(
     text["tokenizer"] = text["tokenizer"] or model
     plan = Plan(batch=None if everything else batch, model=model, **options)
     if output is not None:
-        require_vectors_name(output)
+        require_vectors_place(output, model)
     embedded = embed(read_corpus(files, usual_vocab_size=VOCAB_SIZE, **text), plan)
     if output is not None:
         save_vectors(embedded, output)

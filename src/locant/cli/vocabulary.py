@@ -45,18 +45,22 @@ def verb(
     from locant.checkpoints.vocabulary import add_tokens, keep_tokens
     from locant.report.console import print_json
     from locant.report.vocabulary import print_change
-    from locant.text.reading import read_texts, sample_text
+    from locant.text.reading import read_texts
 
     if (keep is None) == (not add):
         raise InputError(
             "got neither or both of --keep and --add", f"locant vocabulary {model} corpus.txt --keep 32000"
         )
+    if keep and not files:
+        raise InputError("got --keep without a FILE", f"locant vocabulary {model} corpus.txt --keep {keep}")
+    if files and not keep:
+        raise InputError(f"got {', '.join(files)} beside --add, which reads no text", "--add without a FILE")
     written = output or Path(f"{Path(model).name}-{keep or 'added'}")
     if keep is None:
         change = add_tokens(model, written, add, multiple_of=multiple_of, seed=seed, force=force)
     else:
-        change = keep_tokens(model, written, read_texts(files) if files else [sample_text()], keep, force=force)
+        change = keep_tokens(model, written, read_texts(files), keep, force=force)
     if as_json:
-        print_json(asdict(change))
+        print_json({**asdict(change), "files": files})
     else:
-        print_change(change)
+        print_change(change, files)

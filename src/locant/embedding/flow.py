@@ -19,7 +19,7 @@ from locant.embedding.input import InputEmbedding
 from locant.embedding.table import TableSize, table_sizes
 from locant.embedding.token import Scale
 from locant.errors import InputError, RangeError
-from locant.files import replacing
+from locant.files import replacing, require_apart
 from locant.positions import PositionEncoding, Positions
 from locant.positions.angles import Angles
 from locant.positions.base import ModelShape
@@ -28,7 +28,7 @@ from locant.positions.registry import find
 from locant.text import IGNORED_TARGET, Windows
 from locant.text.corpus import Corpus
 
-__all__ = ["Embedded", "Flow", "Plan", "Token", "Vectors", "embed", "require_vectors_name", "save_vectors"]
+__all__ = ["Embedded", "Flow", "Plan", "Token", "Vectors", "embed", "require_vectors_place", "save_vectors"]
 
 NUM_FIRST = 8
 NUM_VALUES = 4
@@ -170,13 +170,13 @@ def _of_model(folder: str, corpus: Corpus) -> InputEmbedding:
     rows, entries = embedding.token.vocab_size, corpus.tokenizer.vocab_size
     if entries > rows:
         got = f"got a tokenizer of {entries} entries for the {rows} rows of {folder}"
-        raise InputError(got, f"the tokenizer of this model: --tokenizer {folder}")
+        raise InputError(got, "the tokenizer of this model")
     return embedding
 
 
 def save_vectors(embedded: Embedded, path: Path | str) -> None:
     """Write ids, targets, positions and embeddings, with the facts as metadata; whole, or not at all."""
-    require_vectors_name(path)
+    require_vectors_place(path, embedded.flow.model)
     facts = {name: json.dumps(value) for name, value in embedded.flow.to_dict().items() if name != "first"}
     with replacing(path) as temporary:
         try:
@@ -185,11 +185,13 @@ def save_vectors(embedded: Embedded, path: Path | str) -> None:
             raise InputError(f"cannot write {path}: {error}", "a folder on a disk with more space") from None
 
 
-def require_vectors_name(path: Path | str) -> None:
-    """Raise unless the name ends in the format's suffix."""
+def require_vectors_place(path: Path | str, model: str | None = None) -> None:
+    """Raise unless the name ends in the format's suffix, and where the file would be one of the model's."""
     if Path(path).suffix != ".safetensors":
         remedy = str(Path(path).with_suffix(".safetensors")) if Path(path).name else "out.safetensors"
         raise InputError(f"got {str(path)!r}, expected a name ending in .safetensors", remedy)
+    if model is not None and Path(model).is_dir():
+        require_apart(Path(path), Path(model))
 
 
 def _windows(corpus: Corpus, plan: Plan, end: int) -> Windows:

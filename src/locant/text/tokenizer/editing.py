@@ -38,9 +38,10 @@ class EditedTokenizer:
 
 def with_tokens(tokenizer: Tokenizer, tokens: Sequence[str]) -> EditedTokenizer:
     """The tokenizer with these special tokens, which get the ids behind all others."""
-    wrong = next((token for number, token in enumerate(tokens) if not token or token in tokens[:number]), None)
-    if not tokens or wrong is not None:
-        raise InputError(f"got {shown(wrong if tokens else tokens)} to add, expected spellings, each once", "'<tool>'")
+    wrong = [token for number, token in enumerate(tokens) if not _is_spelling(token) or token in tokens[:number]]
+    if wrong or not tokens:
+        got = f"got {shown(wrong[0] if wrong else tokens)} to add, expected spellings of one line, each once"
+        raise InputError(got, "'<tool>'")
     known = next((token for token in tokens if tokenizer.id_of(token) is not None), None)
     if known is not None:
         raise InputError(f"got {known!r} to add, which has the id {tokenizer.id_of(known)} already", "another spelling")
@@ -50,6 +51,11 @@ def with_tokens(tokenizer: Tokenizer, tokens: Sequence[str]) -> EditedTokenizer:
     definition["added_tokens"] = [*(definition.get("added_tokens") or []), *fresh]
     made = Tokenizer.from_json(json.dumps(definition, ensure_ascii=False), "the tokenizer with added tokens")
     return EditedTokenizer(tokenizer=made, kept=tuple(range(tokenizer.vocab_size)))
+
+
+def _is_spelling(token: str) -> bool:
+    """Whether it is more than white space, and has no end of a line in it."""
+    return bool(token.strip()) and token.splitlines() == [token]
 
 
 def keeping(tokenizer: Tokenizer, texts: Sequence[str], keep: int, *, named: Collection[int] = ()) -> EditedTokenizer:
