@@ -35,6 +35,7 @@ def test_a_list_with_its_pictures(run: Run, folder: Path) -> None:
 def test_what_cannot_be_shown_costs_a_line(complains: Complains) -> None:
     assert "no folder" in complains("neighbours", "bert-base-uncased", "king")
     assert "got no word" in complains("neighbours", MINILM)
+    assert "got no word" in complains("neighbours", MINILM, "", " ")
     assert "no list" in complains("neighbours", MINILM, "king", "--figure", "x.png")
     assert "expected words with + or -" in complains("neighbours", MINILM, "king", "-", "+", "man")
     assert "ending in .png" in complains("neighbours", MINILM, "a", "b", "--figure", "x.jpg")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from locant import RangeError, ShapeError, TokenEmbedding
 from locant.embedding import nearest
+from locant.embedding.nearest import unit
 from tests.largest import Largest
 from tests.refusal import refuses
 from tests.tolerances import LENGTH, assert_close
@@ -62,6 +65,35 @@ def test_the_matrix_of_all_with_all_is_never_there(monkeypatch: pytest.MonkeyPat
     assert 2**11 < largest.numbers <= 2**12 + 3 * 64 < 400**2
 
 
+@pytest.mark.parametrize("size", [1e-44, 1e-20, 1e38])
+def test_the_angle_does_not_depend_on_the_length(size: float) -> None:
+    """Of rows and vectors: the squares of these have no float32."""
+    table = TokenEmbedding(31, 3)
+    table.weight.data = (table.weight * 8).round().clamp(-3, 3)
+    table.weight.data[:, 0] = 3
+    vector = torch.tensor([1.0, 2.0, -3.0])
+    scores = table.nearest(vector, 31).scores
+    for rows, query in ((table.weight.data, vector * size), (table.weight.data * size, vector)):
+        table.weight.data = rows
+        found = table.nearest(query, 31)
+        assert_close(found.scores, scores)
+        assert_close(found.scores, found.scores.new_tensor(scores_of_all(rows, query[None], "cosine")[0])[found.ids])
+    assert_close(unit(vector[None] * size), unit(vector[None]))
+
+
+@pytest.mark.parametrize("measure", ["cosine", "dot"])
+def test_rows_that_are_not_finite_come_last(measure: Literal["cosine", "dot"]) -> None:
+    table = TokenEmbedding(6, 3)
+    table.weight.data[1], table.weight.data[4, 2] = torch.nan, torch.inf
+    found = table.nearest(torch.tensor([1.0, 2.0, 3.0]), 5, measure=measure, exclude=[2])
+    assert {*found.ids[:3].tolist()} == {0, 3, 5}
+    assert {*found.ids[3:].tolist()} == {1, 4}
+    assert found.scores.isnan().tolist() == [False] * 3 + [True] * 2
+    for wrong in (1, torch.tensor([1.0, torch.nan, 0.0]), torch.tensor([[1.0, 2.0, torch.inf]])):
+        with refuses(RangeError, "not finite"):
+            table.nearest(wrong, 3)
+
+
 def test_bfloat16_rows_are_compared_in_float32() -> None:
     table = TokenEmbedding(97, 64).bfloat16()
     vector = torch.randn(64)
@@ -81,5 +113,9 @@ def test_what_cannot_be_compared_is_refused() -> None:
         table.nearest(torch.randn(4), 1)
     with refuses(RangeError, "got id 7"):
         table.nearest(torch.tensor([1, 7]), 1)
-    with refuses(RangeError, "got id 9"):
-        table.nearest(1, 1, exclude=[9])
+    for wrong in (9, 1.5, -1):
+        with refuses(RangeError, f"got {wrong} for an id in exclude"):
+            table.nearest(1, 1, exclude=[wrong])  # type: ignore[list-item]
+    for word in ("king", ["king"], None):
+        with refuses(ShapeError, "for ids_or_vector", "Words"):
+            table.nearest(word, 1)  # type: ignore[arg-type]

@@ -208,6 +208,16 @@ def test_a_folder_that_cannot_be_read_costs_one_line(what: str, tmp_path: Path) 
         InputEmbedding.from_pretrained(tmp_path)
 
 
+@pytest.mark.unchecked
+def test_what_is_no_folder_and_no_dtype_costs_one_line(tmp_path: Path) -> None:
+    for wrong in (None, 5, b"", "", "x" * 5000, "\0"):
+        with refuses(InputError, "folder of a model" if not wrong or wrong == 5 else "no folder"):
+            TokenEmbedding.from_pretrained(wrong)  # type: ignore[arg-type]
+    for dtype in ("float32", torch.int8, torch.complex64, torch.float8_e4m3fn):
+        with refuses(RangeError, "for dtype", "dtype=torch.float32"):
+            TokenEmbedding.from_pretrained(tmp_path, dtype=dtype)  # type: ignore[arg-type]
+
+
 def test_a_name_on_the_hub_is_no_folder() -> None:
     with refuses(InputError, "bert-base-uncased", "no folder"):
         TokenEmbedding.from_pretrained("bert-base-uncased")

@@ -96,6 +96,11 @@ def test_a_flat_map_has_the_two_largest_variances() -> None:
         flat_map(vectors, "tsne")
 
 
+def test_no_word_is_refused(words: Words) -> None:
+    with refuses(InputError, "got no word"):
+        words.similarity([])
+
+
 def test_a_tokenizer_of_another_model_is_refused(words: Words) -> None:
     with refuses(InputError, "30522 entries", "100 rows"):
         Words(words.tokenizer, TokenEmbedding(100, 4))

@@ -174,6 +174,9 @@ REFUSED: dict[str, tuple[Any, type[LocantError], str]] = {
     "no multiple": ([(1, 3, 2)], RangeError, "blocks of 2 x 2"),
     "half a token": ([2.5], RangeError, "parts"),
     "beyond the last position": ([(2, 2, 2, 2.0**31 - 1), 2], RangeError, "2**31"),
+    "beyond the last token": ([(1, 2**20, 2**20)], RangeError, "tokens"),
+    "a text beyond the last position": ([2**31], RangeError, "position 2147483648"),
+    "a text behind a far one": ([2**30, 2**30], RangeError, "2**31"),
     "a step backwards": ([(2, 2, 2, -1)], RangeError, "step"),
 }
 

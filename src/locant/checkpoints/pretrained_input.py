@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from locant.arguments import shown
 from locant.checkpoints.config_source import CONFIG, read_json
 from locant.checkpoints.tensor_folder import DTYPES, TensorFolder
-from locant.errors import InputError
+from locant.errors import InputError, RangeError
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import Config, flag, integer, number, required
 from locant.models.encodings import encoding_from_config
@@ -42,6 +42,9 @@ class _Source:
     """A folder, its configuration and the row of its architecture."""
 
     def __init__(self, folder: Path | str, dtype: torch.dtype | None) -> None:
+        if dtype is not None and dtype not in DTYPES.values():
+            known = ", ".join(map(str, DTYPES.values()))
+            raise RangeError(f"got {shown(dtype)} for dtype, expected one of {known}", "dtype=torch.float32")
         self.tensors = TensorFolder(folder)
         self.folder = self.tensors.folder
         facts = read_json(self.folder / CONFIG)

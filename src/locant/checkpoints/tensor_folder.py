@@ -6,6 +6,7 @@ saves no more than itself.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -30,10 +31,10 @@ class TensorFolder:
     """
 
     def __init__(self, folder: Path | str) -> None:
-        if not str(folder):
-            raise InputError("got an empty path, expected the folder of a model", "'.' for the current one")
+        if not isinstance(folder, (str, Path)) or not str(folder):
+            raise InputError(f"got {shown(folder)}, expected the folder of a model", "'.' for the current one")
         self.folder = Path(folder)
-        if not self.folder.is_dir():
+        if not os.path.isdir(folder):  # noqa: PTH112  # pathlib raises where a name is too long
             got = f"got {shown(str(folder))}, which is no folder: nothing is fetched from the network"
             raise InputError(got, "the path of the folder that the model was saved or downloaded to")
         self.files = files_of_tensors(self.folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ def verb(
 
     for path in (figure, flat_map, positions):
         require_figure(path)
+    words = tuple(" ".join(words).split())
     if not (words or positions):
         raise InputError("got no word", f"locant neighbours {model} king")
     terms = terms_of(words) if words else None
@@ -56,9 +58,8 @@ def verb(
     facts: dict[str, Any] = {"model": model}
     if words:
         table = Words.from_pretrained(model)
-        listed = " ".join(words).split()
-        facts |= nearest_facts(table, terms, count) if terms else similarity_facts(table, listed)
-        _draw_words(table, listed, figure, flat_map, layout)
+        facts |= nearest_facts(table, terms, count) if terms else similarity_facts(table, words)
+        _draw_words(table, words, figure, flat_map, layout)
     if positions:
         _draw_positions(model, positions)
     drawn = [str(path) for path in (figure, flat_map, positions) if path]
@@ -71,7 +72,7 @@ def verb(
         click.echo(path)
 
 
-def _draw_words(table: Any, listed: list[str], figure: Path | None, flat_map: Path | None, layout: str) -> None:
+def _draw_words(table: Any, listed: Sequence[str], figure: Path | None, flat_map: Path | None, layout: str) -> None:
     from locant.figures.canvas import save
     from locant.figures.words import draw_flat_map, draw_similarity
 

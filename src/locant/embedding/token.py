@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from locant.arguments import MAX_WIDTH, one_of, real, shape_error, whole
+from locant.arguments import MAX_WIDTH, entries, one_of, real, shape_error, shown, whole
 from locant.embedding.deferred_errors import RaisesLater
 from locant.embedding.nearest import MEASURES, Nearest, nearest_rows
 from locant.embedding.table import Table, WholeTable, require_ids
@@ -158,9 +158,17 @@ class TokenEmbedding(RaisesLater):
         ([2, 1], [1])
         """
         one_of("measure", measure, MEASURES)
-        given = torch.as_tensor(ids_or_vector, device=self.weight.device)
-        outside = torch.as_tensor(list(exclude), dtype=torch.long, device=self.weight.device)
-        require_ids(outside, self.vocab_size, "TokenEmbedding", "vocab_size", self.weight.device)
+        try:
+            given = torch.as_tensor(ids_or_vector, device=self.weight.device)
+        except (TypeError, ValueError, RuntimeError):
+            got = f"got {shown(ids_or_vector)} for ids_or_vector, expected ids or vectors"
+            raise ShapeError(got, "tokenizer.id_of(word), or locant.embedding.Words, which takes words") from None
+        remedy = "exclude=[0]"
+        ids = [
+            whole("an id in exclude", each, 0, self.vocab_size - 1, remedy=remedy)
+            for each in entries("exclude", exclude, remedy)
+        ]
+        outside = torch.tensor(ids, dtype=torch.long, device=self.weight.device)
         if given.is_floating_point():
             if not given.ndim or given.shape[-1] != self.d_model:
                 raise shape_error(

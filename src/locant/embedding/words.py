@@ -9,10 +9,9 @@ from pathlib import Path
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 
 from locant.arguments import one_of
-from locant.embedding.nearest import Nearest
+from locant.embedding.nearest import Nearest, unit
 from locant.embedding.token import TokenEmbedding
 from locant.errors import InputError
 from locant.text import Tokenizer
@@ -93,18 +92,24 @@ class Words:
         Of a sum, each word has length 1 before it is added (Mikolov 2013, https://aclanthology.org/N13-1090).
         """
         terms = [Term(word=terms)] if isinstance(terms, str) else terms
-        total = torch.stack([term.sign * F.normalize(self.vector(term.word), dim=0) for term in terms]).sum(0)
+        total = sum(term.sign * row for term, row in zip(terms, self._unit([term.word for term in terms]), strict=True))
         ids = {number for term in terms for number in self.ids(term.word)}
         return self.table.nearest(total, k, exclude=sorted(ids))
 
     def similarity(self, words: Sequence[str]) -> Float[Tensor, "words words"]:
         """The cosine of any two of these words."""
-        unit = F.normalize(torch.stack([self.vector(word) for word in words]), dim=1)
-        return unit @ unit.T
+        rows = self._unit(words)
+        return rows @ rows.T
 
     def flat_map(self, words: Sequence[str], layout: str = "pca") -> Float[Tensor, "words 2"]:
         """A place in the plane for each of these words, see `flat_map`."""
-        return flat_map(F.normalize(torch.stack([self.vector(word) for word in words]), dim=1), layout)
+        return flat_map(self._unit(words), layout)
+
+    def _unit(self, words: Sequence[str]) -> Float[Tensor, "words d_model"]:
+        """Their vectors with length 1."""
+        if not words:
+            raise InputError("got no word", "['king']")
+        return unit(torch.stack([self.vector(word) for word in words]))
 
 
 def flat_map(vectors: Float[Tensor, "points width"], layout: str = "pca") -> Float[Tensor, "points 2"]:

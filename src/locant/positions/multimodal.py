@@ -24,6 +24,7 @@ __all__ = ["GOES_ON", "Counting", "Parts", "Rows", "rows_of_parts"]
 Part = int | tuple[Real, ...]
 Parts = Sequence[Part] | Sequence[Sequence[Part]] | Sequence[Sequence[Sequence[Part]]]
 
+Sizes = int | tuple[int, int, int, np.float32 | int]
 Rows = tuple[Int[np.ndarray, "rows width 3"], Int[np.ndarray, "rows width"], Int[np.ndarray, "rows width"]]
 """Index, document and order of every slot."""
 
@@ -47,30 +48,50 @@ class Counting:
 
     def document(self, parts: Sequence[Any]) -> Int[np.ndarray, "tokens 3"]:
         """The index of every token of one document."""
-        start, found = 0, [np.zeros((0, 3), dtype=np.int64)]
-        for part in parts:
-            if isinstance(part, tuple):
-                grid = self._grid(part)
-                found.append(grid + start)
-                sides = int(grid[:, 1:].max(initial=-1)) if self.goes_on == "sides" else int(grid.max(initial=-1))
-                start += sides + self.denominator if len(grid) else 0
-            else:
-                count = token_count("a number of tokens in parts", part, EXAMPLE)
-                found.append(np.repeat(np.arange(count)[:, None] * self.denominator, 3, axis=1) + start)
-                start += count * self.denominator
-        if start > MAX_INT32:
-            raise RangeError(f"got parts that reach position {start}, expected 2**31 - 1 at most", "fewer parts")
-        return np.concatenate(found)
+        sizes = [self._sizes(part) for part in parts]
+        starts = self._starts(sizes)  # which refuses what no array could hold
+        found = [self._indices(size) + start for size, start in zip(sizes, starts, strict=True)]
+        return np.concatenate([np.zeros((0, 3), dtype=np.int64), *found])
 
-    def _grid(self, part: tuple[Any, ...]) -> Int[np.ndarray, "tokens 3"]:
+    def _starts(self, sizes: Sequence[Sizes]) -> list[int]:
+        """The index at which each part begins; raises where there are more tokens, or larger indices, than allowed."""
+        starts, start, end, tokens = [], 0, 0, 0
+        for size in sizes:
+            frames, rows, columns, tick = size if isinstance(size, tuple) else (1, size, 1, 1)
+            starts.append(start)
+            if not rows:
+                continue
+            sides = max(rows, columns) * self.denominator
+            times = int(type(tick)(frames - 1) * tick) + self.denominator
+            tokens, end = tokens + frames * rows * columns, max(end, start + max(sides, times))
+            start += sides if self.goes_on == "sides" else max(sides, times)
+        if end > MAX_INT32:
+            raise RangeError(f"got parts that reach position {end}, expected 2**31 - 1 at most", "fewer parts")
+        if tokens > MAX_INT32:
+            raise RangeError(f"got parts of {tokens} tokens, expected 2**31 - 1 at most", "fewer parts")
+        return starts
+
+    def _sizes(self, part: Part) -> Sizes:
+        """The number of tokens of a text, or merged frames, rows and columns of a grid and the tick of its frames."""
+        if not isinstance(part, tuple):
+            return token_count("a number of tokens in parts", part, EXAMPLE)
         if len(part) not in (3, 4):
             got = f"got {shown(part)} in parts, expected (frames, rows, columns), or a step from frame to frame besides"
             raise ShapeError(got, EXAMPLE)
         frames, rows, columns = (token_count("a grid's size in parts", size, EXAMPLE) for size in part[:3])
         frames = frames // self.merge_frames if frames > 1 else frames
-        sides = [self._merged(size, part) for size in (rows, columns)]
-        times = self._times(frames, part[3] if len(part) == 4 else 1)
-        axes = [times, *(np.arange(side) * self.denominator for side in sides)]
+        rows, columns = (self._merged(size, part) for size in (rows, columns))
+        step = part[3] if len(part) == 4 else 1
+        step = real("the step of a grid in parts", step, low=0, high=MAX_INT32, remedy="positions per frame, such as 2")
+        return (frames, rows, columns, self._tick(step)) if frames and rows and columns else 0
+
+    def _indices(self, size: Sizes) -> Int[np.ndarray, "tokens 3"]:
+        """Those of a part that begins at 0."""
+        if not isinstance(size, tuple):
+            return np.repeat(np.arange(size)[:, None] * self.denominator, 3, axis=1)
+        frames, rows, columns, tick = size
+        times = (np.arange(frames, dtype=type(tick)) * tick).astype(np.int64)
+        axes = [times, *(np.arange(side) * self.denominator for side in (rows, columns))]
         return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3)
 
     def _merged(self, size: int, part: tuple[Any, ...]) -> int:
@@ -79,16 +100,15 @@ class Counting:
             raise RangeError(got, f"rows and columns in multiples of {self.merge}, or another merge")
         return size // self.merge
 
-    def _times(self, frames: int, step: Any) -> Int[np.ndarray, " frames"]:
-        """When each frame is: whole numbers by cutting off, as models whose positions are integers do in float32."""
-        step = real("the step of a grid in parts", step, low=0, high=MAX_INT32, remedy="positions per frame, such as 2")
+    def _tick(self, step: Real) -> np.float32 | int:
+        """From frame to frame: in float32 where positions are integers, to which models cut it off in that."""
         if self.denominator == 1:
-            return (np.arange(frames, dtype=np.float32) * np.float32(step)).astype(np.int64)
+            return np.float32(step)
         ticks = step * self.denominator
         if not math.isclose(ticks, round(ticks), rel_tol=1e-9):
             got = f"got a step of {step:g} positions per frame in parts, no multiple of 1/{self.denominator}"
             raise RangeError(got, "another denominator")
-        return np.arange(frames) * round(ticks)
+        return round(ticks)
 
 
 def rows_of_parts(parts: Any, counting: Counting, length: int | None, padding: str) -> Rows:
