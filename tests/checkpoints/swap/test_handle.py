@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
 import locant
 from locant.checkpoints import load_swapped
@@ -61,6 +61,11 @@ def state(model: Any) -> tuple[Any, ...]:
         ({"encoding": locant.ALiBi(4), "layers": lambda layer, kind: None}, InputError, ("beside a function",)),
         ({"angles": "float64"}, RangeError, ("angles",)),
         ({"layers": {"every": 2, "encoding": locant.Sinusoidal(64)}}, InputError, ("embeddings",)),
+        ({"encoding": locant.Sinusoidal(32)}, RangeError, ("d_model=64",)),
+        ({"encoding": locant.Learned(100, 32)}, RangeError, ("d_model=64",)),
+        ({"encoding": locant.ALiBi(4), "angles": "float32"}, InputError, ("angles='float32'",)),
+        ({"layers": {}}, RangeError, ("{}", "every")),
+        ({"layers": lambda layer, kind: None}, RangeError, ("none of 4 layers", "every")),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_is_changed(
@@ -87,6 +92,19 @@ def test_models_without_a_point_are_refused_by_name() -> None:
     remote = type("Remote", (nn.Module,), {"__module__": "transformers_modules.remote"})
     with refuses(InputError, "Remote"):
         locant.swap(remote())
+
+
+def test_positions_on_several_axes_are_not_added_to_embeddings() -> None:
+    """Qwen2-VL gives its tokens a time, a row and a column."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "vocab_size": 99,
+             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}  # fmt: skip
+    vision = {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64}
+    model = Qwen2VLForConditionalGeneration(Qwen2VLConfig(text_config=sizes, vision_config=vision))
+    before = state(model)
+    with refuses(InputError, "Qwen2VL", "3 axes", "ALiBi"):
+        locant.swap(model, locant.Learned(64, 64))
+    assert state(model) == before
 
 
 def test_a_module_that_computes_something_else_is_refused() -> None:
@@ -177,7 +195,7 @@ def trained(model: Any) -> Any:
     [
         {"encoding": locant.Kerple(4)},
         {"encoding": locant.Rotary(16, scaling=locant.scaling.YaRN(factor=4.0, original_max_seq_len=64))},
-        {"layers": {"every": 2, "encoding": locant.T5Bias(4)}},
+        {"layers": {"every": 2, "encoding": locant.T5Bias(4)}, "angles": "float32"},
     ],
     ids=["learned", "scaled", "some layers"],
 )
@@ -185,7 +203,9 @@ def test_it_is_saved_with_the_model_and_loaded(tmp_path: Path, plan: dict[str, A
     model = tiny(LLAMA)
     locant.swap(model, **plan)
     trained(model).save_pretrained(tmp_path)
-    assert torch.equal(load_swapped(tmp_path)(ids()).logits, model(ids()).logits)
+    again = load_swapped(tmp_path)
+    assert again.config.locant == model.config.locant
+    assert torch.equal(again(ids()).logits, model(ids()).logits)
     for load in (AutoModelForCausalLM.from_pretrained, LlamaForCausalLM.from_pretrained):
         with pytest.raises(ValueError, match=r"locant\.checkpoints\.load_swapped\(folder\)"):
             load(tmp_path)
@@ -193,11 +213,42 @@ def test_it_is_saved_with_the_model_and_loaded(tmp_path: Path, plan: dict[str, A
 
 def test_an_encoding_of_ones_own_is_given_again(tmp_path: Path) -> None:
     model = tiny(LLAMA)
-    locant.swap(model, Slanted(4))
+    assert "load_swapped(folder, encoding=...)" in locant.swap(model, Slanted(4)).sentences[0]
     trained(model).save_pretrained(tmp_path)
     with refuses(InputError, "none of locant's", "encoding="):
         load_swapped(tmp_path)
     assert torch.equal(load_swapped(tmp_path, encoding=Slanted(4))(ids()).logits, model(ids()).logits)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        None, "alibi", [], {}, {"encodings": [None]}, {"encodings": 3, "layers": []},
+        {"encodings": [{"name": "alibi"}], "layers": [0] * 4},
+        {"encodings": [{"name": "alibi", "options": {"heads": 4}}], "layers": [0] * 4},
+        {"encodings": [{"name": "alibii", "options": {}}], "layers": [0] * 4},
+        {"encodings": [{"name": "rotary", "options": {"head_dim": 16, "scaling": {"kind": "Yarn"}}}], "layers": [0]},
+        {"encodings": [{"name": "alibi", "options": {"num_heads": 4}}], "layers": [0, 0, 0, 1]},
+        {"encodings": [{"name": "alibi", "options": {"num_heads": 4}}], "layers": [0, 0, 0, -1]},
+        {"encodings": [{"name": "alibi", "options": {"num_heads": 4}}], "layers": [0] * 3},
+        {"encodings": [{"name": "alibi", "options": {"num_heads": 4}}], "layers": [0] * 5},
+        {"encodings": [{"name": "alibi", "options": {"num_heads": 4}}], "layers": [None, 0, 0, 0], "angles": 32},
+    ],
+)  # fmt: skip
+def test_a_damaged_entry_is_refused(saved: Path, entry: Any) -> None:
+    config = json.loads((saved / "config.json").read_text(encoding="utf-8"))
+    (saved / "config.json").write_text(json.dumps(config | {"locant": entry}), encoding="utf-8")
+    with refuses(InputError, "config.json", "'locant'", "as it was saved"):
+        load_swapped(saved)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with ALiBi."""
+    folder, model = tmp_path_factory.mktemp("saved"), tiny(LLAMA)
+    locant.swap(model, locant.ALiBi(4))
+    model.save_pretrained(folder)
+    return folder
 
 
 def test_what_lacks_something_is_not_loaded(tmp_path: Path) -> None:

@@ -118,6 +118,19 @@ def test_another_encoding_is_the_same_padded_packed_and_cached(name: str) -> Non
             assert (steps - generated(model, use_cache=False)).abs().max() <= LOGITS
 
 
+@pytest.mark.parametrize("encoding", [locant.Sinusoidal(64), locant.Learned(16, 64)], ids=["sinusoidal", "learned"])
+def test_positions_in_embeddings_begin_behind_the_padding(encoding: Any) -> None:
+    """Without position ids and with a cache: the row is what it is alone."""
+    model = tiny(MODELS[0])
+    tokens, mask, _ = padded()
+    with locant.swap(model, encoding), torch.no_grad():
+        alone = model(tokens[1:, 3:]).logits
+        first = model(tokens[:, :8], attention_mask=mask[:, :8])
+        rest = model(tokens[:, 8:], attention_mask=mask, past_key_values=first.past_key_values)
+        found = torch.cat([first.logits, rest.logits], 1)[1:, 3:]
+    assert (found - alone).abs().max() <= LOGITS
+
+
 @pytest.mark.unchecked  # what is compiled is not run while shapes are checked
 @pytest.mark.slow
 @three

@@ -63,7 +63,9 @@ class EmbeddingPoint:
         tokens = ids if embedded is None else embedded
         if tokens is None:
             return None
-        positions = _positions(tokens, given.get("position_ids"), given.get("past_key_values"))
+        positions = _positions(
+            tokens, given.get("position_ids"), given.get("past_key_values"), given.get("attention_mask")
+        )
         if embedded is None:
             self.positions = positions
             return None
@@ -79,12 +81,16 @@ class EmbeddingPoint:
         self.positions = None
 
 
-def _positions(tokens: Tensor, position_ids: Tensor | None, past: Any) -> Positions:
+def _positions(tokens: Tensor, position_ids: Tensor | None, past: Any, mask: Any) -> Positions:
+    """By the position ids, else by what the mask of padding lets count, else by slots."""
     if position_ids is not None:
         return Positions.of(position_ids)
     seen = 0 if past is None else past.get_seq_length()
-    if isinstance(seen, Tensor):  # a cache of one shape counts on its device
-        return Positions.of((torch.arange(tokens.shape[1], device=tokens.device) + seen)[None])
+    slots = torch.arange(tokens.shape[1], device=tokens.device) + seen  # a cache of one shape counts on its device
+    if isinstance(mask, Tensor) and mask.ndim == 2:
+        return Positions.of((mask.long().cumsum(1) - 1).clamp(min=0)[:, slots.to(mask.device)].to(tokens.device))
+    if isinstance(seen, Tensor):
+        return Positions.of(slots[None])
     return Positions.after(seen, tokens.shape[1], device=tokens.device)
 
 

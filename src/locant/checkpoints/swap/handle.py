@@ -61,6 +61,7 @@ def swap(
             function of a layer's index and type (of ``config.layer_types``) gives each what it returns, ``None`` for
             its own.
         angles: for the model's own encoding: ``"exact"``, or ``"float32"`` for the bits that the model had before.
+            Other encodings are made with angles of their own.
 
     Returns:
         A handle: `undo` takes all of it back, leaving a ``with`` block does so too, and `sentences` says what each
@@ -94,7 +95,10 @@ def swap(
         raise InputError(got, "swap(model, encoding) with an encoding of locant")
     count = owner.config.num_hidden_layers
     plan = planned(encoding, layers, list(getattr(owner.config, "layer_types", None) or [None] * count))
-    return _Work(model, owner, points, plan).done()
+    if angles != "exact" and None not in plan:
+        got = f"got angles={angles!r} beside encodings for all layers, which have angles of their own"
+        raise InputError(got, f"the encoding made with it, such as locant.Rotary(..., angles={angles!r})")
+    return _Work(model, owner, points, plan, angles).done()
 
 
 class Swap:
@@ -129,15 +133,22 @@ class _Work:
     """One swap while it is made: everything is looked at before anything is changed."""
 
     def __init__(
-        self, model: Any, owner: Any, points: Sequence[RotaryPoint], plan: Sequence[PositionEncoding | None]
+        self,
+        model: Any,
+        owner: Any,
+        points: Sequence[RotaryPoint],
+        plan: Sequence[PositionEncoding | None],
+        angles: AngleMode,
     ) -> None:
         self.model, self.owner, self.points, self.plan = model, owner, points, plan
+        self.angles: AngleMode = angles
         self.foreign = [*{id(each): each for each in plan if each is not None}.values()]
         self.tables = [] if points else own_tables(owner)
         self.ways = [_way(each, owner, points) for each in plan]
         self.base = plan[0] if all(each is plan[0] for each in plan) else None
         self.modules = attention_modules(owner) if self.foreign else {}
         self._require()
+        self.told: Sequence[object] = ()
         self.undo: list[Callable[[], object]] = []
 
     def done(self) -> Swap:
@@ -161,6 +172,10 @@ class _Work:
         mixed = len({id(each) for each in self.plan}) > 1
         if "embed" in self.ways and mixed:
             raise InputError("got an encoding that is added to embeddings for some layers", "it for all layers")
+        axes = max((each.pairs.num_axes or 1 for point in self.points for each in point.own.values()), default=1)
+        if "embed" in self.ways and axes > 1:
+            got = f"got {self.base} for {name}, whose tokens have positions on {axes} axes"
+            raise InputError(got, "an encoding in its attention, such as locant.ALiBi(num_heads=...)")
         if self.foreign and not self.points:
             own = [path for path, _ in self.tables]
             if len(own) != 1 or mixed:
@@ -187,7 +202,7 @@ class _Work:
         setattr(self.owner, HOLDER, held.to(device=first.device, dtype=first.dtype))
         self.undo.append(lambda: delattr(self.owner, HOLDER))
         own_configurations(self.model)
-        record(self.model.config, self.foreign, [self._place(each) for each in self.plan])
+        self.told = record(self.model.config, self.foreign, [self._place(each) for each in self.plan], self.angles)
         self.undo.append(lambda: forget(self.model.config))
 
     def _place(self, encoding: PositionEncoding | None) -> int | None:
@@ -224,6 +239,12 @@ class _Work:
         return PositionEncoding() if encoding is None else encoding
 
     def _sentence(self, layer: int) -> str:
+        place = self._place(self.plan[layer])
+        if place is not None and self.told[place] is None:
+            return f"{self._what(layer)}; saved, it is to be given again: load_swapped(folder, encoding=...)"
+        return self._what(layer)
+
+    def _what(self, layer: int) -> str:
         encoding, way = self.plan[layer], self.ways[layer]
         if encoding is None:
             kinds = [*dict.fromkeys(str(each) for point in self.points for each in point.own.values())]
@@ -263,11 +284,11 @@ def _way(encoding: PositionEncoding | None, owner: Any, points: Sequence[RotaryP
     """``own``, or through which point the encoding goes: ``angles``, ``scores`` or ``embed``."""
     if encoding is None:
         return "own"
-    if "embed" in encoding.doors():
-        return "embed"
     if type(encoding) is PositionEncoding:
         return "angles"
-    _require_sizes(encoding, owner.config)
+    _require_sizes(encoding, owner)
+    if "embed" in encoding.doors():
+        return "embed"
     if type(encoding) is not Rotary:
         return "scores"
     own = [rotary for point in points for rotary in point.own.values()]
@@ -282,12 +303,15 @@ def _way(encoding: PositionEncoding | None, owner: Any, points: Sequence[RotaryP
     return "scores"
 
 
-def _require_sizes(encoding: Any, config: Any) -> None:
-    """Raise unless the encoding is for as many heads, as wide, as the model has."""
-    heads = config.num_attention_heads
+def _require_sizes(encoding: Any, owner: Any) -> None:
+    """Raise unless the encoding is for as many heads, as wide, as the model has, or for token embeddings as wide."""
+    config, heads = owner.config, owner.config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     latent = getattr(config, "qk_rope_head_dim", None)
-    for name, of_model in (("num_heads", (heads,)), ("head_dim", (width, latent))):
+    sizes = {"num_heads": (heads,), "head_dim": (width, latent)}
+    if "embed" in encoding.doors():
+        sizes["d_model"] = (owner.get_input_embeddings().weight.shape[-1],)
+    for name, of_model in sizes.items():
         has = getattr(encoding, name, None)
         if has is not None and has not in of_model:
             raise RangeError(f"got {encoding} for a model with {name}={of_model[0]}", f"{name}={of_model[0]}")

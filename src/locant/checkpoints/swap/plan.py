@@ -21,12 +21,21 @@ def planned(
     encoding: PositionEncoding | None, layers: LayerPlan | None, types: Sequence[str | None]
 ) -> list[PositionEncoding | None]:
     """The encoding of each layer; ``None``: its own."""
-    count = len(types)
     if layers is None:
-        return [_required("encoding", encoding)] * count
+        return [_required("encoding", encoding)] * len(types)
+    plan = _by_layer(encoding, layers, types)
+    if all(each is None for each in plan):
+        raise RangeError(f"got layers that give none of {len(types)} layers an encoding", REMEDY)
+    return plan
+
+
+def _by_layer(
+    encoding: PositionEncoding | None, layers: LayerPlan, types: Sequence[str | None]
+) -> list[PositionEncoding | None]:
+    count = len(types)
     if isinstance(layers, Mapping):
         if set(layers) != {"every", "encoding"}:
-            raise RangeError(f"got layers with {', '.join(map(str, layers))}, expected every and encoding", REMEDY)
+            raise RangeError(f"got {shown(dict(layers))} for layers, expected the keys every and encoding", REMEDY)
         every = whole("every", layers["every"], 1, count, remedy=f"1 to {count}, the number of layers")
         other, rest = _required("layers['encoding']", layers["encoding"]), _required("encoding", encoding)
         return [other if (index + 1) % every == 0 else rest for index in range(count)]

@@ -16,10 +16,11 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from locant.arguments import shown
+from locant.arguments import one_of, shown, whole
 from locant.checkpoints.checkpoint_folder import headers_of
-from locant.checkpoints.config_source import read_json
+from locant.checkpoints.config_source import CONFIG, read_json
 from locant.errors import InputError
+from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.registry import encoding as encoding_of
 from locant.positions.registry import encodings
@@ -31,6 +32,8 @@ KEY = "locant"
 FUNCTION = "attn_implementation"
 SENTENCE = "the positions of this model are locant's: load it with locant.checkpoints.load_swapped(folder)"
 HOLDER = ".locant."
+UNTOLD = "untold"
+"""In the place of an encoding that the configuration does not tell."""
 
 
 def own_configurations(model: nn.Module) -> None:
@@ -44,10 +47,14 @@ def own_configurations(model: nn.Module) -> None:
                 setattr(module, name, copy.deepcopy(value, copies))
 
 
-def record(config: Any, foreign: Sequence[PositionEncoding], places: Sequence[int | None]) -> None:
+def record(
+    config: Any, foreign: Sequence[PositionEncoding], places: Sequence[int | None], angles: AngleMode
+) -> list[dict[str, Any] | None]:
     """Write into the configuration which layer has which encoding; those that cannot be told are ``None``."""
-    setattr(config, KEY, {"encodings": [described(each) for each in foreign], "layers": list(places)})
+    told = [described(each) for each in foreign]
+    setattr(config, KEY, {"encodings": told, "layers": list(places), "angles": angles})
     setattr(config, FUNCTION, SENTENCE)
+    return told
 
 
 def forget(config: Any) -> None:
@@ -115,30 +122,51 @@ def load_swapped(
         options: for ``from_pretrained``, such as ``dtype``.
 
     Raises:
-        InputError: a folder of a model that was not swapped, or without the parameters of its encoding.
+        InputError: a folder of a model that was not swapped, or had its own encoding in every layer; one whose
+            ``locant`` entry is damaged, or without the parameters of its encoding.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from locant.checkpoints.swap.handle import swap
 
     path = Path(folder)
-    if KEY not in read_json(path / "config.json"):
-        raise InputError(f"got {path}, whose model is not swapped", f"from_pretrained({str(folder)!r})")
+    given = read_json(path / CONFIG)
+    if KEY not in given:
+        got = f"got {path}, whose model is not swapped, or has its own encoding, which is not written down"
+        raise InputError(got, f"from_pretrained({str(folder)!r}), then locant.swap")
+    plan, angles = _read_plan(path, given[KEY])
+    if encoding is None and layers is None:
+        if UNTOLD in plan:
+            got = f"got {path}, with an encoding that is none of locant's"
+            raise InputError(got, "load_swapped(folder, encoding=...) with one like it")
+        layers = lambda layer, _: plan[layer] if layer < len(plan) else None  # noqa: E731
     config: Any = AutoConfig.from_pretrained(path)
-    said = getattr(config, KEY)
     delattr(config, KEY)
     config._attn_implementation = None
     model = (cls or AutoModelForCausalLM).from_pretrained(path, config=config, **options)
-    if encoding is None and layers is None:
-        if None in said["encodings"]:
-            got = f"got {path}, with an encoding that is none of locant's"
-            raise InputError(got, "load_swapped(folder, encoding=...) with one like it")
-        known = [built(each) for each in said["encodings"]]
-        places = said["layers"]
-        layers = lambda layer, _: None if places[layer] is None else known[places[layer]]  # noqa: E731
-    swap(model, encoding, layers=layers)
+    swapped = swap(model, encoding, layers=layers, angles=angles)
+    if len(swapped.sentences) != len(plan):
+        raise _damaged(path, f"{len(plan)} layers for {len(swapped.sentences)}")
     _read_parameters(path, model)
     return model
+
+
+def _read_plan(folder: Path, said: Any) -> tuple[list[Any], AngleMode]:
+    """What `record` wrote: the encoding of each layer, and the angles of its own."""
+    again = "the folder as it was saved"
+    try:
+        known = [UNTOLD if each is None else built(each) for each in said["encodings"]]
+        last = len(known) - 1
+        places = [None if each is None else whole("layers", each, 0, last, remedy=again) for each in said["layers"]]
+        angles = one_of("angles", said.get("angles", "exact"), ("exact", "float32"), again)
+    except Exception as error:  # whatever is wrong in a file that was written by hand
+        raise _damaged(folder, f"{type(error).__name__}: {error}") from error
+    return [None if each is None else known[each] for each in places], "float32" if angles == "float32" else "exact"
+
+
+def _damaged(folder: Path, why: str) -> InputError:
+    got = f"got {folder / CONFIG}, whose entry {KEY!r} does not say what each layer has ({why})"
+    return InputError(got, "the folder as it was saved")
 
 
 def _read_parameters(folder: Path, model: Any) -> None:
