@@ -12,10 +12,12 @@ import pytest
 
 from locant.errors import InputError, LocantError
 from locant.explore.answers import answer
+from locant.explore.comparing import Told
 from locant.explore.screens.results import start
 from locant.explore.session import Session
 from locant.explore.state import State
 from locant.lab import Settings, compare
+from locant.lab.comparison import Progress
 from tests.tolerances import SHORT_SUM
 
 SMALL = {"encodings": "nope, alibi", "steps": "2", "train": "8"}
@@ -86,6 +88,14 @@ def test_a_comparison_runs_and_its_folder_is_a_report(tmp_path: Path, monkeypatc
     assert (tmp_path / "explore-report-1" / "report.html").is_file()
     later = numbers(Session.of([str(tmp_path / "explore-report-1")], []))
     np.testing.assert_array_equal(later["rows"][0]["by_length"], shown["rows"][0]["by_length"])
+
+
+def test_an_interrupt_that_python_drops_ends_the_next_step() -> None:
+    told = Told()
+    with pytest.raises(KeyboardInterrupt):
+        told.interrupt()
+    with pytest.raises(KeyboardInterrupt):
+        told.advance(Progress(encoding="nope", seed=0, loss=1.0, done=1, total=10))
 
 
 @pytest.mark.slow
