@@ -1,7 +1,7 @@
 """Llama, Qwen2 and GPT-NeoX written out plainly, in float64, with a choice of positions: none of it is locant's.
 
 The formulas of positions are those of the papers: ALiBi (Press 2021), KERPLE (Chi 2022), xPos (Sun 2022), YaRN (Peng
-2023). Weights are read from a model of `transformers`.
+2023), PoPE (Gopalakrishnan 2025). Weights are read from a model of `transformers`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["alibi", "kerple", "logits", "nope", "rotary", "xpos", "yarn"]
+__all__ = ["alibi", "kerple", "logits", "nope", "pope", "rotary", "xpos", "yarn"]
 
 Turn = Callable[[Tensor, int], Tensor]
 Bias = Callable[[Tensor], Tensor]
@@ -44,6 +44,18 @@ def kerple(r1: Tensor, r2: Tensor) -> Way:
 def rotary(width: int, base: float = 10000.0) -> Way:
     frequencies = [base ** (-2 * pair / width) for pair in range(width // 2)]
     return Way(lambda x, side: _turned(x, frequencies, width))
+
+
+def pope(width: int, base: float = 10000.0) -> Way:
+    """Without shifts; scores are over the root of `width`, though queries and keys are twice as wide."""
+    frequencies = torch.tensor([base ** (-channel / width) for channel in range(width)], dtype=torch.float64)
+
+    def turn(x: Tensor, side: int) -> Tensor:
+        angle = torch.arange(x.shape[2], dtype=torch.float64)[:, None] * frequencies
+        size = F.softplus(x) * (math.sqrt(2) if side == 1 else 1)
+        return torch.cat([size * angle.cos(), size * angle.sin()], -1)
+
+    return Way(turn)
 
 
 def yarn(width: int, factor: float, trained: int, base: float = 10000.0) -> Way:

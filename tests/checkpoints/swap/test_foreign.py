@@ -9,8 +9,11 @@ import pytest
 import torch
 
 import locant
+from locant.errors import RangeError
+from locant.positions.pope import PoPE
 from tests.checkpoints.swap import reference
 from tests.checkpoints.swap.families import Family, ids, tiny
+from tests.refusal import refuses
 from tests.tolerances import DIFFERENT, LOGITS
 
 MODELS = [
@@ -54,6 +57,14 @@ CASES = [
     for place, name in enumerate(ENCODINGS)
     for fast in [place % len(MODELS) == number]
 ]
+
+
+def test_heads_may_be_those_of_keys_and_twice_as_wide() -> None:
+    model = model_of(MODELS[0])
+    with locant.swap(model, PoPE(WIDTH, num_heads=2)):
+        assert off(model(ids()).logits, reference.logits(model, ids(), reference.pope(WIDTH))) <= LOGITS
+    with refuses(RangeError, "num_heads=2"):
+        locant.swap(model, PoPE(WIDTH, num_heads=HEADS))
 
 
 @pytest.mark.parametrize(("family", "name"), CASES)

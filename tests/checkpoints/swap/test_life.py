@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import locant
+from locant.positions.pope import PoPE
 from tests.checkpoints.swap.families import Family, ids, tiny
 from tests.checkpoints.swap.ranks import losses_on_two
 from tests.ranks import found_on, needs_gloo
@@ -99,7 +100,12 @@ def test_bfloat16_keeps_its_frequencies(family: Family) -> None:
     assert torch.equal(model(ids()).logits, swapped)
 
 
-BIASES = {"alibi": lambda: locant.ALiBi(HEADS), "kerple": lambda: locant.Kerple(HEADS), "xpos": lambda: locant.XPos(16)}
+BIASES = {
+    "alibi": lambda: locant.ALiBi(HEADS),
+    "kerple": lambda: locant.Kerple(HEADS),
+    "xpos": lambda: locant.XPos(16),
+    "pope": lambda: PoPE(16, num_heads=2),
+}
 
 
 @pytest.mark.parametrize("name", BIASES)

@@ -167,9 +167,11 @@ def attention(
         raise LocantError(f"got a bias of its own from {type(module).__name__}", "a model without one")
     causal = others.get("is_causal")
     causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
+    width = query.shape[-1]
     if attention_mask is None and encoding is not None and _is_plain(point, module, others):
         positions, k_positions = _in_slots(query, key)
         q, k = encoding.rotate(query, key, positions, k_positions)
+        scaling = _for_width(scaling, width, q)
         y = attend(
             q, k, value, encoding=encoding, positions=positions, k_positions=k_positions, causal=causal,
             dropout_p=dropout, scale=scaling,
@@ -183,6 +185,7 @@ def attention(
     if encoding is not None and attention_mask is not None:
         positions, k_positions = _positions(query, key, attention_mask, others.get("position_ids"))
         query, key = encoding.rotate(query, key, positions, k_positions)
+        scaling = _for_width(scaling, width, query)
         bias = encoding.bias(query, key, positions, k_positions) if has_bias(encoding) else None
         if bias is not None:  # float32, whatever the model computes in: 16 bits cannot tell far distances apart
             query, key, value = (x.to(bias.dtype) for x in (query, key, value))
@@ -199,6 +202,11 @@ def _is_plain(point: AttentionPoint, module: nn.Module, others: dict[str, Any]) 
     """Whether nothing stands beside the softmax that only the function named before knows of."""
     beside = any(others.get(name) is not None for name in ("softcap", "s_aux", "cache")) or hasattr(module, "sinks")
     return point.before == "sdpa" and not beside
+
+
+def _for_width(scaling: float | None, width: int, query: Tensor) -> float | None:
+    """The scale of a model is for the width of its heads, which an encoding may double (PoPE)."""
+    return None if scaling is None else scaling * (width / query.shape[-1]) ** 0.5
 
 
 def _in_slots(query: Tensor, key: Tensor) -> tuple[Positions, Positions]:

@@ -24,7 +24,7 @@ from locant.checkpoints.swap.rotary_point import ANGLES, LayerHook, RotaryPoint,
 from locant.checkpoints.swap.saving import forget, own_configurations, record
 from locant.errors import InputError, RangeError
 from locant.positions.angles import AngleMode
-from locant.positions.base import PositionEncoding
+from locant.positions.base import PositionEncoding, has_bias
 from locant.positions.encodings.rotary import Rotary
 
 __all__ = ["Swap", "swap"]
@@ -308,6 +308,8 @@ def _require_sizes(encoding: Any, owner: Any) -> None:
     config, heads = owner.config, owner.config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     latent = getattr(config, "qk_rope_head_dim", None)
+    if not has_bias(encoding):  # what turns queries and keys counts the heads of keys
+        heads = getattr(config, "num_key_value_heads", None) or heads
     sizes = {"num_heads": (heads,), "head_dim": (width, latent)}
     if "embed" in encoding.doors():
         sizes["d_model"] = (owner.get_input_embeddings().weight.shape[-1],)
