@@ -14,8 +14,10 @@ def losses_on_two(name: str, sharded: bool = True) -> list[float]:
     """The losses of three steps of plain gradient descent."""
     model = tiny(Family("llama", "LlamaForCausalLM"))
     torch.manual_seed(0)
-    encoding = None if name == "own" else locant.Kerple(4)
-    locant.swap(model, encoding, angles="float32")
+    if name == "own":
+        locant.swap(model, angles="float32")
+    else:
+        locant.swap(model, locant.Kerple(4))
     if sharded:
         from torch.distributed.fsdp import fully_shard
 
