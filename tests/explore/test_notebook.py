@@ -41,6 +41,11 @@ def test_a_widget_reads_files_as_the_command_does(tmp_path, monkeypatch: pytest.
         widget("nowhere")
     with refuses(InputError, "no file"):
         widget("text", files=["absent.txt"])
+    (tmp_path / "empty").mkdir()
+    with refuses(InputError, "results.json"):
+        widget("text", files=[str(tmp_path / "empty")])
+    with refuses(InputError, "screen compare shows nothing of"):
+        widget("compare", files=[str(tmp_path / "mine.txt")])
     monkeypatch.setitem(sys.modules, "anywidget", None)
     with refuses(InputError, "anywidget"):
         widget("compare")

@@ -41,10 +41,10 @@ def verb(
     session = Session.of(files, configs)
     screen, settings = read_address(address)
     if page is not None:
-        from locant.explore.answers import answer
+        from locant.explore.answers import answer_alone
         from locant.explore.document import exported
 
-        write_whole(page, exported(answer(screen, settings, session)))
+        write_whole(page, exported(answer_alone(screen, settings, session)))
         _print({"page": str(page)}, as_json)
         return
     if find_spec("uvicorn") is None or find_spec("starlette") is None:

@@ -15,7 +15,7 @@ from locant.explore.screen import find_screen
 from locant.explore.session import Session
 from locant.explore.state import State
 
-__all__ = ["answer", "as_json"]
+__all__ = ["answer", "answer_alone", "as_json"]
 
 
 def answer(name: str, given: Mapping[str, str], session: Session) -> dict[str, Any]:
@@ -26,6 +26,17 @@ def answer(name: str, given: Mapping[str, str], session: Session) -> dict[str, A
     except RecursionError:
         raise InputError("got values nested too deeply", "a configuration as transformers writes it") from None
     return {"screen": name, "state": state.settled, "controls": state.controls, "numbers": numbers}
+
+
+def answer_alone(name: str, given: Mapping[str, str], session: Session) -> dict[str, Any]:
+    """The same, for a screen that is shown without the others: it has to show every file and every configuration."""
+    found = answer(name, given, session)
+    offered = {choice for control in found["controls"].values() for choice in control.get("choices", ())}
+    unseen = [file for file in dict.fromkeys([*map(str, session.files), *session.configs]) if file not in offered]
+    if unseen:
+        remedy = "the screen text for texts and models, model for configurations, results for reports"
+        raise InputError(f"the screen {name} shows nothing of {', '.join(unseen)}", remedy)
+    return found
 
 
 def as_json(value: Any) -> str:

@@ -8,7 +8,7 @@ import anywidget
 import traitlets
 
 from locant.errors import LocantError
-from locant.explore.answers import answer, as_json
+from locant.explore.answers import answer, answer_alone, as_json
 from locant.explore.document import bundle, stylesheet
 from locant.explore.screen import find_screen
 from locant.explore.session import Session
@@ -36,7 +36,7 @@ class Widget(anywidget.AnyWidget):
         self._screen, self._session = screen, session
         super().__init__(
             title=found.title, about=found.about, module=f"screens/{screen}.js", settings=settings,
-            answer=as_json(answer(screen, settings, session)),
+            answer=as_json(answer_alone(screen, settings, session)),
         )  # fmt: skip
         self.observe(self._ask, "settings")
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from locant.checkpoints.config_source import CONFIG, read_source
 from locant.errors import InputError
+from locant.lab.results import RESULTS
 
 if TYPE_CHECKING:
     from locant.explore.comparison import Comparison
@@ -54,9 +55,12 @@ class Session:
     @classmethod
     def of(cls, files: Sequence[str], configs: Sequence[str]) -> Session:
         """Of names from the command line, all of which have to be there."""
-        for file in files:
-            if not Path(file).exists():
+        for file in map(Path, files):
+            if not file.exists():
                 raise InputError(f"got no file {file}", "the path of a text, or of a report's folder")
+            if file.is_dir() and not any((file / name).is_file() for name in (CONFIG, RESULTS)):
+                got = f"got the folder {file}, which has neither a {CONFIG} nor a {RESULTS}"
+                raise InputError(got, "the folder of a model, or one that `locant compare` wrote")
         session = cls([Path(file) for file in files])
         session.configs = {source: read_source(source) for source in (*configs, *session.models)}
         return session
