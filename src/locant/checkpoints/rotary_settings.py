@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -195,10 +197,17 @@ def _cosines(angles: Angles, index: Tensor, pairs: Tensor | None = None) -> Tens
 
 def _precision(rotary: Rotary, length: int) -> Precision:
     """What float32 angles miss, over all pairs."""
-    angles = _exact_and_rounded(rotary)
+    frequencies, rounded = rotary.pairs.frequencies(rotary.scaling, rotary.base, rotary.seq_len or 1)
+    return _precision_of(tuple(frequencies), tuple(rounded.tolist()), length)
+
+
+@lru_cache(maxsize=8)  # a model that is stretched to many lengths in turn is measured once as it was
+def _precision_of(frequencies: tuple[Decimal, ...], rounded: tuple[float, ...], length: int) -> Precision:
+    """For the frequencies, and those that float32 angles are made of; apart from the attention factor."""
+    exact, usual = Angles([*frequencies]), Angles([*frequencies], "float32", rounded=torch.tensor(rounded))
     last = torch.arange(max(0, length - CHUNK), max(length, 1))
-    at_longest = float(_errors(*angles, last, torch.float32).max())
-    return Precision(first_visible=_first_visible(*angles), at_longest=at_longest)
+    at_longest = float(_errors(exact, usual, last, torch.float32).max())
+    return Precision(first_visible=_first_visible(exact, usual), at_longest=at_longest)
 
 
 def _first_visible(exact: Angles, rounded: Angles) -> int | None:
