@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 import locant
 from locant.lab import evaluation
@@ -108,6 +108,15 @@ def test_hostile_folders_cost_one_line(complains: Complains, folder: Path, model
     (model / "config.json").write_text(json.dumps(config))
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
     assert "cannot load" in complains("evaluate", "model")
+
+
+def test_a_model_whose_head_would_be_drawn_at_random_is_refused(
+    complains: Complains, folder: Path, model: Path
+) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    BertModel(BertConfig(vocab_size=300, **sizes)).save_pretrained(folder / "encoder")
+    (model / "tokenizer.json").rename(folder / "encoder" / "tokenizer.json")
+    assert "without cls.predictions" in complains("evaluate", "encoder")
 
 
 def test_an_interval_knows_that_neighbours_are_alike() -> None:

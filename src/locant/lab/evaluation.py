@@ -99,13 +99,19 @@ def load_model(folder: str | Path) -> Any:
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # of reading the weights: ours is the one that is shown
     try:
-        return AutoModelForCausalLM.from_pretrained(path, local_files_only=True, use_safetensors=True).eval()
+        model, told = AutoModelForCausalLM.from_pretrained(
+            path, local_files_only=True, use_safetensors=True, output_loading_info=True
+        )
     except (OSError, ValueError) as error:
         got = f"got {path}, which transformers cannot load: {str(error).splitlines()[0]}"
         raise InputError(got, "a model in safetensors, as save_pretrained writes it") from None
     finally:
         if shown:
             logging.enable_progress_bar()
+    if told["missing_keys"]:  # transformers draws them at random, and says so in a table
+        got = f"got {path} without {min(told['missing_keys'])}, a weight of {type(model).__name__}"
+        raise InputError(got, "a causal language model with its head")
+    return model.eval()
 
 
 def plan(way: str, model: Any, trained: int) -> PositionEncoding | None:

@@ -159,7 +159,7 @@ def _read_plan(folder: Path, said: Any) -> tuple[list[Any], AngleMode]:
         last = len(known) - 1
         places = [None if each is None else whole("layers", each, 0, last, remedy=again) for each in said["layers"]]
         angles = one_of("angles", said.get("angles", "exact"), ("exact", "float32"), again)
-    except Exception as error:  # whatever is wrong in a file that was written by hand
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # whatever was written there by hand
         raise _damaged(folder, f"{type(error).__name__}: {error}") from error
     return [None if each is None else known[each] for each in places], "float32" if angles == "float32" else "exact"
 
