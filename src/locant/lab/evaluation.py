@@ -99,7 +99,7 @@ def load_model(folder: str | Path) -> Any:
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # of reading the weights: ours is the one that is shown
     try:
-        model, told = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             path, local_files_only=True, use_safetensors=True, output_loading_info=True
         )
     except (OSError, ValueError) as error:
@@ -108,6 +108,7 @@ def load_model(folder: str | Path) -> Any:
     finally:
         if shown:
             logging.enable_progress_bar()
+    model, told = loaded
     if told["missing_keys"]:  # transformers draws them at random, and says so in a table
         got = f"got {path} without {min(told['missing_keys'])}, a weight of {type(model).__name__}"
         raise InputError(got, "a causal language model with its head")
