@@ -16,6 +16,7 @@ from locant.explore.screen import screens
 from locant.explore.session import Session
 from tests.explore.conftest import SHOWN, Opens, explorer
 from tests.explore.screens import SCREENS
+from tests.explore.test_results import EVALUATED
 from tests.minilm import MINILM
 
 pytestmark = pytest.mark.browser
@@ -323,6 +324,25 @@ def test_a_hostile_configuration_is_said_and_changes_nothing(opened: Opens, cont
     assert page.locator("#notice").evaluate("each => each.children.length") == 0
     assert page.inner_html(".pictures") == before
     close_and_forget(page, opened)
+
+
+def test_a_folder_that_is_dropped_is_looked_into(opened: Opens, tmp_path: Path) -> None:
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "results.json").write_text(json.dumps(EVALUATED))
+    page = opened("results")
+    cdp = page.context.new_cdp_session(page)
+    for kind in ("dragEnter", "dragOver", "drop"):
+        data = {"items": [], "files": [str(tmp_path / "report")], "dragOperationsMask": 1}
+        cdp.send("Input.dispatchDragEvent", {"type": kind, "x": 640, "y": 450, "data": data})
+    page.wait_for_selector("[data-picture=pass-keys-1] svg[role=img]")
+    assert "Pass keys recalled, of 4: own 0, yarn:4 2." in page.inner_text("#main")
+    assert "results.json" in page.locator("[data-setting=report] option:checked").inner_text()
+    page.locator("[data-picture=loss-by-length] summary").click()
+    rows = page.inner_text("[data-picture=loss-by-length] tbody").splitlines()
+    assert [row.split() for row in rows] == [
+        ["16", "2", "1.5", "2.5", "3", "2.5", "3.5"],
+        ["64", "3", "2.5", "3.5", "–", "–", "–"],
+    ]
 
 
 MODEL = """async (code) => {

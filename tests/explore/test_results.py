@@ -18,6 +18,7 @@ from locant.explore.session import Session
 from locant.explore.state import State
 from locant.lab import Settings, compare
 from locant.lab.comparison import Progress
+from locant.lab.summary import summarise
 from tests.tolerances import SHORT_SUM
 
 SMALL = {"encodings": "nope, alibi", "steps": "2", "train": "8"}
@@ -54,6 +55,48 @@ def test_the_losses_of_a_report_are_shown(report: tuple[Path, dict[str, Any]]) -
         np.testing.assert_allclose(row["by_position"][30], places[22:38].mean(), **SHORT_SUM)
     assert shown["said"]
     exec(shown["python"], {})  # noqa: S102  # what the page offers to copy
+
+
+EVALUATED = {
+    "settings": {"ways": ["own", "yarn:4"], "lengths": [16, 64], "text": {"source": "a text"}},
+    "environment": {},
+    "records": [
+        {
+            "encoding": name, "seed": 0, "train_length": 32, "train_loss": None,
+            "loss_by_length": {"16": 2.0 + at, "64": None if at else 3.0},
+            "loss_by_position": [2.0, 3.0], "loss_by_window": {"16": [2.0] * 12, "64": [3.0] * 3},
+            "interval_by_length": {"16": [1.5 + at, 2.5 + at], "64": None if at else [2.5, 3.5]},
+            "pass_keys": [{"length": length, "depth": depth, "recalled": at * (length > 16), "asked": 2 * (length > 16)}
+                          for length in (16, 64) for depth in (0.0, 1.0)],
+        }
+        for at, name in enumerate(("own", "yarn:4"))
+    ],
+}  # fmt: skip
+"""As `locant evaluate` writes it."""
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_an_evaluation_is_shown_with_its_intervals_and_pass_keys(tmp_path: Path, dropped: bool) -> None:
+    content = json.dumps(EVALUATED)
+    (tmp_path / "results.json").write_text(content)
+    session = Session() if dropped else Session.of([str(tmp_path)], [])
+    shown = numbers(session, report=session.drop("results.json", content.encode()) if dropped else str(tmp_path))
+    own, yarn = shown["rows"]
+    np.testing.assert_array_equal([own["low"], own["by_length"], own["high"]], [[1.5, 2.5], [2, 3], [2.5, 3.5]])
+    np.testing.assert_array_equal([yarn["low"], yarn["by_length"]], [[2.5, np.nan], [3, np.nan]])
+    assert shown["trained"] == 32
+    assert any("Nothing was trained" in sentence for sentence in shown["said"])
+    for at, keys in enumerate(shown["pass_keys"]):
+        assert (keys["lengths"], keys["depths"]) == ([16, 64], [0.0, 1.0])
+        np.testing.assert_array_equal(keys["share"], [[np.nan, at / 2]] * 2)
+
+
+def test_of_a_comparison_the_intervals_are_those_of_its_report(report: tuple[Path, dict[str, Any]]) -> None:
+    folder, results = report
+    for shown, row in zip(numbers(Session.of([str(folder)], []))["rows"], summarise(results).rows, strict=True):
+        half = np.array([row.margin(length) or np.nan for length in (8, 16, 32, 64)])
+        np.testing.assert_allclose(shown["high"] - shown["low"], 2 * half, **SHORT_SUM)
+        assert np.isfinite(half).any()
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"records": []}', '{"records": [{}]}', "{" * 100_000])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 
 import pytest
 
@@ -12,7 +14,7 @@ pytest.importorskip("starlette", reason="the explorer needs the extra `explore`"
 
 from starlette.testclient import TestClient
 
-from locant.explore.server import application
+from locant.explore.server import application, run
 
 TOKEN = "a-token"  # noqa: S105
 HERE = "http://127.0.0.1:8000"
@@ -146,3 +148,26 @@ def test_a_mistake_of_ours_is_said_as_one(client: TestClient, monkeypatch: pytes
     answer = client.post(f"/{TOKEN}/numbers/compare", content="{}")
     assert answer.status_code == 500
     assert answer.json()["cause"] == "this is a mistake in locant: ZeroDivisionError: division by zero"
+
+
+def test_every_part_of_an_answer_is_sent_at_once(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    listening: list[socket.socket] = []
+    monkeypatch.setattr("uvicorn.Server.run", lambda _, sockets: listening.extend(each.dup() for each in sockets))
+    monkeypatch.setattr("torch.set_num_threads", lambda _: None)  # the other tests keep theirs
+    run(session, 0, TOKEN, lambda address: None)
+
+    async def accepted() -> int:
+        sent_at_once: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            option = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            sent_at_once.set_result(option)
+            writer.close()
+
+        async with await asyncio.start_server(accept, sock=listening[0]) as server:
+            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            found = await sent_at_once
+            writer.close()
+        return found
+
+    assert asyncio.run(accepted())

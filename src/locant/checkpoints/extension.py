@@ -10,13 +10,14 @@ import copy
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from locant.arguments import one_of, whole
 from locant.checkpoints.config_source import CONFIG, read_source
 from locant.checkpoints.explanation import trained_length
-from locant.checkpoints.rotary_settings import RotarySettings, rotary_settings
+from locant.checkpoints.rotary_settings import RotarySettings, pair_settings, rotary_settings
 from locant.errors import InputError, RangeError
 from locant.files import NewFile
 from locant.models.architecture import Architecture, RotaryKeys
@@ -40,7 +41,7 @@ class Extension:
     Args:
         changed: the keys that differ, with their old and new values.
         layer_type: the layers that were changed, where they differ.
-        before, after: what the encoding does at the trained length, and at the new one.
+        rotary: their encoding as it was, for the trained length, and as it is now, for the new one.
     """
 
     method: str
@@ -49,15 +50,29 @@ class Extension:
     config: dict[str, Any]
     changed: dict[str, tuple[Any, Any]]
     layer_type: str | None
-    before: RotarySettings
-    after: RotarySettings
+    rotary: tuple[Rotary, Rotary]
     notes: tuple[str, ...]
+
+    @cached_property
+    def before(self) -> RotarySettings:
+        """What the encoding did at the trained length, with its precision, which takes some milliseconds to measure."""
+        return rotary_settings(self.rotary[0], self.trained, self.trained)
+
+    @cached_property
+    def after(self) -> RotarySettings:
+        """What it does at the new length."""
+        return rotary_settings(self.rotary[1], self.to, self.trained)
+
+    @cached_property
+    def wavelengths(self) -> tuple[list[float | None], list[float | None]]:
+        """Positions per full rotation of each pair, before and after; ``None`` for a pair that is not rotated."""
+        before, after = ([pair.wavelength for pair in pair_settings(each)] for each in self.rotary)
+        return before, after
 
     @property
     def stretches(self) -> list[float | None]:
         """How much longer each pair's wavelength becomes; ``None`` for a pair that is not rotated."""
-        pairs = zip(self.before.pairs, self.after.pairs, strict=True)
-        return [new.wavelength / old.wavelength if new.wavelength and old.wavelength else None for old, new in pairs]
+        return [new / old if new and old else None for old, new in zip(*self.wavelengths, strict=True)]
 
 
 METHODS: Mapping[str, str] = {
@@ -106,8 +121,7 @@ def extend(config: Mapping[str, Any] | object, *, to: int, method: str = "yarn")
         config=_put_back(config, {names[key]: value for key, value in changed.items()}),
         changed={names[key]: (values.get(key), value) for key, value in changed.items() if values.get(key) != value},
         layer_type=layer_type,
-        before=rotary_settings(rotary, trained, trained),
-        after=rotary_settings(after, to, trained),
+        rotary=(rotary.for_length(trained), after.for_length(to)),
         notes=tuple(_notes(values, architecture, layer_type, method)),
     )
 

@@ -60,7 +60,7 @@ class Session:
                 raise InputError(f"got no file {file}", "the path of a text, or of a report's folder")
             if file.is_dir() and not any((file / name).is_file() for name in (CONFIG, RESULTS)):
                 got = f"got the folder {file}, which has neither a {CONFIG} nor a {RESULTS}"
-                raise InputError(got, "the folder of a model, or one that `locant compare` wrote")
+                raise InputError(got, "the folder of a model, or one that `locant compare` or `locant evaluate` wrote")
         session = cls([Path(file) for file in files])
         session.configs = {source: read_source(source) for source in (*configs, *session.models)}
         return session

@@ -178,7 +178,6 @@ def draw_explanation(explanation: Explanation, config: Mapping[str, Any], name: 
 
 def draw_extension(extension: Extension, name: str) -> Figure:
     """The wavelengths before and after a context was extended."""
-    before, after = ([pair.wavelength for pair in each.pairs] for each in (extension.before, extension.after))
     title = f"{name}: {extension.trained:,} to {extension.to:,} positions by {extension.method}"
-    marks = {"trained": extension.after.trained, "longest": extension.after.length}
-    return draw_wavelengths([Wavelengths(title, before, after, marks)], "before", "after")
+    marks = {"trained": extension.trained, "longest": extension.to}
+    return draw_wavelengths([Wavelengths(title, *extension.wavelengths, marks)], "before", "after")

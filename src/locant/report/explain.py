@@ -200,9 +200,17 @@ def print_extension(
 
 def _extension_facts(extension: Extension) -> dict[str, Any]:
     """What changes, as plain values for JSON."""
-    changed = {key: {"before": old, "after": new} for key, (old, new) in extension.changed.items()}
-    values = {**dataclasses.asdict(extension), "changed": changed, "stretches": extension.stretches}
-    return {name: value for name, value in values.items() if name != "config"}
+    return {
+        "method": extension.method,
+        "trained": extension.trained,
+        "to": extension.to,
+        "changed": {key: {"before": old, "after": new} for key, (old, new) in extension.changed.items()},
+        "layer_type": extension.layer_type,
+        "before": dataclasses.asdict(extension.before),
+        "after": dataclasses.asdict(extension.after),
+        "notes": extension.notes,
+        "stretches": extension.stretches,
+    }
 
 
 def _extension_summary(extension: Extension, source: str) -> Table:
@@ -222,7 +230,7 @@ def _extension_summary(extension: Extension, source: str) -> Table:
 def _extended_pairs(extension: Extension) -> Table:
     rows = table("pair", "wavelength", "after", "stretched by")
     for number in spread(len(extension.stretches), NUM_PAIRS):
-        old, new = (_tokens(each.pairs[number].wavelength) for each in (extension.before, extension.after))
+        old, new = (_tokens(each[number]) for each in extension.wavelengths)
         rows.add_row(str(number), old, new, _stretched(extension.stretches[number]))
     return rows
 

@@ -21,15 +21,16 @@ export function split(place) {
   return { side, pictures };
 }
 
-// A place for a file: chosen, or dropped anywhere on the screen. `then` gets the key by which an address names it.
-export function dropZone(page, screen, label, then) {
+// A place for a file: chosen, or dropped anywhere on the screen, also in a folder in which it is called `inside`. `then`
+// gets the key by which an address names it.
+export function dropZone(page, screen, label, inside, then) {
   const input = html("input", { type: "file", class: "unseen" });
   const zone = html("label", { class: "drop" }, label, input);
-  const take = async ([file]) => {
+  const take = async (file) => {
     const key = file && (await page.drop(file));
     if (key) then(key);
   };
-  input.addEventListener("change", () => take(input.files));
+  input.addEventListener("change", () => take(input.files[0]));
   screen.addEventListener("dragover", (event) => {
     event.preventDefault();
     zone.classList.add("over");
@@ -38,7 +39,9 @@ export function dropZone(page, screen, label, then) {
   screen.addEventListener("drop", (event) => {
     event.preventDefault();
     zone.classList.remove("over");
-    take(event.dataTransfer.files);
+    const entry = event.dataTransfer.items[0]?.webkitGetAsEntry();
+    if (!entry?.isDirectory) return take(event.dataTransfer.files[0]);
+    entry.getFile(inside, {}, (found) => found.file(take), () => page.say(`The folder ${entry.name} holds no ${inside || "text to show: drop a file"}.`));
   });
   return zone;
 }

@@ -114,13 +114,14 @@ def _wavelengths(layers: Any) -> Mapping[str, Any]:
 
 
 def _extension(extension: Extension) -> Mapping[str, Any]:
+    before, after = extension.wavelengths
     return {
         "method": extension.method,
         "trained": extension.trained,
         "to": extension.to,
         "layers": extension.layer_type,
-        "before": [pair.wavelength for pair in extension.before.pairs],
-        "after": [pair.wavelength for pair in extension.after.pairs],
+        "before": before,
+        "after": after,
         "stretches": extension.stretches,
         "notes": list(extension.notes),
         "changed": [[key, json.dumps(old), json.dumps(new)] for key, (old, new) in extension.changed.items()],

@@ -1,9 +1,8 @@
-"""Results: the report of a comparison, from a folder, or of one that runs here."""
+"""Results: the report of a comparison or of an evaluation, or a comparison that runs here."""
 
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,12 @@ from locant.explore.comparison import Comparison
 from locant.explore.screen import Screen
 from locant.explore.session import Session
 from locant.explore.state import State
+from locant.files import FaultError, strict_json
 from locant.lab.results import RESULTS
 from locant.lab.settings import Settings
-from locant.lab.summary import Cell, Summary, summarise
-from locant.positions.registry import encodings
+from locant.lab.summary import Cell, Row, Summary, summarise
 from locant.report.comparison.sentences import sentences
+from locant.report.evaluation import evaluation_sentences
 
 __all__ = ["SCREEN", "start"]
 
@@ -30,25 +30,32 @@ POINTS = 200
 NEIGHBOURS = 16
 """Positions whose losses are averaged: single ones differ by what stands there in the text."""
 
+COMPARED = "Of the last tenth of the text, in nats per token. Bands: 95 % intervals of the mean over windows."
+EVALUATED = "Nothing was trained. In nats per token. Bands: 95 % intervals over windows, by a block bootstrap."
+
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
     """Losses by length and by position of one report, what they say, and how far a comparison is that runs here."""
+    dropped = session.dropped_files(state.text("report"))
     folders = session.reports
     runs = {key: run.folder for key, run in session.comparisons.items()}
-    titles = {key: str(folder) for key, folder in runs.items()}
-    known = {**folders, **runs}
+    known = {**folders, **runs, **{key: Path(file.name) for key, file in dropped.items()}}
+    titles = {key: str(known[key]) for key in (*runs, *dropped)}
     name = state.one_of("report", next(iter(known), NOTHING), [*known, *([] if known else [NOTHING])], titles)
     options(state, session)
     run = session.comparisons.get(name)
-    summary = None if name == NOTHING else _summary(known[name], required=run is None)
+    results = None
+    if name in dropped:
+        results = _read(dropped[name].content, dropped[name].name)
+    elif name != NOTHING:
+        results = _in_folder(known[name], required=run is None)
     return {
         "folder": str(known.get(name, "")),
         "state": None if run is None else run.state,
         "done": 0 if run is None else run.done,
         "total": 0 if run is None else run.total,
         "training": {} if run is None else {label: _thinned(losses) for label, losses in run.losses.items()},
-        "said": [] if summary is None else sentences(summary),
-        **_curves(summary),
+        **_shown(results, titles.get(name, name)),
         "python": _code(known.get(name)),
     }
 
@@ -76,33 +83,89 @@ def start(state: State, session: Session) -> str:
     return session.compare(lambda: Comparison([] if text == SAMPLE else [text], chosen, folder))
 
 
-def _summary(folder: Path, *, required: bool) -> Summary | None:
-    """Of what a folder holds; of a comparison that runs there may be nothing yet."""
+def _in_folder(folder: Path, *, required: bool) -> dict[str, Any] | None:
+    """What its report says; of a comparison that runs there may be nothing yet."""
     try:
-        results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-        return summarise(results)
+        return _read((folder / RESULTS).read_bytes(), str(folder / RESULTS))
     except FileNotFoundError:
         if not required:
             return None
-        raise InputError(f"got {folder}, which holds no {RESULTS}", "a folder that `locant compare` wrote") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        cause = f"got {folder / RESULTS}, which is not what a comparison writes"
-        raise InputError(cause, "locant compare -o, into another folder") from None
+        remedy = "a folder that `locant compare` or `locant evaluate` wrote"
+        raise InputError(f"got {folder}, which holds no {RESULTS}", remedy) from None
 
 
-def _curves(summary: Summary | None) -> dict[str, Any]:
-    if summary is None:
-        return {"lengths": np.zeros(0), "trained": 0, "rows": []}
-    rows = [
-        {
-            "name": row.encoding,
-            "by_length": _cells([row.by_length.get(length) for length in summary.lengths]),
-            "by_position": _smooth(_cells(row.by_position)),
-            "train_loss": None if row.train_loss is None else row.train_loss.mean,
+def _read(content: bytes, name: str) -> dict[str, Any]:
+    try:
+        return strict_json(content, name)
+    except FaultError:
+        raise _no_report(name) from None
+
+
+def _no_report(name: str) -> InputError:
+    return InputError(f"got {name}, which is not what a comparison or an evaluation writes", RESULTS + " as written")
+
+
+def _shown(results: dict[str, Any] | None, name: str) -> dict[str, Any]:
+    """The curves of a report, their intervals, and its sentences; all are empty where there is none yet."""
+    if results is None:
+        return {"said": [], "note": "", "lengths": np.zeros(0), "trained": 0, "rows": [], "pass_keys": []}
+    try:
+        summary = summarise(results)
+        evaluated = "ways" in results["settings"]
+        intervals = _bootstrapped(results, summary) if evaluated else _over_windows(summary)
+        return {
+            "said": evaluation_sentences(results) if evaluated else sentences(summary),
+            "note": EVALUATED if evaluated else COMPARED,
+            "lengths": np.array(summary.lengths),
+            "trained": summary.train_length,
+            "rows": [_row(row, summary, *intervals[row.encoding]) for row in summary.rows],
+            "pass_keys": [_recalled(record) for record in results["records"] if record.get("pass_keys")],
         }
-        for row in summary.rows
-    ]
-    return {"lengths": np.array(summary.lengths), "trained": summary.train_length, "rows": rows}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise _no_report(name) from None
+
+
+def _bootstrapped(results: dict[str, Any], summary: Summary) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The 95 % intervals that an evaluation wrote down, by encoding: their lower and their upper ends."""
+    found = {}
+    for record in results["records"]:
+        ends = [record["interval_by_length"].get(str(length)) or (np.nan, np.nan) for length in summary.lengths]
+        low, high = np.array(ends, dtype=np.float64).T
+        found[record["encoding"]] = (low, high)
+    return found
+
+
+def _over_windows(summary: Summary) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The 95 % intervals of a comparison, where there are windows enough."""
+    found = {}
+    for row in summary.rows:
+        means = _cells([row.by_length.get(length) for length in summary.lengths])
+        margins = np.array([row.margin(length) or np.nan for length in summary.lengths])
+        found[row.encoding] = (means - margins, means + margins)
+    return found
+
+
+def _row(row: Row, summary: Summary, low: np.ndarray, high: np.ndarray) -> dict[str, Any]:
+    return {
+        "name": row.encoding,
+        "by_length": _cells([row.by_length.get(length) for length in summary.lengths]),
+        "low": low,
+        "high": high,
+        "by_position": _smooth(_cells(row.by_position)),
+    }
+
+
+def _recalled(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Of one encoding, the share of the pass keys that it recalled: a row for each depth, a column for each length."""
+    lengths, depths = (sorted({each[name] for each in record["pass_keys"]}) for name in ("length", "depth"))
+    counts = np.zeros((2, len(depths), len(lengths)))
+    for each in record["pass_keys"]:
+        place = depths.index(each["depth"]), lengths.index(each["length"])
+        counts[:, *place] = each["recalled"], each["asked"]
+    recalled, asked = counts
+    share = np.divide(recalled, asked, out=np.full_like(asked, np.nan), where=asked > 0)
+    return {"name": record["encoding"], "lengths": lengths, "depths": depths, "share": share, "recalled": recalled,
+            "asked": asked}  # fmt: skip
 
 
 def _cells(cells: Sequence[Cell | None]) -> np.ndarray:
@@ -132,6 +195,6 @@ def _code(folder: Path | None) -> str:
 SCREEN = Screen(
     title="Results",
     place=7,
-    about=f"Which encoding works at lengths that it was not trained at? Of {len(encodings())}, measured on your text.",
+    about="Which encoding works at lengths that a model was not trained at? Measured on small models, or yours.",
     numbers=numbers,
 )

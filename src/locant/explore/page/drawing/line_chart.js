@@ -68,8 +68,8 @@ export function lineChart(plot, { x, y, series, marks = [], levels = [], hover =
 
 function bounds(y, series) {
   let [low, high] = [Infinity, -Infinity];
-  for (const { values } of series) {
-    for (const value of values) {
+  for (const { values, low: from = [], high: to = [] } of series) {
+    for (const value of [...values, ...from, ...to]) {
       if (value === null || !Number.isFinite(value) || (y.log && value <= 0)) continue;
       low = Math.min(low, value);
       high = Math.max(high, value);
@@ -101,10 +101,11 @@ function band(across, { low, high }, x, y) {
   const there = [];
   const back = [];
   for (let at = 0; at < low.length; at++) {
+    if (Number.isNaN(low[at])) continue;
     there.push(`${x(across[at]).toFixed(1)} ${y(high[at]).toFixed(1)}`);
     back.unshift(`${x(across[at]).toFixed(1)} ${y(low[at]).toFixed(1)}`);
   }
-  return `M${there.join("L")}L${back.join("L")}Z`;
+  return there.length ? `M${there.join("L")}L${back.join("L")}Z` : "";
 }
 
 export function nearest(values, wanted) {

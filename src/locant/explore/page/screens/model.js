@@ -18,7 +18,7 @@ export function open(place, page) {
   const longer = html("div", { class: "group" });
   side.append(which, longer);
   if (page.drop) {
-    which.append(dropZone(page, place, "Drop a config.json here, or choose one", (key) => page.change({ model: key, to: null, pair: null })));
+    which.append(dropZone(page, place, "Drop a config.json or its folder here, or choose one", "config.json", (key) => page.change({ model: key, to: null, pair: null })));
   }
   const controls = [
     new Controls(which, page, { model: { label: "Model", also: { to: null, pair: null } } }),

@@ -1,7 +1,9 @@
-// Results: losses by length and by position of a report; or a comparison that runs, and its curves as they grow.
+// Results: losses by length and by position of a report, and the pass keys that were recalled; or a comparison that runs,
+// and its curves as they grow.
 
-import { controlGroup, split } from "../controls.js";
+import { controlGroup, dropZone, split } from "../controls.js";
 import { html } from "../dom.js";
+import { heatMap } from "../drawing/heat_map.js";
 import { lineChart } from "../drawing/line_chart.js";
 import { number } from "../drawing/scales.js";
 import { Picture } from "../picture.js";
@@ -12,15 +14,16 @@ const SLOTS = 6;
 export function open(place, page) {
   const { side, pictures } = split(place);
   const group = (named) => controlGroup(side, page, named);
-  const [, report] = group({ report: { label: "Report" } });
+  const [which, report] = group({ report: { label: "Report" } });
+  if (page.drop) which.prepend(dropZone(page, place, "Drop the folder of a report here, or choose its results.json", "results.json", (key) => page.change({ report: key })));
   const [about, options] = group({
     text: { label: "Text" }, encodings: { label: "Encodings", rows: 2 }, steps: { label: "Training steps" },
     train: { label: "Trained length", unit: "tokens" }, seeds: { label: "Seeds" },
   });
   const go = html("button", { type: "button", class: "primary" }, "Compare");
   const stop = html("button", { type: "button", hidden: true }, "Stop");
-  const progress = html("p", { class: "note", role: "status" });
-  if (page.compare) about.append(html("div", { class: "row" }, go, stop), progress);
+  const progress = html("p", { class: "note last", role: "status" });
+  if (page.compare) about.append(html("div", { class: "row last" }, go, stop), progress);
   go.addEventListener("click", async () => {
     const key = await page.compare();
     if (key) page.change({ report: key });
@@ -32,6 +35,10 @@ export function open(place, page) {
   const training = new Picture(pictures, page, { name: "training", height: 260 });
   const lengths = new Picture(pictures, page, { name: "loss-by-length", height: 320 });
   const places = new Picture(pictures, page, { name: "loss-by-position", height: 280 });
+  const recalled = html("div", { class: "grid" });
+  const keys = html("section", { class: "titled" }, html("h2", {}, "Pass keys, by depth"), html("p", { class: "note" }, "A number hidden in a text of each length: the share that was recalled. Depth 0 is the beginning, depth 1 the end."), recalled);
+  const maps = [];
+  pictures.append(keys);
   const said = html("div", { class: "said", "data-said": "sentences" });
   pictures.append(html("section", { "aria-label": "What follows" }, said));
   let timer = 0;
@@ -48,6 +55,7 @@ export function open(place, page) {
     showTraining(numbers);
     showLengths(numbers);
     showPlaces(numbers);
+    showKeys(numbers);
     const sentences = numbers.said.length ? numbers.said : [numbers.folder ? "No model is measured yet." : "Open a folder with: locant explore FOLDER. Or compare encodings here."];
     said.replaceChildren(...sentences.map((sentence) => html("p", {}, sentence)));
   }
@@ -73,22 +81,25 @@ export function open(place, page) {
     });
   }
 
-  function showLengths({ lengths: at, rows, trained, python }) {
+  function showLengths({ lengths: at, rows, trained, note, python }) {
     lengths.figure.hidden = !rows.length;
     if (!rows.length) return;
     lengths.show({
       title: "Held-out loss by length",
-      note: "Of the last tenth of the text, in nats per token.",
+      note,
       legend: rows.map(({ name }, slot) => ({ name, slot: (slot % SLOTS) + 1 })),
-      table: () => ({ columns: ["length", ...rows.map(({ name }) => name)], rows: Array.from(at, (length, index) => [length, ...rows.map((row) => row.by_length[index])]) }),
+      table: () => ({
+        columns: ["length", ...rows.flatMap(({ name }) => [name, `${name}, from`, `${name}, to`])],
+        rows: Array.from(at, (length, index) => [length, ...rows.flatMap((row) => [row.by_length[index], row.low[index], row.high[index]])]),
+      }),
       python,
       draw: (plot) => lineChart(plot, {
         x: { values: at, label: "length (tokens)", log: true, ticks: at }, y: { label: "loss" },
-        series: rows.map(({ name, by_length: values }, slot) => ({ name, values, slot: (slot % SLOTS) + 1 })),
+        series: rows.map(({ name, by_length: values, low, high }, slot) => ({ name, values, low, high, slot: (slot % SLOTS) + 1, dots: true })),
         marks: [{ at: trained, label: "trained" }],
         hover: (index) => {
           lengths.drawn?.point(index);
-          lengths.read(rows.map(({ by_length: values }) => (index === null ? "" : number(values[index]))));
+          lengths.read(rows.map((row) => (index === null ? "" : withInterval(row, index))));
         },
       }),
     });
@@ -117,7 +128,40 @@ export function open(place, page) {
     });
   }
 
+  function showKeys({ pass_keys: all, python }) {
+    keys.hidden = !all.length;
+    while (maps.length > all.length) maps.pop().figure.remove();
+    while (maps.length < all.length) maps.push(new Picture(recalled, page, { name: `pass-keys-${maps.length}`, height: 240 }));
+    maps.forEach((picture, at) => {
+      const { name, lengths: across, depths, share } = all[at];
+      picture.show({
+        title: name,
+        legend: [{ name: "recalled" }],
+        table: () => ({ columns: ["depth", ...across.map((length) => `${number(length)} tokens`)], rows: depths.map((depth, row) => [depth, ...share.slice(row * across.length, (row + 1) * across.length)]) }),
+        python,
+        draw: (plot) => heatMap(plot, {
+          values: share, x: { label: "length (tokens)", every: true, format: (column) => number(across[column]) },
+          y: { label: "depth", every: true, format: (row) => number(depths[row]) }, color: { map: "one", low: 0, high: 1, label: "share" },
+          hover: (row, column) => {
+            maps.forEach((each) => each.drawn?.point(row, column));
+            maps.forEach((each, other) => each.read([row === undefined ? "" : wordsOf(all[other], row, column)]));
+          },
+        }),
+      });
+    });
+  }
+
   return { show, keys: {} };
+}
+
+function withInterval({ by_length: values, low, high }, index) {
+  const interval = Number.isNaN(low[index]) ? "" : ` (${number(low[index])} to ${number(high[index])})`;
+  return `${number(values[index])}${interval}`;
+}
+
+function wordsOf({ lengths, depths, recalled, asked }, row, column) {
+  const at = row * lengths.length + column;
+  return `${number(recalled[at])} of ${number(asked[at])} at ${number(lengths[column])} tokens, depth ${number(depths[row])}`;
 }
 
 function told({ state, done, total, folder }) {

@@ -15,7 +15,7 @@ export function open(place, page) {
   const { side, pictures } = split(place);
   const group = (named) => controlGroup(side, page, named);
   const [which, source] = group({ file: { label: "Text" }, typed: { label: "Or type one", rows: 3, placeholder: "The cat sat on the mat." } });
-  if (page.drop) which.append(dropZone(page, place, "Drop a text file here, or choose one", (key) => page.change({ file: key, typed: null, start: null })));
+  if (page.drop) which.append(dropZone(page, place, "Drop a text file here, or choose one", "", (key) => page.change({ file: key, typed: null, start: null })));
   const controls = [
     source,
     group({ model: { label: "Embeddings" }, tokenizer: { label: "Tokenizer" }, vocabulary: { label: "Entries" }, start: { label: "From token" }, count: { label: "Tokens shown" } })[1],
