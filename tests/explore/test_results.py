@@ -91,6 +91,12 @@ def test_an_evaluation_is_shown_with_its_intervals_and_pass_keys(tmp_path: Path,
         np.testing.assert_array_equal(keys["share"], [[np.nan, at / 2]] * 2)
 
 
+def test_a_file_that_was_dropped_on_another_screen_is_not_opened_unasked() -> None:
+    session = Session()
+    session.drop("config.json", b'{"model_type": "llama"}')
+    assert numbers(session)["rows"] == []
+
+
 def test_of_a_comparison_the_intervals_are_those_of_its_report(report: tuple[Path, dict[str, Any]]) -> None:
     folder, results = report
     for shown, row in zip(numbers(Session.of([str(folder)], []))["rows"], summarise(results).rows, strict=True):

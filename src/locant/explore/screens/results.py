@@ -41,7 +41,9 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     runs = {key: run.folder for key, run in session.comparisons.items()}
     known = {**folders, **runs, **{key: Path(file.name) for key, file in dropped.items()}}
     titles = {key: str(known[key]) for key in (*runs, *dropped)}
-    name = state.one_of("report", next(iter(known), NOTHING), [*known, *([] if known else [NOTHING])], titles)
+    # What was dropped may be a file of another screen, so it is opened only where an address names it.
+    first = next(iter({**folders, **runs}), NOTHING)
+    name = state.one_of("report", first, [*known, *([NOTHING] if first == NOTHING else [])], titles)
     options(state, session)
     run = session.comparisons.get(name)
     results = None
