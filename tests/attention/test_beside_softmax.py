@@ -14,7 +14,7 @@ from torch.nn.attention import flex_attention
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss
 
-from locant import Fire, LocantError, PositionEncoding, Positions, RangeError, ShapeError, attend
+from locant import Cope, LocantError, PositionEncoding, Positions, RangeError, ShapeError, attend
 from locant.attention.backends import flex
 from locant.attention.choice import choose_backend
 from locant.attention.inputs import AttentionInputs
@@ -213,7 +213,7 @@ def test_who_cannot_says_so() -> None:
         (512, {"needs_lse": True}, "tiled", "one number per head"),
         (512, {"softcap": 30.0}, "tiled", "one number per head"),
         (512, {"softcap": 30.0, "return_weights": True}, "eager", "weights"),
-        (512, {"softcap": 30.0, "encoding": Fire(4)}, "tiled", "a tile of queries"),
+        (512, {"softcap": 30.0, "encoding": Cope(16)}, "tiled", "a tile of queries"),
     ],
     ids=str,
 )

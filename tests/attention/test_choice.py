@@ -28,6 +28,7 @@ from locant.attention.backends import flex
 from locant.attention.choice import SMALL, Choice, choose_backend
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask
+from locant.kernels.distance_pieces import takes_pieces
 from tests.refusal import refuses
 
 ATTEND = importlib.import_module("locant.attention.attend")  # the module; its name in the package is the function
@@ -126,7 +127,9 @@ def test_a_compiled_graph_is_not_filled_with_tiles_unless_one_operation_does_the
         (Positions.packed([140, 160]), ALiBi(HEADS), {}, "documents"),
         (Positions.packed([100] * 3), ALiBi(HEADS), {}, "tiles"),
         (Positions.packed([140, 160]), Fire(HEADS), {}, "tiles"),
-        (Positions.arange(300), Fire(HEADS), {}, "tiles"),
+        (Positions.arange(300), Cope(16), {}, "tiles"),
+        (Positions.arange(300), Fire(HEADS), {}, "table" if takes_pieces(torch.float32, 33) else "tiles"),
+        (Positions.arange(300), Fire(HEADS), {"dropout_p": 0.5}, "tiles"),
         (Positions.arange(300), ALiBi(HEADS), {"dropout_p": 0.5}, "tiles"),
     ],
 )

@@ -10,6 +10,8 @@ import torch
 
 from locant import ALiBi, Fire, Kerple, PositionEncoding, Positions, Sandwich, T5Bias, attend
 from locant.attention.backends import tiled
+from locant.kernels import distance_attention, distance_biases
+from locant.kernels.distance_pieces import takes_pieces
 from tests.attention.allocations import Allocations, allocations_of
 
 HEADS, HEAD_DIM, LENGTH = 4, 16, 1024
@@ -62,9 +64,19 @@ def test_nor_is_more_where_rows_are_packed(encoding_name: str) -> None:
     assert seen.peak < MATRIX / 2
 
 
+@pytest.mark.skipif(not takes_pieces(torch.float32, 33), reason="native kernels are not used")
+@pytest.mark.parametrize("beside", [{}, {"sinks": torch.zeros(HEADS)}, {"softcap": 30.0}], ids=str)
+def test_of_straight_pieces_a_tile_of_a_head_is_held(beside: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distance_biases, "HELD_BIAS", LENGTH**2 // 8)
+    monkeypatch.setattr(distance_attention, "HELD", LENGTH**2 // 8)
+    seen = training_step(Fire(HEADS), Positions.arange(LENGTH), "tiled", **beside)
+    assert seen.largest <= MATRIX / 16
+    assert seen.peak < MATRIX / 3
+
+
 @pytest.mark.parametrize("encoding_name", ["fire", "t5"])
 def test_otherwise_a_tile_is_held(encoding_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short documents have no table, FIRE has none anywhere. Its look-ups are int64, twice as wide as scores."""
+    """Short documents have no table, and those of FIRE none at all. Its look-ups are int64, twice as wide as scores."""
     monkeypatch.setattr(tiled, "TILE_BYTES", MATRIX // 32)
     encoding = Fire(HEADS) if encoding_name == "fire" else T5Bias(HEADS)
     seen = training_step(encoding, Positions.packed([100] * 10, length=LENGTH), "tiled")

@@ -20,7 +20,6 @@ backward of 4096 tokens in 1.1 times, and in 1.1 to 1.3 times with a gradient fo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,7 +28,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from locant.errors import LocantError
+from locant.kernels.distance_biases import HELD_BIAS, ByPieces, ByTable, Tile, bias_of
 from locant.kernels.distance_decoding import decode, takes
+from locant.kernels.distance_pieces import Pieces
 from locant.kernels.transforms import is_differentiated, wants_result_alone
 
 __all__ = ["distance_attention"]
@@ -37,9 +38,9 @@ __all__ = ["distance_attention"]
 TILE = 768
 """Queries at a time; from here on torch's kernel takes them in its largest steps."""
 NARROW_TILE = 256
-"""The same where queries attend to few keys."""
+"""The same where queries attend to few keys, or scores or their bias are held."""
 HELD = 2**19
-"""Where scores of a head are held, no more of them than this, of NARROW_TILE queries at most."""
+"""Where scores of a head are held, no more of them than this."""
 
 EAGER = "backend='eager', which is made of plain operations"
 
@@ -56,6 +57,7 @@ def distance_attention(
     last: int,
     scale: float,
     softcap: float | None = None,
+    pieces: Pieces | None = None,
 ) -> tuple[Float[Tensor, "batch heads query value_dim"], Float[Tensor, "batch heads query"]]:
     """``softmax(q k^T scale + bias) v`` with the bias ``table[:, i - j + keys - 1]`` for query i and key j.
 
@@ -67,6 +69,8 @@ def distance_attention(
         first, last: the entries that the mask allows; the others are hidden. A query without any key gets zeros.
         scale: of the scores.
         softcap: scaled scores become ``softcap * tanh(scores / softcap)`` before the bias is added.
+        pieces: where the bias is a function of straight pieces of ``table[0, i - j + keys - 1] / reach[i]``; allowed
+            entries of the table then rise, and `locant.kernels.distance_pieces.takes_pieces`.
 
     Derivatives by ``backward`` alone, and of the first order.
 
@@ -75,53 +79,32 @@ def distance_attention(
     >>> y.shape, lse
     (torch.Size([1, 1, 2, 4]), tensor([[[4.0000, 4.6931]]]))
     """
-    if is_differentiated(q, k, v, table):  # or torch would take what it knows no derivative of for constant
+    given = (q, k, v, table, *(pieces or ()))
+    if is_differentiated(*given):  # or torch would take what it knows no derivative of for constant
         raise LocantError("got tensors in forward mode or inside torch.func.grad and the like", EAGER)
     width = max(q.shape[-1], v.shape[-1])  # torch's kernel takes one for both; zeros change no score
     q, k, v_wide = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
-    plain = wants_result_alone() and all(type(x) is Tensor for x in (q, k, v, table))
+    plain = wants_result_alone() and all(type(x) is Tensor for x in given)
     attend = _computed if plain else _attend  # an operator of ours takes microseconds to be found
-    y, lse = attend(q, k, v_wide, table, first, last, scale, softcap)
+    y, lse = attend(q, k, v_wide, table, first, last, scale, softcap, *(pieces or ()))
     return (y if v.shape[-1] == width else y[..., : v.shape[-1]]), lse  # views only where needed: FSDP mistrusts them
 
 
-@dataclass(frozen=True)
-class _Tile:
-    """Some queries, each with a key, and the keys that one of them or more attends to."""
-
-    rows: slice
-    keys: slice
-    entry: int
-    """Of the table that is read backwards, for the last query and the first key."""
-
-    def bias(self, backwards: Tensor) -> Float[Tensor, "1 heads rows keys"]:
-        """A view of that table: the last query comes first, and row r has for column c the entry ``entry + r + c``."""
-        sizes = (1, backwards.shape[0], self.rows.stop - self.rows.start, self.keys.stop - self.keys.start)
-        return backwards.as_strided(sizes, (0, backwards.stride(0), 1, 1), self.entry)
-
-
-def _tiles(queries: int, keys: int, first: int, last: int, size: int) -> Iterator[_Tile]:
+def _tiles(queries: int, keys: int, first: int, last: int, size: int) -> Iterator[Tile]:
     """Queries without a key are in none of them."""
     end = min(queries, last + 1) if first <= last else 0
     for start in range(max(0, first - keys + 1), end, size):
         stop = min(start + size, end)
         low, high = max(start + keys - 1 - last, 0), min(stop + keys - 1 - first, keys)
-        yield _Tile(slice(start, stop), slice(low, high), queries - stop + low)
+        yield Tile(slice(start, stop), slice(low, high), queries - stop + low)
 
 
-def _size(queries: int, keys: int, first: int, last: int) -> int:
-    return NARROW_TILE if min(last - first + 1, keys) < 4 * TILE or queries < TILE else TILE
-
-
-def _hand_size(keys: int, first: int, last: int) -> int:
-    return max(1, min(NARROW_TILE, HELD // max(1, min(last - first + 1, keys))))
-
-
-def _backwards(table: Tensor, first: int, last: int) -> Tensor:
-    """The table read backwards, with minus infinity at the entries that are not allowed."""
-    hidden = table.new_full(table.shape, float("-inf"))
-    hidden[:, first : last + 1] = table[:, first : last + 1]
-    return hidden.flip(1)
+def _size(bias: ByTable | ByPieces, queries: int, keys: int, first: int, last: int, by_hand: bool) -> int:
+    """Queries of a tile: few where something is held for each of their keys."""
+    span = max(1, min(last - first + 1, keys))
+    if by_hand or isinstance(bias, ByPieces):
+        return max(1, min(NARROW_TILE, (HELD if by_hand else HELD_BIAS) // span))
+    return NARROW_TILE if span < 4 * TILE or queries < TILE else TILE
 
 
 def _rows_together(x: Tensor) -> Tensor:
@@ -133,23 +116,40 @@ def _rows_together(x: Tensor) -> Tensor:
 
 
 def _computed(
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor, first: int, last: int, scale: float, softcap: float | None
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor, first: int, last: int, scale: float, softcap: float | None,
+    reach: Tensor | None = None, kinks: Tensor | None = None, slopes: Tensor | None = None,
+    offsets: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The output, and the logarithm of every query's sum of exponentials."""
-    if takes(q, v):
+    if takes(q, v) and reach is None:
         return decode(q, k, v, table, first, last, scale, softcap)
-    (q, k, v), bias = (_rows_together(x) for x in (q, k, v)), _backwards(table, first, last)
+    bias, by_hand = bias_of(table, (reach, kinks, slopes, offsets), first, last), softcap is not None
+    if takes(q, v) and q.shape[2] == 1:  # there each distance has a number of its own after all
+        only = Tile(slice(0, 1), slice(0, k.shape[2]), 0)
+        return decode(q, k, v, bias.of(only, slice(0, q.shape[1]))[0, :, 0].flip(1), first, last, scale, softcap)
+    q, k, v = (_rows_together(x) for x in (q, k, v))
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     sums = table.new_full(q.shape[:3], float("-inf"))  # and so they stay for queries without a key
-    size = _size(q.shape[2], k.shape[2], first, last) if softcap is None else _hand_size(k.shape[2], first, last)
-    for tile in _tiles(q.shape[2], k.shape[2], first, last, size):
-        rows, part = tile.rows, (q[:, :, tile.rows].flip(2), k[:, :, tile.keys], v[:, :, tile.keys])
-        if softcap is None:
-            y, total = FLASH(*part, attn_mask=tile.bias(bias), scale=scale)
-        else:
-            y, total = _capped(*part, tile.bias(bias)[0], scale, softcap)
-        out[:, :, rows], sums[:, :, rows] = y.flip(2), total.flip(2)
+    group, span = q.shape[1] // k.shape[1], (q.shape[2], k.shape[2], first, last)
+    for tile in _tiles(*span, _size(bias, *span, by_hand)):
+        for heads, shared in bias.heads_together(tile, q.shape[1], group):
+            at = slice(None), heads, tile.rows
+            part = (q[at].flip(2), k[:, shared, tile.keys], v[:, shared, tile.keys])
+            _attend_tile(*part, bias, tile, heads, scale, softcap, out[at], sums[at])
     return out, sums
+
+
+def _attend_tile(
+    q: Tensor, k: Tensor, v: Tensor, bias: ByTable | ByPieces, tile: Tile, heads: slice, scale: float,
+    softcap: float | None, out: Tensor, sums: Tensor,
+) -> None:  # fmt: skip
+    """Some heads of one tile. A function of its own, so that nothing of a tile is held while the next is computed."""
+    if softcap is None:
+        y, total = FLASH(q, k, v, attn_mask=bias.of(tile, heads), scale=scale)
+    else:
+        y, total = _capped(q, k, v, bias, tile, heads, scale, softcap)
+    out.copy_(y.flip(2))
+    sums.copy_(total.flip(2))
 
 
 _attend = torch.library.custom_op(
@@ -157,26 +157,28 @@ _attend = torch.library.custom_op(
     _computed,
     mutates_args=(),
     device_types="cpu",
-    schema="(Tensor q, Tensor k, Tensor v, Tensor table, SymInt first, SymInt last, float scale, float? softcap) "
-    "-> (Tensor, Tensor)",
+    schema="(Tensor q, Tensor k, Tensor v, Tensor table, SymInt first, SymInt last, float scale, float? softcap, "
+    "Tensor? reach=None, Tensor? kinks=None, Tensor? slopes=None, Tensor? offsets=None) -> (Tensor, Tensor)",
 )
 
 
 def _capped(
-    q: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float, softcap: float
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, keys: Tensor, values: Tensor, bias: ByTable | ByPieces, tile: Tile, heads: slice, scale: float,
+    softcap: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The output and the sums of one tile, head by head, so that the scores of one head are all that is held."""
-    group, wide = q.shape[1] // keys.shape[1], bias.dtype
+    group, wide = q.shape[1] // keys.shape[1], torch.promote_types(q.dtype, torch.float32)
     out, sums = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=wide)
-    scores, weights = (q.new_empty((q.shape[2], keys.shape[2]), dtype=wide) for _ in range(2))
-    for b in range(q.shape[0]):
-        for h in range(q.shape[1]):
+    scores = q.new_empty((q.shape[2], keys.shape[2]), dtype=wide)
+    for h in range(q.shape[1]):
+        for b in range(q.shape[0]):
             k_h, v_h = (x[b, h // group].to(wide) for x in (keys, values))
             torch.mm(q[b, h].to(wide) * (scale / softcap), k_h.T, out=scores).tanh_()
-            scores.mul_(softcap).add_(bias[h if len(bias) > 1 else 0])
-            torch.softmax(scores, -1, out=weights)
-            sums[b, h] = scores.amax(-1) - weights.amax(-1).log()  # the greatest weight is one over the rest's sum
-            out[b, h] = weights @ v_h
+            bias.add_to(scores, softcap, tile, heads.start + h)
+            largest = scores.amax(-1)
+            torch.softmax(scores, -1, out=scores)
+            sums[b, h] = largest - scores.amax(-1).log()  # the greatest weight is one over the rest's sum
+            out[b, h] = scores @ v_h
     return out, sums
 
 
@@ -190,51 +192,62 @@ def _(q: Tensor, k: Tensor, v: Tensor, table: Tensor, *rest: Any) -> tuple[Tenso
     mutates_args=(),
     device_types="cpu",
     schema="(Tensor grad, Tensor? grad_sums, Tensor q, Tensor k, Tensor v, Tensor table, Tensor out, Tensor sums, "
-    "SymInt first, SymInt last, float scale, float? softcap, bool of_table) -> (Tensor, Tensor, Tensor, Tensor)",
+    "SymInt first, SymInt last, float scale, float? softcap, bool of_bias, Tensor? reach=None, Tensor? kinks=None, "
+    "Tensor? slopes=None, Tensor? offsets=None) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _attend_backward(
     grad: Tensor, grad_sums: Tensor | None, q: Tensor, k: Tensor, v: Tensor, table: Tensor, out: Tensor, sums: Tensor,
-    first: int, last: int, scale: float, softcap: float | None, of_table: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of q, k, v and, if asked for, of the table."""
-    (grad, q, k, v), bias = (_rows_together(x) for x in (grad, q, k, v)), _backwards(table, first, last)
+    first: int, last: int, scale: float, softcap: float | None, of_bias: bool, reach: Tensor | None = None,
+    kinks: Tensor | None = None, slopes: Tensor | None = None, offsets: Tensor | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The gradients of q, k, v and, if asked for, of the table, the reach, slopes and offsets."""
+    grad, q, k, v = (_rows_together(x) for x in (grad, q, k, v))
+    bias = bias_of(table, (reach, kinks, slopes, offsets), first, last)
     wide = torch.promote_types(q.dtype, torch.float32)
     grad_q = torch.zeros_like(q, memory_format=torch.contiguous_format)
     grad_k, grad_v = k.new_zeros(k.shape, dtype=wide), v.new_zeros(v.shape, dtype=wide)
-    grad_table = torch.zeros_like(table, dtype=torch.float64) if of_table else table.new_zeros(0)
-    by_hand = of_table or softcap is not None or grad_sums is not None
-    span = (k.shape[2], first, last)
-    size = _hand_size(*span) if by_hand else _size(q.shape[2], *span)
+    by_hand = of_bias or softcap is not None or grad_sums is not None
+    group, span = q.shape[1] // k.shape[1], (q.shape[2], k.shape[2], first, last)
     with torch.autocast("cpu", enabled=False):  # gradients are often asked for where it is on
-        for tile in _tiles(q.shape[2], k.shape[2], first, last, size):
-            rows, cols = tile.rows, tile.keys
-            part = (grad[:, :, rows].flip(2), q[:, :, rows].flip(2), k[:, :, cols], v[:, :, cols])
-            total, onto_k, onto_v = sums[:, :, rows].flip(2), grad_k[:, :, cols], grad_v[:, :, cols]
-            if by_hand:
-                onto_sums = None if grad_sums is None else grad_sums[:, :, rows].flip(2)
-                onto_q = _by_hand(*part, onto_sums, total, tile, bias, scale, softcap, onto_k, onto_v, grad_table)
-            else:
-                onto_q, *found = FLASH_BACKWARD(
-                    *part, out[:, :, rows].flip(2), total, 0.0, False, attn_mask=tile.bias(bias), scale=scale
-                )
-                onto_k += found[0]
-                onto_v += found[1]
-            grad_q[:, :, rows] = onto_q.flip(2)
-    return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), grad_table.flip(-1).to(table.dtype)
+        for tile in _tiles(*span, _size(bias, *span, by_hand)):
+            for heads, shared in bias.heads_together(tile, q.shape[1], group):
+                at, there = (slice(None), heads, tile.rows), (slice(None), shared, tile.keys)
+                part, onto = (grad[at].flip(2), q[at].flip(2), k[there], v[there]), (grad_k[there], grad_v[there])
+                total = sums[at].flip(2)
+                if by_hand:
+                    onto_sums = None if grad_sums is None else grad_sums[at].flip(2)
+                    onto_q = _by_hand(*part, onto_sums, total, bias, tile, heads, scale, softcap, *onto, of_bias)
+                else:
+                    onto_q, *found = FLASH_BACKWARD(
+                        *part, out[at].flip(2), total, 0.0, False, attn_mask=bias.of(tile, heads), scale=scale
+                    )
+                    onto[0].add_(found[0])
+                    onto[1].add_(found[1])
+                grad_q[at] = onto_q.flip(2)
+    gradients = bias.gradients() if of_bias else ()
+    return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), *gradients, *_nothing(table, 4 - len(gradients))
+
+
+def _nothing(table: Tensor, count: int) -> list[Tensor]:
+    """In the place of gradients: an operator returns as many tensors each time, no two of which share memory."""
+    return [table.new_empty(0) for _ in range(count)]
 
 
 @_attend_backward.register_fake
 def _(
-    grad: Tensor, grad_sums: Tensor | None, q: Tensor, k: Tensor, v: Tensor, table: Tensor, *rest: Any
-) -> tuple[Tensor, ...]:
-    of_table = rest[-1]
-    gradients = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    return *gradients, torch.empty_like(table) if of_table else table.new_empty(0)
+    grad: Tensor, grad_sums: Tensor | None, q: Tensor, k: Tensor, v: Tensor, table: Tensor, out: Tensor, sums: Tensor,
+    first: int, last: int, scale: float, softcap: float | None, of_bias: bool, reach: Tensor | None = None,
+    kinks: Tensor | None = None, slopes: Tensor | None = None, offsets: Tensor | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    found = [x for x in (table, reach, slopes, offsets) if x is not None] if of_bias else []
+    gradients = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, *found))
+    return *gradients, *_nothing(table, 4 - len(found))
 
 
 def _by_hand(
-    grad: Tensor, q: Tensor, keys: Tensor, values: Tensor, grad_sums: Tensor | None, sums: Tensor, tile: _Tile,
-    bias: Tensor, scale: float, softcap: float | None, grad_k: Tensor, grad_v: Tensor, grad_table: Tensor,
+    grad: Tensor, q: Tensor, keys: Tensor, values: Tensor, grad_sums: Tensor | None, sums: Tensor,
+    bias: ByTable | ByPieces, tile: Tile, heads: slice, scale: float, softcap: float | None, grad_k: Tensor,
+    grad_v: Tensor, of_bias: bool,
 ) -> Tensor:  # fmt: skip
     """The gradient of one tile's queries; the others are added to. Head by head, as in `_capped`.
 
@@ -245,24 +258,21 @@ def _by_hand(
     stride that is one longer than the one they are read at, so that what was a diagonal becomes a column.
     """
     (rows, cols), group = (q.shape[2], keys.shape[2]), q.shape[1] // keys.shape[1]
-    mask = tile.bias(bias)[0]
-    diagonals = rows + cols - 1
-    skewed = grad_k.new_zeros(rows * (diagonals + 1))
-    scores_gradient = skewed.as_strided((rows, cols), (diagonals + 1, 1))
+    skewed = grad_k.new_zeros(rows * (rows + cols))
+    scores_gradient = skewed.as_strided((rows, cols), (rows + cols, 1))
     # Once: memory touched for the first time is slow.
     weights, of_weights, *more = (grad_k.new_empty(rows, cols) for _ in range(2 if softcap is None else 3))
-    entries = slice(tile.entry, tile.entry + diagonals)
     grad_q = torch.empty_like(q)
-    for b in range(q.shape[0]):
-        for h in range(q.shape[1]):
+    for h in range(q.shape[1]):
+        head = heads.start + h
+        for b in range(q.shape[0]):
             there = (b, h // group)
             q_h, g_h, k_h, v_h = (x.to(grad_k.dtype) for x in (q[b, h], grad[b, h], keys[there], values[there]))
-            bias_h = mask[h if len(mask) > 1 else 0]
-            if softcap is None:
-                torch.addmm(bias_h, q_h, k_h.T, alpha=scale, out=weights)
-            else:
-                torch.mm(q_h * (scale / softcap), k_h.T, out=more[0]).tanh_()
-                torch.add(bias_h, more[0], alpha=softcap, out=weights)
+            torch.mm(q_h, k_h.T, out=weights)
+            if softcap is not None:
+                torch.mul(weights, scale / softcap, out=more[0]).tanh_()
+                weights.copy_(more[0])
+            bias.add_to(weights, scale if softcap is None else softcap, tile, head)
             weights.sub_(sums[b, h, :, None]).exp_()
             grad_v[there].addmm_(weights.T, g_h)
             torch.mm(g_h, v_h.T, out=of_weights)
@@ -270,9 +280,8 @@ def _by_hand(
             mean = scores_gradient.sum(-1, keepdim=True) / weights.sum(-1, keepdim=True)
             mean = mean if grad_sums is None else mean - grad_sums[b, h, :, None]
             torch.mul(of_weights.sub_(mean), weights, out=scores_gradient)
-            if len(grad_table):
-                along = skewed[: rows * diagonals].view(rows, diagonals).sum(0)
-                grad_table[h if len(grad_table) > 1 else 0, entries] += along
+            if of_bias:
+                bias.learn(tile, head, skewed)
             if more:
                 scores_gradient.addcmul_(scores_gradient, more[0].square_(), value=-1)
             grad_q[b, h] = (scores_gradient @ k_h).mul_(scale)
@@ -281,16 +290,19 @@ def _by_hand(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.first, ctx.last, ctx.scale, ctx.softcap = inputs
-    ctx.save_for_backward(*tensors, *output)
+    *tensors, ctx.first, ctx.last, ctx.scale, ctx.softcap = inputs[:8]
+    ctx.save_for_backward(*tensors, *output, *inputs[8:])
     ctx.set_materialize_grads(False)  # that of the sums is most often not asked for, and costs the fast way
 
 
 def _backward(ctx: Any, grad: Tensor | None, grad_sums: Tensor | None) -> tuple[Tensor | None, ...]:
-    of_table, numbers = ctx.needs_input_grad[3], (ctx.first, ctx.last, ctx.scale, ctx.softcap)
-    grad = torch.zeros_like(ctx.saved_tensors[4]) if grad is None else grad
-    *gradients, grad_table = _attend_backward(grad, grad_sums, *ctx.saved_tensors, *numbers, of_table)
-    return *gradients, grad_table if of_table else None, None, None, None, None
+    of_bias, numbers = any(ctx.needs_input_grad[3:]), (ctx.first, ctx.last, ctx.scale, ctx.softcap)
+    q, k, v, table, out, sums, *pieces = ctx.saved_tensors  # asked for once: checkpoints do not give them twice
+    grad = torch.zeros_like(out) if grad is None else grad
+    given = (q, k, v, table, out, sums, *numbers, of_bias, *pieces)
+    *onto, table, reach, slopes, offsets = _attend_backward(grad, grad_sums, *given)
+    found = (*onto, table, None, None, None, None, reach, None, slopes, offsets)
+    return tuple(x if is_wanted else None for x, is_wanted in zip(found, ctx.needs_input_grad, strict=False))
 
 
 _attend.register_autograd(_backward, setup_context=_keep)

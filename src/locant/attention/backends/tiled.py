@@ -30,6 +30,7 @@ from locant.kernels.distance_attention import distance_attention
 from locant.kernels.transforms import is_mapping
 from locant.positions.base import bias_dtype, has_bias
 from locant.positions.distance_bias import DistanceBias, follows_distance
+from locant.positions.encodings.fire import Fire, has_pieces
 
 __all__ = ["Way", "obstacle", "tiled_attention", "way_of"]
 
@@ -63,10 +64,12 @@ def way_of(inputs: AttentionInputs) -> Way:
     """Which of the three ways these inputs allow."""
     encoding = inputs.encoding
     follows = encoding is None or not has_bias(encoding) or follows_distance(encoding)
-    if follows and inputs.q.device.type == "cpu" and inputs.dropout_p == 0.0:
-        if inputs.mask.offset is not None:
+    if inputs.q.device.type == "cpu" and inputs.dropout_p == 0.0:
+        if follows and inputs.mask.offset is not None:
             return Way("table", "one number per head and distance is enough")
-        if (rows := inputs.mask.packed_documents()) is not None:
+        if inputs.mask.offset is not None and inputs.mask.causal and has_pieces(encoding, bias_dtype(inputs.q)):
+            return Way("table", "one number per distance and one per query are enough")
+        if follows and (rows := inputs.mask.packed_documents()) is not None:
             return Way("documents", "for each document, one number per head and distance is enough", rows)
     return Way("tiles", "mask and bias are held for a tile of queries at a time")
 
@@ -86,9 +89,13 @@ def _by_table(inputs: AttentionInputs) -> Attended:
     if cuts and not torch.compiler.is_compiling():  # there a cut would fix the length; the kernel skips hidden keys
         inputs = inputs.tile(0, inputs.q.shape[2])
     q, k, v, offset = inputs.q, inputs.k, inputs.v, inputs.mask.offset or 0
+    bounds, numbers = inputs.mask.distance_bounds(offset), (inputs.scale, inputs.softcap)
+    if isinstance(inputs.encoding, Fire):
+        distances = (offset - k.shape[2] + 1, offset + q.shape[2] - 1)
+        table, pieces = inputs.encoding.distance_pieces(q, *distances, inputs.mask.queries.index[0])
+        return Attended(*distance_attention(q, k, v, table, *bounds, *numbers, pieces))
     table = _table(inputs, q.shape[2], k.shape[2], offset)
-    bounds = inputs.mask.distance_bounds(offset)
-    return Attended(*distance_attention(q, k, v, table, *bounds, inputs.scale, inputs.softcap))
+    return Attended(*distance_attention(q, k, v, table, *bounds, *numbers))
 
 
 def _table(inputs: AttentionInputs, queries: int, keys: int, offset: int) -> Float[Tensor, "#heads distances"]:

@@ -11,12 +11,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, real, whole
-from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, ScoreMod, bias_dtype, bias_matrix
+from locant.kernels.distance_pieces import Pieces, takes_pieces
+from locant.positions.base import (
+    Bias,
+    EncodingInfo,
+    Keys,
+    PositionEncoding,
+    Queries,
+    ScoreMod,
+    bias_dtype,
+    bias_matrix,
+    owner_of,
+)  # fmt: skip
 from locant.positions.heads import Heads, blank_linear
 from locant.positions.pairs import distance_mod, distances, require_tokens
 from locant.positions.positions import Positions
 
-__all__ = ["Fire"]
+__all__ = ["Fire", "has_pieces"]
 
 EPS = 1e-6  # added to the denominator, as the authors do
 
@@ -33,7 +44,9 @@ class Fire(PositionEncoding):
 
     An MLP of one ReLU layer over one number is a function of straight pieces: they are worked out once per call
     (``hidden + 1`` per head), and a pair of tokens costs one search among the ``hidden`` kinks, one look-up and one
-    line per head. Values and gradients are those of the MLP.
+    line per head. In causal attention on a CPU, where positions are counted one by one, each piece is a run of keys:
+    native code writes the bias of a few rows at a time (`locant.kernels.distance_pieces`), without a search. Values and
+    gradients are those of the MLP.
 
     Args:
         num_heads: the number of query heads.
@@ -137,16 +150,39 @@ class Fire(PositionEncoding):
     def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:
         return bias_matrix(self, len(self.heads), query_len, key_len)
 
+    def distance_pieces(
+        self, q: Queries, first: int, last: int, index: Int[Tensor, " query"]
+    ) -> tuple[Float[Tensor, "1 distances"], Pieces]:
+        """The bias of earlier keys: ψ of the distances from `first` to `last`, and what becomes of it.
+
+        Args:
+            q: queries, for their device, dtype and number of heads.
+            first, last: distances, query index minus key index.
+            index: of the queries.
+        """
+        self.heads.require(self, q)
+        of_distance, of_reach = self._parts_of(bias_dtype(q))
+        kinks, slopes, offsets = self._pieces(bias_dtype(q))
+        table = of_distance(torch.arange(first, last + 1, device=q.device))
+        return table[None], Pieces(of_reach(index), kinks, slopes.T, offsets.T)
+
     def _ratio_of(self, dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
         """``psi(distance) / psi(max(L, later of the two))`` as a function of both."""
+        of_distance, of_reach = self._parts_of(dtype)
+        return lambda distance, later: of_distance(distance) / of_reach(later)
+
+    def _parts_of(self, dtype: torch.dtype) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+        """Numerator and denominator of the ratio, of the distance and of the later index."""
         c = self.c[0].to(dtype).abs()
         threshold = (self.threshold_multiple[0].to(dtype) * self.initial_threshold).abs()
 
-        def ratio(distance: Tensor, later: Tensor) -> Tensor:
-            reach = torch.maximum(later.to(dtype), threshold)
-            return torch.log1p(c * distance.abs().to(dtype)) / (torch.log1p(c * reach) + EPS)
+        def of_distance(distance: Tensor) -> Tensor:
+            return torch.log1p(c * distance.abs().to(dtype))
 
-        return ratio
+        def of_reach(later: Tensor) -> Tensor:
+            return torch.log1p(c * torch.maximum(later.to(dtype), threshold)) + EPS
+
+        return of_distance, of_reach
 
     def _pieces(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Where the MLP has its kinks, and slope and offset before, between and after them (``pieces heads``).
@@ -167,6 +203,13 @@ class Fire(PositionEncoding):
 
     def extra_repr(self) -> str:
         return f"{self.heads}, hidden={self.hidden_width}, threshold={self.initial_threshold:g}"
+
+
+def has_pieces(encoding: PositionEncoding | None, dtype: torch.dtype) -> bool:
+    """Whether its bias in this dtype is that of `Fire.distance_pieces`, and not of a subclass that overrides it."""
+    if not isinstance(encoding, Fire) or owner_of(encoding, "bias") is not Fire:
+        return False
+    return takes_pieces(dtype, encoding.hidden_width + 1)
 
 
 def _by_head(table: Float[Tensor, "pieces heads"], piece: Int[Tensor, "#batch query key"]) -> Bias:
