@@ -17,7 +17,7 @@ FRAME := pyproject.toml constraints.txt src/locant/_version.py hatch_build.py $(
 WORKERS ?= 2
 PROFILE ?= thorough
 
-.PHONY: help demo test lint types suite test-slow test-browser chromium docs bench clean
+.PHONY: help demo test lint types suite test-slow test-browser chromium docs bench gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -79,6 +79,10 @@ docs: $(VENV)/dev.stamp ## the documentation, in docs/_build/html; its warnings 
 bench: $(VENV)/dev.stamp ## the benchmarks, each against its peers
 	@$(PIP) -e '.[bench]'
 	@$(BIN)/python -m benchmarks
+
+gpu: $(VENV)/dev.stamp ## all that needs a GPU: its tests, then its benchmarks, into benchmarks/results/<device>.json
+	@$(PIP) -e '.[bench]'
+	@$(BIN)/python -m benchmarks gpu
 
 clean: ## remove the environment, the caches and the demo
 	@rm -rf $(VENV) $(NATIVE)/*.so demo report dist docs/_build docs/reference .pytest_cache .ruff_cache .hypothesis

@@ -1,10 +1,14 @@
-"""``python -m benchmarks [NAME...]``: every table, ratios first, kept in ``results/<device>.json``."""
+"""``python -m benchmarks [NAME...]``: every table, ratios first, kept in ``results/<device>.json``.
+
+``python -m benchmarks gpu`` is all that needs a GPU: the tests marked gpu, and, if they pass, the benchmarks of it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,19 +19,33 @@ from locant.lab import environment
 from locant.report.benchmarks import table
 
 NAMES = ("rotary", "input_embedding", "attention", "decoding", "windows", "store", "engine", "prepare", "explore")
+ON_A_GPU = ("rotary", "input_embedding", "attention", "decoding")
 RESULTS = Path(__file__).parent / "results"
 
 
 def main(names: list[str]) -> None:
     """Run these benchmarks, or all of them; a result replaces the one recorded before for this device."""
+    if names == ["gpu"]:
+        _require_gpu()
+        names = list(ON_A_GPU)
     unknown = [name for name in names if name not in NAMES]
     if unknown:
-        sys.exit(f"got {', '.join(unknown)}, expected one or more of {', '.join(NAMES)}")
+        sys.exit(f"got {', '.join(unknown)}, expected one or more of {', '.join(NAMES)}, or gpu alone")
     for name in names or NAMES:
         torch.manual_seed(0)
         rows = [dataclasses.asdict(row) for row in importlib.import_module(f"benchmarks.{name}").rows()]
         print(table(rows), flush=True)
         _record(name, {"environment": environment(), "rows": rows})
+
+
+def _require_gpu() -> None:
+    """End where there is none, or where its tests fail: what is wrong is not measured."""
+    if not torch.cuda.is_available():
+        print("skipped the tests marked gpu and the benchmarks on a GPU: torch finds no CUDA device")
+        sys.exit(0)
+    tests = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(Path(__file__).parents[1] / "tests")]
+    if failed := subprocess.run(tests, check=False).returncode:
+        sys.exit(failed)
 
 
 def _record(name: str, part: dict[str, object]) -> None:

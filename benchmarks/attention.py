@@ -27,7 +27,6 @@ CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 DTYPE = torch.bfloat16 if CUDA else torch.float32
 FORWARD, TRAINING = (16_384, 16_384) if CUDA else (8_192, 4_096)
-FULL = "flex" if CUDA else "tiled"
 FEW = 32
 """Queries that are looked at."""
 NEAR = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
@@ -87,13 +86,14 @@ def _training() -> list[Row]:
     positions = Positions.arange(TRAINING, device=DEVICE)
     encodings: dict[str, PositionEncoding] = {
         "ALiBi": ALiBi(HEADS),
+        "ALiBi with learned slopes": ALiBi(HEADS, learned=True).to(DEVICE),
         "T5": T5Bias(HEADS).to(DEVICE),
         "KERPLE": Kerple(HEADS).to(DEVICE),
         "FIRE": Fire(HEADS).to(DEVICE),
     }
     contenders = {
         "plain causal SDPA, without a bias": _plain,
-        **{f"{name}, locant {FULL}": _ours(each, positions, FULL) for name, each in encodings.items()},
+        **{f"{name}, locant auto": _ours(each, positions, "auto") for name, each in encodings.items()},
         "ALiBi, matrix through SDPA": _ours(encodings["ALiBi"], positions, "sdpa"),
         "T5, matrix through SDPA": _ours(encodings["T5"], positions, "sdpa"),
         "T5, written out (eager)": _ours(encodings["T5"], positions, "eager"),

@@ -8,7 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from locant import ALiBi, Fire, Kerple, PositionEncoding, Positions, Sandwich, T5Bias, attend
+from locant import (
+    ALiBi,
+    Cope,
+    Deberta,
+    Fire,
+    Kerple,
+    PositionEncoding,
+    Positions,
+    Sandwich,
+    Shaw,
+    T5Bias,
+    TransformerXL,
+    attend,
+)
 from locant.attention.backends import tiled
 from locant.kernels import distance_attention, distance_biases
 from locant.kernels.distance_pieces import takes_pieces
@@ -102,9 +115,31 @@ def test_sinks_and_soft_caps_need_no_matrix_either(beside: str, kind: str, encod
     assert seen.peak < MATRIX / 2
 
 
-def test_sinks_and_soft_caps_hold_a_tile_of_a_bias_that_has_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+NO_TABLE: dict[str, Callable[[], PositionEncoding]] = {
+    "fire": lambda: Fire(HEADS),
+    "cope": lambda: Cope(HEAD_DIM, 8),
+    "shaw": lambda: Shaw(HEAD_DIM, 8),
+    "transformer_xl": lambda: TransformerXL(HEADS, 16, head_dim=HEAD_DIM),
+    "deberta": lambda: Deberta(HEADS, HEAD_DIM, num_buckets=8, max_distance=16),
+}
+
+
+@pytest.mark.parametrize(
+    ("encoding_name", "kind"),
+    [
+        ("fire", "packed"),
+        ("cope", "causal"),
+        pytest.param("shaw", "causal", marks=pytest.mark.slow),
+        pytest.param("transformer_xl", "packed", marks=pytest.mark.slow),
+        pytest.param("deberta", "causal", marks=pytest.mark.slow),
+    ],
+)
+def test_sinks_and_soft_caps_hold_a_tile_of_a_bias_that_has_no_table(
+    encoding_name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tiled, "TILE_BYTES", MATRIX // 32)
-    seen = training_step(Fire(HEADS), Positions.packed([100] * 10, length=LENGTH), "auto", **BESIDE["both"])
+    positions = Positions.arange(LENGTH) if kind == "causal" else Positions.packed([100] * 10, length=LENGTH)
+    seen = training_step(NO_TABLE[encoding_name](), positions, "tiled", **BESIDE["both"])
     assert seen.largest <= MATRIX / 16
     assert seen.peak < MATRIX
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor
@@ -147,7 +149,7 @@ def test_tables_that_do_not_fit(table: Tensor, cached: Tensor, kind: type[Except
 
 
 def test_the_last_slot_of_a_table_is_one() -> None:
-    pool().append(tokens(1), tokens(1), Positions.arange(1), TABLE.clamp(min=0), NONE + 11)
+    pool().append(tokens(1), tokens(1), Positions.arange(1), torch.where(TABLE < 0, 2, TABLE), NONE + 11)
 
 
 def test_tokens_and_positions_it_was_not_made_for() -> None:
@@ -180,6 +182,21 @@ def test_a_block_hands_nothing_of_its_last_sequence_on() -> None:
     )
     y = attend(torch.randn(1, HEADS, 1, HEAD_DIM), keys, values, positions=Positions.arange(1), k_positions=positions)
     assert bool(y.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ([[6, 1, 6], [0, 5, -1]], ("block 6 twice in row 0", "free block")),
+        ([[6, 1, 3], [0, 6, -1]], ("block 6", "new tokens of row 0", "another row", "free block")),
+        ([[6, 1, 3], [5, 0, 1]], None),  # what is full already is only read
+    ],
+    ids=["twice in a row", "written and shared", "full and shared"],
+)
+def test_a_block_named_twice(table: list[list[int]], words: tuple[str, ...] | None) -> None:
+    cached = torch.tensor([0, 3]) if words else torch.tensor([8, 3])
+    with nullcontext() if words is None else refuses(RangeError, *words):
+        pool().append(tokens(1), tokens(1), Positions.arange(1), torch.tensor(table), cached)
 
 
 def test_a_row_without_a_block_for_its_tokens() -> None:

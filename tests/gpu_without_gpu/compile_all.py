@@ -1,6 +1,6 @@
 """Compiles every case of `compiled_cases.py` and writes down what came out, a line as each is done.
 
-``python -m tests.gpu_without_gpu.compile_all`` takes half an hour of a core's time; lines that this version of torch
+``python -m tests.gpu_without_gpu.compile_all`` takes an hour of a core's time; lines that this version of torch
 has already in `RESULTS` are left.
 """
 

@@ -35,6 +35,7 @@ def test_two_processes_get_the_loss_and_gradients_of_one() -> None:
     for results in found:
         assert "position 0 of document 0 is on ranks 0 and 1" in results["one token on all ranks"]
         assert "got positions of 1x4, 1x5 on the ranks" in results["shards of two sizes"]
+        assert "padded to a multiple of 4 tokens" in results["shards of two sizes"]
 
 
 @pytest.mark.slow

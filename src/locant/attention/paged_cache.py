@@ -32,8 +32,9 @@ class PagedKVCache:
 
     For inference only, and for positions of one axis whose order is their index.
 
-    A table is believed: a block that stands in one row twice, or that two rows write to, keeps the later of its tokens,
-    and is not refused.
+    Blocks that are full may stand in several rows. One that stands in a row twice, or that takes new tokens and stands
+    in another row too, is refused on a CPU; on other devices, where asking would wait for them, it is not noticed, and
+    keeps the later of its tokens.
 
     Args:
         num_blocks: how many there are, over all sequences.
@@ -127,6 +128,7 @@ class PagedKVCache:
         if readable(blocks) and bool((missing := (blocks < 0) & real).any()):
             row = int(missing.any(1).nonzero()[0, 0])
             raise RangeError(f"got -1 in row {row} of table where its new tokens go", "a free block in its place")
+        _require_own_blocks(table, torch.where(real, blocks, -1))
         places = blocks * self.block_size + slots % self.block_size
         return torch.where(real, places, self.num_blocks * self.block_size).flatten()
 
@@ -150,6 +152,24 @@ class PagedKVCache:
         if int(cached.min()) < 0 or needed > held:
             got = f"got cached from {int(cached.min())} on, and {needed} tokens with the new ones, for {held} slots"
             raise RangeError(got, "one more block at the end of every table")
+
+
+def _require_own_blocks(table: Tensor, written: Int[Tensor, "batch new"]) -> None:
+    """Raise, on a CPU, where a block would hold two tokens in one place; `written` is -1 at padding."""
+    if not readable(table):
+        return
+    named = table.sort(1).values
+    twice = (named[:, 1:] == named[:, :-1]) & (named[:, 1:] >= 0)
+    if bool(twice.any()):
+        row, place = twice.nonzero()[0].tolist()
+        got = f"got block {int(named[row, place])} twice in row {row} of table"
+        raise RangeError(got, "another free block in its second place")
+    rows_of = torch.bincount(named[named >= 0])
+    shared = (written >= 0) & (rows_of[written.clamp(min=0)] > 1)
+    if bool(shared.any()):
+        row, token = shared.nonzero()[0].tolist()
+        got = f"got block {int(written[row, token])}, where new tokens of row {row} go, in another row of table too"
+        raise RangeError(got, "a free block in that row; only full blocks may stand in several rows")
 
 
 def _require_of_rows(table: Tensor, cached: Tensor, k: Tensor) -> None:

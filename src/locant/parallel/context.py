@@ -221,14 +221,15 @@ def _require_even(positions: Positions, mesh: DeviceMesh) -> None:
     mine = torch.tensor([positions.batch, positions.seq_len, positions.axes], device=positions.device)
     sizes = [torch.empty_like(mine) for _ in range(mesh.size())]
     dist.all_gather(sizes, mine, group=mesh.get_group())
-    message = "expected shards of one size on all ranks"
+    message = "expected shards of one size on all ranks, as Positions.shard makes them of a padded row"
     if not readable(mine):
         torch.ops.aten._assert_async.msg((torch.stack(sizes) == mine).all(), message)
         return
     rows = [tuple(size.tolist()) for size in sizes]
     if len(set(rows)) > 1:
         lengths = ", ".join(f"{batch}x{seq}" + (f"x{axes}" if axes > 1 else "") for batch, seq, axes in rows)
-        raise ShapeError(f"got positions of {lengths} on the ranks, {message}", "positions=row.shard(rank, world)")
+        remedy = f"a row padded to a multiple of {2 * mesh.size()} tokens, and positions=row.shard(rank, world) of it"
+        raise ShapeError(f"got positions of {lengths} on the ranks, {message}", remedy)
 
 
 def _require_own_tokens(document: Tensor, order: Tensor, world: int) -> None:

@@ -1,13 +1,15 @@
-"""What is timed under the name of torch.compile was compiled, for every shape."""
+"""What is timed under the name of torch.compile was compiled, for every shape; a GPU that is not there is not timed."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from benchmarks import __main__ as benchmarks
 from benchmarks import gpu_rotary, input_embedding, rotary
 from tests.known_bugs.exhibit import compiles
 
@@ -58,3 +60,21 @@ def test_every_case_of_the_input_embedding_is_compiled(graphs: list[Any], monkey
         before = len(graphs)
         case.calls["torch.compile of the plain modules"]()
         assert len(graphs) > before
+
+
+def test_without_a_gpu_nothing_of_one_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as ended:
+        benchmarks.main(["gpu"])
+    assert ended.value.code == 0
+    assert "torch finds no CUDA device" in capsys.readouterr().out
+
+
+def test_nor_where_the_tests_that_need_one_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(benchmarks.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=1))
+    with pytest.raises(SystemExit) as ended:
+        benchmarks.main(["gpu"])
+    assert ended.value.code == 1
