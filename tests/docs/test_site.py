@@ -110,6 +110,16 @@ def test_every_page_has_a_picture_or_an_example() -> None:
     assert [name for name, page in pages().items() if not page.pictures + page.examples and name not in LISTS] == []
 
 
+UNSEEN = re.compile(r"&lt;\w+ size \d+x\d+ with \d+ Axes&gt;| at 0x[0-9a-f]+&gt;")
+"""How a notebook writes down a figure that it does not show, and an object that has nothing to say."""
+
+
+def test_what_a_notebook_shows_is_more_than_the_name_of_an_object() -> None:
+    texts = {name: (SITE / name).read_text(encoding="utf-8") for name in pages()}
+    assert [name for name, text in texts.items() if UNSEEN.search(text)] == []
+    assert UNSEEN.search("<pre>&lt;Figure size 1150x760 with 5 Axes&gt;</pre>")
+
+
 def test_llms_txt_leads_to_the_source_of_every_page() -> None:
     text = (SITE / "llms.txt").read_text(encoding="utf-8")
     listed = re.findall(r"^- \[.+\]\((\S+)\)", text, flags=re.MULTILINE)

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from locant.explore.answers import answer
+from locant.explore.screens.compare import UNNAMED
 from locant.explore.session import Session
 from locant.figures.scores import score_by_distance, score_map
-from locant.positions import ALiBi, PositionEncoding, Rotary, Sinusoidal
+from locant.positions import ALiBi, PoPE, PositionEncoding, Rotary, Sinusoidal
 from locant.positions.registry import encodings
 from tests.tolerances import SHORT_SUM
 
@@ -40,6 +41,18 @@ def test_rotation_gives_the_sum_over_pairs_of_the_papers_formula() -> None:
     np.testing.assert_allclose(scores.high, np.quantile(expected, 0.9, axis=0), **SHORT_SUM)
 
 
+def test_pope_gives_lengths_times_cosines_of_the_head_that_is_asked_for() -> None:
+    q, k = (np.log1p(np.exp(each)) for each in contents(3, 0.6))
+    shift = -np.arange(2 * WIDTH).reshape(2, WIDTH) / 8
+    frequency = 50.0 ** (-np.arange(WIDTH) / WIDTH)
+    cosines = np.cos(DISTANCES[:, None] * frequency - shift[1])
+    expected = ((q * k)[:, None] * cosines).sum(-1) / WIDTH**0.5
+    pope = PoPE(WIDTH, 2, 50.0)
+    pope.shift.data = torch.from_numpy(shift).float()
+    scores = score_by_distance(pope, DISTANCES, alike=0.6, head=1, draws=3)
+    np.testing.assert_allclose(scores.mean, expected.mean(0), **SHORT_SUM)
+
+
 def test_a_bias_is_added_to_the_product_of_the_contents() -> None:
     bias = ALiBi(4)
     bias.head_dim = WIDTH
@@ -65,7 +78,7 @@ def test_the_map_holds_the_curve_in_its_last_row() -> None:
         np.testing.assert_allclose(matrix[-1, ::-1], curve.mean, **SHORT_SUM)
 
 
-@pytest.mark.parametrize("name", encodings())
+@pytest.mark.parametrize("name", [*encodings(), *UNNAMED])
 def test_every_encoding_can_be_compared(name: str) -> None:
     numbers = answer("compare", {"1": name, "2": "none", "3": "none", "length": "33"}, Session())["numbers"]
     (shown,) = numbers["encodings"]
@@ -93,7 +106,8 @@ def test_the_python_of_the_screen_gives_its_numbers(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(pyplot, "plot", lambda _, values, **options: drawn.append(values))
     for name in ("fill_between", "xlabel", "ylabel", "legend", "show"):
         monkeypatch.setattr(pyplot, name, lambda *args, **options: None)
-    settings = {"1.scaling": "yarn", "1.base": "5e5", "2.slope": "0.3", "4": "t5", "head": "2", "length": "40"}
+    settings = {"1.scaling": "yarn", "1.base": "5e5", "2.slope": "0.3", "3": "fope", "4": "t5"}
+    settings |= {"head": "2", "length": "40"}
     numbers = answer("compare", settings, Session())["numbers"]
     exec(numbers["python"], {})  # noqa: S102
     for values, shown in zip(drawn, numbers["encodings"], strict=True):

@@ -69,6 +69,20 @@ def test_rows_and_columns_take_turns_before_frames() -> None:
     assert numbers(scheme="turns", frame_pairs="1", row_pairs="2")["axis_of_pair"].tolist() == [1, 2, 1, 2, 2, 2, 2, 0]
 
 
+def test_a_group_of_heads_turns_with_one_axis_alone() -> None:
+    shown = numbers(scheme="heads", group="column", at="17")
+    angles = shown["index"][:, [2]] * 100.0 ** (-np.arange(8) / 8)
+    np.testing.assert_allclose(shown["alike"], np.cos(angles - angles[17]).mean(-1), rtol=0, atol=DOUBLE)
+
+
+@pytest.mark.parametrize(("goes_on", "step", "behind"), [("largest", 1, 9), ("largest", 7, 12), ("sides", 7, 9)])
+def test_frames_are_as_far_apart_as_asked_and_text_goes_on_behind_them(goes_on: str, step: int, behind: int) -> None:
+    shown = numbers(step=str(step), goes_on=goes_on)
+    assert shown["index"][[4, 4 + 15], 0].tolist() == [4, 4 + step]
+    assert shown["index"][-2].tolist() == [behind] * 3
+    assert shown["next"] == behind
+
+
 @pytest.mark.parametrize("scheme", ["stride", "turns"])
 def test_a_table_of_pairs_turns_as_it_says(scheme: str) -> None:
     shown = numbers(scheme=scheme, at="17")
@@ -97,7 +111,7 @@ def test_sections_that_leave_nothing_for_columns_are_refused() -> None:
         numbers(at="36")
 
 
-@pytest.mark.parametrize("scheme", ["contiguous", "stride", "turns", "axial"])
+@pytest.mark.parametrize("scheme", ["contiguous", "stride", "turns", "axial", "heads"])
 def test_the_python_of_the_screen_gives_its_indices(scheme: str) -> None:
     shown = numbers(scheme=scheme)
     values: dict = {}

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from locant.checkpoints.extension import extend
 from locant.checkpoints.layer_strip import layer_strip
+from locant.checkpoints.swap import swap
 from locant.errors import InputError
 from locant.explore.answers import answer
 from locant.explore.session import Session
 from locant.models.registry import presets
+from locant.positions import ALiBi
+from locant.positions.registry import encoding
 from tests.refusal import refuses
 
 transformers = pytest.importorskip("transformers", reason="the independent code beside ours")
@@ -47,6 +51,32 @@ def test_an_encoder_stands_before_its_decoder() -> None:
 def test_an_order_that_is_not_told_is_not_made_up() -> None:
     config = {**settings_of("gemma3_text"), "layer_types": ["sliding_attention", "full_attention"]}
     assert layer_strip(config) == ()
+
+
+def test_a_model_that_was_swapped_shows_which_layer_has_what(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 8, "num_attention_heads": 2, "vocab_size": 9}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(num_hidden_layers=5, **sizes))
+    nope, alibi = encoding("nope"), ALiBi(2)
+    with swap(model, layers=lambda layer, _: {0: alibi, 3: nope, 4: alibi}.get(layer)):
+        model.save_pretrained(tmp_path)
+    session = Session.of([str(tmp_path)], [])
+    shown = answer("model", {"model": str(tmp_path)}, session)["numbers"]
+    kinds = [kind["kind"] for kind in shown["kinds"]]
+    assert [kinds[layer["kind"]] for layer in shown["layers"]] == [
+        "alibi(num_heads=2)", "Rotary", "Rotary", "nope()", "alibi(num_heads=2)",
+    ]  # fmt: skip
+    assert dict(shown["facts"])["swapped"] == ["alibi(num_heads=2): layers 0, 4", "nope(): layers 3"]
+    assert dict(shown["facts"])["vLLM"][0].startswith("no")
+
+
+@pytest.mark.parametrize(
+    "plan", [7, {}, {"encodings": [{"name": "<b>", "options": {}}], "layers": [0]}, {"encodings": [], "layers": [0]}]
+)
+def test_a_plan_that_is_damaged_is_refused(plan: object) -> None:
+    content = json.dumps({**settings_of("llama"), "locant": plan}).encode()
+    session = Session()
+    with refuses(InputError, "locant"):
+        answer("model", {"model": session.drop("config.json", content)}, session)
 
 
 @pytest.mark.parametrize("name", presets())

@@ -20,6 +20,9 @@ CASES = [
     {"documents": "4,1", "padding": "2", "cache": "3", "window": "2"},
     {"documents": "8, 16", "padding": "0", "ranks": "2", "split": "contiguous", "window": "5"},
     {"documents": "3", "padding": "1", "ranks": "4"},
+    {"indices": "randomized", "documents": "6, 3", "below": "50", "seed": "3", "ranks": "2", "window": "4"},
+    {"indices": "coupled", "sum": "653+49=207"},
+    {"indices": "abacus", "sum": "12 and 345"},
 ]
 
 
@@ -55,6 +58,31 @@ def test_its_python_makes_the_same(given: dict[str, str]) -> None:
             np.testing.assert_array_equal(
                 made["mine"].index[0].sort().values, np.sort(shown["queries"]["index"][of_rank])
             )
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"indices": "coupled", "sum": "653+49=207"}, [2, 3, 4, 5, 3, 4, 5, 4, 3, 2]),
+        ({"indices": "abacus", "sum": "12 a 345"}, [1, 2, 0, 0, 0, 1, 2, 3]),
+    ],
+)
+def test_digits_have_the_indices_of_the_papers(given: dict[str, str], expected: list[int]) -> None:
+    assert numbers(given)["queries"]["index"].tolist() == expected
+
+
+def test_random_indices_ascend_below_the_limit() -> None:
+    shown = numbers({"indices": "randomized", "documents": "12", "padding": "0", "below": "20", "seed": "5"})
+    index = shown["queries"]["index"]
+    assert (np.diff(index) > 0).all()
+    assert index.max() < 20
+    assert shown["queries"]["order"].tolist() == [*range(12)]
+
+
+@pytest.mark.parametrize("given", [{"indices": "coupled", "sum": "1++2"}, {"indices": "abacus", "sum": "none"}])
+def test_an_equation_that_is_none_is_refused(given: dict[str, str]) -> None:
+    with pytest.raises(RangeError, match="sum"):
+        numbers(given)
 
 
 def test_a_long_row_has_the_backend_of_long_rows() -> None:

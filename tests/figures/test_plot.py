@@ -329,6 +329,12 @@ def test_a_picture_is_of_the_kind_its_name_says_and_the_same_every_time(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one" + suffix, "two" + suffix]
 
 
+def test_a_notebook_shows_it_without_pyplot() -> None:
+    display = pytest.importorskip("IPython.core.formatters", reason="a notebook needs IPython").DisplayFormatter()
+    shown, _ = display.format(locant.plot("alibi", length=4))
+    assert shown["image/png"].startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize("name", ["x.gif", "x", "x.png.bak"])
 def test_an_unknown_suffix_is_refused_with_the_known_ones(name: str) -> None:
     with refuses(InputError, name, ".png, .svg, .pdf"):

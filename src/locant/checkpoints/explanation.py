@@ -11,6 +11,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from locant.checkpoints.rotary_settings import RotarySettings, rotary_settings
+from locant.checkpoints.swap.saving import told_layers
 from locant.embedding.table import TableSize, table_sizes
 from locant.models.architecture import Architecture
 from locant.models.config_values import LENGTHS, TRAINED, WIDTHS, Config, flag, integer_at
@@ -39,6 +40,9 @@ class Serving:
     reasons: tuple[str, ...] = ()
 
 
+SWAPPED = Serving(answer="no", reasons=("layers have encodings that locant put there, which it does not know",))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layers:
     """The layers that share one encoding; `name` is their type, ``None`` where all layers share one."""
@@ -58,6 +62,8 @@ class Explanation:
 
     Args:
         longest, trained: the longest sequence, and what it was before it was stretched, where it is known.
+        layers: by the encoding that the architecture has.
+        swapped: where `locant.swap` has put others into some layers: of every layer, which; ``None``: its own.
         defaults: values that the configuration lacks, and that the class of its architecture in `transformers` has.
     """
 
@@ -65,6 +71,7 @@ class Explanation:
     longest: int | None
     trained: int | None
     layers: tuple[Layers, ...]
+    swapped: tuple[str | None, ...]
     tables: tuple[TableSize, ...]
     tied: bool | None
     vllm: Serving
@@ -85,14 +92,16 @@ def explain(config: Mapping[str, Any] | object) -> Explanation:
     longest = integer_at(full, *LENGTH_KEYS)
     named = {name: _on_meta(full, name) for name in layer_types(full) or (None,)}
     rotaries = [encoding for encoding in named.values() if isinstance(encoding, Rotary)]
+    swapped = told_layers(stated)
     return Explanation(
         model_type=full["model_type"],
         longest=longest,
         trained=trained_length(full, rotaries[0]) if rotaries else longest,
         layers=tuple(_layers(full, architecture, name, encoding, longest) for name, encoding in named.items()),
+        swapped=swapped,
         tables=_tables(full, named),
         tied=flag("tie_word_embeddings", full["tie_word_embeddings"]) if "tie_word_embeddings" in full else None,
-        vllm=_serving(full, architecture, rotaries),
+        vllm=SWAPPED if any(swapped) else _serving(full, architecture, rotaries),
         defaults={key: value for key, value in full.items() if key not in stated},
     )
 

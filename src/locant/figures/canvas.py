@@ -58,9 +58,9 @@ class Theme:
     def blank(self, width: float, height: float) -> Figure:
         """An empty figure; sizes in inches."""
         require_matplotlib()
-        from matplotlib.figure import Figure
+        from locant.figures.drawing import Drawing
 
-        figure = Figure(figsize=(width, height), layout="constrained", facecolor=self.paper)
+        figure = Drawing(figsize=(width, height), layout="constrained", facecolor=self.paper)
         figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.04, hspace=0.05)  # type: ignore[union-attr]
         return figure
 

@@ -114,10 +114,16 @@ def default_length(encoding: PositionEncoding) -> int:
 
 
 def encoding_to_draw(
-    name: str, *, length: int | None = None, seed: int = 0, scaling: Any = None, trained: int = TRAINED, **options: Any
+    name: str | type[PositionEncoding],
+    *,
+    length: int | None = None,
+    seed: int = 0,
+    scaling: Any = None,
+    trained: int = TRAINED,
+    **options: Any,
 ) -> PositionEncoding:
-    """A fresh encoding of this name; sizes that are not given are `SIZES`."""
-    kind = find(name)
+    """A fresh encoding of this name or class; sizes that are not given are `SIZES`."""
+    kind = find(name) if isinstance(name, str) else name
     sizes = {**SIZES, **({} if length is None else {"max_seq_len": length})}
     if kind.for_model.__func__ is PositionEncoding.for_model.__func__:
         options = {**{size: sizes[size] for size in kind.sizes() if size in sizes}, **options}

@@ -121,7 +121,12 @@ def _through_doors(
     """Queries and keys embedded and rotated, and the bias of a head, in the order of a model's calls."""
     q, k = encoding.embed(q, positions)[:, None], encoding.embed(k, k_positions)[:, None]
     heads = num_heads_of(encoding)
-    bias = encoding.bias(q.expand(-1, heads, -1, -1), k.expand(-1, heads, -1, -1), positions, k_positions)
-    q, k = encoding.rotate(q, k, positions, k_positions)
-    added = torch.zeros(1, 1, 1) if bias is None else bias[:, min(head, heads - 1)].to(q.dtype)
+    head = min(head, heads - 1)
+    all_q, all_k = q.expand(-1, heads, -1, -1), k.expand(-1, heads, -1, -1)
+    bias = encoding.bias(all_q, all_k, positions, k_positions)
+    if hasattr(encoding, "num_heads"):  # it may rotate each differently
+        q, k = (each[:, [head]] for each in encoding.rotate(all_q, all_k, positions, k_positions))
+    else:
+        q, k = encoding.rotate(q, k, positions, k_positions)
+    added = torch.zeros(1, 1, 1) if bias is None else bias[:, head].to(q.dtype)
     return q[:, 0], k[:, 0], added

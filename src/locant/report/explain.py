@@ -21,7 +21,14 @@ from locant.report.console import add_rows, named_rows, print_json, show, size, 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["explanation_facts", "layers_rows", "print_explanation", "print_extension", "summary_rows"]
+__all__ = [
+    "explanation_facts",
+    "layers_rows",
+    "print_explanation",
+    "print_extension",
+    "summary_rows",
+    "swapped_layers",
+]
 
 Rows = Iterator[tuple[str, Sequence[str]]]
 
@@ -90,9 +97,19 @@ def summary_rows(explanation: Explanation, source: str) -> Rows:
         yield "longest", [f"{explanation.longest:,} positions"]
     if explanation.trained not in (None, explanation.longest):
         yield "trained", [f"{explanation.trained:,} positions, before it was stretched"]
+    yield "swapped", [f"{each}: layers {_pair_spans(at)}" for each, at in swapped_layers(explanation).items()]
     missing = f"not in the configuration, the default of {explanation.model_type} in transformers"
     yield "defaults", [f"{key} {_plain(value)}: {missing}" for key, value in explanation.defaults.items()]
     yield "vLLM", ["; ".join((ANSWERS[explanation.vllm.answer], *explanation.vllm.reasons))]
+
+
+def swapped_layers(explanation: Explanation) -> dict[str, list[int]]:
+    """The numbers of the layers in which each encoding has taken the place of the model's own."""
+    found: dict[str, list[int]] = {}
+    for number, encoding in enumerate(explanation.swapped):
+        if encoding is not None:
+            found.setdefault(encoding, []).append(number)
+    return found
 
 
 def layers_rows(layers: Layers) -> Rows:

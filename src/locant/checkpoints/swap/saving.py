@@ -26,12 +26,14 @@ from locant.positions.registry import encoding as encoding_of
 from locant.positions.registry import encodings
 from locant.positions.scaling import Scaling, Unscaled
 
-__all__ = ["forget", "load_swapped", "own_configurations", "record"]
+__all__ = ["forget", "load_swapped", "own_configurations", "record", "told_layers"]
 
 KEY = "locant"
 FUNCTION = "attn_implementation"
 SENTENCE = "the positions of this model are locant's: load it with locant.checkpoints.load_swapped(folder)"
 HOLDER = ".locant."
+SAVED = "the folder as it was saved"
+UNTOLD_WORDS = "an encoding that is none of locant's"
 UNTOLD = "untold"
 """In the place of an encoding that the configuration does not tell."""
 
@@ -90,6 +92,29 @@ def built(description: Mapping[str, Any]) -> PositionEncoding:
         given = dict(options["scaling"])
         options["scaling"] = getattr(locant.scaling, given.pop("kind"))(**given)
     return encoding_of(description["name"], **options)
+
+
+def told_layers(config: Mapping[str, Any]) -> tuple[str | None, ...]:
+    """Of every layer, the encoding that `record` wrote down, in words; ``None``: the model's own. Empty: not swapped.
+
+    >>> told_layers({"locant": {"encodings": [{"name": "alibi", "options": {"num_heads": 4}}], "layers": [0, None]}})
+    ('alibi(num_heads=4)', None)
+    """
+    said = config.get(KEY)
+    if said is None:
+        return ()
+    try:
+        last = len(said["encodings"]) - 1
+        words = [UNTOLD_WORDS if each is None else _in_words(each) for each in said["encodings"]]
+        places = [None if each is None else whole("layers", each, 0, last, remedy=SAVED) for each in said["layers"]]
+        return tuple(None if each is None else words[each] for each in places)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # whatever was written there by hand
+        raise _damaged(Path(), f"{type(error).__name__}: {error}") from error
+
+
+def _in_words(description: Mapping[str, Any]) -> str:
+    options = ", ".join(f"{name}={shown(value)}" for name, value in description["options"].items())
+    return f"{one_of('encoding', description['name'], encodings())}({options})"
 
 
 def _plain(value: Any) -> Any:
@@ -153,12 +178,11 @@ def load_swapped(
 
 def _read_plan(folder: Path, said: Any) -> tuple[list[Any], AngleMode]:
     """What `record` wrote: the encoding of each layer, and the angles of its own."""
-    again = "the folder as it was saved"
     try:
         known = [UNTOLD if each is None else built(each) for each in said["encodings"]]
         last = len(known) - 1
-        places = [None if each is None else whole("layers", each, 0, last, remedy=again) for each in said["layers"]]
-        angles = one_of("angles", said.get("angles", "exact"), ("exact", "float32"), again)
+        places = [None if each is None else whole("layers", each, 0, last, remedy=SAVED) for each in said["layers"]]
+        angles = one_of("angles", said.get("angles", "exact"), ("exact", "float32"), SAVED)
     except (AttributeError, LookupError, TypeError, ValueError) as error:  # whatever was written there by hand
         raise _damaged(folder, f"{type(error).__name__}: {error}") from error
     return [None if each is None else known[each] for each in places], "float32" if angles == "float32" else "exact"
@@ -166,7 +190,7 @@ def _read_plan(folder: Path, said: Any) -> tuple[list[Any], AngleMode]:
 
 def _damaged(folder: Path, why: str) -> InputError:
     got = f"got {folder / CONFIG}, whose entry {KEY!r} does not say what each layer has ({why})"
-    return InputError(got, "the folder as it was saved")
+    return InputError(got, SAVED)
 
 
 def _read_parameters(folder: Path, model: Any) -> None:
@@ -174,11 +198,11 @@ def _read_parameters(folder: Path, model: Any) -> None:
     there = {tensor.name: folder / file for file, header in headers_of(folder).items() for tensor in header.tensors}
     for name, parameter in mine.items():
         if name not in there:
-            raise InputError(f"got {folder} without {name}, a parameter of its encoding", "the folder as it was saved")
+            raise InputError(f"got {folder} without {name}, a parameter of its encoding", SAVED)
         with safe_open(there[name], framework="pt") as file:
             saved = file.get_tensor(name)
         if saved.shape != parameter.shape:
             got = f"got {name} of shape {shown(tuple(saved.shape))}, expected {tuple(parameter.shape)}"
-            raise InputError(got, "the folder as it was saved")
+            raise InputError(got, SAVED)
         with torch.no_grad():
             parameter.copy_(saved)

@@ -16,8 +16,17 @@ from locant.explore.state import State
 from locant.figures import SIZES, TRAINED
 from locant.figures.plot import encoding_to_draw
 from locant.figures.scores import score_by_distance, score_map, with_random_tables
-from locant.positions import ALiBi, Cope, DistanceBias, PositionEncoding, Rotary
-from locant.positions.base import has_bias
+from locant.positions import (
+    ALiBi,
+    Cope,
+    DistanceBias,
+    FoPE,
+    MixedRotary,
+    PoPE,
+    PositionEncoding,
+    Rotary,
+    StringRotary,
+)
 from locant.positions.encodings.alibi import alibi_slopes
 from locant.positions.registry import encodings, find
 from locant.positions.scaling import SCALINGS
@@ -28,11 +37,17 @@ SLOTS = ("1", "2", "3", "4")
 FIRST = {"1": "rotary", "2": "alibi", "3": "sinusoidal"}
 NONE = "none"
 
+UNNAMED: Mapping[str, type[PositionEncoding]] = {
+    "pope": PoPE, "fope": FoPE, "mixed": MixedRotary, "string": StringRotary,
+}  # fmt: skip
+"""Encodings that the registry has no name for."""
+TITLES = {"pope": "PoPE", "fope": "FoPE", "mixed": "RoPE-Mixed", "string": "STRING"}
+
 MAX_LENGTH = 2**17
 POINTS, SIDE = 256, 128
 """At how many distances a curve is computed, and at how many positions a map, where there are more."""
 DRAWS, COSTLY_DRAWS = 32, 8
-"""Pairs of contents: of an encoding whose bias looks at the contents, every one costs a matrix."""
+"""Pairs of contents: where a bias looks at the contents, or heads are rotated differently, every one costs a matrix."""
 
 VISIBLE = 16.0
 """A score this far below another has e^-16 of its weight: maps and curves end there."""
@@ -48,10 +63,23 @@ class Choice:
     label: str
 
     @property
+    def kind(self) -> type[PositionEncoding]:
+        """Its class."""
+        return UNNAMED[self.name] if self.name in UNNAMED else find(self.name)
+
+    @property
+    def draws(self) -> int:
+        """How many pairs of contents it is drawn for."""
+        by_content = "bias" in self.kind.doors() and not issubclass(self.kind, DistanceBias)
+        return COSTLY_DRAWS if by_content or self.name in UNNAMED else DRAWS
+
+    @property
     def code(self) -> str:
         """How Python builds it."""
         given = "".join(f", {name}={value!r}" for name, value in self.options)
-        return f"encoding_to_draw({self.name!r}, length=length{given})"
+        if self.name in UNNAMED:
+            return f"encoding_to_draw({self.kind.__name__}{given})"
+        return f"with_random_tables(encoding_to_draw({self.name!r}, length=length{given}))"
 
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
@@ -78,12 +106,15 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
 
 
 def _chosen(state: State, slot: str, head: int) -> Choice | None:
-    name = state.one_of(slot, FIRST.get(slot, NONE), [NONE, *encodings()])
+    name = state.one_of(slot, FIRST.get(slot, NONE), [NONE, *encodings(), *UNNAMED], TITLES)
     if name == NONE:
         return None
-    own, takes = state.part(slot), inspect.signature(find(name)).parameters
+    own, takes = state.part(slot), inspect.signature(UNNAMED.get(name) or find(name)).parameters
     options: dict[str, Any] = {"d_model": SIZES["head_dim"]} if "d_model" in takes else {}
     words: list[str] = []
+    if "original_max_seq_len" in takes:
+        options["original_max_seq_len"] = own.whole("trained", TRAINED, 7, MAX_LENGTH, log=True)
+        words.append(f"trained with {options['original_max_seq_len']:,}")
     if "base" in takes:
         options["base"] = own.real("base", float(takes["base"].default), 2, 1e9, log=True)
         if options["base"] != takes["base"].default:
@@ -100,28 +131,28 @@ def _chosen(state: State, slot: str, head: int) -> Choice | None:
         if slope != alibi_slopes(SIZES["num_heads"])[head]:
             options["slopes"] = (slope,) * SIZES["num_heads"]
         words.append(f"slope {slope:.4g}")
-    return Choice(slot, name, tuple(options.items()), ", ".join([name, *words]))
+    return Choice(slot, name, tuple(options.items()), ", ".join([TITLES.get(name, name), *words]))
 
 
 @lru_cache(maxsize=32)
 def _built(name: str, options: tuple[tuple[str, Any], ...], length: int | None) -> PositionEncoding:
+    if name in UNNAMED:
+        return encoding_to_draw(UNNAMED[name], **dict(options))  # their zeros are no empty tables
     return with_random_tables(encoding_to_draw(name, length=length, **dict(options)))
 
 
 def _shown(
     choice: Choice, length: int, distances: np.ndarray, positions: np.ndarray, alike: float, head: int
 ) -> Mapping[str, Any]:
-    has_rows = "max_seq_len" in inspect.signature(find(choice.name)).parameters
+    has_rows = "max_seq_len" in inspect.signature(choice.kind).parameters
     encoding = _built(choice.name, choice.options, length if has_rows else None)
     if isinstance(encoding, Rotary) and encoding.scaling.length_that_matters is not None:
         encoding = encoding.for_length(length)
     facts = {"slot": int(choice.slot), "name": choice.name, "label": choice.label, "doors": list(encoding.doors())}
     if isinstance(encoding, Cope) and length > SIDE:
         return {**facts, "note": f"counts every token between query and key: drawn up to {SIDE} tokens"}
-    costly = has_bias(encoding) and not isinstance(encoding, DistanceBias)
-    draws = COSTLY_DRAWS if costly else DRAWS
-    curve = score_by_distance(encoding, distances, alike=alike, head=head, draws=draws)
-    matrix = score_map(encoding, positions, alike=alike, head=head, draws=draws)
+    curve = score_by_distance(encoding, distances, alike=alike, head=head, draws=choice.draws)
+    matrix = score_map(encoding, positions, alike=alike, head=head, draws=choice.draws)
     if not getattr(encoding, "bidirectional", False):
         matrix[np.triu_indices(len(matrix), 1)] = np.nan
     return {**facts, **curve._asdict(), "map": matrix}
@@ -133,16 +164,18 @@ def _spread(length: int, most: int) -> np.ndarray:
 
 
 def _code(chosen: list[Choice], length: int, alike: float, head: int) -> str:
-    built = "\n".join(f"    {choice.label!r}: {choice.code}," for choice in chosen)
+    built = "\n".join(f"    {choice.label!r}: ({choice.code}, {choice.draws})," for choice in chosen)
+    unnamed = sorted({UNNAMED[choice.name].__name__ for choice in chosen if choice.name in UNNAMED})
+    classes = f"from locant.positions import {', '.join(unnamed)}\n" if unnamed else ""
     return (
         "import matplotlib.pyplot as plt\nimport numpy as np\n\n"
         "from locant.figures.plot import encoding_to_draw\n"
-        "from locant.figures.scores import score_by_distance, with_random_tables\n\n"
+        f"from locant.figures.scores import score_by_distance, with_random_tables\n{classes}\n"
         f"length = {length}\ndistances = np.unique(np.linspace(0, length - 1, min(length, {POINTS})).round())"
         f".astype(int)\nencodings = {{\n{built}\n}}\n"
-        "for name, encoding in encodings.items():\n"
+        "for name, (encoding, draws) in encodings.items():\n"
         "    scores = score_by_distance("
-        f"with_random_tables(encoding), distances, alike={alike!r}, head={head})\n"
+        f"encoding, distances, alike={alike!r}, head={head}, draws=draws)\n"
         "    plt.plot(distances, scores.mean, label=name)\n"
         "    plt.fill_between(distances, scores.low, scores.high, alpha=0.15)\n"
         'plt.xlabel("distance (tokens)")\nplt.ylabel("score")\nplt.legend()\nplt.show()\n'

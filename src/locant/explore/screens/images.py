@@ -19,9 +19,9 @@ __all__ = ["SCREEN"]
 
 AXES = ("frame", "row", "column")
 FRAME, ROW, COLUMN = range(3)
-SCHEMES = ("contiguous", "stride", "turns", "axial")
+SCHEMES = ("contiguous", "stride", "turns", "axial", "heads")
 """One ladder of frequencies, in sections (Qwen2-VL), every third pair (Qwen3-VL) or rows and columns in turns and then
-frames (ERNIE 4.5 VL); or a ladder for each axis, as in vision encoders."""
+frames (ERNIE 4.5 VL); or a ladder for each axis, as in vision encoders; or an axis for each group of heads (MHRoPE)."""
 MOST = 32
 """Frames, rows, columns, and tokens of text on either side."""
 
@@ -32,31 +32,47 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
         state.whole(name, n, 1, MOST) for name, n in (("frames", 2), ("rows", 12), ("columns", 16))
     )
     before, after = state.whole("before", 5, 0, MOST), state.whole("after", 4, 0, MOST)
+    step = state.whole("step", 1, 1, 25)
+    goes_on = state.one_of("goes_on", "largest", ["largest", "sides"])
     pairs = state.whole("pairs", 64, 3, 128)
-    first = state.whole("frame_pairs", min(16, pairs - 2), 1, pairs - 2)
-    second = state.whole("row_pairs", min(24, pairs - first - 1), 1, pairs - 2)
-    if first + second >= pairs:
-        got = f"got {first} pairs for frames and {second} for rows of {pairs} in all, expected one for columns"
-        raise RangeError(got, f"row_pairs={pairs - first - 1}")
-    sections = (first, second, pairs - first - second)
     scheme = state.one_of("scheme", "axial", SCHEMES)
     base = state.real("base", 10_000.0, 2, 1e9, log=True)
-    axes = _axes(scheme, sections)
-    rotary = Rotary(2 * pairs, base, **_table(scheme, sections, axes))
+    axes, options = _by_head(state, pairs) if scheme == "heads" else _by_pair(state, pairs, scheme)
+    rotary = Rotary(2 * pairs, base, **options)
     grid = frames * rows * columns
-    positions = _positions(before, (frames, rows, columns), after)
+    parts = [before, (frames, rows, columns, step), after]
+    positions, behind = (Positions.multimodal([*parts[:2], text], goes_on=goes_on) for text in (after, 1))
     at = state.whole("at", before + rows * columns // 2 + columns // 2, 0, positions.seq_len - 1)
     return {
         "axes": list(AXES),
         "index": positions.index[0].numpy(),
         "grid": [frames, rows, columns],
         "image": [before, before + grid],
+        "next": int(behind.index[0, -1, 0]),
         "at": at,
         "alike": _alike(rotary, positions, at),
         "axis_of_pair": np.array(axes),
         "wavelengths": [pair.wavelength for pair in pair_settings(rotary)],
-        "python": _code(rotary, axes, base, before, (frames, rows, columns), after),
+        "python": _code(rotary, scheme, axes, base, f"{parts}, goes_on={goes_on!r}"),
     }
+
+
+def _by_head(state: State, pairs: int) -> tuple[list[int], dict[str, Any]]:
+    """Heads in three groups, of which one is shown: all its pairs turn with one axis."""
+    group = AXES.index(state.one_of("group", AXES[ROW], AXES))
+    return [group] * pairs, {"pairs": _pairs_of([group] * pairs)}
+
+
+def _by_pair(state: State, pairs: int, scheme: str) -> tuple[list[int], dict[str, Any]]:
+    """All heads alike: so many pairs for each axis."""
+    first = state.whole("frame_pairs", min(16, pairs - 2), 1, pairs - 2)
+    second = state.whole("row_pairs", min(24, pairs - first - 1), 1, pairs - 2)
+    if first + second >= pairs:
+        got = f"got {first} pairs for frames and {second} for rows of {pairs} in all, expected one for columns"
+        raise RangeError(got, f"row_pairs={pairs - first - 1}")
+    sections = (first, second, pairs - first - second)
+    axes = _axes(scheme, sections)
+    return axes, _table(scheme, sections, axes)
 
 
 def _axes(scheme: str, sections: tuple[int, int, int]) -> list[int]:
@@ -75,17 +91,11 @@ def _table(scheme: str, sections: tuple[int, int, int], axes: list[int]) -> dict
     """What a `Rotary` is told of its pairs: their sections where it has a word for them, else the whole table."""
     if scheme in ("contiguous", "axial"):
         return {"sections": sections, "axial": scheme == "axial"}
-    return {"pairs": Pairs(dims=[(pair, pair + len(axes)) for pair in range(len(axes))], axes=axes, num_axes=len(AXES))}
+    return {"pairs": _pairs_of(axes)}
 
 
-def _positions(before: int, sizes: tuple[int, int, int], after: int) -> Positions:
-    """An image begins where the text before it ended, on every axis, and the text after it past its largest index."""
-    image = Positions.of(Positions.grid(*sizes).index + before)
-    return Positions.cat([_text(0, before), image, _text(before + max(sizes), after)])
-
-
-def _text(start: int, count: int) -> Positions:
-    return Positions.of(torch.arange(start, start + count)[None, :, None].expand(1, count, 3))
+def _pairs_of(axes: list[int]) -> Pairs:
+    return Pairs(dims=[(pair, pair + len(axes)) for pair in range(len(axes))], axes=axes, num_axes=len(AXES))
 
 
 def _alike(rotary: Rotary, positions: Positions, at: int) -> np.ndarray:
@@ -94,19 +104,23 @@ def _alike(rotary: Rotary, positions: Positions, at: int) -> np.ndarray:
     return (cos * cos[at] + sin * sin[at]).mean(-1).numpy()
 
 
-def _code(rotary: Rotary, axes: list[int], base: float, before: int, sizes: tuple[int, ...], after: int) -> str:
+def _code(rotary: Rotary, scheme: str, axes: list[int], base: float, parts: str) -> str:
     made = f"sections={rotary.sections}{', axial=True' if rotary.axial else ''}"
-    written = ""
+    written, imported, beside = "", "", ""
     if not rotary.is_short:
+        imported = "from locant.positions import Pairs\n"
         written = f"axes = {axes}\ndims = [(pair, pair + {len(axes)}) for pair in range({len(axes)})]\n"
         made = "pairs=Pairs(dims=dims, axes=axes, num_axes=3)"
+    if scheme == "heads":
+        imported = "from locant.positions import Pairs, RotaryByHead\n"
+        one = "Pairs(dims=dims, axes=[axis] * len(axes), num_axes=3)"
+        beside = (
+            f"by_head = RotaryByHead([Rotary({rotary.head_dim}, base={base!r}, pairs={one}) for axis in range(3)])\n"
+        )
     return (
-        "import torch\n\nfrom locant import Positions, Rotary\nfrom locant.positions import Pairs\n\n\n"
-        "def text(start, count):\n"
-        "    return Positions.of(torch.arange(start, start + count)[None, :, None].expand(1, count, 3))\n\n\n"
-        f"image = Positions.of(Positions.grid{sizes}.index + {before})\n"
-        f"positions = Positions.cat([text(0, {before}), image, text({before + max(sizes)}, {after})])\n"
-        f"{written}rotary = Rotary({rotary.head_dim}, base={base!r}, {made})\n"
+        f"from locant import Positions, Rotary\n{imported}\n"
+        f"positions = Positions.multimodal({parts})\n"
+        f"{written}rotary = Rotary({rotary.head_dim}, base={base!r}, {made})\n{beside}"
         "cos, sin = rotary.cos_sin(positions)\n"
     )
 

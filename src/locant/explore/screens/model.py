@@ -16,7 +16,7 @@ from locant.explore.session import Session
 from locant.explore.state import State
 from locant.files import FaultError, strict_json
 from locant.models.registry import presets
-from locant.report.explain import layers_rows, summary_rows
+from locant.report.explain import layers_rows, summary_rows, swapped_layers
 
 __all__ = ["SCREEN"]
 
@@ -41,7 +41,7 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
         "model_type": explanation.model_type,
         "pair": state.whole("pair", pairs // 2, 0, max(pairs - 1, 0)),
         "facts": _rows(summary_rows(explanation, told)),
-        "kinds": [_kind(layers) for layers in explanation.layers],
+        "kinds": [*map(_kind, explanation.layers), *map(_swapped_kind, swapped_layers(explanation))],
         "layers": _layers(config, explanation),
         "wavelengths": [_wavelengths(layers) for layers in explanation.layers if layers.rotary is not None],
         "extension": None if extension is None else _extension(extension),
@@ -95,10 +95,20 @@ def _kind(layers: Any) -> Mapping[str, Any]:
     }
 
 
+def _swapped_kind(encoding: str) -> Mapping[str, Any]:
+    facts = [["swapped", ["in the place of the encoding that the model had"]]]
+    return {"name": None, "kind": encoding, "doors": [], "base": None, "facts": facts, "warnings": []}
+
+
 def _layers(config: Mapping[str, Any], explanation: Explanation) -> list[Mapping[str, Any]]:
-    """Of every layer, the number of its kind in `Explanation.layers`, and its window."""
+    """Of every layer, the number of its kind, those of `Explanation.layers` first, and its window."""
     numbers = {layers.name: number for number, layers in enumerate(explanation.layers)}
-    return [{"kind": numbers[layer.kind], "window": layer.window} for layer in layer_strip(config)]
+    placed = enumerate(swapped_layers(explanation).values(), len(numbers))
+    swapped = {place: kind for kind, places in placed for place in places}
+    return [
+        {"kind": swapped.get(at, numbers[layer.kind]), "window": layer.window}
+        for at, layer in enumerate(layer_strip(config))
+    ]
 
 
 def _wavelengths(layers: Any) -> Mapping[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from locant.arguments import shown, whole
+from locant.arguments import MAX_INT32, shown, whole
 from locant.attention.choice import choose_backend
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask
@@ -29,6 +30,15 @@ NONE = "none"
 BOTH, CAUSAL = "both directions", "causal"
 
 
+COUNTED = "counted"
+INDICES = {
+    COUNTED: "counted", "randomized": "random, in order", "coupled": "coupled by significance",
+    "abacus": "within numbers (abacus)",
+}  # fmt: skip
+SUM = "653+49=207"
+"""With its units last, but for the result, which is written with its units first."""
+
+
 class Row(NamedTuple):
     """The tokens of one row, and the Python that makes them."""
 
@@ -37,44 +47,97 @@ class Row(NamedTuple):
     python: str
 
 
+class Asked(NamedTuple):
+    """What the settings say of a row: how it is made, also so many times as long, its cache, and its ranks."""
+
+    row: Callable[[int], Row]
+    cached: int = 0
+    world: int = 1
+    zigzag: bool = False
+    parts: int = 1
+    """Of every document and of the padding, which have to be equal."""
+    characters: str = ""
+    """What its tokens spell."""
+
+
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
     """Of every token its place, and of every pair of query and key whether one attends to the other."""
-    lengths = _lengths(state.text("documents", "5, 3, 8", longest=400))
-    padding = state.whole("padding", 2, 0, 64)
-    side = state.one_of("side", "right", ["right", "left"])
-    cached = state.whole("cache", 0, 0, MOST)
+    indices = state.one_of("indices", COUNTED, list(INDICES), INDICES)
+    asked = _of_a_sum(state, indices) if indices in ("coupled", "abacus") else _of_documents(state, indices)
     causal = state.one_of("direction", CAUSAL, [CAUSAL, BOTH]) == CAUSAL
     window = state.whole("window", 0, 0, MOST) or None
-    world = state.whole("ranks", 1, 1, 8)
-    zigzag = world > 1 and state.one_of("split", "zigzag", ["zigzag", "contiguous"]) == "zigzag"
     name = state.one_of("encoding", "rotary", [NONE, *encodings()])
-    times = state.whole("times", 1, 1, 512, log=True)
-    at = state.whole("at", sum(lengths) - 1, 0, MOST + 64)
+    times = 1 if asked.characters else state.whole("times", 1, 1, 512, log=True)
+    row, longer = asked.row(1), asked.row(times)
+    at = state.whole("at", int((row.queries.document >= 0).sum()) - 1, 0, MOST + 64)
 
-    parts = world * (1 + zigzag) if world > 1 else 1  # of every document and of the padding, which have to be equal
-    lengths, padding = [_multiple(each, parts) for each in lengths], _multiple(padding, parts)
-    row = _row(lengths, padding, side, cached)
     keys = row.queries if row.keys is None else row.keys
     allowed = row.queries.mask(row.keys, causal=causal, window=window)[0, 0].numpy()
     distance = (row.queries.order[0][:, None] - keys.order[0]).numpy().astype(np.float64)
     distance[~allowed] = np.nan
-    ranks = _ranks(row.queries, world, zigzag)
-    longer = _row([each * times for each in lengths], padding * times, side, cached * times)
+    ranks = _ranks(row.queries, asked.world, asked.zigzag)
     options = ["k_positions"] * (row.keys is not None) + ["causal=False"] * (not causal)
     options += [] if window is None else [f"window={window}"]
-    shard = f"mine = positions.shard(rank, {world}, zigzag={zigzag})  # of each rank\n" if world > 1 else ""
+    python = f"from locant import Positions\n\n{row.python}"
+    if asked.world > 1:
+        python += f"mine = positions.shard(rank, {asked.world}, zigzag={asked.zigzag})  # of each rank\n"
     return {
         "queries": _tokens(row.queries) | {"rank": ranks},
         "keys": _tokens(keys),
-        "cached": 0 if row.keys is None else cached,
+        "cached": 0 if row.keys is None else asked.cached,
         "pairs": distance,
         "seen": allowed.sum(1),
-        "work": [int(allowed[ranks == rank].sum()) for rank in range(world)],
+        "work": [int(allowed[ranks == rank].sum()) for rank in range(asked.world)],
         "at": min(at, row.queries.seq_len - 1),
         "backend": _backend(longer, name, causal, None if window is None else window * times),
-        "parts": parts,
-        "python": f"from locant import Positions\n\n{row.python}{shard}mask = positions.mask({', '.join(options)})\n",
+        "parts": asked.parts,
+        "characters": asked.characters,
+        "python": f"{python}mask = positions.mask({', '.join(options)})\n",
     }
+
+
+def _of_documents(state: State, indices: str) -> Asked:
+    """Documents of these lengths, padding, and a cache before the first."""
+    lengths = _lengths(state.text("documents", "5, 3, 8", longest=400))
+    padding = state.whole("padding", 2, 0, 64)
+    counted = indices == COUNTED
+    side = state.one_of("side", "right", ["right", "left"]) if counted else "right"
+    cached = state.whole("cache", 0, 0, MOST) if counted else 0
+    world = state.whole("ranks", 1, 1, 8)
+    zigzag = world > 1 and state.one_of("split", "zigzag", ["zigzag", "contiguous"]) == "zigzag"
+    parts = world * (1 + zigzag) if world > 1 else 1
+    lengths, padding = [_multiple(each, parts) for each in lengths], _multiple(padding, parts)
+    below = 0 if counted else state.whole("below", 2048, max(lengths), MAX_INT32, log=True)
+    seed = 0 if counted else state.whole("seed", 0, 0, 99)
+
+    def row(times: int) -> Row:
+        longer = [each * times for each in lengths]
+        if counted:
+            return _row(longer, padding * times, side, cached * times)
+        length = sum(longer) + padding * times
+        python = f"positions = Positions.randomized([{longer}], {below}, seed={seed}, length={length})\n"
+        largest = max(below, *longer)  # a row for the backend, which may be too long for this limit
+        return Row(Positions.randomized([longer], largest, seed=seed, length=length), None, python)
+
+    return Asked(row, cached, world, zigzag, parts)
+
+
+def _of_a_sum(state: State, indices: str) -> Asked:
+    """The characters of an equation, whose digits know their places."""
+    text = state.text("sum", SUM, longest=MOST)
+    numbers = [len(digits) for digits in re.findall(r"[0-9]+", text)]
+    if indices == "coupled" and not re.fullmatch(r"[0-9]+([^0-9][0-9]+)+", text):
+        raise RangeError(f"got {shown(text)} for sum, expected numbers with one sign between two", f"sum={SUM}")
+    if indices == "coupled":
+        coupled = Row(Positions.coupled(numbers), None, f"positions = Positions.coupled({numbers})\n")
+        return Asked(lambda _: coupled, characters=text)
+    if not numbers:
+        raise RangeError(f"got {shown(text)} for sum, expected a text with numbers", f"sum={SUM}")
+    ids, digits = [*map(ord, text)], [*map(ord, "0123456789")]
+    python = f"ids, digits = [*map(ord, {text!r})], [*map(ord, '0123456789')]\n"
+    python += "positions = Positions.abacus(ids, digits)\n"
+    abacus = Row(Positions.abacus(ids, digits), None, python)
+    return Asked(lambda _: abacus, characters=text)
 
 
 def _lengths(text: str) -> list[int]:

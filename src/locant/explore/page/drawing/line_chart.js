@@ -21,7 +21,8 @@ export function lineChart(plot, { x, y, series, marks = [], levels = [], hover =
   plot.svg.append(inside);
   for (const { at, label } of levels) {
     inside.append(svg("line", { class: "level", x1: area.x, x2: area.x + area.width, y1: up(at), y2: up(at) }));
-    inside.append(svg("text", { class: "tick", x: area.x + 6, y: up(at) - 5 }, label));
+    const below = levels.some((other) => other.at > at && up(at) - up(other.at) < 16); // another line is in the way
+    inside.append(svg("text", { class: "tick", x: area.x + 6, y: up(at) + (below ? 13 : -5) }, label));
   }
   for (const { at, label } of marks) {
     inside.append(svg("line", { class: "level", x1: across(at), x2: across(at), y1: area.y, y2: area.y + area.height }));

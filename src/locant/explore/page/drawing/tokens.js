@@ -7,19 +7,19 @@ const SMALLEST = 22;
 const LARGEST = 40;
 const COLORS = 6;
 
-// tokens: {index, document}; marks: {rank, cached}; seen: a number per token, 0 where it is not attended to.
+// tokens: {index, document}; under: a text for each, such as its rank; the first `cached` are paler.
 // hover gets the slot or null. Returns {point(slot, attended)}: the slot is framed, others than the attended ones fade.
-export function tokens(plot, { index, document, rank = null, cached = 0, hover = () => {}, choose = () => {} }) {
+export function tokens(plot, { index, document, under = null, cached = 0, hover = () => {}, choose = () => {} }) {
   const size = Math.max(SMALLEST, Math.min(LARGEST, Math.floor(plot.width / index.length) - GAP));
   const columns = Math.max(1, Math.floor(plot.width / (size + GAP)));
-  const high = rank ? size + 12 : size;
+  const high = under ? size + 12 : size;
   const boxes = Array.from(index, (number, slot) => {
     const padding = document[slot] < 0;
     const [x, y] = [(slot % columns) * (size + GAP), Math.floor(slot / columns) * (high + GAP + 4) + 2];
     const box = svg("g", { class: `token slot-${(document[slot] % COLORS) + 1}${padding ? " padding" : ""}${slot < cached ? " cached" : ""}` },
       svg("rect", { class: "box", x: x + 1, y, width: size, height: size, rx: 4 }),
       svg("text", { x: x + 1 + size / 2, y: y + size / 2 + 4, "text-anchor": "middle" }, padding ? "" : String(number)),
-      rank && svg("text", { class: "tick", x: x + 1 + size / 2, y: y + size + 11, "text-anchor": "middle" }, `r${rank[slot]}`));
+      under && svg("text", { class: "tick", x: x + 1 + size / 2, y: y + size + 11, "text-anchor": "middle" }, under[slot]));
     box.append(svg("title", {}, told(number, document[slot], slot, slot < cached)));
     box.addEventListener("pointerenter", () => hover(slot));
     box.addEventListener("pointerleave", () => hover(null));

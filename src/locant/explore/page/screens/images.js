@@ -10,19 +10,20 @@ import { Picture } from "../picture.js";
 
 const SCHEMES = {
   contiguous: "in sections (Qwen2-VL)", stride: "every third pair (Qwen3-VL)",
-  turns: "rows, columns in turns (ERNIE)", axial: "a ladder each (vision encoders)",
+  turns: "rows, columns in turns (ERNIE)", axial: "a ladder each (vision encoders)", heads: "heads in groups (MHRoPE)",
 };
+const AFTER = { largest: "behind the largest index", sides: "behind rows and columns" };
 const SLOTS = [2, 1, 3]; // of the axes
 const FRAMES = 6; // that are drawn
 
 export function open(place, page) {
   const { side, pictures } = split(place);
   const controls = [
-    { frames: { label: "Frames" }, rows: { label: "Rows" }, columns: { label: "Columns" } },
-    { before: { label: "Text before", unit: "tokens" }, after: { label: "Text after", unit: "tokens" }, at: { label: "Token" } },
+    { frames: { label: "Frames" }, step: { label: "From frame to frame", unit: "indices" }, rows: { label: "Rows" }, columns: { label: "Columns" } },
+    { before: { label: "Text before", unit: "tokens" }, after: { label: "Text after", unit: "tokens" }, goes_on: { label: "It goes on", titles: AFTER }, at: { label: "Token" } },
     {
       scheme: { label: "Frequencies", titles: SCHEMES }, pairs: { label: "Pairs", also: { frame_pairs: null, row_pairs: null } },
-      frame_pairs: { label: "Pairs for frames" }, row_pairs: { label: "Pairs for rows" }, base: { label: "Base" },
+      group: { label: "Heads for the" }, frame_pairs: { label: "Pairs for frames" }, row_pairs: { label: "Pairs for rows" }, base: { label: "Base" },
     },
   ].map((named) => controlGroup(side, page, named)[1]);
   const told = html("p", { class: "note" });
@@ -137,8 +138,7 @@ export function open(place, page) {
   return { show, keys };
 }
 
-function noteOf({ grid: [frames, rows, columns], image: [begin, end], index }) {
-  const next = begin + Math.max(frames, rows, columns);
+function noteOf({ image: [begin, end], index, next }) {
   const after = index.shape[0] > end ? `, and text goes on at ${next}` : "";
   return `The ${number(end - begin)} tokens of the image take up ${next - begin} indices, from ${begin} on${after}.`;
 }

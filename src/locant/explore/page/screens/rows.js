@@ -11,7 +11,10 @@ import { Picture } from "../picture.js";
 export function open(place, page) {
   const { side, pictures } = split(place);
   const groups = [
-    { documents: { label: "Lengths of the documents" }, padding: { label: "Padding" }, side: { label: "Padding is at the" }, cache: { label: "Cached tokens" } },
+    {
+      indices: { label: "Indices" }, sum: { label: "An equation" }, documents: { label: "Lengths of the documents" }, padding: { label: "Padding" }, side: { label: "Padding is at the" }, cache: { label: "Cached tokens" },
+      below: { label: "Drawn below" }, seed: { label: "Seed" },
+    },
     { direction: { label: "Attention" }, window: { label: "Sliding window (0: none)" } },
     { ranks: { label: "Ranks (context parallel)" }, split: { label: "Each document is split" } },
     { encoding: { label: "Encoding" }, times: { label: "For the backend: every length times" } },
@@ -57,8 +60,9 @@ export function open(place, page) {
     cursor.rest(numbers.at);
   }
 
-  function showRow({ queries, keys, cached, python, work }) {
-    const ranks = work.length > 1 && !cached ? queries.rank : null;
+  function showRow({ queries, keys, cached, python, work, characters }) {
+    const ranks = work.length > 1 && !cached ? Array.from(queries.rank, (rank) => `r${rank}`) : null;
+    const under = ranks ?? (characters ? [...characters] : null);
     row.show({
       title: cached ? "The cached tokens, and the new ones behind them" : "The row",
       note: " ",
@@ -71,7 +75,7 @@ export function open(place, page) {
       }),
       python,
       draw: (plot) => tokens(plot, {
-        index: keys.index, document: keys.document, rank: ranks, cached,
+        index: keys.index, document: keys.document, under, cached,
         hover: (slot) => cursor.set(slot === null || slot < cached ? null : slot - cached),
         choose: (slot) => slot >= cached && page.change({ at: slot - cached }),
       }),
