@@ -16,6 +16,7 @@ from locant.attention.backends import tiled
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask, Segment
 from locant.kernels import distance_attention as kernel
+from locant.kernels.distance_pieces import takes_pieces
 from tests.attention.arrangements import BATCH, HEAD_DIM, HEADS, Arrangement, Inputs, parameters_of, shaken
 from tests.tolerances import assert_close
 
@@ -78,6 +79,24 @@ def test_outputs_and_all_gradients_are_those_of_numpy(
     assert not y[blind].any()
 
 
+@pytest.mark.skipif(not takes_pieces(torch.float32, 6), reason="native kernels are not used")
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("kind", [*ROWS, "alike, begun elsewhere"])
+def test_so_are_those_of_a_bias_of_straight_pieces(kind: str, window: int | None, taken: list[int]) -> None:
+    elsewhere = Positions.of([[7, 8, 9, 0, 1], [20, 21, 22, 5, 6]], [[4, 4, 4, 0, 0]] * 2)
+    arrangement = Arrangement(ROWS.get(kind, elsewhere), window=window)
+    encoding, inputs = shaken("fire", torch.float32), Inputs.draw(arrangement, torch.float32, kv_heads=2)
+    y = inputs.through(arrangement, encoding, "tiled")
+    assert len(taken) == 1
+    cotangent = torch.randn_like(y)
+    y.backward(cotangent)
+    expected, gradients = inputs.expected(arrangement, encoding, cotangent)
+    assert_close(y, expected, torch.float32)
+    found = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **parameters_of(encoding)}
+    for name, wanted in gradients.items():
+        assert_close(found[name].grad, wanted, torch.float32)
+
+
 @given(st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=2, max_size=2), st.integers(0, 3))
 def test_what_is_packed_comes_apart_as_it_went_in(lengths: list[list[int]], more: int) -> None:
     width = max(map(sum, lengths)) + more
@@ -121,7 +140,7 @@ def test_what_is_no_row_of_runs(positions: Positions, taken: list[int]) -> None:
 
 def test_short_runs_and_what_has_no_table_go_in_tiles(taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     x, positions = torch.randn(1, HEADS, 10, HEAD_DIM), Positions.packed([4, 6])
-    attend(x, x, x, encoding=shaken("fire", torch.float32), positions=positions, backend="tiled")
+    attend(x, x, x, encoding=shaken("cope", torch.float32), positions=positions, backend="tiled")
     attend(x, x, x, positions=positions, backend="tiled", dropout_p=0.5)
     attend(x, x, x, positions=positions, k_positions=positions, backend="tiled")
     monkeypatch.setattr(mask, "SHORTEST", 6)

@@ -1,7 +1,8 @@
 """Attention without a matrix for bias and mask, forward or backward, in one of three ways.
 
 * ``"table"``: where the bias follows from the distance and both sides count one by one, one number per head and
-  distance is all that is held: see `locant.kernels.distance_attention`.
+  distance is all that is held: see `locant.kernels.distance_attention`. So it is with FIRE's in causal attention, with
+  one number per distance and one per query: see `locant.kernels.distance_pieces`.
 * ``"documents"``: in packed and padded rows of a few documents, each of these is such attention, with one table.
 * ``"tiles"``: otherwise a tile of queries at a time asks the encoding for the bias of its queries and of the keys that
   one of them attends to, goes through torch's fused attention, and is computed once more in the backward pass:
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -27,6 +28,7 @@ from locant.attention.backends.sdpa import as_wide_as_bias, sdpa_attention
 from locant.attention.inputs import Attended, AttentionInputs
 from locant.attention.mask import Segment, distance_bounds
 from locant.kernels.distance_attention import distance_attention
+from locant.kernels.distance_pieces import Pieces
 from locant.kernels.transforms import is_mapping
 from locant.positions.base import bias_dtype, has_bias
 from locant.positions.distance_bias import DistanceBias, follows_distance
@@ -63,14 +65,16 @@ def obstacle(inputs: AttentionInputs) -> str | None:
 def way_of(inputs: AttentionInputs) -> Way:
     """Which of the three ways these inputs allow."""
     encoding = inputs.encoding
-    follows = encoding is None or not has_bias(encoding) or follows_distance(encoding)
-    if inputs.q.device.type == "cpu" and inputs.dropout_p == 0.0:
-        if follows and inputs.mask.offset is not None:
-            return Way("table", "one number per head and distance is enough")
-        if inputs.mask.offset is not None and inputs.mask.causal and has_pieces(encoding, bias_dtype(inputs.q)):
-            return Way("table", "one number per distance and one per query are enough")
-        if follows and (rows := inputs.mask.packed_documents()) is not None:
-            return Way("documents", "for each document, one number per head and distance is enough", rows)
+    held = None
+    if encoding is None or not has_bias(encoding) or follows_distance(encoding):
+        held = "one number per head and distance is enough"
+    elif inputs.mask.causal and has_pieces(encoding, bias_dtype(inputs.q)):
+        held = "one number per distance and one per query are enough"
+    if held is not None and inputs.q.device.type == "cpu" and inputs.dropout_p == 0.0:
+        if inputs.mask.offset is not None:
+            return Way("table", held)
+        if (rows := inputs.mask.packed_documents()) is not None:
+            return Way("documents", f"for each document, {held}", rows)
     return Way("tiles", "mask and bias are held for a tile of queries at a time")
 
 
@@ -89,21 +93,24 @@ def _by_table(inputs: AttentionInputs) -> Attended:
     if cuts and not torch.compiler.is_compiling():  # there a cut would fix the length; the kernel skips hidden keys
         inputs = inputs.tile(0, inputs.q.shape[2])
     q, k, v, offset = inputs.q, inputs.k, inputs.v, inputs.mask.offset or 0
+    table, pieces = _table(inputs, q.shape[2], k.shape[2], offset, inputs.mask.queries.index[0])
     bounds, numbers = inputs.mask.distance_bounds(offset), (inputs.scale, inputs.softcap)
-    if isinstance(inputs.encoding, Fire):
-        distances = (offset - k.shape[2] + 1, offset + q.shape[2] - 1)
-        table, pieces = inputs.encoding.distance_pieces(q, *distances, inputs.mask.queries.index[0])
-        return Attended(*distance_attention(q, k, v, table, *bounds, *numbers, pieces))
-    table = _table(inputs, q.shape[2], k.shape[2], offset)
-    return Attended(*distance_attention(q, k, v, table, *bounds, *numbers))
+    return Attended(*distance_attention(q, k, v, table, *bounds, *numbers, pieces))
 
 
-def _table(inputs: AttentionInputs, queries: int, keys: int, offset: int) -> Float[Tensor, "#heads distances"]:
-    """The bias of every distance there is, from that of the first query and the last key on."""
+def _table(
+    inputs: AttentionInputs, queries: int, keys: int, offset: int, index: Int[Tensor, " indices"]
+) -> tuple[Float[Tensor, "#heads distances"], Pieces | None]:
+    """The bias of every distance there is, from that of the first query and the last key on.
+
+    Or what becomes the bias of queries of this index, where that goes through straight pieces.
+    """
     first, last, encoding = offset - keys + 1, offset + queries - 1, inputs.encoding
+    if isinstance(encoding, Fire):
+        return encoding.distance_pieces(inputs.q, first, last, index)
     if isinstance(encoding, DistanceBias):
-        return encoding.distance_table(inputs.q, first, last)
-    return torch.zeros(1, last - first + 1, dtype=bias_dtype(inputs.q), device=inputs.q.device)
+        return encoding.distance_table(inputs.q, first, last), None
+    return torch.zeros(1, last - first + 1, dtype=bias_dtype(inputs.q), device=inputs.q.device), None
 
 
 # ---------------------------------------------------------------------- packed documents
@@ -111,24 +118,36 @@ def _table(inputs: AttentionInputs, queries: int, keys: int, offset: int) -> Flo
 
 def _by_documents(inputs: AttentionInputs, rows: list[list[Segment]]) -> Attended:
     """Attention within every document; `rows` holds one row where all are the same."""
-    longest = max(part.length for row in rows for part in row if part.is_document)
-    table = _table(inputs, longest, longest, 0)
+    longest, index = max(part.length for row in rows for part in row if part.is_document), inputs.mask.queries.index
+    table, pieces = _table(inputs, longest, longest, 0, index.flatten())
+    reaches = None if pieces is None else pieces.reach.view_as(index)
+    if reaches is not None and len(rows) < len(index) and not bool((index == index[:1]).all()):
+        rows = rows * len(index)  # of the same lengths, but their documents begin elsewhere
+
+    def row(number: int, q: Tensor, k: Tensor, v: Tensor) -> Attended:
+        here = None if pieces is None or reaches is None else pieces._replace(reach=reaches[number])
+        return _row(inputs, q, k, v, table, here, rows[number])
+
     if len(rows) == 1:
-        return _row(inputs, inputs.q, inputs.k, inputs.v, table, rows[0])
-    by_row = zip(inputs.q.split(1), inputs.k.split(1), inputs.v.split(1), rows, strict=True)
-    return _joined([_row(inputs, q, k, v, table, row) for q, k, v, row in by_row], 0)
+        return row(0, inputs.q, inputs.k, inputs.v)
+    by_row = zip(inputs.q.split(1), inputs.k.split(1), inputs.v.split(1), strict=True)
+    return _joined([row(number, *each) for number, each in enumerate(by_row)], 0)
 
 
-def _row(inputs: AttentionInputs, q: Tensor, k: Tensor, v: Tensor, table: Tensor, row: list[Segment]) -> Attended:
-    """`table` has an entry for each distance within the longest document."""
-    middle, parts = table.shape[1] // 2, list[Attended]()
-    split = (_Split.apply(x, [part.length for part in row]) for x in (q, k, v))
-    for (length, is_document), q_part, k_part, v_part in zip(row, *split, strict=True):
+def _row(
+    inputs: AttentionInputs, q: Tensor, k: Tensor, v: Tensor, table: Tensor, pieces: Pieces | None, row: list[Segment]
+) -> Attended:
+    """`table` has an entry for each distance within the longest document, `pieces` a reach for each query."""
+    middle, parts, lengths = table.shape[1] // 2, list[Attended](), [part.length for part in row]
+    split = (_Split.apply(x, lengths) for x in (q, k, v))
+    reaches = (None,) * len(row) if pieces is None else pieces.reach.split(lengths)
+    for (length, is_document), q_part, k_part, v_part, reach in zip(row, *split, reaches, strict=True):
         if is_document:
             entries = table[:, middle - length + 1 : middle + length]
             first, last = distance_bounds(0, length, length, inputs.mask.causal, inputs.mask.window)
             numbers = (first, last, inputs.scale, inputs.softcap)
-            parts.append(Attended(*distance_attention(q_part, k_part, v_part, entries, *numbers)))
+            here = None if pieces is None or reach is None else pieces._replace(reach=reach)
+            parts.append(Attended(*distance_attention(q_part, k_part, v_part, entries, *numbers, here)))
         else:
             nothing = table.new_full((*q.shape[:2], length), float("-inf"))
             parts.append(Attended(q.new_zeros(*q.shape[:2], length, v.shape[-1]), nothing))

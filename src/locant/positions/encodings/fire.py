@@ -151,14 +151,14 @@ class Fire(PositionEncoding):
         return bias_matrix(self, len(self.heads), query_len, key_len)
 
     def distance_pieces(
-        self, q: Queries, first: int, last: int, index: Int[Tensor, " query"]
+        self, q: Queries, first: int, last: int, index: Int[Tensor, " indices"]
     ) -> tuple[Float[Tensor, "1 distances"], Pieces]:
         """The bias of earlier keys: ψ of the distances from `first` to `last`, and what becomes of it.
 
         Args:
             q: queries, for their device, dtype and number of heads.
             first, last: distances, query index minus key index.
-            index: of the queries.
+            index: of the queries; the reach is that of each.
         """
         self.heads.require(self, q)
         of_distance, of_reach = self._parts_of(bias_dtype(q))
