@@ -43,13 +43,13 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 def test_it_measures_what_the_model_itself_computes(run: Run, folder: Path, model: Path) -> None:
-    done = run("evaluate", "model", "--with", "own,exact,nope,yarn:4,ntk:4,linear:2,dynamic:2", *ASKED)
+    done = run("evaluate", "model", "--with", "own,exact,nope,yarn:4,ntk:4,linear:2,dynamic:2,self-extend:4", *ASKED)
     assert done.exit_code == 0, (done.output, done.exception)
     assert sorted(path.name for path in (folder / "out").iterdir()) == FILES
     assert done.stdout.splitlines()[-1] == "The report: out/report.html"
     found = results(folder)
     records = {record["encoding"]: record for record in found["records"]}
-    assert [*records] == ["own", "exact", "nope", "yarn:4", "ntk:4", "linear:2", "dynamic:2"]
+    assert [*records] == ["own", "exact", "nope", "yarn:4", "ntk:4", "linear:2", "dynamic:2", "self-extend:4"]
     plain = AutoModelForCausalLM.from_pretrained(model).eval()
     tokenizer = locant.Tokenizer.load(str(model))
     ids = torch.from_numpy(np.asarray(tokenizer.encode(locant.text.reading.sample_text()[:20_000]))).long()
@@ -59,6 +59,9 @@ def test_it_measures_what_the_model_itself_computes(run: Run, folder: Path, mode
         assert records["own"]["loss_by_window"][str(length)][1] == pytest.approx(loss, abs=LOGITS)
         low, high = records["own"]["interval_by_length"][str(length)]
         assert low <= records["own"]["loss_by_length"][str(length)] <= high
+    near, far = (records["self-extend:4"]["loss_by_position"][part] for part in (slice(7), slice(9, None)))
+    assert near == pytest.approx(records["own"]["loss_by_position"][:7], abs=LOGITS), "within a quarter of 32 tokens"
+    assert far != pytest.approx(records["own"]["loss_by_position"][9:], abs=LOGITS)
     assert len(records["own"]["loss_by_window"]["64"]) == 12
     assert len(records["own"]["loss_by_window"]["16"]) == 48
     assert [each["length"] for each in records["own"]["pass_keys"]] == [16] * 5 + [64] * 5
@@ -87,7 +90,7 @@ def test_what_is_finished_is_not_done_again(
     ("words", "said"),
     [
         (("--with", "longrope"), "found for each model by a search"),
-        (("--with", "self-extend"), "no encoding yet"),
+        (("--with", "self-extend:many"), "self-extend:4"),
         (("--with", "yarn"), "yarn:4"),
         (("--with", "yarrn:4"), "'yarrn'"),
         (("--lengths", "1"), "--lengths"),

@@ -15,6 +15,7 @@ NAMES = {
     "Positions", "PositionEncoding", "DistanceBias", "Sinusoidal", "Learned", "Rotary", "ALiBi", "T5Bias", "encoding",
     "register_encoding", "scaling", "encoding_from_config", "register_architecture",
     "XPos", "Kerple", "Fire", "Sandwich", "Cope", "Shaw", "TransformerXL", "Deberta",
+    "SelfExtend", "ReRoPE", "DualChunk",
     "attend", "KVCache", "plot", "swap",
     "LocantError", "ShapeError", "RangeError", "InputError",
 }  # fmt: skip

@@ -28,7 +28,7 @@ from locant import (
     TransformerXL,
     XPos,
 )
-from locant.positions import ModelShape, Pairs, Temperature
+from locant.positions import ModelShape, Pairs, RotaryByClass, Temperature
 from locant.positions.registry import encodings
 from locant.positions.scaling import (
     NTK,
@@ -146,6 +146,8 @@ def use(encoding: PositionEncoding, x: Tensor, positions: Positions) -> dict[str
     """What comes out of each of the three doors; a door that an encoding does not have hands its input through."""
     q, k = encoding.rotate(x, x, positions)
     out = {"embed": encoding.embed(x[:, 0], positions), "q": q, "k": k}
+    if isinstance(encoding, RotaryByClass):  # whose rotations are those of pairs
+        out["products"] = encoding.products(q, k, positions)
     bias = encoding.bias(x, x, positions)
     return out if bias is None else {**out, "bias": bias}
 

@@ -50,7 +50,7 @@ SAMPLE = {
     "short_factor": (1.0, 1.0), "long_factor": (2.0, 2.0), "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "seq_len": 4, "cache_len": 4, "n": 2, "attention_mask": torch.ones(1, 2), "lengths": [2, 3], "index": [1],
     "parts": [Positions.arange(2)], "sizes": 2, "rank": 0, "world": 2, "ids": [1], "digits": [1], "numbers": [1, 2],
-    "documents": [2],
+    "documents": [2], "rotary": Rotary(4),
 }  # fmt: skip
 
 
@@ -123,6 +123,7 @@ ACCEPTED: dict[str, Collection[str]] = {
     **dict.fromkeys(("Learned.d_model", "Sinusoidal.d_model", "TransformerXL.d_model"), ()),
     **dict.fromkeys(("Rotary.head_dim", "XPos.head_dim", "Cope.head_dim", "Shaw.head_dim", "Deberta.head_dim"), ()),
     **dict.fromkeys(("Positions.arange.seq_len", "Positions.after.n"), ZERO),
+    "DualChunk.local_size": ZERO,
     "YaRN.beta_slow": {"1.5"},
     "Llama3.low_freq_factor": {"1.5", "tiny"},
     "Llama3.high_freq_factor": {"1.5", "2**70"},
@@ -133,6 +134,7 @@ OTHERS = {
     "layout", "angles", "kind", "form", "terms", "sections", "slopes", "short_factor", "long_factor",
     "lengths", "length", "parts", "documents", "ids", "digits", "positions", "numbers", "reverse", "goes_on", "padding",
     "attention_mask", "index", "document", "order", "cache_len", "pairs", "temperature",
+    "rotary",
 }  # fmt: skip
 """Parameters that are no numbers; what is wrong with them is a `LocantError` of one kind or another."""
 

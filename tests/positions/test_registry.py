@@ -70,7 +70,8 @@ def test_every_encoding_says_everything_of_itself_and_is_built_for_a_model(name:
     assert all((*said, info.paper))
     assert type(kind.for_model(SHAPE)) is kind
     assert bool(list(kind.for_model(SHAPE).parameters())) == (info.parameters != "none")
-    assert type(encoding(name, **{size: getattr(SHAPE, size) for size in kind.sizes()})) is kind
+    built = kind.for_model(SHAPE)
+    assert type(encoding(name, **{size: getattr(built, size) for size in kind.sizes()})) is kind
     for alias in info.aliases:
         assert find(alias) is kind
 
@@ -133,7 +134,8 @@ def test_a_scaling_is_answered_with_how_to_get_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", encodings())
 def test_an_unknown_option_and_a_missing_size_are_named(name: str) -> None:
-    sizes = {size: getattr(SHAPE, size) for size in find(name).sizes()}
+    built = find(name).for_model(SHAPE)
+    sizes = {size: getattr(built, size) for size in find(name).sizes()}
     with refuses(RangeError, "['thetta']", f"{name!r}"):
         encoding(name, **sizes, thetta=1)
     with refuses(RangeError, "['thetta']", f"{name!r}"):

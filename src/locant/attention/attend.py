@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, overload
 
@@ -15,7 +17,7 @@ from locant.attention.backends.eager import eager_attention
 from locant.attention.backends.flex import flex_attention
 from locant.attention.backends.sdpa import sdpa_attention
 from locant.attention.backends.tiled import tiled_attention
-from locant.attention.choice import BackendName, Choice, choose_backend
+from locant.attention.choice import BackendName, choose_backend
 from locant.attention.inputs import (
     Attended,
     AttentionInputs,
@@ -33,6 +35,7 @@ from locant.kernels.transforms import is_transforming
 from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import window_of
 from locant.positions.positions import require_positions
+from locant.positions.rotary_by_class import PairClass, RotaryByClass
 
 __all__ = ["attend"]
 
@@ -144,9 +147,11 @@ def attend(
         q, k, v, mask, encoding, factor_of(scale, q.shape[-1]), dropout_of(dropout_p),
         flag("return_weights", return_weights), softcap_of(softcap), wants_lse or column is not None,
     )  # fmt: skip
-    choice = choose_backend(backend, inputs)
     with _full_precision(q):
-        y, lse, weights = _computed(choice, inputs)
+        if isinstance(encoding, RotaryByClass):
+            y, lse, weights = _by_class(backend, encoding, inputs)
+        else:
+            y, lse, weights = _computed(backend, inputs)
         if column is not None and lse is not None:
             y, lse, weights = _beside_sinks(y, lse, weights, column)
     also = [x for x in (weights, lse if wants_lse else None) if x is not None]
@@ -165,7 +170,47 @@ def _require_no_context_parallel() -> None:
         )
 
 
-def _computed(choice: Choice, inputs: AttentionInputs) -> Attended:
+def _by_class(backend: BackendName, encoding: RotaryByClass, inputs: AttentionInputs) -> Attended:
+    """Every class of pairs under its own rotation, joined by their log-sum-exps."""
+    mask = inputs.mask
+    if not mask.causal or mask.window is not None:
+        what = "causal=False" if not mask.causal else f"window={mask.window}"
+        got = f"got {what} beside {type(encoding).__name__}, whose classes are those of the pairs of a causal mask"
+        raise LocantError(got, "encoding.rotary in its place")
+    by_rows: dict[int, list[Attended]] = {}
+    for pairs in encoding.classes_of(mask.queries, mask.k_positions):
+        part = _computed(backend, _of_class(encoding, pairs, inputs))
+        if part.weights is not None:
+            wide = F.pad(part.weights, (pairs.columns.start, inputs.k.shape[2] - pairs.columns.stop))
+            part = part._replace(weights=wide)
+        by_rows.setdefault(pairs.rows.start, []).append(part)
+    joined = [_of_classes(parts) for parts in by_rows.values()]
+    if len(joined) == 1:
+        return joined[0]
+    y, lse, weights = ([x for x in each if x is not None] for each in zip(*joined, strict=True))
+    return Attended(torch.cat(y, 2), torch.cat(lse, 2), torch.cat(weights, 2) if weights else None)
+
+
+def _of_class(encoding: RotaryByClass, pairs: PairClass, inputs: AttentionInputs) -> AttentionInputs:
+    q, k = encoding.rotated(inputs.q, inputs.k, pairs)
+    mask = AttentionMask(pairs.queries, pairs.keys, pairs.causal, pairs.window)
+    v = inputs.v[:, :, pairs.columns]
+    return dataclasses.replace(inputs, q=q, k=k, v=v, mask=mask, encoding=None, needs_lse=True)
+
+
+def _of_classes(parts: Sequence[Attended]) -> Attended:
+    """One output out of those over the keys of each class."""
+    if len(parts) == 1:
+        return parts[0]
+    portions, lse = shares([part.lse for part in parts if part.lse is not None])
+    pairs = list(zip(parts, portions, strict=True))
+    y = torch.stack([part.y * portion for part, portion in pairs]).sum(0)
+    weights = [part.weights * portion for part, portion in pairs if part.weights is not None]
+    return Attended(y.to(parts[0].y.dtype), lse, torch.stack(weights).sum(0) if weights else None)
+
+
+def _computed(backend: BackendName, inputs: AttentionInputs) -> Attended:
+    choice = choose_backend(backend, inputs)
     if choice.way is None or choice.way.name != "documents":  # which leaves padding out
         inputs = inputs.without_padding()
     eager = choice.name == "eager" or (inputs.needs_lse and not inputs.v.numel())  # values may have no width

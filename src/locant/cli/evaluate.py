@@ -22,7 +22,8 @@ __all__ = ["verb"]
     "ways",
     type=listed(str),
     metavar="NAMES,...",
-    help="own, exact (its own in exact angles), nope, linear:4, ntk:4, yarn:4, dynamic. Default: own,exact,yarn:4.",
+    help="own, exact (its own in exact angles), nope, linear:4, ntk:4, yarn:4, dynamic, self-extend:8 (groups of 8), "
+    "rerope, dual-chunk. Default: own,exact,yarn:4.",
 )
 @click.option(
     "--windows", type=click.IntRange(min=1), help="At most so many windows of the longest length. Default: 16."

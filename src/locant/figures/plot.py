@@ -17,12 +17,13 @@ from locant.figures import MAX_LENGTH, SIZES, TRAINED
 from locant.figures.bias import draw_bias, draw_nothing
 from locant.figures.canvas import LIGHT, THEMES, Theme
 from locant.figures.embed import draw_sinusoidal, draw_table
-from locant.figures.rotate import draw_rotary, draw_rotated, draw_xpos
+from locant.figures.rotate import draw_by_class, draw_rotary, draw_rotated, draw_xpos
 from locant.figures.wavelengths import Wavelengths, draw_scaled, draw_wavelengths
 from locant.models import encoding_from_config, with_defaults
 from locant.positions import PositionEncoding, Rotary, Sinusoidal, T5Bias, XPos
 from locant.positions.base import ModelShape
 from locant.positions.registry import find
+from locant.positions.rotary_by_class import RotaryByClass
 from locant.positions.scaling import Unscaled, scaling_by_name
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ DRAWINGS: tuple[tuple[str, type[PositionEncoding], Drawing, float], ...] = (
     ("embed", PositionEncoding, draw_table, 5.0),
     ("rotate", Rotary, draw_rotary, 8.8),
     ("rotate", XPos, draw_xpos, 6.6),
+    ("rotate", RotaryByClass, draw_by_class, 4.6),
     ("rotate", PositionEncoding, draw_rotated, 4.6),
     ("bias", PositionEncoding, draw_bias, 5.6),
 )

@@ -12,12 +12,13 @@ import torch
 from locant.figures import SIZES
 from locant.figures.canvas import ANGLES, SIGNED, Theme, heat_map
 from locant.positions import PositionEncoding, Positions, Rotary, XPos
+from locant.positions.rotary_by_class import RotaryByClass
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = ["draw_rotary", "draw_rotated", "draw_xpos", "wavelength_text"]
+__all__ = ["draw_by_class", "draw_rotary", "draw_rotated", "draw_xpos", "wavelength_text"]
 
 NUM_CURVES = 5
 
@@ -67,6 +68,19 @@ def draw_rotated(part: Figure | SubFigure, encoding: PositionEncoding, length: i
     theme.curve(right, (k.flip(0) @ q[-1] / width).numpy(), 0)
     theme.dress(right, title="Its product with a key of ones", x="distance (tokens)", y="q · k / head_dim", grid=True)
     theme.entitle(part, f"{type(encoding).__name__}, head_dim {width}")
+
+
+def draw_by_class(part: Figure | SubFigure, encoding: RotaryByClass, length: int, theme: Theme) -> None:
+    """The product of a query of ones with a key of ones, for every pair, and for the last query."""
+    ones = torch.ones(1, 1, length, encoding.head_dim)
+    with torch.no_grad():
+        product = (encoding.products(ones, ones, Positions.arange(length))[0, 0] / encoding.head_dim).numpy()
+    left, right = part.subplots(1, 2)
+    theme.color_bar(heat_map(left, product, SIGNED, -1.0, 1.0), "q · k / head_dim")
+    theme.dress(left, title="The product of ones, of every pair", x="key", y="query")
+    theme.curve(right, product[-1, ::-1], 0)
+    theme.dress(right, title="For the last query", x="distance (tokens)", y="q · k / head_dim", grid=True)
+    theme.entitle(part, f"{type(encoding).__name__}, head_dim {encoding.head_dim}")
 
 
 def _pairs(axes: Axes, key: Axes, by_pair: np.ndarray, encoding: Rotary | XPos, theme: Theme, x: str, y: str) -> None:

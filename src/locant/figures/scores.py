@@ -19,6 +19,7 @@ from torch import Tensor
 from locant.figures import SIZES
 from locant.positions import PositionEncoding, Positions
 from locant.positions.heads import Heads
+from locant.positions.rotary_by_class import RotaryByClass
 
 __all__ = ["Scores", "bias_map", "num_heads_of", "score_by_distance", "score_map", "with_random_tables"]
 
@@ -82,7 +83,7 @@ def score_by_distance(
     last = int(distances[-1])
     at, before = Positions.of(torch.tensor([[last]])), Positions.of(torch.from_numpy(last - distances)[None])
     q, k, bias = _through_doors(encoding, q, k.expand(-1, len(distances), -1), at, before, head)
-    scores = ((q @ k.mT) / math.sqrt(q.shape[-1]) + bias)[:, 0]
+    scores = (_products(encoding, q, k, at, before) / math.sqrt(q.shape[-1]) + bias)[:, 0]
     low, high = torch.quantile(scores, torch.tensor(TAILS, dtype=scores.dtype), dim=0)
     return Scores(scores.mean(0).numpy(), low.numpy(), high.numpy())
 
@@ -100,6 +101,9 @@ def score_map(
     q, k = (each.expand(-1, len(index), -1) for each in _contents(encoding, draws, alike, seed))
     positions = Positions.of(torch.from_numpy(index)[None])
     q, k, bias = _through_doors(encoding, q, k, positions, positions, head)
+    if isinstance(encoding, RotaryByClass):
+        products = _products(encoding, q, k, positions, positions)
+        return (products.mean(0) / math.sqrt(q.shape[-1]) + bias.mean(0)).numpy()
     q, k = (each.transpose(0, 1).reshape(len(index), -1) for each in (q, k))  # the sum over draws within one product
     return (q @ k.T / (draws * math.sqrt(q.shape[-1] // draws)) + bias.mean(0)).numpy()
 
@@ -130,3 +134,12 @@ def _through_doors(
         q, k = encoding.rotate(q, k, positions, k_positions)
     added = torch.zeros(1, 1, 1) if bias is None else bias[:, head].to(q.dtype)
     return q[:, 0], k[:, 0], added
+
+
+def _products(
+    encoding: PositionEncoding, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions
+) -> Float[Tensor, "draws query key"]:
+    """``q . k``; of pairs that are rotated by their class, 0 where the key comes later."""
+    if isinstance(encoding, RotaryByClass):
+        return encoding.products(q[:, None], k[:, None], positions, k_positions)[:, 0]
+    return q @ k.mT

@@ -29,7 +29,11 @@ from locant.lab.results import RESULTS, ResultsFolder, environment
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.training import evaluate
 from locant.positions.base import PositionEncoding
+from locant.positions.encodings.dual_chunk import DualChunk
+from locant.positions.encodings.rerope import ReRoPE
 from locant.positions.encodings.rotary import Rotary
+from locant.positions.encodings.self_extend import SelfExtend
+from locant.positions.rotary_by_class import RotaryByClass
 from locant.positions.scaling import NTK, DynamicNTK, Linear, Scaling, YaRN
 from locant.text.corpus import Corpus, read_corpus
 from locant.text.tokenizer import Tokenizer
@@ -42,10 +46,15 @@ SCALINGS: dict[str, Callable[[float, int], Scaling]] = {
     "yarn": lambda factor, trained: YaRN(factor=factor, original_max_seq_len=trained),
     "dynamic": lambda factor, trained: DynamicNTK(factor=factor, original_max_seq_len=trained),
 }
-USUAL_FACTOR = {"dynamic": 1.0}
+BY_CLASS: dict[str, Callable[[float, int, Rotary], RotaryByClass]] = {
+    "self-extend": lambda group, trained, own: SelfExtend(own, math.ceil(group), max(1, trained // 4)),
+    "rerope": lambda _, trained, own: ReRoPE(own, max(1, trained // 2)),
+    "dual-chunk": lambda _, trained, own: DualChunk(own, max(2, trained * 3 // 4), trained // 16),
+}
+"""Of a group size, the trained length and the model's own encoding: its distances near by, bounded far away."""
+USUAL_FACTOR = {"dynamic": 1.0, "self-extend": 8.0, "rerope": 1.0, "dual-chunk": 1.0}
 NOT_YET = {
     "longrope": "whose factors are found for each model by a search, and are in no other model's configuration",
-    "self-extend": "for which locant has no encoding yet",
 }
 PLAIN = ("own", "exact", "nope")
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -62,8 +71,8 @@ class EvaluationSettings:
 
     Args:
         lengths: windows of so many tokens.
-        ways: encodings: ``own``, ``exact``, ``nope``, and ``linear``, ``ntk``, ``yarn`` or ``dynamic`` with a factor
-            behind a colon, such as ``yarn:4``.
+        ways: encodings: ``own``, ``exact``, ``nope``; ``linear``, ``ntk``, ``yarn`` or ``dynamic`` with a factor behind
+            a colon, such as ``yarn:4``; and ``self-extend:8``, with the size of a group, ``rerope`` or ``dual-chunk``.
         windows: at most so many of the longest length; the shorter ones read the same tokens.
         keys: pass keys that are hidden at each depth of each length; 0 for none.
     """
@@ -119,8 +128,10 @@ def plan(way: str, model: Any, trained: int) -> PositionEncoding | None:
     """The encoding that `swap` is given for one of `EvaluationSettings.ways`; ``None`` for the model's own."""
     name, _, factor = way.partition(":")
     if name in NOT_YET:
-        raise InputError(f"got {way}, {NOT_YET[name]}", "own, exact, nope, yarn:4, ntk:4, linear:4 or dynamic")
-    one_of("with", name, (*PLAIN, *SCALINGS))
+        raise InputError(
+            f"got {way}, {NOT_YET[name]}", "own, exact, nope, yarn:4, ntk:4, linear:4, dynamic or self-extend:8"
+        )
+    one_of("with", name, (*PLAIN, *SCALINGS, *BY_CLASS))
     if name in PLAIN:
         return PositionEncoding() if name == "nope" else None
     try:
@@ -133,6 +144,8 @@ def plan(way: str, model: Any, trained: int) -> PositionEncoding | None:
         got = f"got {way} for {type(model).__name__}, which has {len(own)} rotary encodings"
         raise InputError(got, "own, exact or nope")
     rotary: Rotary = next(iter(own.values()))
+    if name in BY_CLASS:
+        return BY_CLASS[name](times, trained, rotary)
     return rotary.alike(scaling=SCALINGS[name](times, trained), seq_len=None)
 
 

@@ -9,11 +9,14 @@ from .distance_bias import DistanceBias as DistanceBias
 from .encodings.alibi import ALiBi as ALiBi
 from .encodings.cope import Cope as Cope
 from .encodings.deberta import Deberta as Deberta
+from .encodings.dual_chunk import DualChunk as DualChunk
 from .encodings.fire import Fire as Fire
 from .encodings.kerple import Kerple as Kerple
 from .encodings.learned import Learned as Learned
+from .encodings.rerope import ReRoPE as ReRoPE
 from .encodings.rotary import Rotary as Rotary
 from .encodings.sandwich import Sandwich as Sandwich
+from .encodings.self_extend import SelfExtend as SelfExtend
 from .encodings.shaw import Shaw as Shaw
 from .encodings.sinusoidal import Sinusoidal as Sinusoidal
 from .encodings.t5 import T5Bias as T5Bias
@@ -27,5 +30,6 @@ from .pope import PoPE as PoPE
 from .positions import Positions as Positions
 from .registry import encoding as encoding
 from .registry import register_encoding as register_encoding
+from .rotary_by_class import RotaryByClass as RotaryByClass
 from .temperature import Temperature as Temperature
 from .unequal import UnequalAngles as UnequalAngles

@@ -1,7 +1,7 @@
 """Llama, Qwen2 and GPT-NeoX written out plainly, in float64, with a choice of positions: none of it is locant's.
 
 The formulas of positions are those of the papers: ALiBi (Press 2021), KERPLE (Chi 2022), xPos (Sun 2022), YaRN (Peng
-2023), PoPE (Gopalakrishnan 2025). Weights are read from a model of `transformers`.
+2023), PoPE (Gopalakrishnan 2025), Self-Extend (Jin 2024). Weights are read from a model of `transformers`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["alibi", "kerple", "logits", "nope", "pope", "rotary", "xpos", "yarn"]
+__all__ = ["alibi", "kerple", "logits", "nope", "pope", "rotary", "self_extend", "xpos", "yarn"]
 
 Turn = Callable[[Tensor, int], Tensor]
 Bias = Callable[[Tensor], Tensor]
+Product = Callable[[Tensor, Tensor], Tensor]
 
 
 class Way:
     """What a model does with order: to queries (side 1) and keys (side -1), and to scores by distance."""
 
-    def __init__(self, turn: Turn = lambda x, side: x, bias: Bias | None = None) -> None:
-        self.turn, self.bias = turn, bias
+    def __init__(
+        self, turn: Turn = lambda x, side: x, bias: Bias | None = None, product: Product | None = None
+    ) -> None:
+        self.turn, self.bias, self.product = turn, bias, product
 
 
 def nope() -> Way:
@@ -56,6 +59,20 @@ def pope(width: int, base: float = 10000.0) -> Way:
         return torch.cat([size * angle.cos(), size * angle.sin()], -1)
 
     return Way(turn)
+
+
+def self_extend(width: int, group: int, window: int, base: float = 10000.0) -> Way:
+    """The product of every pair, rotated by its distance."""
+    frequencies = torch.tensor([base ** (-2 * pair / width) for pair in range(width // 2)], dtype=torch.float64)
+
+    def product(q: Tensor, k: Tensor) -> Tensor:
+        i, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
+        apart = torch.where(i - j < window, i - j, i // group - j // group + window - window // group)
+        turned = torch.exp(-1j * apart[..., None] * frequencies)
+        q, k = (torch.complex(*x.chunk(2, -1)) for x in (q, k))
+        return torch.einsum("bhip,bhjp,ijp->bhij", q.conj(), k, turned).real
+
+    return Way(product=product)
 
 
 def yarn(width: int, factor: float, trained: int, base: float = 10000.0) -> Way:
@@ -103,7 +120,7 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, way: Way) -> Tensor:
     q, k = way.turn(q, 1), way.turn(k, -1)
     groups, length = q.shape[1] // k.shape[1], q.shape[2]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])
+    scores = (q @ k.transpose(2, 3) if way.product is None else way.product(q, k)) / math.sqrt(q.shape[-1])
     distance = torch.arange(length)[:, None] - torch.arange(length)
     if way.bias is not None:
         scores = scores + way.bias(distance.clamp(min=0).double())

@@ -67,6 +67,24 @@ def test_heads_may_be_those_of_keys_and_twice_as_wide() -> None:
         locant.swap(model, PoPE(WIDTH, num_heads=HEADS))
 
 
+@torch.no_grad()
+def test_pairs_rotated_by_their_class_generate_and_are_padded_as_alone() -> None:
+    model, encoding = model_of(MODELS[0]), locant.SelfExtend(locant.Rotary(WIDTH), group=3, neighbours=4)
+    tokens = ids()[:1]
+    expected = reference.logits(model, tokens, reference.self_extend(WIDTH, 3, 4))
+    with locant.swap(model, encoding):
+        assert off(model(tokens).logits, expected) <= LOGITS
+        padded = torch.cat([tokens[:, :3], tokens], dim=1)
+        mask = torch.ones_like(padded)
+        mask[:, :3] = 0
+        behind = model(padded, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits[:, 3:]
+        assert off(behind, expected) <= LOGITS
+        cache = model(tokens[:, :-2], use_cache=True).past_key_values
+        assert off(model(tokens[:, -2:-1], past_key_values=cache).logits, expected[:, -2:-1]) <= LOGITS
+    with refuses(RangeError, "layout='half'"):
+        locant.swap(model, locant.ReRoPE(locant.Rotary(WIDTH, layout="interleaved")))
+
+
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_another_encoding_is_what_a_model_written_by_hand_computes(family: Family, name: str) -> None:
     model = model_of(family)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from locant.attention import attend
 from locant.errors import InputError, LocantError
 from locant.positions.base import PositionEncoding, has_bias
 from locant.positions.positions import Positions
+from locant.positions.rotary_by_class import RotaryByClass
 
 __all__ = ["KEY", "AttentionPoint", "attention_modules", "name_again", "name_our_function", "require_point"]
 
@@ -187,6 +188,9 @@ def attention(
         query, key = encoding.rotate(query, key, positions, k_positions)
         scaling = _for_width(scaling, width, query)
         bias = encoding.bias(query, key, positions, k_positions) if has_bias(encoding) else None
+        if isinstance(encoding, RotaryByClass):
+            bias = _scores_by_class(encoding, query, key, positions, k_positions, scaling, others.get("softcap"))
+            query = query * 0.0  # whose scores are these, and no others
         if bias is not None:  # float32, whatever the model computes in: 16 bits cannot tell far distances apart
             query, key, value = (x.to(bias.dtype) for x in (query, key, value))
         attention_mask = _numbers(attention_mask, query.dtype, bias)
@@ -196,6 +200,16 @@ def attention(
         module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **others
     )
     return y.to(dtype), weights
+
+
+def _scores_by_class(
+    encoding: RotaryByClass, query: Tensor, key: Tensor, positions: Positions, k_positions: Positions,
+    scaling: float | None, softcap: float | None,
+) -> Tensor:  # fmt: skip
+    """As a matrix: where a row is padded or packed, only the model's mask says which pairs there are."""
+    counted = (replace(each, order_or_none=None) for each in (positions, k_positions))  # as slots do in a document
+    scores = encoding.products(query, key, *counted) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    return scores if softcap is None else (scores / softcap).tanh() * softcap
 
 
 def _is_plain(point: AttentionPoint, module: nn.Module, others: dict[str, Any]) -> bool:

@@ -26,6 +26,7 @@ from locant.errors import InputError, RangeError
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding, has_bias
 from locant.positions.encodings.rotary import Rotary
+from locant.positions.rotary_by_class import RotaryByClass
 
 __all__ = ["Swap", "swap"]
 
@@ -289,15 +290,16 @@ def _way(encoding: PositionEncoding | None, owner: Any, points: Sequence[RotaryP
     _require_sizes(encoding, owner)
     if "embed" in encoding.doors():
         return "embed"
-    if type(encoding) is not Rotary:
+    rotary = encoding.rotary if isinstance(encoding, RotaryByClass) else encoding
+    if type(rotary) is not Rotary:
         return "scores"
     own = [rotary for point in points for rotary in point.own.values()]
     # Angles cannot tell a temperature of the queries; where the model has the same, its own code applies it.
-    told = all(encoding.temperature in (None, rotary.temperature) for rotary in own)
-    if own and told and all(encoding.pairs == rotary.pairs for rotary in own):
+    told = all(rotary.temperature in (None, each.temperature) for each in own)
+    if rotary is encoding and own and told and all(rotary.pairs == each.pairs for each in own):
         return "angles"
-    layout = own[0].pairs.layout if own else encoding.pairs.layout
-    if layout != encoding.pairs.layout:
+    layout = own[0].pairs.layout if own else rotary.pairs.layout
+    if layout != rotary.pairs.layout:
         got = f"got {encoding} for weights that were trained with layout={layout!r}"
         raise RangeError(got, f"layout={layout!r}")
     return "scores"

@@ -1,0 +1,126 @@
+"""Dual chunk attention: An et al. 2024 (ChunkLlama), https://arxiv.org/abs/2402.17463."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from locant.arguments import MAX_INT32, whole
+from locant.positions.base import EncodingInfo, ModelShape, build
+from locant.positions.documents import PADDING
+from locant.positions.encodings.rotary import Rotary
+from locant.positions.positions import Positions
+from locant.positions.rotary_by_class import PairClass, RotaryByClass
+
+__all__ = ["DualChunk"]
+
+
+class DualChunk(RotaryByClass):
+    r"""A row in chunks of s tokens: distances are right within a chunk and near its border, and bounded elsewhere.
+
+    .. math:: \text{distance}(i, j) = -(j \bmod s) + \begin{cases} i \bmod s & \text{the same chunk} \\
+        \min(i \bmod s + s, c) & \text{the chunk before} \\ \min(2 s - 1, c) & \text{any chunk before that}\end{cases}
+
+    with c `chunk_size` and s = c - `local_size`. No distance is larger than c, so a model that was trained at c tokens
+    or more reads texts of any length without training.
+
+    Args:
+        rotary: as the model was trained.
+        chunk_size: the largest distance: three quarters of the trained length in ChunkLlama.
+        local_size: tokens next to the border of a chunk whose distances are right.
+
+    Limits:
+        Causal attention through `attend` alone, without a window of its own. As in the authors' program, and in
+        vLLM's for Qwen2.5-1M, c is the largest distance; in the paper it is one more. The scores that Qwen2.5-1M adds
+        for sparse attention are not there. What `RotaryByClass` costs: three rotations.
+
+    Tested against:
+        Attention written out in NumPy with the distance of every pair, forward and by every gradient.
+
+    >>> import locant, torch
+    >>> encoding = DualChunk(Rotary(16), chunk_size=8, local_size=2)
+    >>> q, k = torch.randn(1, 4, 20, 16), torch.randn(1, 2, 20, 16)
+    >>> where = Positions.arange(20)
+    >>> locant.attend(*encoding.rotate(q, k, where), k, encoding=encoding, positions=where).shape
+    torch.Size([1, 4, 20, 16])
+    """
+
+    info = EncodingInfo(
+        name="dual_chunk",
+        aliases=("dca", "dual_chunk_attention", "chunkllama"),
+        kind="relative",
+        parameters="none",
+        cost_of_tokens="in every layer, three times what rotary costs",
+        cost_of_pairs="nothing",
+        extrapolation="without training, to any length; distances between far chunks are bounded",
+        used_by="ChunkLlama, Qwen2.5-1M",
+        paper="An 2024, arXiv 2402.17463",
+    )
+
+    def __init__(self, rotary: Rotary, chunk_size: int = 3072, local_size: int = 256) -> None:
+        super().__init__(rotary)
+        self.chunk_size = whole("chunk_size", chunk_size, 2, remedy="chunk_size=3072")
+        remedy = "local_size=256, less than chunk_size"
+        self.local_size = whole("local_size", local_size, 0, self.chunk_size - 1, remedy=remedy)
+
+    @classmethod
+    def for_model(cls, shape: ModelShape, **options: Any) -> DualChunk:
+        """ChunkLlama's shares of the trained length."""
+        trained = shape.max_seq_len
+        usual = {"chunk_size": max(2, trained * 3 // 4), "local_size": trained // 16}
+        return build(cls, {"rotary": Rotary(shape.head_dim)} | usual | options)
+
+    def classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass]:
+        """The tokens of one chunk, those of the chunk before, and those of all before that.
+
+        Where both sides count one by one, for each chunk of queries, whose keys are then known beforehand.
+        """
+        keys, length = positions if k_positions is None else k_positions, self.chunk_size - self.local_size
+        positions.require_within(0, MAX_INT32, "DualChunk", "positions from 0 on")
+        if positions.start is not None and keys.start is not None and positions.seq_len:
+            return [*self._by_chunk(positions, positions.start, keys, keys.start)]
+        largest = max(MAX_INT32 if each.max_index is None else each.max_index for each in (positions, keys))
+        q_chunk, k_chunk, chunks = positions.index // length, keys.index // length, largest // length + 2
+        own, own_keys = _numbered(positions, q_chunk, chunks), _numbered(keys, k_chunk, chunks)
+        by_chunk = replace(positions, order_or_none=q_chunk - 2, start=None)
+        slots = slice(0, positions.seq_len), slice(0, keys.seq_len)
+        return [
+            self._pairs(0, *slots, own, None if k_positions is None else own_keys),
+            self._pairs(1, *slots, own, _numbered(keys, k_chunk + 1, chunks), causal=False),
+            self._pairs(2, *slots, by_chunk, replace(keys, order_or_none=k_chunk, start=None)),
+        ]
+
+    def _by_chunk(self, positions: Positions, start: int, keys: Positions, k_start: int) -> Iterator[PairClass]:
+        length, end = self.chunk_size - self.local_size, start + positions.seq_len
+        for begin in range(start // length * length, end, length):
+            rows = slice(max(begin, start) - start, min(begin + length, end) - start)
+            queries = positions.slice(rows.start, rows.stop)
+            for back, (low, high) in enumerate(((begin, begin + length), (begin - length, begin), (0, begin - length))):
+                first, last = (min(max(place - k_start, 0), keys.seq_len) for place in (low, high))
+                if not back or first < last:
+                    yield self._pairs(back, rows, slice(first, last), queries, keys.slice(first, last), causal=not back)
+
+    def _pairs(
+        self, back: int, rows: slice, columns: slice, queries: Positions, keys: Positions | None, *, causal: bool = True
+    ) -> PairClass:
+        """Pairs whose key is in the chunk of the query, in the one before (1), or before that (2)."""
+        length, largest = self.chunk_size - self.local_size, self.chunk_size
+        place = queries.index % length
+        place = place if back < 2 else torch.full_like(place, length - 1)
+        q_at = Positions((place + length * bool(back)).clamp(max=largest), min_index=0, max_index=largest)
+        k_at = Positions((queries if keys is None else keys).index % length, min_index=0, max_index=length - 1)
+        return PairClass(rows=rows, columns=columns, queries=queries, keys=keys, q_at=q_at, k_at=k_at, causal=causal)
+
+    def extra_repr(self) -> str:
+        return f"{self.rotary}, chunk_size={self.chunk_size}, local_size={self.local_size}"
+
+
+def _numbered(positions: Positions, chunk: Tensor, chunks: int) -> Positions:
+    """Every chunk as a document of its own."""
+    document = positions.document
+    number = torch.where(document == PADDING, PADDING, document * chunks + chunk)
+    return replace(positions, document_or_none=number, start=None)
