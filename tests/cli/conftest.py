@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+import locant
 from locant.cli import main
 
 Run = Callable[..., Result]
@@ -47,6 +48,23 @@ def complains(folder: Path, run: Run) -> Complains:
         return line
 
     return complaint
+
+
+@pytest.fixture
+def model(folder: Path) -> Path:
+    """The folder of a model of some thousand weights, with configuration and tokenizer, in the current one."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = locant.Tokenizer.train(["The pass key is 0123456789; the cat sat on the mat. " * 20], 300)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=tokenizer.vocab_size, max_position_embeddings=32, initializer_range=0.3,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    tokenizer.save(folder / "model" / "tokenizer.json")
+    return folder / "model"
 
 
 def listing(folder: Path) -> dict[str, bytes | None]:

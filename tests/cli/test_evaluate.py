@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, BertConfig, BertModel
 
 import locant
 from locant.lab import evaluation
@@ -22,20 +22,6 @@ pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
 
 ASKED = ("--lengths", "16,64", "--windows", 12, "--keys", 1, "-o", "out")
 FILES = ["loss_by_length.png", "loss_by_position.png", "report.html", "results.json"]
-
-
-@pytest.fixture
-def model(folder: Path) -> Path:
-    """A folder with weights, configuration and tokenizer, in the current one."""
-    tokenizer = locant.Tokenizer.train(["The pass key is 0123456789; the cat sat on the mat. " * 20], 300)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-        vocab_size=tokenizer.vocab_size, max_position_embeddings=32, initializer_range=0.3,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
-    tokenizer.save(folder / "model" / "tokenizer.json")
-    return folder / "model"
 
 
 def results(folder: Path) -> dict[str, Any]:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, LlamaConfig
 
+import locant
 from locant import Rotary
 from locant.checkpoints.extension import METHODS
 from locant.cli.extend import METHODS as OFFERED
-from locant.positions.scaling import YaRN
+from locant.lab import factor_search
+from locant.positions.scaling import LongRoPE, YaRN
 from tests.cli.conftest import Complains, Run
 from tests.positions.published import PRESETS
-from tests.tolerances import FORMULA
+from tests.tolerances import FORMULA, LOGITS
 
 
 def test_the_methods_on_offer_are_those_there_are() -> None:
@@ -97,4 +103,68 @@ def test_the_configuration_itself_is_not_overwritten(complains: Complains, folde
     ],
 )
 def test_what_makes_no_sense_is_one_line(complains: Complains, words: tuple[object, ...], said: str) -> None:
+    assert said in complains("extend", *words)
+
+
+@pytest.mark.slow
+def test_factors_are_searched_on_a_text_and_what_is_measured_is_not_measured_again(
+    run: Run, folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("extend", "model", "--to", 64, "--method", "longrope", "--search", "text.txt", "-o", "new.json")
+    first = run(*words, "--generations", 0)
+    assert first.exit_code == 0, (first.output, first.exception)
+    before = json.loads((folder / "new.search.json").read_text())["measured"]
+    measured, evaluate = [], factor_search.evaluate
+    monkeypatch.setattr(
+        factor_search, "evaluate", lambda *given, **also: measured.append(0) or evaluate(*given, **also)
+    )
+    found = json.loads(run(*words, "--generations", 2, "--json").stdout)
+    record = json.loads((folder / "new.search.json").read_text())["measured"]
+    assert record[: len(before)] == before
+    assert len(measured) == len(record) - len(before)
+    best = min(record, key=lambda each: each["loss"])
+    assert best["loss"] < before[0]["loss"], "the start"
+    assert f"{before[0]['loss']:.4f} with those of YaRN's ramp, {best['loss']:.4f} with these" in found["notes"][0]
+    assert best["factors"] == sorted(best["factors"])
+    written = json.loads((folder / "new.json").read_text())
+    scaling = Rotary.from_config(written).scaling
+    assert isinstance(scaling, LongRoPE)
+    assert [*scaling.long_factor] == best["factors"]
+    assert loss_of_transformers(model, written, (folder / "text.txt").read_text()) == pytest.approx(
+        best["loss"], abs=LOGITS
+    )
+    (folder / "text.txt").write_text("another text altogether, " * 100)
+    again = run(*words)
+    assert again.exit_code == 2
+    assert "no record of a search with this model" in again.stderr
+
+
+def loss_of_transformers(folder: Path, config: dict[str, Any], text: str) -> float:
+    """With its own LongRoPE, in the first four windows of 64 tokens."""
+    own = AutoModelForCausalLM.from_pretrained(folder, config=LlamaConfig(**config)).eval()
+    ids = torch.tensor(locant.Tokenizer.load(str(folder)).encode(text).tolist())
+    rows = torch.stack([ids[first : first + 65] for first in range(0, 4 * 64, 64)])
+    with torch.no_grad():
+        return F.cross_entropy(own(rows[:, :-1]).logits.flatten(0, 1), rows[:, 1:].flatten()).item()
+
+
+@pytest.mark.usefixtures("model")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("model", "--to", 64, "--search", "text.txt"), "--method longrope"),
+        (("model", "--to", 64, "--method", "longrope", "--seed", 1), "got --seed without a search"),
+        (("model", "--to", 64, "--method", "longrope", "--search", "no.txt"), "no.txt"),
+        (
+            ("model", "--to", 10**6, "--method", "longrope", "--search", "text.txt"),
+            "too short for a window of 1,000,000",
+        ),
+        (
+            ("mistral-7b", "--to", 65536, "--method", "longrope", "--search", "text.txt"),
+            "expected the folder of a model",
+        ),
+        (("model", "--to", 64, "--method", "longrope", "--search", "text.txt", "-o", "no/x.json"), "no folder no"),
+    ],
+)
+def test_what_cannot_be_searched_is_one_line(complains: Complains, words: tuple[object, ...], said: str) -> None:
     assert said in complains("extend", *words)

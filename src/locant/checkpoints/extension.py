@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from locant.arguments import one_of, whole
 from locant.checkpoints.config_source import CONFIG, read_source
@@ -31,7 +31,14 @@ from locant.models.rotary_to_config import with_base
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.scaling import SCALINGS, LongRoPE, Scaling, Unscaled, YaRN
 
-__all__ = ["METHODS", "Extension", "extend", "write_extension"]
+__all__ = ["METHODS", "Extension", "LongFactors", "extend", "extension_path", "write_extension"]
+
+
+class LongFactors(NamedTuple):
+    """What LongRoPE divides the frequency of each pair by, and a sentence on where that comes from."""
+
+    values: tuple[float, ...]
+    origin: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,19 +90,22 @@ METHODS: Mapping[str, str] = {
     "dynamic": "the base grows with the sequence, by factor x length / trained - (factor - 1), in the end more than "
     "the factor; programs take max_position_embeddings for the trained length, so it stays",
     "longrope": "the factors are not searched on data, as the paper's are (arXiv 2402.13753): the long ones are those "
-    "of YaRN's ramp, the short ones are 1",
+    "of YaRN's ramp, the short ones are 1; --search TEXT searches them",
     "llama3": "Llama 3.1's blend by wavelength, with its low_freq_factor 1 and high_freq_factor 4",
 }
 """The scalings of `SCALINGS` that `locant extend --method` takes, and what to know about each."""
 
 
-def extend(config: Mapping[str, Any] | object, *, to: int, method: str = "yarn") -> Extension:
+def extend(
+    config: Mapping[str, Any] | object, *, to: int, method: str = "yarn", factors: LongFactors | None = None
+) -> Extension:
     """The configuration of a model for sequences of `to` tokens.
 
     Args:
         config: a Hugging Face configuration of a model with rotary positions and no scaling yet; it is not changed.
         to: the new length; more than the model was trained with.
         method: one of `METHODS`.
+        factors: long ones for ``longrope``, in the place of those of YaRN's ramp.
 
     >>> config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "rope_theta": 10000.0}
     >>> extend({**config, "max_position_embeddings": 4096}, to=16384, method="linear").config["rope_scaling"]
@@ -111,6 +121,8 @@ def extend(config: Mapping[str, Any] | object, *, to: int, method: str = "yarn")
     if to <= trained:
         raise RangeError(f"got {to} tokens for a model of {trained}, expected more", f"--to {4 * trained}")
     scaling = _scaling(method, rotary, trained, to / trained, architecture.rotary_keys.latent)
+    if factors is not None and isinstance(scaling, LongRoPE):
+        scaling = replace(scaling, long_factor=factors.values)
     changed = _changed(values, architecture, layer_type, rotary, scaling, trained if method == "dynamic" else to)
     after = Rotary.from_config({**values, **changed}, layer_type=layer_type, layout=layout)
     names = {key: architecture.attribute_map.get(key, key) for key in changed}
@@ -122,8 +134,18 @@ def extend(config: Mapping[str, Any] | object, *, to: int, method: str = "yarn")
         changed={names[key]: (values.get(key), value) for key, value in changed.items() if values.get(key) != value},
         layer_type=layer_type,
         rotary=(rotary.for_length(trained), after.for_length(to)),
-        notes=tuple(_notes(values, architecture, layer_type, method)),
+        notes=tuple(_notes(values, architecture, layer_type, METHODS[method] if factors is None else factors.origin)),
     )
+
+
+def extension_path(source: str, *, to: int, method: str = "yarn", output: Path | None = None) -> Path:
+    """Where the extended configuration is written: `output`, or ``NAME-METHOD-TOKENS.json`` in this folder."""
+    name = Path(source).name.removesuffix(".json") or "config"
+    path = Path(f"{name}-{method}-{to}.json") if output is None else output
+    here = Path(source) / CONFIG if Path(source).is_dir() else Path(source)
+    if path.exists() and here.exists() and path.samefile(here):
+        raise InputError(f"got {path} as the place to write, which is the configuration itself", "-o another-name.json")
+    return path
 
 
 def write_extension(
@@ -132,18 +154,15 @@ def write_extension(
     to: int,
     method: str = "yarn",
     output: Path | None = None,
+    factors: LongFactors | None = None,
     beside: Callable[[Extension], None] = lambda extension: None,
 ) -> tuple[Extension, Path]:
-    """Write the configuration at `source`, extended, to `output`, or to ``NAME-METHOD-TOKENS.json`` in this folder.
+    """Write the configuration at `source`, extended, to `extension_path`.
 
     `beside` writes what belongs to it, such as a picture; if it fails, the file is not written either.
     """
-    name = Path(source).name.removesuffix(".json") or "config"
-    path = Path(f"{name}-{method}-{to}.json") if output is None else output
-    here = Path(source) / CONFIG if Path(source).is_dir() else Path(source)
-    if path.exists() and here.exists() and path.samefile(here):
-        raise InputError(f"got {path} as the place to write, which is the configuration itself", "-o another-name.json")
-    extension = extend(read_source(source), to=to, method=method)
+    path = extension_path(source, to=to, method=method, output=output)
+    extension = extend(read_source(source), to=to, method=method, factors=factors)
     with NewFile(path) as file:
         file.write((json.dumps(extension.config, indent=2, ensure_ascii=False) + "\n").encode())
         file.settle()
@@ -259,8 +278,8 @@ def _put_back(config: Mapping[str, Any] | object, changed: Mapping[str, Any]) ->
     return whole
 
 
-def _notes(config: Config, architecture: Architecture, layer_type: str | None, method: str) -> Iterator[str]:
-    yield METHODS[method]
+def _notes(config: Config, architecture: Architecture, layer_type: str | None, of_method: str) -> Iterator[str]:
+    yield of_method
     window = integer_at(config, "sliding_window", low=0)
     if layer_type is not None:
         yield f"only {layer_type} layers change: the others attend to no more than their window"

@@ -38,7 +38,10 @@ from locant.positions.scaling import NTK, DynamicNTK, Linear, Scaling, YaRN
 from locant.text.corpus import Corpus, read_corpus
 from locant.text.tokenizer import Tokenizer
 
-__all__ = ["EvaluationSettings", "evaluate_model", "interval_of_mean", "load_model"]
+__all__ = [
+    "AsDecoder", "EvaluationSettings", "at_once", "evaluate_model", "fingerprint", "interval_of_mean", "load_model",
+    "require_rows",
+]  # fmt: skip
 
 SCALINGS: dict[str, Callable[[float, int], Scaling]] = {
     "linear": lambda factor, trained: Linear(factor=factor),
@@ -171,8 +174,7 @@ def evaluate_model(
     if not count:
         got = f"got a text of {len(corpus.ids):,} tokens, too short for a window of {longest:,}"
         raise InputError(got, f"a text of more than {longest:,} tokens, or shorter --lengths")
-    if (largest := int(corpus.ids.max())) >= model.config.get_text_config().vocab_size:
-        raise InputError(f"got a tokenizer with id {largest}, which the model has no row for", "the model's tokenizer")
+    require_rows(model, int(corpus.ids.max()))
     results = _results(settings, _facts(folder, corpus, count, trained))
     kept = _finished(output, results)
     place = ResultsFolder(output, force=force)
@@ -213,11 +215,22 @@ def _trained_length(model: Any) -> int:
     return found
 
 
-def _facts(folder: str, corpus: Corpus, count: int, trained: int) -> dict[str, Any]:
+def require_rows(model: Any, largest: int) -> None:
+    """Raise where a tokenizer has larger ids than the model."""
+    if largest >= model.config.get_text_config().vocab_size:
+        raise InputError(f"got a tokenizer with id {largest}, which the model has no row for", "the model's tokenizer")
+
+
+def fingerprint(folder: str) -> str:
+    """Of a model's configuration and the names and sizes of its weights."""
     path = Path(folder)
     weights = sorted((each.name, each.stat().st_size) for each in path.glob("*.safetensors"))
-    digest = hashlib.sha256((path / "config.json").read_bytes() + repr(weights).encode()).hexdigest()
-    return {**corpus.facts(), "tokenizer": path.name, "model": path.name, "model_sha256": digest,
+    return hashlib.sha256((path / "config.json").read_bytes() + repr(weights).encode()).hexdigest()
+
+
+def _facts(folder: str, corpus: Corpus, count: int, trained: int) -> dict[str, Any]:
+    name = Path(folder).name
+    return {**corpus.facts(), "tokenizer": name, "model": name, "model_sha256": fingerprint(folder),
             "trained_length": trained, "windows": count}  # fmt: skip
 
 
@@ -232,7 +245,12 @@ def _finished(output: Path, results: Mapping[str, Any]) -> dict[str, Any]:
         return {}
 
 
-class _Logits(nn.Module):
+def at_once(model: Any) -> int:
+    """The tokens of a batch."""
+    return LOGITS // model.config.get_text_config().vocab_size
+
+
+class AsDecoder(nn.Module):
     """A model of transformers, called as the lab's own are."""
 
     def __init__(self, model: Any) -> None:
@@ -248,9 +266,8 @@ def _measured(
     step: Callable[[], None],
 ) -> dict[str, Any]:  # fmt: skip
     began, losses = time.perf_counter(), {}
-    batch = LOGITS // model.config.get_text_config().vocab_size
     for length in settings.lengths:
-        losses[length] = evaluate(_Logits(model), corpus.ids[:tokens], length, batch_tokens=batch)
+        losses[length] = evaluate(AsDecoder(model), corpus.ids[:tokens], length, batch_tokens=at_once(model))
         step()
     return {
         "encoding": way,
