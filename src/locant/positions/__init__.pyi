@@ -30,6 +30,7 @@ from .pope import PoPE as PoPE
 from .positions import Positions as Positions
 from .registry import encoding as encoding
 from .registry import register_encoding as register_encoding
+from .rope_plus_plus import RoPEPlusPlus as RoPEPlusPlus
 from .rotary_by_class import RotaryByClass as RotaryByClass
 from .temperature import Temperature as Temperature
 from .unequal import UnequalAngles as UnequalAngles

@@ -1,0 +1,60 @@
+"""RoPE++: Liu et al. 2025, https://arxiv.org/abs/2512.07525."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from locant.arguments import shown
+from locant.errors import LocantError, RangeError
+from locant.positions.base import Keys, PositionEncoding, Queries
+from locant.positions.encodings.rotary import Rotary
+from locant.positions.positions import Positions
+
+__all__ = ["RoPEPlusPlus"]
+
+
+class RoPEPlusPlus(PositionEncoding):
+    r"""Rotary positions, and beside each head of queries a second one that reads the imaginary part of its scores.
+
+    .. math:: A_h(n, m) = \mathrm{Re} \sum_i q_i \bar{k}_i \, e^{i \theta_i (n - m)}, \qquad
+        A_h'(n, m) = \mathrm{Im} \sum_i q_i \bar{k}_i \, e^{i \theta_i (n - m)}
+
+    The second is the first with queries that are turned back by a quarter of a rotation. So `rotate` gives twice as
+    many heads of queries, a head and its second side by side, over the same keys and values: the projection behind
+    attention has twice as many inputs (the authors' RoPE++ EC), or the one before it half as many outputs (EH).
+
+    Args:
+        rotary: how tokens are rotated.
+
+    Limits:
+        A model is trained with it from the start. Rotating in place has no room.
+
+    Tested against:
+        The formula in NumPy's complex numbers, scores and gradients.
+
+    >>> q, k = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 5, 8)
+    >>> [x.shape for x in RoPEPlusPlus(Rotary(8)).rotate(q, k, Positions.arange(5))]
+    [torch.Size([1, 8, 5, 8]), torch.Size([1, 2, 5, 8])]
+    """
+
+    def __init__(self, rotary: Rotary) -> None:
+        super().__init__()
+        if not isinstance(rotary, Rotary):
+            got = f"got {shown(rotary)} for rotary, expected a rotary encoding"
+            raise RangeError(got, "RoPEPlusPlus(locant.Rotary(head_dim=64))")
+        self.rotary = rotary
+        self.head_dim = rotary.head_dim
+
+    def rotate(
+        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
+    ) -> tuple[Float[Tensor, "batch twice query head_dim"], Keys]:
+        """Twice as many heads of queries, and the keys, in the dtype they came in."""
+        if inplace:
+            raise LocantError("got inplace=True for RoPE++, which makes twice as many heads", "rotate(q, k, positions)")
+        rotated, keys = self.rotary.rotate(q, k, positions, k_positions)
+        first, second = (list(members) for members in zip(*self.rotary.pairs.dims, strict=True))
+        turned = rotated.clone()  # dimensions that are not rotated have no second part: they stay
+        turned[..., first], turned[..., second] = rotated[..., second], -rotated[..., first]
+        return torch.stack([rotated, turned], dim=2).flatten(1, 2), keys
