@@ -42,6 +42,7 @@ WRITERS = {
     "extend": ("llama-3.1-8b", "--to", "262144"),
     "plot": ("sinusoidal",),
     "prepare": ("text.txt",),
+    "tune": ("model", "--with", "own"),
     "vocabulary": ("model", "--keep", "300"),
 }
 """Every verb that takes ``-o``, with words that it would begin to work on."""

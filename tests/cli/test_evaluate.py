@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, BertConfig, BertModel
+from transformers import AutoModelForCausalLM
 
 import locant
-from locant.lab import evaluation
+from locant.lab import evaluation, recall
 from locant.lab.evaluation import interval_of_mean
 from tests.cli.conftest import Complains, Run
 from tests.tolerances import LOGITS
@@ -50,7 +51,8 @@ def test_it_measures_what_the_model_itself_computes(run: Run, folder: Path, mode
     assert far != pytest.approx(records["own"]["loss_by_position"][9:], abs=LOGITS)
     assert len(records["own"]["loss_by_window"]["64"]) == 12
     assert len(records["own"]["loss_by_window"]["16"]) == 48
-    assert [each["length"] for each in records["own"]["pass_keys"]] == [16] * 5 + [64] * 5
+    for task in ("pass_keys", "key_values"):
+        assert [each["length"] for each in records["own"][task]] == [16] * 5 + [64] * 5
     assert "exact against own: less than 0.001 nats apart at 16, 64 tokens" in " ".join(done.stdout.split())
     page = (folder / "out" / "report.html").read_text()
     assert "nothing follows for others" in page
@@ -75,7 +77,7 @@ def test_what_is_finished_is_not_done_again(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--with", "longrope"), "found for each model by a search"),
+        (("--with", "longrope"), "longrope:4"),
         (("--with", "self-extend:many"), "self-extend:4"),
         (("--with", "yarn"), "yarn:4"),
         (("--with", "yarrn:4"), "'yarrn'"),
@@ -87,25 +89,6 @@ def test_what_cannot_be_measured_is_refused(
     complains: Complains, model: Path, words: tuple[str, ...], said: str
 ) -> None:
     assert said in complains("evaluate", "model", *words)
-
-
-def test_hostile_folders_cost_one_line(complains: Complains, folder: Path, model: Path) -> None:
-    assert "config.json" in complains("evaluate", "nowhere")
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "theirs.Model"}}))
-    assert "code of its own" in complains("evaluate", "model")
-    (model / "config.json").write_text(json.dumps(config))
-    (model / "model.safetensors").rename(model / "pytorch_model.bin")
-    assert "cannot load" in complains("evaluate", "model")
-
-
-def test_a_model_whose_head_would_be_drawn_at_random_is_refused(
-    complains: Complains, folder: Path, model: Path
-) -> None:
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    BertModel(BertConfig(vocab_size=300, **sizes)).save_pretrained(folder / "encoder")
-    (model / "tokenizer.json").rename(folder / "encoder" / "tokenizer.json")
-    assert "without cls.predictions" in complains("evaluate", "encoder")
 
 
 def test_an_interval_knows_that_neighbours_are_alike() -> None:
@@ -123,7 +106,7 @@ def test_an_interval_knows_that_neighbours_are_alike() -> None:
 def test_a_key_is_hidden_where_it_was_asked_for(model: Path) -> None:
     tokenizer = locant.Tokenizer.load(str(model))
     for depth in (0.0, 0.5, 1.0):
-        found = evaluation._row_with_key(tokenizer, 200, depth, 0)
+        found = recall.pass_key(tokenizer, 200, depth, 0)
         assert found is not None
         ids, answer = found
         assert len(ids) == 200
@@ -132,4 +115,32 @@ def test_a_key_is_hidden_where_it_was_asked_for(model: Path) -> None:
         assert text.count(key) == 3
         assert text.endswith(f"What is the pass key? The pass key is {key}")
         assert abs(text.index("The pass key is") / text.index("What is") - depth) < 0.5
-    assert evaluation._row_with_key(tokenizer, 20, 0.0, 0) is None
+    assert recall.pass_key(tokenizer, 20, 0.0, 0) is None
+
+
+def test_a_value_is_asked_for_among_others(model: Path) -> None:
+    tokenizer = locant.Tokenizer.load(str(model))
+    for depth in (0.0, 0.5, 1.0):
+        found = recall.key_value(tokenizer, 600, depth, 0)
+        assert found is not None
+        ids, answer = found
+        assert len(ids) == 600
+        *pairs, question = re.findall(r"Key (\d{5}) has value (\d{5})", tokenizer.decode(ids.tolist()))
+        assert len({key for key, _ in pairs}) == len(pairs) > 8
+        assert question == (question[0], tokenizer.decode(ids[-answer:].tolist()).strip())
+        assert abs(pairs.index(question) - depth * (len(pairs) - 1)) <= 1
+    assert recall.key_value(tokenizer, 20, 0.0, 0) is None
+
+
+def test_minutes_decide_how_many_windows_once(
+    run: Run, folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("evaluate", "model", "--lengths", 16, "--with", "own", "--keys", 0, "-o", "out", "--json", "--minutes")
+    monkeypatch.setattr("locant.report.evaluation.write_evaluation", lambda results, folder: folder / "report.html")
+    assert run(*asked, 1e-9).exit_code == 0
+    assert results(folder)["settings"]["text"]["windows"] == 1, "one at least"
+    monkeypatch.setattr(evaluation, "_fitting", lambda *given: 3)
+    assert run(*asked, 1e-9).exit_code == 0
+    assert results(folder)["settings"]["text"]["windows"] == 1, "as it was decided"
+    assert run(*asked, 1.0).exit_code == 0
+    assert len(results(folder)["records"][0]["loss_by_window"]["16"]) == 3

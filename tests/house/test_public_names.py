@@ -20,8 +20,8 @@ NAMES = {
     "LocantError", "ShapeError", "RangeError", "InputError",
 }  # fmt: skip
 VERBS = {
-    "embed", "compare", "explain", "extend", "convert", "evaluate", "neighbours", "vocabulary", "prepare", "export",
-    "plot", "explore", "bench", "list",
+    "embed", "compare", "explain", "extend", "convert", "evaluate", "tune", "neighbours", "vocabulary", "prepare",
+    "export", "plot", "explore", "bench", "list",
 }  # fmt: skip
 
 

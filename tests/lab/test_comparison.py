@@ -11,9 +11,8 @@ import torch
 
 from locant import InputError, LocantError, RangeError
 from locant.lab import Decoder, Settings, compare, comparison
-from locant.lab.comparison import split
 from locant.lab.contestants import Contestant
-from locant.lab.training import Losses, evaluate, shape
+from locant.lab.training import Losses, evaluate, shape, split_off
 from locant.scaling import NTK, Linear, Llama3, YaRN
 from tests.refusal import refuses
 
@@ -172,7 +171,7 @@ def test_a_scaling_is_measured_with_the_model_that_was_trained_without(monkeypat
     assert [*records] == [*names]
     assert len({record.loss_by_length[8] for record in records.values()}) == 1
     assert len({record.loss_by_length[32] for record in records.values()}) == 5
-    plain, held_out = model.embedding.encoding, split(ids(), settings)[1]
+    plain, held_out = model.embedding.encoding, split_off(ids(), settings.lengths[-1])[1]
     scalings = {
         "linear": Linear(factor=4.0),
         "ntk": NTK(factor=4.0),

@@ -14,7 +14,7 @@ import torch
 from locant import RangeError
 from locant.lab import Settings, generate, train
 from locant.lab.contestants import Contestant
-from locant.lab.training import CALIBRATION_STEPS, _schedule, build, evaluate, num_steps
+from locant.lab.training import CALIBRATION_STEPS, build, evaluate, num_steps, schedule
 from tests.refusal import refuses
 from tests.tolerances import FEW_ROUNDINGS, LOSS
 
@@ -62,7 +62,7 @@ def test_evaluation_is_the_mean_over_all_targets_and_ignores_filling() -> None:
 
 
 def test_the_rate_rises_over_a_tenth_and_falls_to_a_tenth() -> None:
-    rates = [_schedule(step, 100) for step in range(100)]
+    rates = [schedule(step, 100) for step in range(100)]
     assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)], rel=FEW_ROUNDINGS, abs=0)
     assert rates[10] == 1
     assert all(a > b for a, b in itertools.pairwise(rates[10:]))

@@ -13,8 +13,8 @@ from locant.cli.errors import VerbGroup
 __all__ = ["main"]
 
 VERBS = (
-    "embed", "compare", "explain", "extend", "convert", "evaluate", "neighbours", "vocabulary", "prepare", "export",
-    "plot", "explore", "bench", "list",
+    "embed", "compare", "explain", "extend", "convert", "evaluate", "tune", "neighbours", "vocabulary", "prepare",
+    "export", "plot", "explore", "bench", "list",
 )  # fmt: skip
 
 main = click.version_option(__version__, message="locant %(version)s")(

@@ -22,14 +22,21 @@ __all__ = ["verb"]
     "ways",
     type=listed(str),
     metavar="NAMES,...",
-    help="own, exact (its own in exact angles), nope, linear:4, ntk:4, yarn:4, dynamic, self-extend:8 (groups of 8), "
-    "rerope, dual-chunk. Default: own,exact,yarn:4.",
+    help="own, exact (its own in exact angles), nope, linear:4, ntk:4, yarn:4, longrope:4, dynamic, self-extend:8 "
+    "(groups of 8), rerope, dual-chunk. Default: own,exact,yarn:4.",
 )
 @click.option(
     "--windows", type=click.IntRange(min=1), help="At most so many windows of the longest length. Default: 16."
 )
 @click.option(
-    "--keys", type=click.IntRange(min=0), help="Pass keys hidden at each of five depths; 0 for none. Default: 2."
+    "--minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Only as many windows as fit in these, timed before the first; one at least.",
+)
+@click.option(
+    "--keys",
+    type=click.IntRange(min=0),
+    help="Pass keys, and keys with values, asked for at each of five depths; 0 for none. Default: 2.",
 )
 @output("The folder of the report.", default="report")
 @click.option("--force", is_flag=True, help="Write into a folder that holds other things; they stay as they are.")

@@ -20,12 +20,10 @@ from locant.lab.contestants import Contestant
 from locant.lab.decoder import Decoder
 from locant.lab.results import Record, Results, ResultsFolder
 from locant.lab.settings import VOCAB_SIZE, Settings
-from locant.lab.training import build, evaluate, fit, num_steps, shape
+from locant.lab.training import build, evaluate, fit, num_steps, shape, split_off
 from locant.text.corpus import Corpus, read_corpus
 
-__all__ = ["Progress", "Watcher", "compare", "compare_files", "split"]
-
-HELD_OUT = 0.1
+__all__ = ["Progress", "Watcher", "compare", "compare_files"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +74,7 @@ def compare(
     [('rotary', 2), ('rotary+ntk', 2)]
     """
     settings = Settings() if settings is None else settings
-    training, held_out = split(ids, settings)
+    training, held_out = split_off(ids, settings.lengths[-1])
     settings = dataclasses.replace(settings, num_steps=num_steps(training, vocab_size, settings))
     contestants = [Contestant.of(name) for name in settings.encodings]
     with torch.random.fork_rng(devices=()):  # what cannot be built is refused before the first is trained
@@ -155,16 +153,6 @@ def compare_files(
         finally:
             place.remove_if_empty()
     return so_far
-
-
-def split(ids: Int[np.ndarray, " tokens"], settings: Settings) -> tuple[np.ndarray, np.ndarray]:
-    """The part of a text that is trained on, and the part that is held out."""
-    cut = int(len(ids) * (1 - HELD_OUT))
-    longest = settings.lengths[-1]
-    if len(ids) - cut <= longest:
-        remedy = f"a text of at least {math.ceil((longest + 1) / HELD_OUT)} tokens, or a shorter train length"
-        raise InputError(f"got a text of {len(ids)} tokens, too short to hold out a window of {longest}", remedy)
-    return ids[:cut], ids[cut:]
 
 
 def _measured(trained: Trained, contestant: Contestant, seed: int, held_out: np.ndarray, settings: Settings) -> Record:

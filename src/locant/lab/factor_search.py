@@ -22,7 +22,7 @@ from locant.checkpoints.extension import Extension, LongFactors
 from locant.checkpoints.swap import swap
 from locant.errors import InputError
 from locant.files import json_text, write_whole
-from locant.lab.evaluation import AsDecoder, at_once, fingerprint, load_model, require_rows
+from locant.lab.language_model import AsDecoder, at_once, fingerprint, load_model, require_rows
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.training import evaluate
 from locant.positions.base import PositionEncoding

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from jaxtyping import Int
 from torch import nn
 from torch.nn import functional as F
 
-from locant.errors import RangeError
+from locant.errors import InputError, RangeError
 from locant.lab.contestants import Contestant
 from locant.lab.decoder import Decoder
 from locant.lab.settings import VOCAB_SIZE, Settings
@@ -22,8 +22,12 @@ from locant.positions import PositionEncoding
 from locant.positions.base import ModelShape
 from locant.text import Tokenizer, Windows
 
-__all__ = ["Losses", "build", "evaluate", "fit", "num_steps", "train"]
+__all__ = [
+    "CLIP_NORM", "HELD_OUT", "Losses", "build", "evaluate", "fit", "num_steps", "optimizer_of", "schedule",
+    "split_off", "train",
+]  # fmt: skip
 
+HELD_OUT = 0.1
 WARMUP_SHARE = 0.1
 FINAL_SHARE = 0.1
 CLIP_NORM = 1.0
@@ -95,12 +99,12 @@ def fit(
     """
     windows, steps = Windows(ids, settings.train_length, stride=1), settings.steps_for(len(ids))
     order = torch.Generator().manual_seed(seed)
-    optimizer = _optimizer(model, settings.learning_rate)
+    optimizer = optimizer_of(model.parameters(), settings.learning_rate)
     losses = []
     model.train()
     for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * _schedule(step, steps)
+            group["lr"] = settings.learning_rate * schedule(step, steps)
         batch = windows.__getitems__(torch.randint(len(windows), (settings.batch_size,), generator=order).tolist())
         loss = F.cross_entropy(model(batch["ids"], batch["positions"]).flatten(0, 1), batch["targets"].flatten())
         optimizer.zero_grad(set_to_none=True)
@@ -111,6 +115,15 @@ def fit(
         if on_step is not None:
             on_step(step + 1, losses[-1])
     return float(np.mean(losses[-max(1, steps // 10) :]))
+
+
+def split_off(ids: Int[np.ndarray, " tokens"], longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """The part of a text that is trained on, and the last tenth, which holds a window of `longest` tokens."""
+    cut = int(len(ids) * (1 - HELD_OUT))
+    if len(ids) - cut <= longest:
+        remedy = f"a text of at least {math.ceil((longest + 1) / HELD_OUT)} tokens, or a shorter length"
+        raise InputError(f"got a text of {len(ids)} tokens, too short to hold out a window of {longest}", remedy)
+    return ids[:cut], ids[cut:]
 
 
 class Losses(NamedTuple):
@@ -156,14 +169,15 @@ def num_steps(ids: Int[np.ndarray, " tokens"], vocab_size: int, settings: Settin
     return max(1, int(0.85 * settings.minutes * 60 / (seconds * len(settings.seeds))))
 
 
-def _optimizer(model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
+def optimizer_of(parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
     """Weight decay for matrices only: gains and biases have no reason to shrink."""
-    matrices = {"params": [each for each in model.parameters() if each.ndim >= 2], "weight_decay": WEIGHT_DECAY}
-    vectors = {"params": [each for each in model.parameters() if each.ndim < 2], "weight_decay": 0.0}
+    given = list(parameters)
+    matrices = {"params": [each for each in given if each.ndim >= 2], "weight_decay": WEIGHT_DECAY}
+    vectors = {"params": [each for each in given if each.ndim < 2], "weight_decay": 0.0}
     return torch.optim.AdamW([matrices, vectors], lr=learning_rate, betas=(0.9, 0.95), fused=True)
 
 
-def _schedule(step: int, num_steps: int) -> float:
+def schedule(step: int, num_steps: int) -> float:
     """Rises linearly over the first tenth, then falls along a cosine to a tenth."""
     warmup = max(1, int(num_steps * WARMUP_SHARE))
     if step < warmup:

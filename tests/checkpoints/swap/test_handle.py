@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -83,8 +84,10 @@ def test_models_without_a_point_are_refused_by_name() -> None:
         locant.swap(nn.Linear(2, 2))
     with refuses(InputError, "BloomForCausalLM", "no rotary"):
         locant.swap(tiny(Family("bloom", "BloomForCausalLM")))
-    with refuses(InputError, "BloomForCausalLM", "positions of an unknown kind"):
+    with refuses(InputError, "BloomForCausalLM", "ALiBi of its own code"):
         locant.swap(tiny(Family("bloom", "BloomForCausalLM")), locant.PositionEncoding())
+    with refuses(InputError, "T5ForConditionalGeneration", "a learned bias in its attention"):
+        locant.swap(tiny(Family("t5", "T5ForConditionalGeneration")), locant.PositionEncoding())
     model = tiny(LLAMA)
     model.config._attn_implementation = "flash_attention_2"
     with refuses(InputError, "flash_attention_2", "fused"):
@@ -152,6 +155,26 @@ def test_models_of_one_configuration_are_swapped_apart() -> None:
         with refuses(LocantError, "configuration of a swapped"):
             LlamaForCausalLM(first.config)(ids())
     assert torch.equal(second(ids()).logits, before)
+
+
+@pytest.mark.parametrize("encoding", [locant.Kerple(4), locant.Learned(32, 64)], ids=lambda each: each.info.name)
+def test_a_copy_of_a_swapped_model_is_apart_and_stays_swapped(encoding: Any) -> None:
+    model = tiny(LLAMA)
+    before = model(ids()).logits
+    handle = locant.swap(model, encoding)
+    during, copied = model(ids()).logits, copy.deepcopy(model)
+    assert torch.equal(copied(ids()).logits, during)
+    with torch.no_grad():
+        for parameter in copied.model.locant.parameters():
+            parameter.mul_(2).add_(0.5)
+    of_copy = copied(ids()).logits
+    assert not torch.equal(of_copy, during)
+    assert torch.equal(model(ids()).logits, during)
+    handle.undo()
+    assert torch.equal(model(ids()).logits, before)
+    assert torch.equal(copied(ids()).logits, of_copy)
+    with refuses(InputError, "a copy of a swapped model", "before it is swapped"):
+        locant.swap(copied)
 
 
 def test_a_table_of_learned_positions_is_taken_out() -> None:

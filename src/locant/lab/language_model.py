@@ -1,0 +1,154 @@
+"""Language models of `transformers` in folders of this machine: what `locant evaluate` and `locant tune` read.
+
+Whatever is wrong with a folder is one error that names it: code of its own, pickles, shards that are missing, shapes
+that are not those of the configuration, weights that the model class has no place for, or none for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from locant.checkpoints.checkpoint_folder import headers_of
+from locant.checkpoints.config_source import CONFIG, read_json
+from locant.checkpoints.swap import load_swapped
+from locant.checkpoints.swap.embedding_point import own_tables
+from locant.errors import InputError
+
+__all__ = [
+    "AsDecoder", "at_once", "fingerprint", "load_config", "load_model", "quiet", "require_positions", "require_rows",
+    "trained_length",
+]  # fmt: skip
+
+ADAPTER = "adapter_config.json"
+SWAPPED = "locant"
+LOGITS = 2**27
+"""Of one batch, unless a single window has more: they are what memory goes to."""
+
+
+def load_config(folder: str | Path) -> Any:
+    """The configuration of a model in a folder of this machine, as `transformers` reads it."""
+    path = Path(folder)
+    if not (path / CONFIG).is_file():
+        raise InputError(f"got {path}, expected the folder of a model with its {CONFIG}", "a folder as saved")
+    if "auto_map" in read_json(path / CONFIG):
+        raise InputError(f"got {path}, whose model has code of its own", "a model whose class is part of transformers")
+    if (path / ADAPTER).exists():
+        got = f"got {path}, an adapter, which changes a model in another folder"
+        raise InputError(got, "the model with its adapter merged: model.merge_and_unload().save_pretrained(folder)")
+    headers_of(path)
+    with _one_line(path) as transformers:
+        return transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+
+
+def load_model(folder: str | Path, config: Any = None) -> Any:
+    """A causal language model from a folder of this machine, in the dtype it was saved in, with its encoding.
+
+    Args:
+        folder: as `save_pretrained` wrote it, with safetensors; also of a model that was saved while it was swapped.
+        config: in the place of the folder's own, with other positions.
+    """
+    path = Path(folder)
+    config = load_config(path) if config is None else config
+    options: Any = {"local_files_only": True, "use_safetensors": True}
+    with _one_line(path) as transformers:
+        if hasattr(config, SWAPPED):
+            return load_swapped(path, **options).eval()
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        model, told = load(path, config=config, output_loading_info=True, **options)
+    name = type(model).__name__
+    if told["missing_keys"]:  # transformers draws them at random, and says so in a table
+        got = f"got {path} without {min(told['missing_keys'])}, a weight of {name}"
+        raise InputError(got, "a causal language model with its head")
+    if told["unexpected_keys"]:
+        got = f"got {path} with {min(told['unexpected_keys'])}, for which {name} of its {CONFIG} has no place"
+        raise InputError(got, "the configuration and the weights of one causal language model")
+    return model.eval()
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """Keep back the bars and tables of transformers."""
+    try:
+        from transformers.utils import logging
+    except ImportError:
+        got = "models are read with transformers, which is not installed"
+        raise InputError(got, "pip install 'locant[hf]'") from None
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity(50)  # CRITICAL: not even errors, which are ours to say
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shown:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _one_line(path: Path) -> Generator[Any]:
+    """transformers, and whatever it says of a folder as one error."""
+    with quiet():
+        import transformers
+
+        try:
+            yield transformers
+        except InputError:
+            raise
+        except Exception as error:  # a configuration can make transformers fail in any way
+            why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            got = f"got {path}, which transformers cannot load: {why}"
+            raise InputError(got, "a model in safetensors, as save_pretrained writes it") from error
+
+
+def trained_length(config: Any) -> int:
+    """How many tokens a model was trained with, as far as its configuration says."""
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    found = rope.get("original_max_position_embeddings") or getattr(text, "max_position_embeddings", None)
+    if not isinstance(found, int):
+        raise InputError(f"got {type(config).__name__} without max_position_embeddings", "a model that states it")
+    return found
+
+
+def fingerprint(folder: str | Path) -> str:
+    """A hash of the configuration, and of the names and sizes of the files of weights."""
+    path = Path(folder)
+    weights = sorted((each.name, each.stat().st_size) for each in path.glob("*.safetensors"))
+    return hashlib.sha256((path / CONFIG).read_bytes() + repr(weights).encode()).hexdigest()
+
+
+def require_rows(model: Any, largest: int) -> None:
+    """Raise where a text has an id that the model has no row for."""
+    if largest >= model.config.get_text_config().vocab_size:
+        raise InputError(f"got a tokenizer with id {largest}, which the model has no row for", "the model's tokenizer")
+
+
+def require_positions(model: Any, longest: int) -> None:
+    """Raise where a model has a table of positions with fewer rows than a window has tokens."""
+    rows = [table.num_embeddings for _, table in own_tables(model.base_model)]
+    if rows and longest > min(rows):
+        got = f"got windows of {longest:,} tokens for {type(model).__name__}, whose table has {min(rows):,} positions"
+        raise InputError(got, f"windows of at most {min(rows):,} tokens, or a model without such a table")
+
+
+def at_once(model: Any) -> int:
+    """Tokens that are read at once."""
+    return LOGITS // model.config.get_text_config().vocab_size
+
+
+class AsDecoder(nn.Module):
+    """A model of transformers, called as the lab's own are."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, positions: object) -> Float[Tensor, "batch seq vocab"]:
+        return self.model(ids.long(), use_cache=False).logits.float()

@@ -1,0 +1,379 @@
+"""A trained model trained a little more, with other positions than its own, so that it gets used to them.
+
+YaRN's recipe (Peng et al. 2023, arXiv 2309.00071) is a stretched rotary encoding and some hundred steps at the new
+length; DroPE's (Gelberg et al. 2025, arXiv 2512.12167) no positions at all and a short training at the old one.
+
+A run can be killed at any moment, and the same call goes on: the weights it ends with are those of a run that was not
+interrupted, to the bit, on the same machine with as many threads. So nothing depends on the clock but the number of
+steps, which `minutes` decides before the first of them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from locant.arguments import flag, one_of, real, whole
+from locant.checkpoints.checkpoint_folder import INDEX, companions, headers_of
+from locant.checkpoints.config_source import read_source
+from locant.checkpoints.extension import extend
+from locant.checkpoints.swap import swap
+from locant.errors import InputError
+from locant.files import flush, json_text, new_folder, require_apart, require_new, write_whole
+from locant.lab.language_model import (
+    AsDecoder,
+    at_once,
+    fingerprint,
+    load_config,
+    load_model,
+    quiet,
+    require_positions,
+    require_rows,
+    trained_length,
+)
+from locant.lab.results import environment
+from locant.lab.settings import VOCAB_SIZE
+from locant.lab.training import CLIP_NORM, Losses, evaluate, optimizer_of, schedule, split_off
+from locant.lab.tuning_state import StateFolder
+from locant.lab.ways import Way
+from locant.text.corpus import Corpus, read_corpus
+from locant.text.windows import Windows
+
+__all__ = ["RECORD", "TuneSettings", "tune"]
+
+RECORD = "tuning.json"
+TRAINED = ("all", "new", "lora")
+RATES = {"all": 2e-5, "new": 1e-3, "lora": 2e-4}
+"""The learning rate of YaRN for all weights; larger ones for what begins at nothing."""
+
+STEPS = 400
+"""YaRN's."""
+
+HELD_OUT_WINDOWS = 16
+HELD_OUT_TIMES = 10
+"""The held-out loss is measured before the first step, and so many times after, or fewer where that would be to read
+more windows than are trained on."""
+
+SAVE_SECONDS = 60.0
+SHARE = 0.7
+"""Of the minutes, what steps are planned for: the rest is for measuring, loading and saving."""
+
+OnStep = Callable[[int, int, str], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneSettings:
+    """How a model is tuned.
+
+    Args:
+        way: the positions that it gets, as `Way` reads them, such as ``yarn:8``, ``drope`` or ``alibi``.
+        train: ``"all"`` weights, those of the encoding that was put in (``"new"``), or low-rank adapters of all linear
+            layers (``"lora"``, with `peft`), beside the encoding's.
+        length: tokens per window; default: the trained length, times the factor of a scaling.
+        num_steps: default: 400, as for YaRN, if there are no `minutes` either.
+        minutes: instead of steps: as many as fit in these, timed before the first.
+        batch_size: windows per step; read in parts where they are too many for memory, with the same gradient.
+        learning_rate: the highest, of AdamW, after a warm-up; default: by what is trained.
+        rank: of the adapters.
+        adapter: write the adapters alone, instead of weights that they are merged into.
+        seed: of the order of the windows, of what is new, and of dropout.
+
+    Raises:
+        InputError: both steps and minutes, or an adapter of what has none.
+        RangeError: a number that cannot be.
+
+    >>> TuneSettings(way="yarn:8", minutes=10).batch_size
+    8
+    """
+
+    way: str
+    train: str = "all"
+    length: int | None = None
+    num_steps: int | None = None
+    minutes: float | None = None
+    batch_size: int = 8
+    learning_rate: float | None = None
+    rank: int = 16
+    adapter: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        one_of("train", self.train, TRAINED)
+        for name, low, usual in (("length", 2, 4096), ("num_steps", 1, STEPS), ("batch_size", 1, 8), ("rank", 1, 16)):
+            if (value := getattr(self, name)) is not None:
+                whole(name, value, low, remedy=f"{name}={usual}")
+        whole("seed", self.seed, 0, 2**63 - 1, remedy="seed=0")
+        for name, usual in (("minutes", 10), ("learning_rate", RATES[self.train])):
+            if (value := getattr(self, name)) is not None:
+                real(name, value, above=0, remedy=f"{name}={usual}")
+        if flag("adapter", self.adapter) and self.train != "lora":
+            raise InputError(f"got adapter beside train={self.train}, which makes none", "--train lora")
+        if self.num_steps is not None and self.minutes is not None:
+            raise InputError("got both steps and minutes", "--steps or --minutes alone")
+
+
+def tune(
+    folder: str | Path,
+    files: Sequence[str],
+    settings: TuneSettings,
+    *,
+    output: str | Path,
+    force: bool = False,
+    on_step: OnStep = lambda done, total, said: None,
+) -> dict[str, Any]:
+    """Tune a model on a text, and write it to a folder that `transformers` reads.
+
+    The last tenth of the text is held out, and measured before, while and after. A scaling is written into the
+    configuration as `transformers` has it; a model with another encoding is read by `locant.checkpoints.load_swapped`.
+    Weights are trained in float32 and written in the dtype that each had. How far the run is lies in a folder
+    ``OUTPUT-unfinished`` until it is finished.
+
+    Args:
+        folder: a model in safetensors, with its tokenizer.
+        files: texts; without one, the documentation that ships inside Python.
+        output: the folder to write, which appears when it is whole.
+        force: replace a folder that is there, and forget an unfinished run with other settings.
+        on_step: called after every step with its number, how many there are, and a word on the losses.
+
+    Returns:
+        What is in `tuning.json` of the output: settings, losses on the way, and held-out losses before and after.
+
+    Raises:
+        InputError: a folder, text or output that cannot be used; an unfinished run with other settings.
+        RangeError: an encoding for other sizes than the model's.
+
+    Costs: weights, gradients and two moments in float32, 16 bytes for each weight that is trained, and 4 for others.
+
+    >>> tune("model", ["my.txt"], TuneSettings(way="yarn:8"), output="longer")  # doctest: +SKIP
+    """
+    source, output = Path(folder), Path(output)
+    state = StateFolder(output)
+    way = Way.of(settings.way)
+    if way.is_for_reading_alone:
+        raise InputError(f"got {way.name}, which a trained model is given when it reads: locant.swap", "--with own")
+    config = load_config(source)
+    trained = trained_length(config)
+    length = settings.length or way.stretched(trained)
+    corpus = read_corpus(files, tokenizer=str(folder), usual_vocab_size=VOCAB_SIZE)
+    asked = _asked(source, settings, length, corpus)
+    if (finished := _record(output)) is not None and finished["settings"] == asked:
+        state.remove()
+        return finished
+    require_apart(output, source)
+    if not force:
+        require_new(output)
+    so_far = state.facts()
+    if so_far is not None and so_far["settings"] != asked:
+        if not force:
+            raise _other_run(state, so_far["settings"], asked)
+        state.remove()
+        so_far = None
+    training, held_out = split_off(corpus.ids, length)
+    model = load_model(source, _stretched(source, config, way, trained))
+    require_rows(model, int(corpus.ids.max()))
+    require_positions(model, length)
+    with torch.random.fork_rng(devices=()):
+        run = _Run(_prepared(model, way, settings, length), training, held_out, length, settings)
+        record = {**run.go(state, asked, so_far, on_step), "swapped": hasattr(model.config, "locant")}
+        _write(run.finished(), source, output, record, force=force)
+    state.remove()
+    return record
+
+
+def _stretched(source: Path, config: Any, way: Way, trained: int) -> Any:
+    """The configuration with the scaling in it, where the way is one."""
+    if not way.stretches:
+        return config
+    if (to := way.stretched(trained)) <= trained:
+        raise InputError(f"got {way.name}:{way.factor:g}, which stretches nothing", f"--with {way.name}:4")
+    return type(config).from_dict(extend(read_source(source), to=to, method=way.name).config)
+
+
+def _asked(source: Path, settings: TuneSettings, length: int, corpus: Corpus) -> dict[str, Any]:
+    """Everything that decides the outcome, ready for JSON."""
+    text = {**corpus.facts(), "tokenizer": source.name}
+    chosen = {**vars(settings), "length": length, "learning_rate": settings.learning_rate or RATES[settings.train]}
+    if settings.num_steps is settings.minutes is None:
+        chosen["num_steps"] = STEPS
+    return {"model": source.name, "model_sha256": fingerprint(source), **chosen, "text": text}
+
+
+def _record(output: Path) -> dict[str, Any] | None:
+    """What an earlier run wrote."""
+    try:
+        return json.loads((output / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _other_run(state: StateFolder, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> InputError:
+    other = ", ".join(name for name in mine if theirs.get(name) != mine[name])
+    got = f"got an unfinished run in {state.path} with another {other}"
+    return InputError(got, "the command that it was begun with, another -o, or --force to begin anew")
+
+
+def _prepared(model: Any, way: Way, settings: TuneSettings, length: int) -> Any:
+    """The model with what it gets, and only that to be trained which is."""
+    torch.manual_seed(settings.seed)
+    if not way.stretches and way.name != "own":
+        swap(model, way.encoding(model, trained_length(model.config), length))
+    new = [name for name, _ in model.named_parameters() if ".locant." in f".{name}"]
+    if settings.train == "new" and not new:
+        raise InputError(f"got train=new for {settings.way}, which has no parameters", "--train all or --train lora")
+    if settings.train == "lora":
+        return _with_adapters(model, settings, bool(new))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(settings.train == "all" or name in new)
+    return model
+
+
+def _with_adapters(model: Any, settings: TuneSettings, has_new: bool) -> Any:
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise InputError("adapters are made by peft, which is not installed", "pip install peft") from None
+    encodings: dict[str, Any] = {"modules_to_save": ["locant"], "exclude_modules": r"(.*\.)?locant(\..*)?"}
+    config = LoraConfig(
+        r=settings.rank, lora_alpha=2 * settings.rank, target_modules="all-linear", task_type="CAUSAL_LM",
+        **(encodings if has_new else {}),
+    )  # fmt: skip
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # between peft and transformers
+        return get_peft_model(model, config)
+
+
+class _Run:
+    """The training itself: from where the state says, or from the beginning."""
+
+    def __init__(
+        self, model: Any, training: np.ndarray, held_out: np.ndarray, length: int, settings: TuneSettings
+    ) -> None:
+        self.model, self.settings, self.length = model, settings, length
+        self.dtypes = {id(parameter): parameter.dtype for parameter in model.parameters()}
+        model.float()
+        self.parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        self.rate = settings.learning_rate or RATES[settings.train]
+        self.optimizer = optimizer_of(self.parameters.values(), self.rate)
+        self.held_out = held_out[: min(HELD_OUT_WINDOWS, (len(held_out) - 1) // length) * length + 1]
+        windows = Windows(training, length, drop_last=True)
+        self.batch_size = min(settings.batch_size, len(windows))
+        self.loader = windows.loader(self.batch_size, seed=settings.seed, drop_last=True)
+
+    def go(
+        self, state: StateFolder, asked: Mapping[str, Any], so_far: dict[str, Any] | None, on_step: OnStep
+    ) -> dict[str, Any]:
+        """Train to the last step; returns what happened."""
+        if so_far is None:
+            before = self._measured()
+            steps = self.settings.num_steps or STEPS
+            if self.settings.minutes is not None:
+                steps = self._fitting(self.settings.minutes * 60)
+            so_far = {"settings": dict(asked), "environment": environment(), "num_steps": steps, "train_loss": [],
+                      "held_out": [[0, before.mean]], "before": before.by_window}  # fmt: skip
+            state.write(self.parameters, self.optimizer, self._with_place(so_far))
+        else:
+            state.read(self.parameters, self.optimizer)
+            self.loader.load_state_dict(so_far.pop("place"))
+        try:
+            self._train(state, so_far, on_step)
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note(f"{state.path} holds how far it is: the same command goes on")
+            raise
+        after = self._measured()
+        so_far["held_out"].append([so_far["num_steps"], after.mean])
+        return {**so_far, "after": after.by_window}
+
+    def finished(self) -> Any:
+        """The model in the dtypes that it had, with its adapters merged if they are not to stay alone."""
+        merged = self.settings.train == "lora" and not self.settings.adapter
+        model = self.model.merge_and_unload() if merged else self.model
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(self.dtypes[id(parameter)])
+        return model
+
+    def _train(self, state: StateFolder, so_far: dict[str, Any], on_step: OnStep) -> None:
+        steps, losses, held_out = so_far["num_steps"], so_far["train_loss"], so_far["held_out"]
+        saved, said = time.perf_counter(), f"held-out {held_out[-1][1]:.3f}"
+        times = min(HELD_OUT_TIMES, max(1, steps * self.batch_size // len(so_far["before"])))
+        every = -(-steps // times)
+        self.model.train()
+        for batch in self._batches(steps - len(losses)):
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.rate * schedule(len(losses), steps)
+            losses.append(self._gradients(batch))
+            nn.utils.clip_grad_norm_(self.parameters.values(), CLIP_NORM)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            done = len(losses)
+            if done % every == 0 and done < steps:
+                held_out.append([done, self._measured().mean])
+                said = f"held-out {held_out[-1][1]:.3f}"
+            if done == steps or time.perf_counter() - saved >= SAVE_SECONDS:
+                state.write(self.parameters, self.optimizer, self._with_place(so_far))
+                saved = time.perf_counter()
+            on_step(done, steps, f"training {losses[-1]:.3f}, {said}")
+
+    def _batches(self, count: int) -> Iterator[Any]:
+        """So many batches, epoch after epoch."""
+        while count > 0:
+            for batch in self.loader:
+                yield batch
+                count -= 1
+                if count <= 0:
+                    return
+
+    def _gradients(self, batch: Mapping[str, Tensor]) -> float:
+        """The mean loss over a batch, whose gradients are left in the parameters; part by part."""
+        part = max(1, at_once(self.model) // self.length)
+        loss = 0.0
+        for ids, targets in zip(batch["ids"].split(part), batch["targets"].split(part), strict=True):
+            logits = AsDecoder(self.model)(ids, None)
+            some = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / batch["targets"].numel()
+            some.backward()
+            loss += some.item()
+        return loss
+
+    def _measured(self) -> Losses:
+        found = evaluate(AsDecoder(self.model), self.held_out, self.length, batch_tokens=at_once(self.model))
+        self.model.train()
+        return found
+
+    def _with_place(self, so_far: Mapping[str, Any]) -> dict[str, Any]:
+        return {**so_far, "place": self.loader.state_dict()}
+
+    def _fitting(self, seconds: float) -> int:
+        """How many steps fit; what is timed leaves no trace."""
+        batch = next(iter(self.loader))
+        self.loader.set_epoch(0)
+        with torch.random.fork_rng(devices=()):
+            self._gradients(batch)
+            began = time.perf_counter()
+            self._gradients(batch)
+            taken = time.perf_counter() - began
+        self.optimizer.zero_grad(set_to_none=True)
+        return max(1, int(SHARE * seconds / taken))
+
+
+def _write(model: Any, source: Path, output: Path, record: Mapping[str, Any], *, force: bool) -> None:
+    """The folder of the tuned model, with what belongs to the old one, such as its tokenizer."""
+    with new_folder(output, force=force) as made, quiet():
+        model.save_pretrained(made)
+        if record["settings"]["adapter"]:
+            model.get_base_model().config.save_pretrained(made)
+        belong, _ = companions(source, headers_of(source))
+        for name in belong:
+            if name not in (INDEX, RECORD) and not (made / name).exists():
+                shutil.copyfile(source / name, made / name)
+        for file in made.iterdir():
+            flush(file)
+        write_whole(made / RECORD, json_text(record))

@@ -1,0 +1,109 @@
+"""What `--with` names: the positions that a model of `transformers` is given in the place of its own.
+
+``own`` and ``exact`` are its own, the latter in exact angles; ``nope`` is none, ``drope`` the same by the name of the
+recipe; ``yarn:4`` and other scalings stretch its own by a factor; ``self-extend:8``, with the size of a group,
+``rerope`` and ``dual-chunk`` read far tokens otherwise than near ones; any other name is one of `locant list`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from locant.arguments import one_of, real
+from locant.checkpoints.swap.rotary_point import rotary_points
+from locant.errors import InputError
+from locant.positions.base import ModelShape, PositionEncoding
+from locant.positions.encodings.dual_chunk import DualChunk
+from locant.positions.encodings.rerope import ReRoPE
+from locant.positions.encodings.rotary import Rotary
+from locant.positions.encodings.self_extend import SelfExtend
+from locant.positions.registry import encodings, find
+from locant.positions.rotary_by_class import RotaryByClass
+from locant.positions.scaling import SCALINGS
+
+__all__ = ["Way"]
+
+PLAIN = ("own", "exact", "nope")
+ALIASES = {"drope": "nope"}
+STRETCHES = ("linear", "ntk", "yarn", "dynamic", "longrope", "llama3")
+BY_CLASS: dict[str, Callable[[float, int, Rotary], RotaryByClass]] = {
+    "self-extend": lambda group, trained, own: SelfExtend(own, math.ceil(group), max(1, trained // 4)),
+    "rerope": lambda _, trained, own: ReRoPE(own, max(1, trained // 2)),
+    "dual-chunk": lambda _, trained, own: DualChunk(own, max(2, trained * 3 // 4), trained // 16),
+}
+"""Of a group size, the trained length and the model's own encoding: its distances near by, bounded far away."""
+OF_ROTARY = (PositionEncoding, Rotary, SelfExtend, ReRoPE, DualChunk)
+"""What has another name here."""
+
+USUAL_FACTOR = {"dynamic": 1.0, "self-extend": 8.0, "rerope": 1.0, "dual-chunk": 1.0}
+
+
+@dataclass(frozen=True)
+class Way:
+    """One name of `--with`, and its factor, or size of a group, where it has one.
+
+    >>> Way.of("yarn:8"), Way.of("DroPE")
+    (Way(name='yarn', factor=8.0), Way(name='nope', factor=None))
+    """
+
+    name: str
+    factor: float | None = None
+
+    @classmethod
+    def of(cls, text: str) -> Way:
+        """The way of a name such as ``yarn:4``, ``drope`` or ``alibi``."""
+        name, colon, factor = text.strip().lower().partition(":")
+        name = ALIASES.get(name, name)
+        if name not in (*STRETCHES, *BY_CLASS):
+            known = [name for name, cls in encodings().items() if cls not in OF_ROTARY]
+            one_of("with", name, (*PLAIN, *STRETCHES, *BY_CLASS, *known))
+            if colon:
+                raise InputError(f"got {text}, but {name} has no factor", name)
+            return cls(name)
+        try:
+            times = float(factor) if colon else USUAL_FACTOR[name]
+        except (KeyError, ValueError):
+            raise InputError(f"got {text}, expected a factor behind a colon", f"{name}:4") from None
+        return cls(name, float(real("with", times, low=1, remedy=f"{name}:4")))
+
+    @property
+    def stretches(self) -> bool:
+        """Whether it is a scaling of the model's own encoding."""
+        return self.name in STRETCHES
+
+    @property
+    def is_for_reading_alone(self) -> bool:
+        """Whether it is for a model as it is: nothing that a training gets used to, or that a folder can hold."""
+        return self.name in ("exact", *BY_CLASS)
+
+    def stretched(self, trained: int) -> int:
+        """The length that a model of some trained length is stretched to; without a scaling, the same."""
+        return round(trained * self.factor) if self.stretches and self.factor else trained
+
+    def encoding(self, model: Any, trained: int, longest: int) -> PositionEncoding | None:
+        """What `swap` is given for a model that was trained at some length; ``None``: the model's own."""
+        if self.name != "own" and hasattr(model.config, "locant"):
+            got = f"got {self.name} for a model that was saved with another encoding in it"
+            raise InputError(got, "--with own, or the model that it was made from")
+        if self.name in PLAIN:
+            return PositionEncoding() if self.name == "nope" else None
+        if self.factor is not None:
+            rotary = self._own(model)
+            if self.name in BY_CLASS:
+                return BY_CLASS[self.name](self.factor, trained, rotary)
+            scaling = SCALINGS[self.name](self.factor, trained, rotary.rotary_dim, rotary.base)
+            return rotary.alike(scaling=scaling, seq_len=None)
+        config = model.config.get_text_config()
+        sizes = ModelShape(d_model=config.hidden_size, num_heads=config.num_attention_heads, max_seq_len=longest)
+        return find(self.name).for_model(sizes)
+
+    def _own(self, model: Any) -> Rotary:
+        points = rotary_points(model, angles="exact")
+        own = {repr(rotary): rotary for point in points for rotary in point.own.values()}
+        if len(own) != 1:
+            got = f"got {self.name}:{self.factor:g} for {type(model).__name__}, which has {len(own)} rotary encodings"
+            raise InputError(got, "own, exact or nope")
+        return next(iter(own.values()))

@@ -1,0 +1,250 @@
+"""Tuning a model of some thousand weights: what is trained, what is written, and that a killed run goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+import locant
+from locant import files
+from locant.checkpoints import load_swapped
+from locant.errors import InputError
+from locant.lab import TuneSettings, tune, tuning
+from locant.text.windows.sampler import BatchSampler
+from tests.refusal import refuses
+from tests.tolerances import LOGITS, assert_close
+
+TEXT = "the cat sat on the mat; the rat sat on the cat. a dog saw both of them and went away. " * 60
+SMALL = {"num_steps": 4, "batch_size": 2, "learning_rate": 1e-2}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, trained at 16 tokens as it says, and a text."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "text.txt").write_text(TEXT)
+    tokenizer = locant.Tokenizer.train([TEXT], 290)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, attention_dropout=0.1,
+        vocab_size=tokenizer.vocab_size, max_position_embeddings=16, initializer_range=0.3, dtype="bfloat16",
+    )  # fmt: skip
+    LlamaForCausalLM(config).bfloat16().save_pretrained(folder / "model")
+    tokenizer.save(folder / "model" / "tokenizer.json")
+    return folder
+
+
+@pytest.fixture
+def here(made: Path, tmp_path: Path) -> Path:
+    """Such a folder, to be written into."""
+    return shutil.copytree(made, tmp_path / "here")
+
+
+def tuned(here: Path, way: str, name: str = "out", force: bool = False, **settings: Any) -> dict[str, Any]:
+    chosen = TuneSettings(way=way, **{**SMALL, **settings})
+    return tune(here / "model", [str(here / "text.txt")], chosen, output=here / name, force=force)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(one: Path, other: Path) -> bool:
+    mine, theirs = weights(one), weights(other)
+    assert mine.keys() == theirs.keys()
+    return all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_a_stretched_model_is_one_of_transformers_alone(here: Path) -> None:
+    record = tuned(here, "yarn:4")
+    assert record["settings"]["length"] == 64
+    config = json.loads((here / "out" / "config.json").read_text())
+    assert config["max_position_embeddings"] == 64
+    assert config["rope_parameters"]["rope_type"] == "yarn"
+    assert config["rope_parameters"]["original_max_position_embeddings"] == 16
+    model = AutoModelForCausalLM.from_pretrained(here / "out")
+    assert model.dtype == torch.bfloat16
+    assert type(model) is LlamaForCausalLM
+    assert not same(here / "model", here / "out")
+    assert sorted(each.name for each in (here / "out").iterdir()) == [
+        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tuning.json",
+    ]  # fmt: skip
+    assert json.loads((here / "out" / "tuning.json").read_text()) == record
+    assert not (here / "out-unfinished").exists()
+
+
+def test_the_training_is_that_of_plain_torch(here: Path) -> None:
+    """Written out: windows in the order of the seed, a warm-up and a cosine, clipped gradients, decay of matrices."""
+    config = json.loads((here / "model" / "config.json").read_text()) | {"attention_dropout": 0.0}
+    (here / "model" / "config.json").write_text(json.dumps(config))
+    record = tuned(here, "own")
+    model: Any = AutoModelForCausalLM.from_pretrained(here / "model", dtype=torch.float32)
+    ids = torch.from_numpy(np.asarray(locant.Tokenizer.load(str(here / "model")).encode(TEXT))).long()
+    cut = int(len(ids) * 0.9)
+    order = list(BatchSampler(range((cut - 1) // 16), 2, seed=0))
+    matrices, vectors = ([each for each in model.parameters() if (each.ndim > 1) is wide] for wide in (True, False))
+    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
+                                  betas=(0.9, 0.95))  # fmt: skip
+    held_out = ids[cut:]
+
+    def loss_of(text: torch.Tensor, first: int) -> torch.Tensor:
+        return F.cross_entropy(model(text[None, first : first + 16]).logits[0], text[first + 1 : first + 17])
+
+    assert record["before"][1] == pytest.approx(loss_of(held_out, 16).item(), abs=LOGITS)
+    for step, rate in enumerate([1.0, 1.0, 0.775, 0.325]):
+        loss = sum(loss_of(ids, 16 * int(window)) for window in order[step]) / 2
+        assert record["train_loss"][step] == pytest.approx(loss.item(), abs=LOGITS * 10**step)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 * rate
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, each in weights(here / "out").items():
+        assert_close(each, model.state_dict()[name].bfloat16())
+
+
+def test_only_what_is_new_is_trained(here: Path) -> None:
+    tuned(here, "kerple", train="new")
+    model = load_swapped(here / "out")
+    fresh = locant.Kerple(num_heads=2)
+    before, after = weights(here / "model"), weights(here / "out")
+    assert after.keys() - before.keys() == {"model.locant.0.r1", "model.locant.0.r2"}
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert not torch.equal(after["model.locant.0.r1"], fresh.r1.detach().bfloat16())
+    assert type(model.model.locant.get_submodule("0")) is locant.Kerple
+
+
+def test_merged_adapters_are_what_they_add(here: Path) -> None:
+    pytest.importorskip("peft")
+    tuned(here, "ntk:2", "merged", train="lora", rank=2)
+    tuned(here, "ntk:2", "alone", train="lora", rank=2, adapter=True)
+    adapters = load_file(here / "alone" / "adapter_model.safetensors")
+    before, after = weights(here / "model"), weights(here / "merged")
+    for name, each in before.items():
+        inner = f"base_model.model.{name.removesuffix('.weight')}"
+        if f"{inner}.lora_A.weight" in adapters:
+            added = 2 * adapters[f"{inner}.lora_B.weight"].float() @ adapters[f"{inner}.lora_A.weight"].float()
+            assert added.any()
+            assert_close(after[name], (each.float() + added).bfloat16())
+        else:
+            assert torch.equal(after[name], each)
+    both = [json.loads((here / name / "config.json").read_text())["rope_parameters"] for name in ("merged", "alone")]
+    assert both[0] == both[1]
+    assert both[0]["rope_theta"] > 10_000
+
+
+def test_an_interrupted_run_ends_with_the_same_bits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between steps and while the folder is written, in epochs of a batch and a rest; dropout draws the same numbers.
+
+    What `minutes` chose, the same number of steps makes again.
+    """
+    fitting = tuning._Run._fitting
+    monkeypatch.setattr(tuning._Run, "_fitting", lambda run, seconds: max(3, min(5, fitting(run, seconds))))
+    monkeypatch.setattr(tuning, "SAVE_SECONDS", 0.0)
+    chosen = TuneSettings(way="kerple", minutes=1.0, batch_size=30, learning_rate=1e-2)
+    text, done = [str(here / "text.txt")], []
+
+    def interrupt(step: int, steps: int, said: str) -> None:
+        done.append(step)
+        if len(done) < 3:
+            raise KeyboardInterrupt
+
+    write = tuning._write
+
+    def half(*given: Any, **options: Any) -> None:
+        if len(done) >= 3 and not (here / "half").exists():
+            (here / "half").touch()
+            monkeypatch.setattr("locant.lab.tuning.flush", lambda path: (_ for _ in ()).throw(KeyboardInterrupt()))
+        write(*given, **options)
+
+    monkeypatch.setattr(tuning, "_write", half)
+    for attempt in range(4):
+        try:
+            record = tune(here / "model", text, chosen, output=here / "out", on_step=interrupt)
+        except KeyboardInterrupt:
+            assert attempt < 3
+            assert not (here / "out").exists()
+            monkeypatch.setattr("locant.lab.tuning.flush", files.flush)
+    assert done == [*range(1, record["num_steps"] + 1)]
+    again = tuned(here, "kerple", "again", num_steps=record["num_steps"], batch_size=30)
+    assert same(here / "out", here / "again")
+    assert {**again, "settings": 0} == {**record, "settings": 0}
+    assert sorted(each.name for each in here.iterdir()) == ["again", "half", "model", "out", "text.txt"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from locant.lab import TuneSettings, tune, tuning, tuning_state
+
+torch.set_num_threads(1)
+tuning.SAVE_SECONDS = 0.0
+here, point = Path(sys.argv[1]), sys.argv[2]
+
+def die(*given, **options):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def half(tensors, path, metadata):
+    if len(tuple(here.glob("out-unfinished/state.safetensors"))):
+        Path(path).write_bytes(b"half of it")
+        die()
+    save(tensors, path, metadata)
+
+save = tuning_state.save_file
+if point == "state":
+    tuning_state.save_file = half
+if point == "folder":
+    tuning.write_whole = die
+if point == "end":
+    tuning_state.StateFolder.remove = die
+chosen = TuneSettings(way="alibi", num_steps=4, batch_size=2, learning_rate=1e-2)
+tune(here / "model", [str(here / "text.txt")], chosen, output=here / "out",
+     on_step=lambda done, total, said: done == 2 and point == "step" and die())
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_process_goes_on_to_the_same_bits(here: Path) -> None:
+    """By SIGKILL: while the state is written, between steps, while the folder is, and before the state is removed."""
+    for point in ("state", "step", "folder", "end", "no"):
+        done = subprocess.run([sys.executable, "-c", KILLED, here, point], capture_output=True, text=True, check=False)
+        assert done.returncode == (0 if point == "no" else -9), done.stderr
+        assert (here / "out").exists() == (point in ("end", "no"))
+    assert not (here / "out-unfinished").exists()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    tuned(here, "alibi", "again")
+    torch.set_num_threads(threads)
+    assert same(here / "out", here / "again")
+
+
+def test_another_run_is_not_gone_on_with(here: Path) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as told:
+        tune(here / "model", [str(here / "text.txt")], TuneSettings(way="own", **SMALL), output=here / "out",
+             on_step=stop)  # fmt: skip
+    assert "the same command goes on" in told.value.__notes__[0]
+    with refuses(InputError, "another way", "--force"):
+        tuned(here, "alibi", seed=1)
+    assert tuned(here, "alibi", seed=1, force=True)["settings"]["seed"] == 1
+    first = weights(here / "out")
+    assert tuned(here, "alibi", seed=1)["settings"]["seed"] == 1, "finished, so nothing is done again"
+    with refuses(InputError, "not empty", "a new folder"):
+        tuned(here, "alibi")
+    tuned(here, "alibi", force=True)
+    assert not torch.equal(first["lm_head.weight"], weights(here / "out")["lm_head.weight"])
