@@ -207,12 +207,12 @@ def require_new(path: Path) -> None:
         raise InputError(f"got {path}, but there is no folder {path.parent}", f"mkdir -p {path.parent}")
 
 
-def require_apart(output: Path, folder: Path) -> None:
-    """Raise where what is written would be in `folder`, which is read, or above it; so too for what it has links to."""
-    place, source = output.resolve(), folder.resolve()
-    read = (source, *(file.resolve() for file in source.iterdir()))
-    if source in place.parents or any(place in (each, *each.parents) for each in read):
-        got = f"got {output} as output, which is, holds or lies in the input {folder}"
+def require_apart(output: Path, read: Path) -> None:
+    """Raise where what is written would be in the folder `read`, or above this folder or file; so too for its links."""
+    place, source = output.resolve(), read.resolve()
+    stays = (source, *(file.resolve() for file in source.iterdir())) if source.is_dir() else (source,)
+    if source in place.parents or any(place in (each, *each.parents) for each in stays):
+        got = f"got {output} as output, which is, holds or lies in the input {read}"
         raise InputError(got, "another -o: what is read stays")
 
 

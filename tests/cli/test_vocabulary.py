@@ -31,4 +31,15 @@ def test_one_of_two_changes_is_asked_for(complains: Complains) -> None:
     assert "neither or both" in complains("vocabulary", MINILM, "--add", "<a>", "--keep", 9)
     assert "--keep without a FILE" in complains("vocabulary", MINILM, "--keep", 4000, "-o", "new")
     assert "reads no text" in complains("vocabulary", MINILM, "text.txt", "--add", "<a>", "-o", "new")
+    keeping = ("vocabulary", MINILM, "text.txt", "--keep", 4000, "-o", "new")
+    assert "--multiple-of and --seed beside --keep" in complains(*keeping, "--multiple-of", 64, "--seed", 0)
     assert "entries have to be kept" in complains("vocabulary", MINILM, "text.txt", "--keep", 9, "-o", "new")
+
+
+def test_a_folder_that_holds_the_text_is_not_replaced(complains: Complains, folder: Path) -> None:
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text("{}")
+    text = (folder / "text.txt").rename(folder / "model" / "text.txt")
+    asked = ("vocabulary", MINILM, "model/text.txt", "--keep", 4000, "--force", "-o", "model")
+    assert "holds or lies in the input model/text.txt" in complains(*asked)
+    assert text.exists()
