@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from locant.models.architecture import Architecture
 from locant.models.config_values import Config, integer, integer_at, layer_types_in
 from locant.models.encodings import layer_types
 from locant.models.registry import read_known, with_defaults
@@ -16,9 +17,6 @@ __all__ = ["Layer", "layer_strip"]
 COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 MOST = 10_000
 """Layers that are listed; no published model has a tenth of them."""
-
-EVERY = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4, "exaone4": 4, "gpt_oss": 2, "olmo3": 4}
-"""Of how many layers the last attends to everything, where a configuration does not say: as in `transformers`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +39,11 @@ def layer_strip(config: Mapping[str, Any] | object) -> tuple[Layer, ...]:
     >>> len(layer_strip(config)), layer_strip(config)[0]
     (12, Layer(kind=None, window=None))
     """
-    stated, _ = read_known(config)
+    _, row = read_known(config)
     full = with_defaults(config)
     count = min(integer_at(full, *COUNTS) or 0, MOST)
     kinds = layer_types(full)
-    types = layer_types_in(full)[:MOST] or _patterned(stated["model_type"], full, count)
+    types = layer_types_in(full)[:MOST] or _patterned(row, full, count)
     if kinds == ("encoder", "decoder"):
         decoder = min(integer_at(full, "num_decoder_layers") or count, MOST)
         return tuple(Layer(kind=kind, window=None) for kind in [kinds[0]] * count + [kinds[1]] * decoder)
@@ -63,9 +61,9 @@ def layer_strip(config: Mapping[str, Any] | object) -> tuple[Layer, ...]:
     )
 
 
-def _patterned(model_type: str, config: Config, count: int) -> tuple[str, ...]:
+def _patterned(row: Architecture, config: Config, count: int) -> tuple[str, ...]:
     """Windows but for every so manieth layer, where there are windows at all."""
-    every = config.get("sliding_window_pattern", EVERY.get(model_type))
+    every = config.get("sliding_window_pattern", row.full_attention_every)
     if every is None or _window(config) is None:
         return ()
     every = integer("sliding_window_pattern", every)

@@ -147,6 +147,8 @@ class Architecture:
         layer_types: the kinds of layers whose encodings differ, by the configuration; left out: those that have rope
             parameters of their own.
         default_layer_type: the kind that is meant unless one is named.
+        full_attention_every: of how many layers the last attends to everything, where a configuration with a window
+            does not say; ``None``: all have the window.
         attribute_map: standard keys that its configuration has under another name, as in `transformers`:
             ``{"num_attention_heads": "n_attn"}``.
         defaults: what `transformers` takes where a key is missing; see `with_defaults`.
@@ -165,6 +167,7 @@ class Architecture:
     encoding: Callable[[Config, str | None], PositionEncoding | None] | None = None
     layer_types: Callable[[Config], tuple[str, ...]] | None = None
     default_layer_type: str | None = None
+    full_attention_every: int | None = None
     attribute_map: Mapping[str, str] = field(default_factory=dict[str, str])
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     inputs: InputTables = field(default_factory=InputTables)

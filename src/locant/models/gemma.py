@@ -47,13 +47,14 @@ GEMMA_3_4B = {
     "rope_local_base_freq": 10000.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
 }  # fmt: skip
 
+BEFORE_GEMMA_3 = Architecture(rotary=GEMMA, defaults=standard(1e4, 8192, head_dim=256), inputs=SCALED, vllm=True)
+
 ARCHITECTURES: Mapping[str, Architecture] = {
-    **dict.fromkeys(
-        ("gemma", "gemma2"),
-        Architecture(rotary=GEMMA, defaults=standard(1e4, 8192, head_dim=256), inputs=SCALED, vllm=True),
-    ),
+    "gemma": BEFORE_GEMMA_3,
+    "gemma2": replace(BEFORE_GEMMA_3, full_attention_every=2),
     "gemma3_text": Architecture(
         rotary=GEMMA_3,
+        full_attention_every=6,
         defaults=standard(1e6, 131072, head_dim=256, rope_local_base_freq=1e4),
         inputs=SCALED,
         presets={"gemma-3-4b": GEMMA_3_4B},

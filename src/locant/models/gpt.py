@@ -133,6 +133,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "gpt_oss": Architecture(
         rotary=RotaryKeys(head_dim_required=True, scaling_required=True),
+        full_attention_every=2,
         defaults=GPT_OSS_DEFAULTS,
         warnings=(_rounded_ramp,),
         presets={"gpt-oss-20b": GPT_OSS_20B},

@@ -13,7 +13,7 @@ from locant.figures.canvas import save
 from locant.files import write_whole
 from locant.lab.evaluation import interval_of_mean
 from locant.lab.results import BY_LENGTH, BY_POSITION, PAGE
-from locant.lab.summary import ENOUGH_WINDOWS, summarise
+from locant.lab.summary import ENOUGH_WINDOWS, Summary, summarise
 from locant.report.comparison.curves import draw_loss_by_length, draw_loss_by_position
 from locant.report.comparison.page import picture, stylesheet, table
 from locant.report.console import show
@@ -21,7 +21,6 @@ from locant.report.console import table as printed
 
 __all__ = ["evaluation_sentences", "print_evaluation", "write_evaluation"]
 
-TASKS = {"pass_keys": "pass keys", "key_values": "values of keys"}
 MISSING = "–"
 NOTE = "Nats per token; in brackets the 95% interval over windows, by a block bootstrap."
 VISIBLE = 0.001
@@ -41,10 +40,9 @@ def evaluation_sentences(results: Mapping[str, Any]) -> list[str]:
         found += [
             f"{other['encoding']} against {first['encoding']}: {_differences(first, other, told)}." for other in others
         ]
-    for task, name in TASKS.items():
-        if asked := _asked(first, task):
-            counts = (f"{each['encoding']} {_recalled(each, task)}" for each in results["records"])
-            found.append(f"{name.capitalize()} recalled, of {asked}: {', '.join(counts)}.")
+    if asked := sum(each["asked"] for each in first["pass_keys"]):
+        counts = (f"{each['encoding']} {_recalled(each)}" for each in results["records"])
+        found.append(f"Pass keys recalled, of {asked}: {', '.join(counts)}.")
     found.append(
         f"One model and one text, {text['source']}: nothing follows for others. Loss says how well the next token is "
         "predicted, for which near tokens are mostly enough. Nothing was trained, and a short training may change the "
@@ -78,11 +76,11 @@ def print_evaluation(results: Mapping[str, Any]) -> None:
     """The table of losses with their intervals, and the sentences."""
     lengths = [*results["records"][0]["loss_by_length"]]
     rows = printed(
-        *(f"{int(length):,}" for length in lengths), *TASKS.values(), name="encoding", title="Loss (nats per token)"
+        *(f"{int(length):,}" for length in lengths), "pass keys", name="encoding", title="Loss (nats per token)"
     )
     for record in results["records"]:
         losses = (_loss(record, length).replace(" (", "\n(") for length in lengths)
-        rows.add_row(record["encoding"], *losses, *(_share(record, task) for task in TASKS))
+        rows.add_row(record["encoding"], *losses, _keys(record))
     show(rows, "\n".join(f"· {sentence}" for sentence in evaluation_sentences(results)))
 
 
@@ -92,17 +90,13 @@ def _loss(record: Mapping[str, Any], length: str) -> str:
     return MISSING if loss is None else f"{loss:.3f}{spread}"
 
 
-def _asked(record: Mapping[str, Any], task: str) -> int:
-    return sum(each["asked"] for each in record.get(task, ()))
+def _recalled(record: Mapping[str, Any]) -> int:
+    return sum(each["recalled"] for each in record["pass_keys"])
 
 
-def _recalled(record: Mapping[str, Any], task: str) -> int:
-    return sum(each["recalled"] for each in record.get(task, ()))
-
-
-def _share(record: Mapping[str, Any], task: str) -> str:
-    asked = _asked(record, task)
-    return f"{_recalled(record, task)}/{asked}" if asked else MISSING
+def _keys(record: Mapping[str, Any]) -> str:
+    asked = sum(each["asked"] for each in record["pass_keys"])
+    return f"{_recalled(record)}/{asked}" if asked else MISSING
 
 
 def write_evaluation(results: Mapping[str, Any], folder: Path) -> Path:
@@ -110,35 +104,24 @@ def write_evaluation(results: Mapping[str, Any], folder: Path) -> Path:
     summary = summarise(results)
     save(draw_loss_by_length(summary), folder / BY_LENGTH)
     save(draw_loss_by_position(summary), folder / BY_POSITION)
-    write_whole(folder / PAGE, _page(results))
+    write_whole(folder / PAGE, _page(results, summary))
     return folder / PAGE
 
 
-def _page(results: Mapping[str, Any]) -> str:
-    settings, summary = results["settings"], summarise(results)
+def _page(results: Mapping[str, Any], summary: Summary) -> str:
+    settings = results["settings"]
     text, lengths = settings["text"], [*results["records"][0]["loss_by_length"]]
     title = escape(f"{text['model']}, with {len(results['records'])} position encodings")
     said = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in evaluation_sentences(results))
     rows = [
-        [
-            escape(each["encoding"]),
-            *(_loss(each, length) for length in lengths),
-            *(_share(each, task) for task in TASKS),
-        ]
+        [escape(each["encoding"]), *(_loss(each, length) for length in lengths), _keys(each)]
         for each in results["records"]
     ]
-    head = ["encoding", *(f"{int(length):,}" for length in lengths), *TASKS.values()]
+    head = ["encoding", *(f"{int(length):,}" for length in lengths), "pass keys"]
     keys = [
-        [
-            escape(each["encoding"]),
-            name,
-            f"{one['length']:,}",
-            f"{one['depth']:.0%}",
-            f"{one['recalled']}/{one['asked']}",
-        ]
+        [escape(each["encoding"]), f"{one['length']:,}", f"{one['depth']:.0%}", f"{one['recalled']}/{one['asked']}"]
         for each in results["records"]
-        for task, name in TASKS.items()
-        for one in each.get(task, ())
+        for one in each["pass_keys"]
     ]
     sections = {
         "What follows, and what does not": f"<ul>\n{said}\n</ul>",
@@ -151,7 +134,7 @@ def _page(results: Mapping[str, Any]) -> str:
             functools.partial(draw_loss_by_position, summary),
             f"Loss against the position within windows of {summary.lengths[-1]:,} tokens.",
         ),
-        "Recall": table(["encoding", "what", "length", "depth", "recalled"], keys)
+        "Pass keys": table(["encoding", "length", "depth", "recalled"], keys)
         if keys
         else "<p>None were asked for.</p>",
         "How it was made": f"<pre><span>{escape(_command(settings))}</span></pre>\n"
@@ -171,4 +154,4 @@ def _command(settings: Mapping[str, Any]) -> str:
     text = settings["text"]
     words = ["locant", "evaluate", text["model"], *text["files"]]
     words += ["--lengths", ",".join(map(str, settings["lengths"])), "--with", ",".join(settings["ways"])]
-    return shlex.join([*words, "--windows", str(text["windows"]), "--keys", str(settings["keys"])])
+    return shlex.join([*words, "--windows", str(settings["windows"]), "--keys", str(settings["keys"])])
