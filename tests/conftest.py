@@ -59,6 +59,13 @@ hypothesis.settings.register_profile("fresh", max_examples=500, **NO_CLOCK, prin
 hypothesis.settings.load_profile("quick")  # --hypothesis-profile=... overrides it
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--jaxtyping-packages"):
+        from tests import shape_checks
+
+        shape_checks.install()
+
+
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # libraries count what is left at the end
     if "PYTEST_XDIST_WORKER" not in os.environ:

@@ -5,6 +5,7 @@ Nothing here is shared with the package, and nothing here is fast except `angles
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -49,11 +50,7 @@ def angles(positions: Array, dim: int, base: float) -> tuple[Array, Array]:
     is what remains of it after whole turns are taken away. `test_angles` holds this against `true_angles`.
     """
     p = np.asarray(positions, dtype=np.float64)[..., None]
-    with mpmath.workdps(60):
-        turns = [
-            mpmath.power(mpmath.mpf(base), mpmath.mpf(-2 * i) / dim) / (2 * mpmath.pi) for i in range(-(-dim // 2))
-        ]
-        bits = [int(mpmath.floor(t * mpmath.mpf(2) ** 88)) for t in turns]
+    bits = _frequency_bits(dim, base)
     fraction = np.zeros((*p.shape[:-1], len(bits)))
     for place in range(1, 5):
         piece = np.array([(b >> 22 * (4 - place)) & (2**22 - 1) for b in bits], dtype=np.float64) * 2.0 ** (-22 * place)
@@ -61,6 +58,16 @@ def angles(positions: Array, dim: int, base: float) -> tuple[Array, Array]:
         fraction += product - np.floor(product)
     angle = 2 * np.pi * (fraction - np.round(fraction))
     return np.cos(angle), np.sin(angle)
+
+
+@functools.cache
+def _frequency_bits(dim: int, base: float) -> tuple[int, ...]:
+    """The 88 bits behind the point of each frequency, in turns."""
+    with mpmath.workdps(60):
+        turns = [
+            mpmath.power(mpmath.mpf(base), mpmath.mpf(-2 * i) / dim) / (2 * mpmath.pi) for i in range(-(-dim // 2))
+        ]
+        return tuple(int(mpmath.floor(t * mpmath.mpf(2) ** 88)) for t in turns)
 
 
 def edge_positions(limit_bits: int = 31) -> list[int]:
@@ -88,13 +95,12 @@ def rotate(x: Array, cos: Array, sin: Array, layout: str) -> Array:
     x is ``batch heads seq head_dim``; cos and sin are ``seq pairs``.
     """
     pairs, head_dim = cos.shape[-1], x.shape[-1]
-    out = np.empty_like(x)
+    out, i = np.empty_like(x), np.arange(pairs)
+    first, second = (i, i + pairs) if layout == "half" else (2 * i, 2 * i + 1)
     for token in range(x.shape[2]):
         matrix = np.eye(head_dim)
-        for i in range(pairs):
-            first, second = (i, i + pairs) if layout == "half" else (2 * i, 2 * i + 1)
-            c, s = cos[token, i], sin[token, i]
-            matrix[np.ix_([first, second], [first, second])] = [[c, -s], [s, c]]
+        matrix[first, first] = matrix[second, second] = cos[token]
+        matrix[first, second], matrix[second, first] = -sin[token], sin[token]
         out[:, :, token] = x[:, :, token] @ matrix.T
     return out
 

@@ -239,7 +239,11 @@ def test_what_is_no_keys_values_and_positions_is_refused() -> None:
 @pytest.mark.unchecked
 @pytest.mark.parametrize(
     ("padding", "max_len", "mode"),
-    [(0, None, torch.no_grad), (4, None, torch.inference_mode), (0, 64, torch.no_grad)],
+    [
+        (0, None, torch.no_grad),
+        pytest.param(4, None, torch.inference_mode, marks=pytest.mark.slow),
+        pytest.param(0, 64, torch.no_grad, marks=pytest.mark.slow),
+    ],
 )
 def test_four_compiled_programs_serve_every_length(padding: int, max_len: int | None, mode: Any) -> None:
     """A prompt, the first step, and all others: those that find room, and those for which the cache grows."""
@@ -265,8 +269,10 @@ def test_four_compiled_programs_serve_every_length(padding: int, max_len: int | 
 
 
 @pytest.mark.unchecked
-@pytest.mark.parametrize("encoding", [None, ALiBi(4), Rotary(8)], ids=["none", "alibi", "rotary"])
-def test_a_window_over_plain_positions_needs_no_program_for_each_length(encoding: ALiBi | Rotary | None) -> None:
+@pytest.mark.parametrize(
+    "encoding", [pytest.param(ALiBi(4), marks=pytest.mark.slow), Rotary(8)], ids=["alibi", "rotary"]
+)
+def test_a_window_over_plain_positions_needs_no_program_for_each_length(encoding: ALiBi | Rotary) -> None:
     """A prompt, the first step, steps over fewer than 16 keys, and the others: with room, and without."""
     torch.compiler.reset()
     programs = CompileCounter()

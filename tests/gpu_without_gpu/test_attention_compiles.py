@@ -37,9 +37,9 @@ from tests.gpu_without_gpu.compiled_cases import (
 
 ATOMIC = ("shaw", "deberta")
 """Gradients of their products with tokens are added up by torch; so are those of what graphs look up."""
-FAST = (Case("alibi", "decode", "bfloat16", learning=False), Case("kerple", "packed", "float16", learning=True))
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device: python -m pytest -m gpu tests/attention"),
     pytest.mark.skipif(shutil.which("c++") is None, reason="torch without CUDA needs a compiler of C++ to pretend it"),
     pytest.mark.unchecked,
@@ -47,17 +47,20 @@ pytestmark = [
 ]
 
 
-def in_turns() -> list[Any]:
-    """A few fast cases, and of each encoding two kinds of rows with their backward pass, and decoding; dtypes in turn.
+def in_turns() -> list[Case]:
+    """Of each encoding one kind of rows with its backward pass, and decoding; kinds and dtypes in turn.
 
-    Graphs, and DeBERTa's kernels, take a quarter or half a minute each: of those one. `compile_all.py` does the rest.
+    Graphs, and DeBERTa's kernels, take a quarter or half a minute each: of those no decoding. `compile_all.py` does
+    the rest.
     """
     dtypes, cases = ("bfloat16", "float16", "float32"), list[Case]()
     for n, name in enumerate(BIASES):
         few = name in TILED or name == "deberta"
-        for m, kind in enumerate(("prefill",) if few else ("prefill", "window" if n % 2 else "packed", "decode")):
-            cases.append(Case(name, kind, dtypes[(n + m) % 3], learning=kind != "decode"))
-    return [*FAST, *(pytest.param(case, marks=pytest.mark.slow) for case in cases if case not in FAST)]
+        kind = "prefill" if few else ("prefill", "window", "packed")[n % 3]
+        cases.append(Case(name, kind, dtypes[n // 3 % 3], learning=True))
+        if not few:
+            cases.append(Case(name, "decode", dtypes[(n + 1) % 3], learning=False))
+    return cases
 
 
 # ---------------------------------------------------------------------- in the other process
@@ -146,14 +149,9 @@ def test_machine_code_comes_out_that_fits_the_device(case: Case, there: Callable
 @pytest.mark.parametrize(
     "case",
     [
-        ("none", "window", "bfloat16", True),
-        *(
-            pytest.param(case, marks=pytest.mark.slow)
-            for case in [
-                ("none", "decode", "bfloat16", False), ("t5", "prefill", "bfloat16", True),
-                ("alibi", "packed", "float16", True), ("learned alibi", "prefill", "float32", True),
-            ]
-        ),
+        ("none", "window", "bfloat16", True), ("none", "decode", "bfloat16", False),
+        ("t5", "prefill", "bfloat16", True), ("alibi", "packed", "float16", True),
+        ("learned alibi", "prefill", "float32", True),
     ],
     ids=str,
 )  # fmt: skip
@@ -166,7 +164,6 @@ def test_so_it_does_with_what_stands_beside_the_softmax(
     assert max(kernel.shared for kernel in kernels) <= inductor.SHARED_MEMORY
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "lengths"),
     [

@@ -10,8 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from beartype import beartype
 from hypothesis import given
 from hypothesis import strategies as st
+from jaxtyping import Float, TypeCheckError
+from torch import Tensor
+
+from tests.refusal import shapes_unchecked
+from tests.shape_checks import checked
 
 CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
 
@@ -64,3 +70,26 @@ def test_conftest_leaves_locant_to_the_import_hook_of_the_shape_checks() -> None
     modules |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert "torch" in modules
     assert {module for module in modules if module.split(".")[0] == "locant"} == set()
+
+
+def test_what_a_signature_says_is_checked_with_or_without_shapes() -> None:
+    def of_shapes(x: Float[Tensor, "n n"]) -> Float[Tensor, "n 2"]:
+        return x
+
+    def plain(_: int, answer: object) -> str:
+        return answer  # pyright: ignore[reportReturnType] - what beartype is to find
+
+    plain.__qualname__ = "plain"  # as if it stood in a module
+    checked_of_shapes, checked_plain = (checked(one, typechecker=beartype) for one in (of_shapes, plain))
+    assert checked_of_shapes(torch.ones(2, 2)).shape == (2, 2)
+    assert checked_plain(1, "a") == "a"
+    for wrong in (
+        lambda: checked_of_shapes(torch.ones(2, 3)),
+        lambda: checked_of_shapes(torch.ones(3, 3)),
+        lambda: checked_plain("1", "a"),
+        lambda: checked_plain(1, 2),
+    ):
+        with pytest.raises(TypeCheckError):
+            wrong()
+        with shapes_unchecked():
+            wrong()

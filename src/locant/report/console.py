@@ -100,16 +100,18 @@ def talk(line: str) -> None:
 
 
 @contextmanager
-def progress_bar(unit: str = "B") -> Generator[Callable[[int, int], None]]:
-    """A bar on stderr, of bytes or another unit, and what moves it; after Ctrl-C, how to go on."""
+def progress_bar(unit: str = "B") -> Generator[Callable[..., None]]:
+    """A bar on stderr, of bytes or another unit, and what moves it and says a word; after Ctrl-C, how to go on."""
     from tqdm import tqdm
 
     try:
         with tqdm(disable=None, unit=unit, unit_scale=True, leave=False, dynamic_ncols=True) as bar:
 
-            def progress(done: int, total: int) -> None:
+            def progress(done: int, total: int, said: str = "") -> None:
                 if bar.total is None:  # what an earlier run did is not part of this one's rate
                     bar.total, bar.initial, bar.n = total, done, done
+                if said:
+                    bar.set_postfix_str(said, refresh=False)
                 bar.update(done - bar.n)
 
             yield progress

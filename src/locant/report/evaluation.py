@@ -21,6 +21,7 @@ from locant.report.console import table as printed
 
 __all__ = ["evaluation_sentences", "print_evaluation", "write_evaluation"]
 
+TASKS = {"pass_keys": "pass keys", "key_values": "values of keys"}
 MISSING = "–"
 NOTE = "Nats per token; in brackets the 95% interval over windows, by a block bootstrap."
 VISIBLE = 0.001
@@ -40,9 +41,10 @@ def evaluation_sentences(results: Mapping[str, Any]) -> list[str]:
         found += [
             f"{other['encoding']} against {first['encoding']}: {_differences(first, other, told)}." for other in others
         ]
-    if asked := sum(each["asked"] for each in first["pass_keys"]):
-        counts = (f"{each['encoding']} {_recalled(each)}" for each in results["records"])
-        found.append(f"Pass keys recalled, of {asked}: {', '.join(counts)}.")
+    for task, name in TASKS.items():
+        if asked := _asked(first, task):
+            counts = (f"{each['encoding']} {_recalled(each, task)}" for each in results["records"])
+            found.append(f"{name.capitalize()} recalled, of {asked}: {', '.join(counts)}.")
     found.append(
         f"One model and one text, {text['source']}: nothing follows for others. Loss says how well the next token is "
         "predicted, for which near tokens are mostly enough. Nothing was trained, and a short training may change the "
@@ -76,11 +78,11 @@ def print_evaluation(results: Mapping[str, Any]) -> None:
     """The table of losses with their intervals, and the sentences."""
     lengths = [*results["records"][0]["loss_by_length"]]
     rows = printed(
-        *(f"{int(length):,}" for length in lengths), "pass keys", name="encoding", title="Loss (nats per token)"
+        *(f"{int(length):,}" for length in lengths), *TASKS.values(), name="encoding", title="Loss (nats per token)"
     )
     for record in results["records"]:
         losses = (_loss(record, length).replace(" (", "\n(") for length in lengths)
-        rows.add_row(record["encoding"], *losses, _keys(record))
+        rows.add_row(record["encoding"], *losses, *(_share(record, task) for task in TASKS))
     show(rows, "\n".join(f"· {sentence}" for sentence in evaluation_sentences(results)))
 
 
@@ -90,13 +92,17 @@ def _loss(record: Mapping[str, Any], length: str) -> str:
     return MISSING if loss is None else f"{loss:.3f}{spread}"
 
 
-def _recalled(record: Mapping[str, Any]) -> int:
-    return sum(each["recalled"] for each in record["pass_keys"])
+def _asked(record: Mapping[str, Any], task: str) -> int:
+    return sum(each["asked"] for each in record.get(task, ()))
 
 
-def _keys(record: Mapping[str, Any]) -> str:
-    asked = sum(each["asked"] for each in record["pass_keys"])
-    return f"{_recalled(record)}/{asked}" if asked else MISSING
+def _recalled(record: Mapping[str, Any], task: str) -> int:
+    return sum(each["recalled"] for each in record.get(task, ()))
+
+
+def _share(record: Mapping[str, Any], task: str) -> str:
+    asked = _asked(record, task)
+    return f"{_recalled(record, task)}/{asked}" if asked else MISSING
 
 
 def write_evaluation(results: Mapping[str, Any], folder: Path) -> Path:
@@ -114,14 +120,25 @@ def _page(results: Mapping[str, Any], summary: Summary) -> str:
     title = escape(f"{text['model']}, with {len(results['records'])} position encodings")
     said = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in evaluation_sentences(results))
     rows = [
-        [escape(each["encoding"]), *(_loss(each, length) for length in lengths), _keys(each)]
+        [
+            escape(each["encoding"]),
+            *(_loss(each, length) for length in lengths),
+            *(_share(each, task) for task in TASKS),
+        ]
         for each in results["records"]
     ]
-    head = ["encoding", *(f"{int(length):,}" for length in lengths), "pass keys"]
+    head = ["encoding", *(f"{int(length):,}" for length in lengths), *TASKS.values()]
     keys = [
-        [escape(each["encoding"]), f"{one['length']:,}", f"{one['depth']:.0%}", f"{one['recalled']}/{one['asked']}"]
+        [
+            escape(each["encoding"]),
+            name,
+            f"{one['length']:,}",
+            f"{one['depth']:.0%}",
+            f"{one['recalled']}/{one['asked']}",
+        ]
         for each in results["records"]
-        for one in each["pass_keys"]
+        for task, name in TASKS.items()
+        for one in each.get(task, ())
     ]
     sections = {
         "What follows, and what does not": f"<ul>\n{said}\n</ul>",
@@ -134,7 +151,7 @@ def _page(results: Mapping[str, Any], summary: Summary) -> str:
             functools.partial(draw_loss_by_position, summary),
             f"Loss against the position within windows of {summary.lengths[-1]:,} tokens.",
         ),
-        "Pass keys": table(["encoding", "length", "depth", "recalled"], keys)
+        "Recall": table(["encoding", "what", "length", "depth", "recalled"], keys)
         if keys
         else "<p>None were asked for.</p>",
         "How it was made": f"<pre><span>{escape(_command(settings))}</span></pre>\n"
@@ -154,4 +171,4 @@ def _command(settings: Mapping[str, Any]) -> str:
     text = settings["text"]
     words = ["locant", "evaluate", text["model"], *text["files"]]
     words += ["--lengths", ",".join(map(str, settings["lengths"])), "--with", ",".join(settings["ways"])]
-    return shlex.join([*words, "--windows", str(settings["windows"]), "--keys", str(settings["keys"])])
+    return shlex.join([*words, "--windows", str(text["windows"]), "--keys", str(settings["keys"])])

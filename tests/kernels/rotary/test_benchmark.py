@@ -28,6 +28,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
+@pytest.mark.slow
 @compiles
 def test_every_shape_of_the_gpu_benchmark_is_compiled_both_ways(graphs: list[Any]) -> None:
     for i, shape in enumerate(gpu_rotary.SHAPES):
@@ -50,6 +51,7 @@ def test_every_case_of_the_cpu_benchmark_is_compiled(graphs: list[Any], monkeypa
         assert len(graphs) == before + 1
 
 
+@pytest.mark.slow
 @compiles
 def test_every_case_of_the_input_embedding_is_compiled(graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, size in {"VOCAB": 11, "LENGTH": 3, "WIDTH": 4, "BATCH": 2}.items():

@@ -64,7 +64,7 @@ def test_every_changed_bit_and_every_truncation_is_found(folder: Path, name: str
 
 @pytest.mark.parametrize("name", FILES)
 def test_random_damage_is_found(folder: Path, name: str) -> None:
-    survives(folder, name, 300)
+    survives(folder, name, 100)
 
 
 def survives(folder: Path, name: str, count: int) -> None:

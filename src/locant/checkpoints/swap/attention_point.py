@@ -22,7 +22,10 @@ from locant.positions.base import PositionEncoding, has_bias
 from locant.positions.positions import Positions
 from locant.positions.rotary_by_class import RotaryByClass
 
-__all__ = ["KEY", "AttentionPoint", "attention_modules", "name_again", "name_our_function", "require_point"]
+__all__ = [
+    "KEY", "AttentionPoint", "attention_modules", "has_learned_bias", "name_again", "name_our_function",
+    "require_point",
+]  # fmt: skip
 
 NAME = "locant"
 KEY = "_locant_point"
@@ -70,13 +73,18 @@ def attention_modules(owner: nn.Module) -> dict[int, list[nn.Module]]:
     return found
 
 
+def has_learned_bias(owner: nn.Module) -> bool:
+    """Whether the attention has a learned bias of its own, as T5's has."""
+    return any("relative_attention_bias" in path or "rel_pos" in path for path, _ in owner.named_parameters())
+
+
 def require_point(owner: Any) -> None:
     """Raise unless the model asks for its attention function by name, and has named one that takes a mask."""
     name = type(owner).__name__
     if not owner._supports_attention_backend or not owner._can_set_attn_implementation():
         got = f"got {name}, whose attention is not called by name and has no point for scores"
         raise InputError(got, "a model whose attention goes through transformers.AttentionInterface")
-    if any("relative_attention_bias" in path or "rel_pos" in path for path, _ in owner.named_parameters()):
+    if has_learned_bias(owner):
         raise InputError(f"got {name}, whose attention has a learned bias of its own", "a model without one")
     if owner.config._attn_implementation not in BEFORE:
         got = f"got {name} with {owner.config._attn_implementation} attention, which is fused and takes no bias"

@@ -21,7 +21,7 @@ CALLED_SO = ("wpe", "embed_positions", "position_embeddings", "position_embeddin
 """What models call their table of learned positions."""
 
 
-def own_tables(owner: nn.Module) -> list[tuple[str, nn.Module]]:
+def own_tables(owner: nn.Module) -> list[tuple[str, nn.Embedding]]:
     """The tables of learned positions of a model, by their paths."""
     return [
         (path, module)

@@ -14,6 +14,7 @@ from locant.checkpoints.swap.attention_point import (
     KEY,
     AttentionPoint,
     attention_modules,
+    has_learned_bias,
     name_again,
     name_our_function,
     require_point,
@@ -180,7 +181,7 @@ class _Work:
         if self.foreign and not self.points:
             own = [path for path, _ in self.tables]
             if len(own) != 1 or mixed:
-                what = f"{len(own)} tables of positions" if own else "positions of an unknown kind"
+                what = f"{len(own)} tables of positions" if own else _what_it_adds(self.owner)
                 raise InputError(f"got {name} with {what}, which cannot be taken out", "a model with rotary positions")
         if self.foreign and (mixed or "scores" in self.ways) and sorted(self.modules) != list(range(len(self.plan))):
             got = f"got {name}, whose attention modules are not found layer by layer"
@@ -258,6 +259,13 @@ class _Work:
         encoding = " ".join(str(encoding).split())
         where = "added to the token embeddings" if way == "embed" else "in its attention scores"
         return f"layer {layer}: {encoding} {where}, {what} taken out"
+
+
+def _what_it_adds(owner: Any) -> str:
+    """The positions of a model without rotary ones and without a table, in words."""
+    if has_learned_bias(owner):
+        return "a learned bias in its attention"
+    return "ALiBi of its own code" if any("alibi" in name for name in dir(owner)) else "positions of an unknown kind"
 
 
 def _names(module: nn.Module) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from statistics import fmean
 
-from locant.lab.comparison import HELD_OUT
 from locant.lab.summary import ENOUGH_WINDOWS, Row, Summary
+from locant.lab.training import HELD_OUT
 from locant.report.console import counted
 
 __all__ = ["sentences"]

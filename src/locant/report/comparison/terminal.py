@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from locant.lab.comparison import Progress, Watcher, split
+from locant.lab.comparison import Progress, Watcher
 from locant.lab.results import ResultsFolder
 from locant.lab.settings import Settings
 from locant.lab.summary import Row, summarise
+from locant.lab.training import split_off
 from locant.report.comparison.page import write_report
 from locant.report.comparison.sentences import sentences
 from locant.report.console import BEST, QUIET, counted, out, show, table, talk
@@ -28,7 +29,7 @@ class Screen(Watcher):
     def begin(self, corpus: Corpus, settings: Settings, folder: ResultsFolder) -> None:
         if folder.holds_earlier:
             talk(f"{folder.path} holds an earlier report, which is replaced once the first result is in")
-        training, held_out = (len(part) for part in split(corpus.ids, settings))
+        training, held_out = (len(part) for part in split_off(corpus.ids, settings.lengths[-1]))
         windows = ", ".join(f"{-(-(held_out - 1) // length):,} of {length:,}" for length in settings.lengths)
         steps = settings.steps_for(training)
         epochs = steps * settings.batch_size * settings.train_length / training

@@ -200,7 +200,7 @@ def places(starts: Places, sizes: Places) -> Int[np.ndarray, " total"]:
     return np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
 
 
-def require_ids(ids: Integer[np.ndarray, ...]) -> Integer[np.ndarray, ...]:
+def require_ids(ids: Integer[np.ndarray, "*shape"]) -> Integer[np.ndarray, "*shape"]:
     """Raise if an id is negative, or would be as int64. Ids of a dtype that has none of these cost nothing."""
     if not ids.size:
         return ids
