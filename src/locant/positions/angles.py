@@ -6,7 +6,8 @@ by 0.03, and in bfloat16 from the start. Here a position is read as four bytes, 
     e^(i p f) = T0[p & 255] * T1[p >> 8 & 255] * T2[p >> 16 & 255] * T3[p >> 24 & 255]
 
 The tables hold float64 values whose angles were reduced in 96-bit fixed point, so the error is that of rounding the
-float32 result (3e-8). The last byte is signed. Bytes known to be zero are skipped: T[0] is exactly 1.
+float32 result (3e-8). The last byte is signed. Bytes known to be zero are skipped: T[0] is exactly 1. Where a device
+has no float64, each number is the sum of two of float32: of four million results one had another last bit.
 
 Cost: 16 KiB of tables per pair (1 MiB for a 128-dimensional head), made in a few milliseconds; two row look-ups and
 four products per angle below 65 536, up to twice that above. Nothing grows with the length of the sequence.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from decimal import Decimal
+from functools import cached_property
 from typing import Literal, get_args
 
 import torch
@@ -26,8 +28,10 @@ from torch import Tensor
 from locant.arguments import one_of
 from locant.kernels.rotary.reference import cos_sin
 from locant.kernels.rotary.tables import Tables
+from locant.kernels.rotary.two_floats import two_floats
 from locant.positions.constant import Constant
 from locant.positions.frequencies import PRECISION, TWO_PI
+from locant.tensors import has_float64
 
 __all__ = ["AngleMode", "Angles"]
 
@@ -88,7 +92,13 @@ class Angles:
     ) -> Tables:
         """What kernels make the angles from, for positions within these bounds."""
         levels = _num_bytes(min_index, max_index)
-        return Tables(self._table.on(device), levels, self.attention_factor, axis_of_pair)
+        table = self._table if self.mode == "float32" or has_float64(device) else self._in_two_floats
+        return Tables(table.on(device), levels, self.attention_factor, axis_of_pair)
+
+    @cached_property
+    def _in_two_floats(self) -> Constant:
+        """Cosines and sines of the tables, and what float32 leaves out of them."""
+        return Constant(torch.cat(two_floats(self._table.on(torch.device("cpu"))), dim=-1))
 
 
 def _num_bytes(min_index: int | None, max_index: int | None) -> int:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from locant.kernels.transforms import is_watched
+from locant.tensors import has_float64
 
 __all__ = ["Constant"]
 
@@ -38,6 +39,10 @@ class Constant:
 
     def __reduce__(self) -> tuple[type[Constant], tuple[Tensor]]:
         return Constant, (self._value,)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._value.dtype
 
     def on(self, device: torch.device) -> Tensor:
         """The tensor on this device; copied there once, and kept."""
@@ -64,6 +69,8 @@ class Constant:
 def copy_all(device: torch.device) -> bool:
     """Copy every constant to this device, so that one graph serves all layers: it is compiled for these or those."""
     for constant in list(CONSTANTS):
+        if constant.dtype == torch.float64 and not has_float64(device):
+            continue
         constant._copy(device)  # pyright: ignore[reportPrivateUsage]
     return True
 

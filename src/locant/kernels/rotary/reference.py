@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.kernels.rotary.tables import Tables
+from locant.kernels.rotary.two_floats import TwoFloats, plus, times
 
 __all__ = ["Layout", "cos_sin", "rotate", "rotate_pairs"]
 
@@ -69,6 +70,8 @@ def cos_sin(
     With `tables.axis_of_pair`, the last dimension of `positions` is the axis.
     """
     per_pair = positions[..., None] if tables.axis_of_pair is None else positions[..., tables.axis_of_pair]
+    if tables.in_two_floats():
+        return _in_two_floats(per_pair, tables, dtype)
     if tables.exact():
         cos, sin = _product_of_levels(per_pair, tables)
     else:
@@ -87,12 +90,36 @@ def _product_of_levels(per_pair: Tensor, tables: Tables) -> tuple[Tensor, Tensor
     return cos, sin
 
 
-def _row(tables: Tables, level: int, per_pair: Tensor) -> tuple[Tensor, Tensor]:
+def _in_two_floats(per_pair: Tensor, tables: Tables, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The same product, of pairs of float32 numbers."""
+    cos, sin = _two_floats_of(tables, 0, per_pair)
+    for level in range(1, tables.levels):
+        cos_step, sin_step = _two_floats_of(tables, level, per_pair)
+        minus_sin = (-sin[0], -sin[1])
+        cos, sin = (
+            plus(times(cos, cos_step), times(minus_sin, sin_step)),
+            plus(times(sin, cos_step), times(cos, sin_step)),
+        )
+    if tables.attention_factor != 1:
+        wide = tables.attention_factor * (2.0**29 + 1)
+        high = wide - (wide - tables.attention_factor)  # its first 24 bits, which are a float32 number
+        factor = (cos[0].new_full((), high), cos[0].new_full((), tables.attention_factor - high))
+        cos, sin = times(cos, factor), times(sin, factor)
+    if dtype == torch.float32:
+        return cos[0], sin[0]
+    return cos[0].to(dtype) + cos[1].to(dtype), sin[0].to(dtype) + sin[1].to(dtype)
+
+
+def _two_floats_of(tables: Tables, level: int, per_pair: Tensor) -> tuple[TwoFloats, TwoFloats]:
+    cos, sin, cos_rest, sin_rest = _row(tables, level, per_pair)
+    return (cos, cos_rest), (sin, sin_rest)
+
+
+def _row(tables: Tables, level: int, per_pair: Tensor) -> tuple[Tensor, ...]:
     byte = (per_pair >> 8 * level) & 255
     rows = tables.table[level]
     if tables.axis_of_pair is None:
         found = rows[byte.squeeze(-1)]
     else:
         found = rows[byte, torch.arange(tables.pairs(), device=byte.device)]
-    cos, sin = found.unbind(-1)
-    return cos, sin
+    return found.unbind(-1)

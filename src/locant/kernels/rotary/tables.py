@@ -16,13 +16,14 @@ class Tables(NamedTuple):
 
         e^(i p f) = T[0, p & 255] * T[1, p >> 8 & 255] * T[2, p >> 16 & 255] * T[3, p >> 24 & 255]
 
-    formed in float64. The last byte is signed already (row 255 of level 3 is that of -1), so that negative positions
-    work when they are shifted arithmetically. In float32 mode an angle is ``float32(position) * frequency``, rounded
-    to float32, and its cosine and sine are those of that float32 number.
+    formed in float64, or in two float32 numbers each. The last byte is signed already (row 255 of level 3 is that of
+    -1), so that negative positions work when they are shifted arithmetically. In float32 mode an angle is
+    ``float32(position) * frequency``, rounded to float32, and its cosine and sine are those of that float32 number.
     """
 
     table: Tensor
-    """Exact: float64 ``[4, 256, pairs, 2]``, cosine and sine side by side. Float32 mode: float32 ``[pairs]``, the
+    """Exact: float64 ``[4, 256, pairs, 2]``, cosine and sine side by side; where a device has no float64, float32
+    ``[4, 256, pairs, 4]``, both again and what rounding left out of them. Float32 mode: float32 ``[pairs]``, the
     frequencies. Contiguous, on the device of q and k."""
     levels: int = 4
     """Exact: how many bytes of a position can differ from zero, 1 to 4; the levels from there on may be skipped."""
@@ -38,3 +39,6 @@ class Tables(NamedTuple):
 
     def exact(self) -> bool:
         return self.table.ndim == 4
+
+    def in_two_floats(self) -> bool:
+        return self.exact() and self.table.shape[-1] == 4

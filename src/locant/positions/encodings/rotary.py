@@ -25,7 +25,7 @@ from locant.positions.pair_table import Channels, Pairs, sections_of
 from locant.positions.positions import Positions, require_positions
 from locant.positions.scaling import Scaling, Unscaled
 from locant.positions.temperature import Temperature
-from locant.tensors import has_values
+from locant.tensors import has_float64, has_values
 
 __all__ = ["Rotary"]
 
@@ -220,8 +220,8 @@ class Rotary(PositionEncoding):
         Values need nothing. Exact but for one more rounding to the dtype of `k`.
         """
         require_heads("k", k, positions, self.head_dim)
-        before = self.for_length(from_len).cos_sin(positions, torch.float64)
-        return self._turned(k, before, self.for_length(to_len).cos_sin(positions, torch.float64))
+        before, after = (self.for_length(length)._wide_cos_sin(positions) for length in (from_len, to_len))
+        return self._turned(k, before, after)
 
     def move(
         self, k: Float[Tensor, "batch kv_heads key head_dim"], positions: Positions, to: Positions
@@ -240,7 +240,12 @@ class Rotary(PositionEncoding):
         """
         require_heads("k", k, positions, self.head_dim)
         require_heads("k", k, to, self.head_dim)
-        return self._turned(k, self.cos_sin(positions, torch.float64), self.cos_sin(to, torch.float64))
+        return self._turned(k, self._wide_cos_sin(positions), self._wide_cos_sin(to))
+
+    def _wide_cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
+        """In float64; where its device has none, on the CPU."""
+        where = positions if has_float64(positions.device) else positions.to("cpu")
+        return self.cos_sin(where, torch.float64)
 
     def _turned(self, k: Tensor, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> Tensor:
         """Keys that were rotated by these cosines and sines, as if by those."""
@@ -249,7 +254,7 @@ class Rotary(PositionEncoding):
         cos = (cos_after * cos_before + sin_after * sin_before) / size
         sin = (sin_after * cos_before - cos_after * sin_before) / size
         dtype = torch.promote_types(k.dtype, torch.float32)
-        cos, sin = cos.to(dtype), sin.to(dtype)
+        cos, sin = cos.to(dtype).to(k.device), sin.to(dtype).to(k.device)
         if self._in_order is None:
             return rotate_pairs(k, cos, sin, self.layout)
         channels, _ = self._in_order
