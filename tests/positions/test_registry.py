@@ -14,7 +14,7 @@ import locant
 from locant import ALiBi, InputError, LocantError, PositionEncoding, Positions, RangeError, Rotary, encoding
 from locant.positions import EncodingInfo, ModelShape, registry
 from locant.positions.base import DOORS
-from locant.positions.registry import FIRST, SCALINGS, broken_encodings, encodings, find
+from locant.positions.registry import FIRST, SCALINGS, UNNAMED, broken_encodings, encodings, find
 from locant.registry import Registry
 from tests.refusal import refuses
 
@@ -130,6 +130,14 @@ def test_a_scaling_is_answered_with_how_to_get_it(name: str) -> None:
         encoding(name)
     if "..." not in caught.value.remedy:
         assert isinstance(eval(caught.value.remedy, {"locant": locant}), Rotary)  # noqa: S307  # our own text
+
+
+@pytest.mark.parametrize("name", [*UNNAMED, "RoPE-Mixed"])
+def test_a_class_without_a_name_is_answered_with_how_to_build_it(name: str) -> None:
+    with pytest.raises(RangeError, match="without a name here") as caught:
+        encoding(name)
+    made = eval(caught.value.remedy, {"locant": locant})  # noqa: S307  # our own text
+    assert "rotate" in made.doors()
 
 
 @pytest.mark.parametrize("name", encodings())
