@@ -17,11 +17,11 @@ from locant.errors import InputError, RangeError
 from locant.figures import canvas
 from locant.figures.canvas import DARK, LIGHT, require_figure, save, svg
 from locant.figures.plot import default_length, draw, encoding_to_draw, plot, seeded
-from locant.positions import ALiBi, Cope, Learned, PositionEncoding, Positions, Rotary, Sinusoidal, T5Bias, XPos
+from locant.positions import ALiBi, Cope, Learned, PoPE, PositionEncoding, Positions, Rotary, Sinusoidal, T5Bias, XPos
 from locant.positions.registry import encodings
 from locant.positions.scaling import SCALINGS, Linear
 from tests.refusal import refuses
-from tests.tolerances import ANGLE, DOUBLE, FORMULA, LENGTH, PRINTED, RADIANS
+from tests.tolerances import ANGLE, DOUBLE, FORMULA, LENGTH, PRINTED, RADIANS, SHORT_SUM
 
 pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
 
@@ -327,6 +327,17 @@ def test_a_picture_is_of_the_kind_its_name_says_and_the_same_every_time(
     assert one.startswith(begin)
     assert one == two
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one" + suffix, "two" + suffix]
+
+
+def test_of_heads_that_are_rotated_differently_the_first_is_drawn() -> None:
+    pope = PoPE(6, num_heads=3)
+    with torch.no_grad():
+        pope.shift.copy_(torch.tensor([0.0, -1.0, -2.0])[:, None])
+    curve = locant.plot(pope, length=5).axes[1].lines[0].get_ydata()
+    frequency = 10_000.0 ** (-np.arange(6) / 6)
+    lengths = np.log1p(np.e) ** 2 * 2**0.5  # softplus of ones, and the scale of the old width
+    expected = lengths * np.cos(np.arange(5)[:, None] * frequency).mean(1)
+    np.testing.assert_allclose(curve, expected, **SHORT_SUM)
 
 
 def test_a_notebook_shows_it_without_pyplot() -> None:

@@ -58,7 +58,7 @@ def draw_xpos(part: Figure | SubFigure, encoding: XPos, length: int, theme: Them
 def draw_rotated(part: Figure | SubFigure, encoding: PositionEncoding, length: int, theme: Theme) -> None:
     """A query of ones, rotated to every position; and its product with a key of ones at every distance."""
     width = getattr(encoding, "head_dim", SIZES["head_dim"])
-    ones = torch.ones(1, 1, length, width)
+    ones = torch.ones(1, getattr(encoding, "num_heads", 1), length, width)  # of heads that differ, the first is drawn
     with torch.no_grad():
         q, k = (x[0, 0].float() for x in encoding.rotate(ones, ones.clone(), Positions.arange(length)))
     left, right = part.subplots(1, 2)

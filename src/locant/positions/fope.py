@@ -11,7 +11,7 @@ from locant.arguments import MAX_INT32, MAX_WIDTH, Real, real, shape_error, whol
 from locant.errors import RangeError
 from locant.kernels.rotary import rotate_pairs
 from locant.positions.angles import AngleMode, Angles
-from locant.positions.base import Keys, PositionEncoding, Queries, require_heads
+from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads
 from locant.positions.frequencies import TWO_PI, base_of, inverse_frequencies, width_of
 from locant.positions.positions import Positions
 
@@ -46,6 +46,15 @@ class FoPE(PositionEncoding):
     >>> [x.shape for x in FoPE(16, num_heads=2, original_max_seq_len=512).rotate(q, k, Positions.arange(5))]
     [torch.Size([1, 4, 5, 16]), torch.Size([1, 2, 5, 16])]
     """
+
+    info = EncodingInfo(
+        kind="absolute",
+        parameters="two matrices of frequencies by pairs for each head",
+        cost_of_tokens="in every layer, what rotary costs, and cosines and sines mixed for each head",
+        cost_of_pairs="nothing",
+        extrapolation="frequencies that the trained length cannot tell are left out",
+        paper="Hua 2024, arXiv 2412.17739",
+    )
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from locant.arguments import MAX_WIDTH, shape_error, whole
 from locant.errors import ShapeError
 from locant.kernels.rotary import Layout, rotate_pairs
-from locant.positions.base import Keys, Output, PositionEncoding, Queries, require_heads
+from locant.positions.base import EncodingInfo, Keys, Output, PositionEncoding, Queries, require_heads
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.positions import Positions
@@ -49,6 +49,14 @@ class MixedRotary(PositionEncoding):
     >>> [x.shape for x in MixedRotary(16, num_heads=4, num_axes=2).rotate(q, k, Positions.grid(2, 3))]
     [torch.Size([2, 8, 6, 16]), torch.Size([2, 4, 6, 16])]
     """
+
+    info = EncodingInfo(
+        kind="relative",
+        parameters="num_axes x num_heads x head_dim / 2 frequencies",
+        cost_of_tokens="in every layer, 3 head_dim operations per head of q and k, and cosines and sines for each head",
+        cost_of_pairs="nothing",
+        paper="Heo 2024, arXiv 2403.13298",
+    )
 
     def __init__(self, head_dim: int, num_heads: int, *, num_axes: int = 1, base: float = 10_000.0) -> None:
         super().__init__()
@@ -126,6 +134,14 @@ class StringRotary(PositionEncoding):
     >>> torch.equal(string.matrix_of_planes(), torch.eye(8))
     True
     """
+
+    info = EncodingInfo(
+        kind="relative",
+        parameters="head_dim x head_dim",
+        cost_of_tokens="in every layer, head_dim x head_dim operations per head of q and k",
+        cost_of_pairs="nothing",
+        paper="Schenck 2025, arXiv 2502.02562",
+    )
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from locant.arguments import MAX_WIDTH, shape_error, whole
 from locant.errors import LocantError
 from locant.positions.angles import AngleMode, Angles
-from locant.positions.base import Keys, PositionEncoding, Queries, require_heads
+from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.positions import Positions
 
@@ -46,6 +46,14 @@ class PoPE(PositionEncoding):
     >>> [x.shape for x in PoPE(8, num_heads=2).rotate(q, k, Positions.arange(5))]
     [torch.Size([1, 4, 5, 16]), torch.Size([1, 2, 5, 16])]
     """
+
+    info = EncodingInfo(
+        kind="relative",
+        parameters="num_heads x head_dim shifts",
+        cost_of_tokens="in every layer, 6 head_dim operations per head of q and k, and cached keys of twice the width",
+        cost_of_pairs="a product of twice the width",
+        paper="Gopalakrishnan 2025, arXiv 2509.10534",
+    )
 
     def __init__(self, head_dim: int, num_heads: int, base: float = 10_000.0, *, angles: AngleMode = "exact") -> None:
         super().__init__()

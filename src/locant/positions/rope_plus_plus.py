@@ -8,7 +8,7 @@ from torch import Tensor
 
 from locant.arguments import shown
 from locant.errors import LocantError, RangeError
-from locant.positions.base import Keys, PositionEncoding, Queries
+from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 
@@ -38,6 +38,14 @@ class RoPEPlusPlus(PositionEncoding):
     >>> [x.shape for x in RoPEPlusPlus(Rotary(8)).rotate(q, k, Positions.arange(5))]
     [torch.Size([1, 8, 5, 8]), torch.Size([1, 2, 5, 8])]
     """
+
+    info = EncodingInfo(
+        kind="relative",
+        parameters="none",
+        cost_of_tokens="in every layer, what rotary costs, for twice as many heads of queries",
+        cost_of_pairs="a second score and a second sum of values",
+        paper="Liu 2025, arXiv 2512.07525",
+    )
 
     def __init__(self, rotary: Rotary) -> None:
         super().__init__()
