@@ -82,6 +82,9 @@ def test_a_stretched_model_is_one_of_transformers_alone(here: Path) -> None:
     ]  # fmt: skip
     assert json.loads((here / "out" / "tuning.json").read_text()) == record
     assert not (here / "out-unfinished").exists()
+    shutil.rmtree(here / "model")
+    (here / "out").rename(here / "model")
+    assert tuned(here, "own")["settings"]["length"] == 64, "what it was stretched to"
 
 
 def test_the_training_is_that_of_plain_torch(here: Path) -> None:

@@ -31,7 +31,8 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--length",
     type=click.IntRange(min=2),
-    help="Tokens per window. Default: the trained length, times the factor of a scaling.",
+    help="Tokens per window. Default: the length that the model states; with a scaling, the trained one times the "
+    "factor.",
 )
 @click.option("--steps", "num_steps", type=AT_LEAST_ONE, help="Training steps. Default: 400.")
 @click.option("--minutes", type=POSITIVE, help="Instead of --steps: as many as fit in these, timed before the first.")

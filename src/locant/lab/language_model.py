@@ -23,7 +23,7 @@ from locant.errors import InputError
 
 __all__ = [
     "AsDecoder", "at_once", "fingerprint", "load_config", "load_model", "quiet", "require_positions", "require_rows",
-    "trained_length",
+    "stated_length", "trained_length",
 ]  # fmt: skip
 
 ADAPTER = "adapter_config.json"
@@ -108,10 +108,14 @@ def _one_line(path: Path) -> Generator[Any]:
 
 
 def trained_length(config: Any) -> int:
-    """How many tokens a model was trained with, as far as its configuration says."""
-    text = config.get_text_config()
-    rope = getattr(text, "rope_parameters", None) or {}
-    found = rope.get("original_max_position_embeddings") or getattr(text, "max_position_embeddings", None)
+    """How many tokens a model was trained with before it was stretched, as far as its configuration says."""
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    return rope.get("original_max_position_embeddings") or stated_length(config)
+
+
+def stated_length(config: Any) -> int:
+    """How many tokens a model is made for, by its configuration."""
+    found = getattr(config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(found, int):
         raise InputError(f"got {type(config).__name__} without max_position_embeddings", "a model that states it")
     return found

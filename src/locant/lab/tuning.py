@@ -40,6 +40,7 @@ from locant.lab.language_model import (
     quiet,
     require_positions,
     require_rows,
+    stated_length,
     trained_length,
 )
 from locant.lab.results import environment
@@ -80,7 +81,8 @@ class TuneSettings:
         way: the positions that it gets, as `Way` reads them, such as ``yarn:8``, ``drope`` or ``alibi``.
         train: ``"all"`` weights, those of the encoding that was put in (``"new"``), or low-rank adapters of all linear
             layers (``"lora"``, with `peft`), beside the encoding's.
-        length: tokens per window; default: the trained length, times the factor of a scaling.
+        length: tokens per window; default: the length that the model states; with a scaling, the trained one times
+            the factor.
         num_steps: default: 400, as for YaRN, if there are no `minutes` either.
         minutes: instead of steps: as many as fit in these, timed before the first.
         batch_size: windows per step; read in parts where they are too many for memory, with the same gradient.
@@ -164,7 +166,7 @@ def tune(
         raise InputError(f"got {way.name}, which a trained model is given when it reads: locant.swap", "--with own")
     config = load_config(source)
     trained = trained_length(config)
-    length = settings.length or way.stretched(trained)
+    length = settings.length or (way.stretched(trained) if way.stretches else stated_length(config))
     corpus = read_corpus(files, tokenizer=str(folder), usual_vocab_size=VOCAB_SIZE)
     asked = _asked(source, settings, length, corpus)
     if (finished := _record(output)) is not None and finished["settings"] == asked:
