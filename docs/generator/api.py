@@ -85,6 +85,8 @@ signature names twice has one size. Every example below runs in the tests.
 .. autofunction:: locant.plot
 
 .. autofunction:: locant.prepare
+
+.. autofunction:: locant.probe
 ```
 
 ```{{toctree}}

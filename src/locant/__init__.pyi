@@ -18,6 +18,7 @@ from .embedding import InputEmbedding, SegmentEmbedding, TokenEmbedding
 from .errors import InputError, LocantError, RangeError, ShapeError
 from .figures.plot import plot
 from .models import encoding_from_config, register_architecture
+from .models.probe.probe import probe
 from .positions import (
     ALiBi,
     Cope,
@@ -80,6 +81,7 @@ __all__ = [
     "encoding_from_config",
     "plot",
     "prepare",
+    "probe",
     "register_architecture",
     "register_encoding",
     "scaling",

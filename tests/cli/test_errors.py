@@ -42,6 +42,7 @@ WRITERS = {
     "extend": ("llama-3.1-8b", "--to", "262144"),
     "plot": ("sinusoidal",),
     "prepare": ("text.txt",),
+    "probe": ("llama-3.1-8b",),
     "tune": ("model", "--with", "own"),
     "vocabulary": ("model", "--keep", "300"),
 }

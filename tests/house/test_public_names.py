@@ -16,12 +16,12 @@ NAMES = {
     "register_encoding", "scaling", "encoding_from_config", "register_architecture",
     "XPos", "Kerple", "Fire", "Sandwich", "Cope", "Shaw", "TransformerXL", "Deberta",
     "SelfExtend", "ReRoPE", "DualChunk",
-    "attend", "KVCache", "plot", "swap",
+    "attend", "KVCache", "plot", "probe", "swap",
     "LocantError", "ShapeError", "RangeError", "InputError",
 }  # fmt: skip
 VERBS = {
     "embed", "compare", "explain", "extend", "convert", "evaluate", "tune", "neighbours", "vocabulary", "prepare",
-    "export", "plot", "explore", "bench", "list",
+    "export", "plot", "probe", "explore", "bench", "list",
 }  # fmt: skip
 
 

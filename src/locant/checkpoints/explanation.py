@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,10 +14,10 @@ from torch.overrides import TorchFunctionMode
 from locant.checkpoints.rotary_settings import RotarySettings, rotary_settings
 from locant.checkpoints.swap.saving import told_layers
 from locant.embedding.table import TableSize, table_sizes
-from locant.models.architecture import Architecture
+from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import LENGTHS, TRAINED, WIDTHS, Config, flag, integer_at
-from locant.models.encodings import encoding_from_config, layer_types
-from locant.models.registry import read_known, with_defaults
+from locant.models.encodings import encoding_from_config, layer_types, read_measurable
+from locant.models.registry import with_defaults
 from locant.models.rotary_config import named_layout
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.learned import Learned
@@ -87,7 +88,7 @@ def explain(config: Mapping[str, Any] | object) -> Explanation:
     >>> explained.layers[0].doors, explained.tables[1]
     (('embed',), TableSize(name='positions', shape=(1024, 768)))
     """
-    stated, architecture = read_known(config)
+    stated, architecture = read_measurable(config)
     full = with_defaults(config)
     longest = integer_at(full, *LENGTH_KEYS)
     named = {name: _on_meta(full, name) for name in layer_types(full) or (None,)}
@@ -133,7 +134,8 @@ def _layers(
 
 def _on_meta(config: Config, name: str | None) -> PositionEncoding:
     """An encoding whose tables have shapes and no memory, in the layout of converted weights where they are."""
-    with torch.device("meta"), _Unfilled():
+    with torch.device("meta"), _Unfilled(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it was measured is told in the table
         return encoding_from_config(config, layer_type=name, layout=named_layout(config))
 
 
@@ -154,6 +156,8 @@ def _warnings(
     longest: int | None,
 ) -> Iterator[str]:
     """What is easily missed of one encoding, and of what was measured of it; of one architecture, its row says it."""
+    if architecture.rotary is UNKNOWN:
+        yield "locant has no row for this architecture: its encoding was measured on its class in transformers"
     if isinstance(encoding, Rotary):
         yield from _scaling_warnings(encoding.scaling, longest)
     if rotary is not None:
@@ -204,7 +208,7 @@ def _rotary_warnings(rotary: RotarySettings, config: Config, architecture: Archi
             "data"
         )
     keys = architecture.rotary
-    if keys is not None and not keys.interleave_key and keys.layout != rotary.layout:
+    if keys is not None and keys.layout and not keys.interleave_key and keys.layout != rotary.layout:
         yield (
             f"according to rope_interleave these weights were converted, but the code of {config['model_type']} in "
             f"transformers and vLLM pairs dimensions as {keys.layout} whatever it is: convert them back for those; "

@@ -1,4 +1,4 @@
-"""`locant.plot`: the picture of an encoding, a configuration, and of what `explain` and `extend` found of one."""
+"""`locant.plot`: the picture of an encoding, a configuration, and of what `probe`, `explain` and `extend` found."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from locant.figures import MAX_LENGTH, SIZES, TRAINED
 from locant.figures.bias import draw_bias, draw_nothing
 from locant.figures.canvas import LIGHT, THEMES, Theme
 from locant.figures.embed import draw_sinusoidal, draw_table
+from locant.figures.probe import draw_report
 from locant.figures.rotate import draw_by_class, draw_rotary, draw_rotated, draw_xpos
 from locant.figures.wavelengths import Wavelengths, draw_scaled, draw_wavelengths
 from locant.models import encoding_from_config, with_defaults
+from locant.models.probe.report import Report
 from locant.positions import PositionEncoding, Rotary, Sinusoidal, T5Bias, XPos
 from locant.positions.base import ModelShape
 from locant.positions.registry import find
@@ -50,7 +52,7 @@ DRAWINGS: tuple[tuple[str, type[PositionEncoding], Drawing, float], ...] = (
 
 
 def plot(
-    what: PositionEncoding | str | object,
+    what: PositionEncoding | str | Report | object,
     *,
     length: int | None = None,
     theme: Literal["light", "dark"] = "light",
@@ -62,7 +64,8 @@ def plot(
 
     Args:
         what: an encoding, of this package or any other; a name from `locant list`; or a `transformers` configuration
-            or the dictionary of a ``config.json``. Trained tables are drawn as they are.
+            or the dictionary of a ``config.json``. Trained tables are drawn as they are. A report of `locant.probe` is
+            drawn as what was measured.
         length: positions to draw, 2 to 4 096; default: enough to see the pattern.
         theme: for light or dark paper.
         layer_type: which layers of a configuration, where they differ.
@@ -87,6 +90,8 @@ def plot(
     if options:
         cause = f"got {', '.join(options)} for a {type(what).__name__}, expected options only with a name"
         raise RangeError(cause, "plot('rotary', head_dim=64)")
+    if isinstance(what, Report):
+        return draw_report(what, colors)
     encoding = what if isinstance(what, PositionEncoding) else encoding_from_config(what, layer_type=layer_type)
     return draw(encoding, length=length, theme=colors)
 

@@ -8,9 +8,10 @@ from typing import Any
 from locant.arguments import flag, shown
 from locant.errors import InputError
 from locant.kernels.rotary import Layout
-from locant.models.architecture import Architecture
+from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import Config, layer_types_in
-from locant.models.registry import read_known
+from locant.models.probe.architecture import is_measurable, measured_rotary
+from locant.models.registry import read, read_known
 from locant.models.rope_layers import ropes_by_layer
 from locant.models.rotary_config import read_rotary, second_members
 from locant.positions.angles import AngleMode
@@ -18,7 +19,7 @@ from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 
-__all__ = ["encoding_from_config", "layer_types", "rotary_layer_types"]
+__all__ = ["encoding_from_config", "layer_types", "read_measurable", "rotary_from_config", "rotary_layer_types"]
 
 
 def encoding_from_config(
@@ -51,7 +52,7 @@ def encoding_from_config(
     >>> encoding_from_config({"model_type": "gpt2", "n_positions": 1024, "n_embd": 768})
     Learned(max_seq_len=1024, d_model=768)
     """
-    values, architecture = read_known(config)
+    values, architecture = read_measurable(config)
     kinds = _layer_types(values, architecture)
     chosen = architecture.default_layer_type if layer_type is None else layer_type
     shared = () if kinds else (None, *layer_types_in(values))
@@ -63,6 +64,8 @@ def encoding_from_config(
     other = _other_than_rotary(values, architecture, chosen)
     if other is not None:
         return other
+    if architecture.rotary is UNKNOWN and layout is None:
+        return measured_rotary(config, layer_type).alike(angles=angles)
     of_ropes = chosen if architecture.layer_types is None else None  # others share one dictionary of rope parameters
     options: dict[str, Any] = {"layer_type": of_ropes, "layout": layout}
     options["allow_no_rotation"] = flag("allow_no_rotation", allow_no_rotation)
@@ -79,18 +82,34 @@ def encoding_from_config(
     return unequal
 
 
+def rotary_from_config(
+    config: Config | object, *, layer_type: str | None, angles: AngleMode, layout: Layout | None
+) -> Rotary:
+    """What `Rotary.from_config` gives: by the row of the architecture, else by measurement, else by its layout."""
+    values, architecture = read(config)
+    if architecture.rotary is UNKNOWN and layout is None and is_measurable(config):
+        return measured_rotary(config, layer_type).alike(angles=angles)
+    return Rotary(**read_rotary(values, architecture, layer_type=layer_type, layout=layout), angles=angles)
+
+
+def read_measurable(config: Config | object) -> tuple[dict[str, Any], Architecture]:
+    """A configuration and its row, which may be none where an installed `transformers` has what can be measured."""
+    values, architecture = read(config)
+    return (values, architecture) if architecture.rotary is UNKNOWN and is_measurable(config) else read_known(config)
+
+
 def layer_types(config: Config | object) -> tuple[str, ...]:
     """The kinds of layers whose encodings differ, as `encoding_from_config` takes them; empty: one for all.
 
     >>> layer_types({"model_type": "t5"})
     ('encoder', 'decoder')
     """
-    return _layer_types(*read_known(config))
+    return _layer_types(*read_measurable(config))
 
 
 def rotary_layer_types(config: Config | object) -> tuple[str | None, ...]:
     """Those of `layer_types` that have rotary positions; ``(None,)`` where all layers have the same."""
-    values, architecture = read_known(config)
+    values, architecture = read_measurable(config)
     kinds = _layer_types(values, architecture) or (None,)
     return tuple(kind for kind in kinds if _other_than_rotary(values, architecture, kind) is None)
 

@@ -160,16 +160,16 @@ class Rotary(PositionEncoding):
         Args:
             config_or_dict: a configuration object, or the dictionary of a ``config.json``.
             layer_type: which layers, where they differ (Gemma 3); required then.
-            layout: needed where the architecture is not known, since configurations do not state it.
+            layout: needed where the architecture is not known, since configurations do not state it; without it, an
+                installed `transformers` that knows the architecture is measured, and a warning says so.
 
         >>> config = {"model_type": "qwen2", "hidden_size": 3584, "num_attention_heads": 28, "rope_theta": 1e6}
         >>> Rotary.from_config(config)
         Rotary(head_dim=128, base=1e+06, layout='half', angles='exact')
         """
-        from locant.models.registry import read
-        from locant.models.rotary_config import read_rotary
+        from locant.models.encodings import rotary_from_config
 
-        return cls(**read_rotary(*read(config_or_dict), layer_type=layer_type, layout=layout), angles=angles)
+        return rotary_from_config(config_or_dict, layer_type=layer_type, angles=angles, layout=layout)
 
     def to_config(self, *, max_seq_len: int | None = None, form: str = "rope_parameters") -> dict[str, Any]:
         """The keys of a configuration with which `transformers` and vLLM rotate as this encoding does.

@@ -1,0 +1,333 @@
+"""What was found: numbers, sentences and warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from torch import nn
+
+from locant.models.probe.arrangement import Arrangement
+from locant.models.probe.precision import EXACT, FLOAT32
+from locant.models.probe.rotation import Block, Rotation
+from locant.positions.base import PositionEncoding
+
+__all__ = ["BIASED", "BiasReport", "Report", "RotationReport"]
+
+BIASED = 300
+"""Tokens whose bias is looked at: past the distance of most buckets, and where bfloat16 counts in steps."""
+
+DEPENDS = 1e-3
+"""Scores that change by more than this share of |q| |k| over a thousand positions depend on more than distances."""
+
+FACTOR = 1e-5
+"""Lengths multiplied by 1 up to this share are kept."""
+
+EVEN = 1e-3
+"""How far angles may be off a straight line, in radians at positions up to 61."""
+
+NEGLIGIBLE = 1e-2
+"""Angles that a cast moves by no more than this, in radians up to position 4,097."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What `locant.probe` found; `str` says it in sentences.
+
+    Args:
+        subject: what was probed.
+        called: how it was called.
+        encoding: the encoding of this package that does the same, where there is one.
+        agrees: how far the two were apart on random tokens at positions up to 61, or biases; ``None``: not compared.
+        expected: what it was held against.
+        differences: where it parts from that.
+    """
+
+    subject: str
+    called: str
+    encoding: PositionEncoding | None
+    agrees: float | None
+    expected: PositionEncoding | None
+    differences: tuple[str, ...]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is wrong, or easily goes wrong, in plain words."""
+        return tuple(self._warnings())
+
+    def _warnings(self) -> Iterator[str]:
+        for difference in self.differences:
+            yield f"It is not {self.expected!r}: {difference}."
+
+    def _facts(self) -> Iterator[str]:
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON."""
+        return {**{each.name: _plain(getattr(self, each.name)) for each in fields(self)}, "warnings": [*self.warnings]}
+
+    def __str__(self) -> str:
+        same = [] if self.encoding is None else [f"The same as {self.encoding!r}, to {self.agrees:.1e}."]
+        warned = [f"Warning: {warning}" for warning in self.warnings]
+        return "\n".join([f"{self.subject}, called as {self.called}.", *self._facts(), *same, *warned])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotationReport(Report):
+    """What rotates tokens.
+
+    Args:
+        head_dim: the width of a head.
+        axes: how many indices a position has.
+        given: whether it is told positions, and they have an effect; else it counts tokens from 0.
+        queries, keys: what each is multiplied by.
+        shifts: by how much q . k changes, over the lengths of both, when both move on by so many positions.
+        errors: the largest error of an angle at a position, in radians; empty where the truth is not known.
+        rounding: which arithmetic explains the angles; ``None``: none that is known.
+        casts: for each narrower dtype, the error up to position 4,097 after its module was cast, and what explains it.
+        narrow: what explains the angles of bfloat16 tokens; ``None``: nothing, or it does not take them.
+        arrangement: what else than its position a token's rotation depends on.
+    """
+
+    head_dim: int
+    axes: int
+    given: bool
+    queries: Rotation
+    keys: Rotation
+    shifts: Mapping[int, float]
+    errors: Mapping[int, float]
+    rounding: str | None
+    casts: Mapping[str, tuple[float, str | None]]
+    narrow: str | None
+    arrangement: Arrangement
+
+    @property
+    def is_rotation(self) -> bool:
+        """Whether every pair of dimensions is rotated, and keeps its length up to one factor."""
+        blocks = self.queries.blocks
+        return bool(blocks) and all(block.is_rotation for block in blocks)
+
+    @property
+    def layout(self) -> str | None:
+        """``"half"``, ``"interleaved"`` or ``"of its own"``; ``None``: there are no pairs."""
+        dims = [block.dims for block in self.queries.blocks]
+        count = len(dims)
+        if dims == [(i, i + count) for i in range(count)]:
+            return "half" if dims else None
+        return "interleaved" if dims == [(2 * i, 2 * i + 1) for i in range(count)] else "of its own"
+
+    @property
+    def reversed(self) -> bool:
+        """Whether every pair is rotated from its second dimension to its first."""
+        return bool(self.queries.blocks) and all(sum(block.frequencies) < 0 for block in self.queries.blocks)
+
+    @property
+    def reciprocal(self) -> bool:
+        """Whether keys shrink as queries grow, as with xPos."""
+        near = [move for shift, move in self.shifts.items() if shift <= 1000]
+        return self.queries is not self.keys and bool(near) and max(near) < DEPENDS
+
+    def _facts(self) -> Iterator[str]:
+        blocks, width = self.queries.blocks, self.head_dim
+        if not blocks:
+            return
+        rotated = f"{2 * len(blocks)} of {width} dimensions" if 2 * len(blocks) < width else f"all {width} dimensions"
+        yield f"It turns {rotated}, in pairs {_some([block.dims for block in blocks])}: layout {self.layout}."
+        if self.axes > 1:
+            runs = {axis: sum(axis in block.axes for block in blocks) for axis in range(self.axes)}
+            yield "Pairs per axis: " + ", ".join(f"{count} follow axis {axis}" for axis, count in runs.items()) + "."
+        speeds = sorted((abs(each) for block in blocks for each in block.frequencies if each), reverse=True)
+        yield f"Frequencies from {speeds[0]:.6g} down to {speeds[-1]:.6g} radians per position."
+        if abs(self.queries.factor - 1) > FACTOR:
+            yield f"Queries are multiplied by {self.queries.factor:.6g}, keys by {self.keys.factor:.6g}."
+        if self.queries.order is not None:
+            yield "Dimensions come back in another order, which scores do not see."
+        if self.queries.num_heads is not None:
+            yield f"Only the first {self.queries.num_heads} heads are rotated."
+        if self.reciprocal and self.queries.change > FACTOR:
+            yield "Queries grow with position as keys shrink, so that scores depend on distances alone (xPos)."
+        if self.errors:
+            told = ", ".join(f"{error:.1e} at {place:,}" for place, error in self.errors.items() if place > 1)
+            yield f"Angles are off by {told} (radians); what explains it: {self.rounding or 'nothing that is known'}."
+        if self.arrangement.grows_at is not None:
+            yield f"Small positions are treated otherwise once a call has one of {self.arrangement.grows_at:,} or more."
+
+    def _warnings(self) -> Iterator[str]:
+        yield from self._no_rotation()
+        yield from self._wrong_angles()
+        yield from self._arranged()
+        yield from super()._warnings()
+
+    def _no_rotation(self) -> Iterator[str]:
+        q, k = self.queries, self.keys
+        if not q.blocks and q.mixed == 1:
+            yield "It does nothing that depends on positions."
+        elif not q.blocks:
+            yield f"It is no rotation of pairs: groups of {q.mixed} dimensions depend on each other."
+        odd = [block for block in q.blocks if not block.is_rotation]
+        if odd:
+            yield (
+                f"It is no rotation: the two members of {len(odd)} pairs get different angles, the first of pair "
+                f"{odd[0].dims} {_per_axis(odd[0].frequencies)} and the second {_per_axis(odd[0].of_second)} radians "
+                f"per position."
+            )
+        if q.change > FACTOR and not self.reciprocal:
+            yield f"Lengths are not kept: among positions up to 61 a pair changes its length by up to {q.change:.1%}."
+        for shift, moved in self.shifts.items():
+            if moved > DEPENDS and shift <= 1000:
+                yield (
+                    f"Scores depend on more than distances: q . k changes by {moved:.1e} of |q| |k| when both move on "
+                    f"by {shift} positions."
+                )
+                break
+        if q is not k and not self.reciprocal and q.blocks != k.blocks:
+            yield f"Queries and keys are not rotated alike: {_apart(q, k)}."
+        if not q.same_heads:
+            yield "Heads are rotated differently; what is said here holds for the first one."
+        if q.bent > EVEN:
+            yield f"Angles do not grow evenly with the position: they are off a straight line by {q.bent:.2g} radians."
+        if any(abs(block.offset) > 1e-6 for block in q.blocks) and q.bent <= EVEN:
+            first = q.blocks[0]
+            steps = first.offset / (sum(first.frequencies) or 1)
+            yield f"Position 0 is rotated already, as far as position {steps:.3g} should be: counting begins elsewhere."
+        if self.reversed:
+            yield (
+                "The direction is reversed: a positive position rotates the second dimension of a pair towards the "
+                "first. Weights trained with the usual direction are wrong with it."
+            )
+
+    def _wrong_angles(self) -> Iterator[str]:
+        if self.errors and self.rounding not in (EXACT, FLOAT32) and self.queries.bent <= EVEN:
+            place, error = next(((p, e) for p, e in self.errors.items() if e > NEGLIGIBLE), [*self.errors.items()][-1])
+            why = f"as with {self.rounding}" if self.rounding else "which rounding of float32 products does not explain"
+            yield f"Angles are wrong, {why}: off by {error:.2g} radians at position {place:,}."
+        for dtype, (error, why) in self.casts.items():
+            if error > NEGLIGIBLE and self.rounding in (EXACT, FLOAT32, None):
+                told = "" if why is None else f", as with {why}"
+                yield (
+                    f"Casting its module to {dtype} casts its table: angles up to position 4,097 are then off by up to "
+                    f"{error:.2g} radians{told}."
+                )
+        if self.narrow is not None and self.narrow not in (EXACT, FLOAT32) and self.rounding in (EXACT, FLOAT32):
+            yield f"With bfloat16 tokens angles are computed in bfloat16: {self.narrow}."
+
+    def _arranged(self) -> Iterator[str]:
+        found = self.arrangement
+        if not self.given and "positions" in self.called.split(":")[0]:
+            yield (
+                "The positions it is given have no effect: it counts tokens from 0, so left padding, packed "
+                "documents and a cache are rotated wrongly."
+            )
+        if found.neighbours:
+            yield (
+                "A token is rotated otherwise when others stand beside it: with left padding, a cache or positions "
+                "that do not follow each other it is wrong."
+            )
+        if found.rows:
+            yield "Rows of a batch do not have positions of their own: the second row is rotated as if it were another."
+        if found.grows_at is not None:
+            yield (
+                f"What a token gets depends on the largest position of the call (from {found.grows_at:,} on): keys in "
+                "a cache were rotated otherwise."
+            )
+        if found.remembers:
+            yield "It remembers: after a long sequence a short one is rotated otherwise than before."
+        if found.writes:
+            yield "It overwrites the tokens it is given."
+
+
+@dataclass(frozen=True, kw_only=True)
+class BiasReport(Report):
+    """What adds to attention scores.
+
+    Args:
+        num_heads: how many heads the bias has.
+        of_distance: whether it depends on the distance alone.
+        up_to_rows: whether it does once a constant of each row is taken away, which softmax does not see.
+        causal: whether later keys are hidden.
+        symmetric: whether earlier and later keys are told apart.
+        slopes: per head, where the bias is linear in the distance; else ``None``.
+        buckets: how many values there are for earlier and for later keys, where they are fewer than distances.
+        cached: whether the newest query alone gets the last row of all; ``None``: it cannot be asked for.
+        rounded: the dtype that rounds the bias to steps, so that neighbouring distances share one.
+    """
+
+    num_heads: int
+    of_distance: bool
+    up_to_rows: bool
+    causal: bool
+    symmetric: bool
+    slopes: tuple[float, ...] | None
+    buckets: tuple[int, int] | None
+    cached: bool | None
+    rounded: str | None
+
+    def _facts(self) -> Iterator[str]:
+        yield f"It adds a bias to the scores of {self.num_heads} heads."
+        if self.of_distance:
+            yield f"Among {BIASED} tokens the bias is a function of the distance alone."
+        elif self.up_to_rows:
+            yield (
+                f"Among {BIASED} tokens the bias is a function of the distance, up to a constant per row, which "
+                "softmax does not see."
+            )
+        yield "Later keys are hidden." if self.causal else "Later keys are not hidden."
+        if self.slopes is not None:
+            yield f"It falls linearly with the distance, with slopes {_some(self.slopes)}."
+        if self.buckets is not None:
+            yield f"Distances share values: {self.buckets[0]} for earlier keys, {self.buckets[1]} for later ones."
+        if self.symmetric and not self.causal:
+            yield "Earlier and later keys at the same distance get the same."
+
+    def _warnings(self) -> Iterator[str]:
+        if not (self.of_distance or self.up_to_rows):
+            yield "The bias depends on more than the distance."
+        if self.slopes is not None and min(self.slopes) < 0:
+            yield "Far tokens count more than near ones: the sign of the slopes is reversed."
+        if self.buckets is not None and self.buckets[0] == 1 < self.buckets[1]:
+            yield (
+                "Earlier keys all get one value and later ones are told apart: the distance is counted in the other "
+                "direction."
+            )
+        if self.cached is False:
+            yield (
+                "With a cache the newest query gets another bias than in the whole sequence: it is taken for the "
+                "first token."
+            )
+        if self.rounded is not None:
+            yield f"The bias is rounded to {self.rounded}: far distances share one value."
+        yield from super()._warnings()
+
+
+def _some(values: Any) -> str:
+    """The first three, and the last one."""
+    told = [f"{each:.4g}" if isinstance(each, float) else str(each) for each in values]
+    return ", ".join(told if len(told) <= 4 else [*told[:3], "...", told[-1]])
+
+
+def _per_axis(frequencies: tuple[float, ...]) -> str:
+    return " and ".join(f"{each:.4g}" + (f" of axis {axis}" if len(frequencies) > 1 else "")
+                        for axis, each in enumerate(frequencies) if each) or "0"  # fmt: skip
+
+
+def _apart(q: Rotation, k: Rotation) -> str:
+    if not k.blocks or not q.blocks:
+        return f"{'keys' if q.blocks else 'queries'} are not rotated at all"
+    if len(q.blocks) == len(k.blocks) and all(
+        abs(one + other) <= 1e-6 * abs(one)
+        for a, b in zip(q.blocks, k.blocks, strict=True)
+        for one, other in zip(a.frequencies, b.frequencies, strict=True)
+    ):
+        return "keys in the opposite direction"
+    return "pairs or frequencies differ"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, nn.Module):
+        return repr(value)
+    if isinstance(value, Block) or is_dataclass(value):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
