@@ -146,3 +146,27 @@ def test_54_an_architecture_brings_its_layout_along() -> None:
 
     because = "gpt-j-6b: rotated as half, and trained as interleaved"
     exhibit(check, ours, twin=lambda config: Rotary(64).layout, because=because)
+
+
+def test_97_both_members_of_a_pair_turn_by_one_angle() -> None:
+    """facebookresearch/vjepa2#15: tables repeated for halves, applied to pairs of neighbours.
+
+    That is no rotation: lengths change, and scores depend on more than distances. Nothing fails, so that models were
+    trained with it; `locant.probe` names it, in `tests/models/probe/test_broken.py`.
+    """
+    x = random(1, 1, TOKENS, HEAD_DIM)
+
+    def check(rotate: Callable[[Tensor, Positions], Tensor]) -> None:
+        here, there = rotate(x, HERE), rotate(x, Positions.after(3, TOKENS))
+        changed = (here.norm(dim=-1) / x.norm(dim=-1) - 1).abs().max()
+        moved = (here @ here.mT - there @ there.mT).abs().max() / x.norm(dim=-1).max() ** 2
+        assert max(changed, moved) <= DOUBLE, "lengths change, and scores when both sides move on"
+
+    def repeated(x: Tensor, positions: Positions) -> Tensor:
+        """The twin: the first and the second of neighbours stand at different places of the table."""
+        cos, sin = (part[:, None].repeat(1, 1, 1, 2) for part in Rotary(HEAD_DIM).cos_sin(positions, x.dtype))
+        first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+        return x * cos + torch.stack((-second, first), -1).flatten(-2) * sin
+
+    half, interleaved = Rotary(HEAD_DIM), Rotary(HEAD_DIM, layout="interleaved")
+    exhibit(check, half.rotate_one, interleaved.rotate_one, twin=repeated, because="lengths change")
