@@ -40,6 +40,7 @@ __all__ = [
     "Arrangement",
     "Inputs",
     "parameters_of",
+    "read",
     "shaken",
 ]
 
@@ -142,10 +143,14 @@ class Inputs:
         self, arrangement: Arrangement, encoding: PositionEncoding | None, backend: str, **options: object
     ) -> Tensor:
         return attend(
-            self.q, self.k, self.v, encoding=encoding, positions=arrangement.positions,
-            k_positions=arrangement.k_positions, causal=arrangement.causal, window=arrangement.window,
-            backend=backend, **options,
+            self.q, self.k, self.v, encoding=encoding, **self.read(arrangement, encoding), causal=arrangement.causal,
+            window=arrangement.window, backend=backend, **options,
         )  # fmt: skip
+
+    def read(self, arrangement: Arrangement, encoding: PositionEncoding | None) -> dict[str, Any]:
+        """The positions, with what an encoding reads of hidden states: of keys, and of queries behind them."""
+        keys = None if arrangement.k_positions is None else read(encoding, arrangement.k_positions, self.k)
+        return {"positions": read(encoding, arrangement.positions, self.q, keys), "k_positions": keys}
 
     def expected(
         self,
@@ -198,7 +203,7 @@ class Inputs:
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Queries and keys in float64, and the bias that an encoding makes of them."""
         q, k = (x.detach().double().requires_grad_() for x in (self.q, self.k))
-        return q, k, None if encoding is None else encoding.bias(q, k, arrangement.positions, arrangement.k_positions)
+        return q, k, None if encoding is None else encoding.bias(q, k, **self.read(arrangement, encoding))
 
     def _given(self, arrangement: Arrangement, bias: Tensor | None, scale: float) -> tuple[Any, ...]:
         """What the oracles of attention take."""
@@ -206,6 +211,14 @@ class Inputs:
         full = np.zeros((BATCH, HEADS, *seen.shape[1:]))
         matrix = full if bias is None else full + bias.detach().double().numpy()
         return (*(x.detach().double().numpy() for x in (self.q, self.k, self.v)), matrix, seen, scale)
+
+
+def read(
+    encoding: PositionEncoding | None, positions: Positions, x: Tensor, past: Positions | None = None
+) -> Positions:
+    """The positions, with what an encoding reads of these heads side by side, as hidden states."""
+    hidden = x.detach().repeat_interleave(HEADS // x.shape[1], 1).transpose(1, 2).flatten(2)
+    return positions if encoding is None else encoding.read(hidden, positions, past)
 
 
 def parameters_of(encoding: PositionEncoding | None) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from tests.attention.arrangements import (
     Arrangement,
     Inputs,
     parameters_of,
+    read,
     shaken,
 )
 from tests.refusal import refuses
@@ -156,11 +157,13 @@ def test_packed_and_padded_rows_are_each_document_alone(backend: str, encoding_n
     lengths, encoding = [5, 0, 1, 9], shaken(encoding_name)
     x = torch.randn(1, HEADS, 17, HEAD_DIM, dtype=torch.float64)
     x[:, :, 15:] = 1e30  # padding
-    y = attend(x, x, x, encoding=encoding, positions=Positions.packed(lengths, length=17), backend=backend)
+    packed = read(encoding, Positions.packed(lengths, length=17), x)
+    y = attend(x, x, x, encoding=encoding, positions=packed, backend=backend)
     first = 0
     for n in lengths:
         part = x[:, :, first : first + n]
-        alone = attend(part, part, part, encoding=encoding, positions=Positions.arange(n), backend=backend)
+        here = read(encoding, Positions.arange(n), part)
+        alone = attend(part, part, part, encoding=encoding, positions=here, backend=backend)
         assert_close(y[:, :, first : first + n], alone)
         first += n
     assert not y[:, :, 15:].any()
@@ -220,7 +223,8 @@ def test_queries_that_attend_to_nothing_give_zeros_and_no_gradient(
 def test_nothing_in_gives_nothing_out(backend: str, encoding_name: str, shape: tuple[int, ...]) -> None:
     x = torch.randn(*shape, HEAD_DIM, requires_grad=True)
     encoding = shaken(encoding_name, torch.float32)
-    y = attend(x, x, x, encoding=encoding, positions=Positions.arange(shape[2]), backend=backend)
+    positions = read(encoding, Positions.arange(shape[2]), x)
+    y = attend(x, x, x, encoding=encoding, positions=positions, backend=backend)
     assert y.shape == x.shape
     y.sum().backward()
     assert x.grad is not None
@@ -302,11 +306,11 @@ def test_decoding_through_a_cache_equals_one_shot(
     positions, options = Positions.arange(n), {"encoding": encoding, "window": window, "backend": backend}
     rotated_q, rotated_k = encoding.rotate(q, k, positions)
     with torch.no_grad():
-        at_once = attend(rotated_q, rotated_k, v, positions=positions, **options)
+        at_once = attend(rotated_q, rotated_k, v, positions=read(encoding, positions, q), **options)
         cache, steps = KVCache(), []
         for first in range(0, n, chunk):
             part = slice(first, first + chunk)
-            where = cache.next_positions(min(chunk, n - first))
+            where = read(encoding, cache.next_positions(min(chunk, n - first)), q[:, :, part], cache.positions)
             new_q, new_k = encoding.rotate(q[:, :, part], k[:, :, part], where)
             keys, values, k_positions = cache.append(new_k, v[:, :, part], where)
             assert torch.equal(keys, rotated_k[:, :, : len(cache)])

@@ -19,12 +19,17 @@ from locant.attention.choice import choose_backend
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask
 from locant.positions import ModelShape
+from locant.positions.hidden_bias import HiddenBias
 from locant.positions.registry import encodings
 
 BATCH, HEADS, LENGTH, HEAD_DIM = 2, 8, 512, 16
 SHAPE = ModelShape(d_model=HEADS * HEAD_DIM, num_heads=HEADS, max_seq_len=LENGTH)
 BIASES = {
-    **{name: partial(kind.for_model, SHAPE) for name, kind in encodings().items() if "bias" in kind.doors()},
+    **{
+        name: partial(kind.for_model, SHAPE)
+        for name, kind in encodings().items()
+        if "bias" in kind.doors() and not issubclass(kind, HiddenBias)
+    },
     "learned alibi": partial(ALiBi, HEADS, learned=True),
     "kerple, power": partial(Kerple, HEADS, "power"),
 }

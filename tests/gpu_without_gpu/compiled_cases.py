@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from locant import ALiBi, Kerple, PositionEncoding, Positions, attend
 from locant.attention.backends import sdpa
 from locant.positions import ModelShape, constant
+from locant.positions.hidden_bias import HiddenBias
 from locant.positions.registry import encodings
 from tests.gpu_without_gpu import inductor
 
@@ -30,7 +31,11 @@ HEADS, KV_HEADS, LENGTH, HEAD_DIM = 4, 2, 512, 64
 SHAPE = ModelShape(d_model=HEADS * HEAD_DIM, num_heads=HEADS, max_seq_len=LENGTH)
 BIASES: dict[str, Callable[[], PositionEncoding | None]] = {
     "none": lambda: None,
-    **{name: partial(kind.for_model, SHAPE) for name, kind in encodings().items() if "bias" in kind.doors()},
+    **{
+        name: partial(kind.for_model, SHAPE)
+        for name, kind in encodings().items()
+        if "bias" in kind.doors() and not issubclass(kind, HiddenBias)
+    },
     "learned alibi": partial(ALiBi, HEADS, learned=True),
     "kerple, power": partial(Kerple, HEADS, "power"),
 }

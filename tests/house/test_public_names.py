@@ -14,7 +14,7 @@ NAMES = {
     "TokenEmbedding", "SegmentEmbedding", "InputEmbedding",
     "Positions", "PositionEncoding", "DistanceBias", "Sinusoidal", "Learned", "Rotary", "ALiBi", "T5Bias", "encoding",
     "register_encoding", "scaling", "encoding_from_config", "register_architecture",
-    "XPos", "Kerple", "Fire", "Sandwich", "Cope", "Shaw", "TransformerXL", "Deberta",
+    "XPos", "Kerple", "Fire", "Fox", "Inkling", "Sandwich", "Cope", "Shaw", "TransformerXL", "Deberta",
     "SelfExtend", "ReRoPE", "DualChunk",
     "attend", "KVCache", "plot", "probe", "swap",
     "LocantError", "ShapeError", "RangeError", "InputError",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-__all__ = ["cope", "fire", "kerple", "numerical_gradients", "sandwich", "shaw", "transformer_xl"]
+__all__ = ["cope", "fire", "fox", "inkling", "kerple", "numerical_gradients", "sandwich", "shaw", "transformer_xl"]
 
 Array = np.ndarray
 Places = Sequence[int]
@@ -126,3 +126,31 @@ def numerical_gradients(
             gradient[place] = (ends[0] - ends[1]) / (2 * step)
         gradients[name] = gradient
     return gradients
+
+
+def fox(queries: Places, keys: Places, x: Array, weight: Array, offset: Array) -> Array:
+    """Lin et al. 2025, equation 3: the sum of the logarithms of the gates behind key j, up to that of query i.
+
+    `x` holds the hidden states of the tokens 0, 1, 2, ... of one document. A later key is as far as an earlier one.
+    """
+    gates = -np.log1p(np.exp(-(x @ weight.T + offset)))
+    out = np.zeros((len(weight), len(queries), len(keys)))
+    for h, m, n in np.ndindex(*out.shape):
+        first, last = sorted((queries[m], keys[n]))
+        out[h, m, n] = sum(gates[place, h] for place in range(first + 1, last + 1))
+    return out
+
+
+def inkling(
+    queries: Places, keys: Places, x: Array, weight: Array, curves: Array, floor: int | None, alpha: float
+) -> Array:
+    """As `transformers` 5 has it: the query's mixture of curves at the distance, times its temperature."""
+    d_rel, extent = curves.shape
+    out = np.zeros((len(weight) // d_rel, len(queries), len(keys)))
+    for h, m, n in np.ndindex(*out.shape):
+        distance = queries[m] - keys[n]
+        if 0 <= distance < extent:
+            mixture = weight[h * d_rel : (h + 1) * d_rel] @ x[queries[m]]
+            grown = 1.0 if floor is None else 1.0 + alpha * math.log(max(1.0, (queries[m] + 1) / floor))
+            out[h, m, n] = grown * (mixture @ curves[:, distance])
+    return out

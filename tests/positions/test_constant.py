@@ -44,6 +44,7 @@ class Graphs:
 
 
 def every_door(encoding: PositionEncoding, x: Tensor, q: Tensor, positions: Positions) -> tuple[Tensor | None, ...]:
+    positions = encoding.read(x, positions)
     return encoding.embed(x, positions), *encoding.rotate(q, q, positions), encoding.bias(q, q, positions)
 
 

@@ -22,12 +22,12 @@ ROTARY = {
 }
 
 
-LEFT_ALONE = ("dual_chunk", "rerope", "self_extend")
+LEFT_ALONE = ("dual_chunk", "inkling", "rerope", "self_extend")
 """Encodings whose keys are stored as they are."""
 
 
 @pytest.mark.parametrize("name", encodings())
-def test_it_is_the_identity_but_for_those_that_rotate(name: str) -> None:
+def test_it_is_the_identity_but_for_those_that_rotate_keys(name: str) -> None:
     encoding, y = encodings()[name].for_model(SHAPE), torch.randn(1, 3, 5, 4)
     turns = "rotate" in encoding.doors() and name not in LEFT_ALONE
     assert (encoding.unrotate(y, Positions.arange(5)) is y) != turns

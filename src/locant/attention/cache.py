@@ -164,7 +164,8 @@ def require_tokens(k: Any, v: Any, positions: Any) -> None:
             "cache.append(k, v, positions) with k and v of the same layer and step",
         )
     require_positions(positions)
-    if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
+    kept = [k, v] if positions.as_key is None else [k, v, positions.as_key]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in kept):
         raise LocantError(
             "got keys or values that require a gradient, the cache keeps none",
             "with torch.no_grad():, or attend() without a cache",

@@ -32,7 +32,7 @@ LARGE = 2**28
 
 @dataclass(frozen=True)
 class Choice:
-    """A backend, the reason for it, and which of its three ways `tiled` takes."""
+    """A backend, the reason for it, and which of its four ways `tiled` takes."""
 
     name: str
     reason: str

@@ -107,7 +107,8 @@ class AttentionInputs:
     def sources(self) -> tuple[Tensor, ...]:
         """All tensors that the result depends on."""
         learned = () if self.encoding is None else (*self.encoding.parameters(), *self.encoding.buffers())
-        return self.q, self.k, self.v, *learned
+        read = (x for x in (self.mask.queries.as_query, self.mask.keys.as_key) if x is not None)
+        return self.q, self.k, self.v, *learned, *read
 
     @property
     def needs_gradient(self) -> bool:

@@ -18,9 +18,10 @@ from locant.arguments import MAX_INT32, whole
 from locant.attention.cache import following, require_alike, require_tokens
 from locant.attention.inputs import zero_padding
 from locant.errors import LocantError, RangeError
-from locant.positions import Positions
+from locant.positions import PositionEncoding, Positions
 from locant.positions.checks import token_count
 from locant.positions.documents import PADDING
+from locant.positions.hidden_bias import HiddenBias
 from locant.tensors import readable
 
 __all__ = ["StaticKVCache", "as_bytes", "new_memory", "require_index", "require_plain"]
@@ -39,6 +40,7 @@ class StaticKVCache:
         dtype: of both.
         device: where they are.
         max_index: no position is larger; default: ``max_len - 1``.
+        encoding: what it reads of the hidden states of every key is kept, too: for those that read any (`HiddenBias`).
 
     >>> cache = StaticKVCache(8, batch=1, kv_heads=2, head_dim=16)
     >>> k = v = torch.randn(1, 2, 5, 16)
@@ -58,6 +60,7 @@ class StaticKVCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
         max_index: int | None = None,
+        encoding: PositionEncoding | None = None,
     ) -> None:
         self.max_len = whole("max_len", max_len, 1, remedy="the number of tokens of the prompt and the answer")
         batch = whole("batch", batch, 1, remedy="the number of rows")
@@ -71,6 +74,7 @@ class StaticKVCache:
         self._values = new_memory((*heads, value_dim), dtype, device)
         self._index = new_memory((batch, self.max_len), torch.int64, device)
         self._document = new_memory((batch, self.max_len), torch.int64, device).fill_(PADDING)
+        self._read = None if encoding is None else _memory_of_read(encoding, batch, self.max_len, device)
         self._length = new_memory((), torch.int64, device)
 
     def __len__(self) -> int:
@@ -80,7 +84,7 @@ class StaticKVCache:
     @property
     def positions(self) -> Positions:
         """The positions of all slots."""
-        return Positions(self._index, self._document, None, 0, self.max_index)
+        return Positions(self._index, self._document, None, 0, self.max_index, as_key=self._read)
 
     def append(
         self,
@@ -96,7 +100,7 @@ class StaticKVCache:
         require_tokens(k, v, positions)
         for name, store, new in (("keys", self._keys, k), ("values", self._values, v)):
             require_alike(name, store, new, "StaticKVCache(...) of the shape of these keys")
-        require_plain(positions)
+        require_plain(positions, self._read is not None)
         require_index(positions, self.max_index)
         self._require_room(k.shape[2])
         slots = self._length + torch.arange(k.shape[2], device=k.device)
@@ -105,6 +109,8 @@ class StaticKVCache:
         rows = positions.expand(k.shape[0])
         self._index.index_copy_(1, slots, rows.index)
         self._document.index_copy_(1, slots, rows.document)
+        if self._read is not None and rows.as_key is not None:
+            self._read.index_copy_(1, slots, rows.as_key.detach())
         self._length.add_(k.shape[2])
         return self._keys, self._values, self.positions
 
@@ -114,8 +120,9 @@ class StaticKVCache:
 
     def clear(self) -> None:
         """Forget everything; the memory stays where it is."""
-        for store in (self._keys, self._values, self._index, self._length):
-            as_bytes(store).zero_()
+        for store in (self._keys, self._values, self._index, self._read, self._length):
+            if store is not None:
+                as_bytes(store).zero_()
         self._document.fill_(PADDING)
 
     def _require_room(self, more: int) -> None:
@@ -124,6 +131,18 @@ class StaticKVCache:
             raise RangeError(
                 f"got {length} tokens for a cache of max_len={self.max_len}", "a larger max_len, or clear()"
             )
+
+
+def _memory_of_read(
+    encoding: PositionEncoding, batch: int, max_len: int, device: torch.device | str | None
+) -> Tensor | None:
+    """Memory for what is read of `max_len` keys, as one of them has it; ``None`` where nothing is."""
+    if not isinstance(encoding, HiddenBias):
+        return None
+    with torch.no_grad():
+        one = torch.zeros(1, 1, encoding.d_model, device=next(encoding.parameters()).device)
+        read = encoding.read(one, Positions.arange(1, device=one.device)).as_key
+    return None if read is None else new_memory((batch, max_len, *read.shape[2:]), read.dtype, device)
 
 
 # ---------------------------------------------------------------------- also for blocks
@@ -145,13 +164,18 @@ def as_bytes(x: Tensor) -> Tensor:
     return x if x.dtype.itemsize > 1 or not x.is_floating_point() else x.contiguous().view(torch.uint8)
 
 
-def require_plain(positions: Positions) -> None:
-    """Raise where the order of the tokens is another than that of their index."""
+def require_plain(positions: Positions, keeps_read: bool = False) -> None:
+    """Raise where the order of the tokens is another than that of their index, or what was read of them has no room."""
     if positions.axes != 1 or positions.order_or_none is not None:
         raise LocantError(
             f"got positions of {positions.axes} axes with an order of their own, expected one axis and none",
             "KVCache(), which takes them",
         )
+    if positions.as_key is None and keeps_read:
+        raise LocantError("got positions of which no encoding has read", "encoding.read(x, positions)")
+    if positions.as_key is not None and not keeps_read:
+        got = "got positions with what an encoding has read of hidden states"
+        raise LocantError(got, "KVCache(), or StaticKVCache(..., encoding=encoding)")
 
 
 def require_index(positions: Positions, limit: int) -> None:

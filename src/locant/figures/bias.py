@@ -27,7 +27,7 @@ STEEP = 10.0
 def draw_bias(part: Figure | SubFigure, encoding: PositionEncoding, length: int, theme: Theme) -> None:
     """What the last query's keys get from every head, by distance; and maps of query and key, all on one scale.
 
-    A bias that depends on what the tokens are is drawn for random queries and keys; tables that begin as zeros are
+    A bias that depends on what the tokens are is drawn for random ones; tables that begin as zeros are
     drawn with random numbers in them. The title says so.
     """
     title = f"{type(encoding).__name__}: what is added to the scores"
@@ -35,7 +35,7 @@ def draw_bias(part: Figure | SubFigure, encoding: PositionEncoding, length: int,
         encoding, title = with_random_tables(encoding), f"{title}, with random numbers in tables that begin as zeros"
     bias = bias_map(encoding, length)
     if (bias != bias_map(encoding, length, seed=1)).any():
-        title = f"{title}, for random queries and keys"
+        title = f"{title}, for random tokens"
     theme.entitle(part, title)
     left, right = part.subfigures(1, 2, squeeze=False, width_ratios=WIDTHS)[0]
     axes, style = left.subplots(), "steps-mid" if isinstance(encoding, T5Bias) else "default"

@@ -19,6 +19,7 @@ from torch import Tensor
 from locant.figures import SIZES
 from locant.positions import PositionEncoding, Positions
 from locant.positions.heads import Heads
+from locant.positions.hidden_bias import HiddenBias
 from locant.positions.rotary_by_class import RotaryByClass
 
 __all__ = ["Scores", "bias_map", "num_heads_of", "score_by_distance", "score_map", "with_random_tables"]
@@ -53,12 +54,14 @@ def with_random_tables(encoding: PositionEncoding) -> PositionEncoding:
 
 
 def bias_map(encoding: PositionEncoding, length: int, seed: int = 0) -> Float[np.ndarray, "heads query key"]:
-    """The bias, for random queries and keys: most encodings ask them for their shapes only."""
+    """The bias, for random queries, keys and hidden states: most encodings ask them for their shapes only."""
     count = num_heads_of(encoding)
     shape = (1, count, length, getattr(encoding, "head_dim", 1))
-    q, k = torch.randn(2, *shape, generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    q, k = torch.randn(2, *shape, generator=generator)
+    hidden = torch.randn(1, length, getattr(encoding, "d_model", 1), generator=generator)
     with torch.no_grad():
-        bias = encoding.bias(q, k, Positions.arange(length))
+        bias = encoding.bias(q, k, encoding.read(hidden, Positions.arange(length)))
     return cast("Tensor", bias).expand(1, count, length, length)[0].float().numpy()
 
 
@@ -123,6 +126,10 @@ def _through_doors(
     encoding: PositionEncoding, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions, head: int
 ) -> tuple[Float[Tensor, "draws query width"], Float[Tensor, "draws key width"], Float[Tensor, "#draws #query #key"]]:
     """Queries and keys embedded and rotated, and the bias of a head, in the order of a model's calls."""
+    if isinstance(encoding, HiddenBias):  # tokens of one content, also those between the ones that are shown
+        length = 1 + int(max(positions.index.max(), k_positions.index.max()))
+        tokens = encoding.read(q[:1, :1].expand(-1, length, -1), Positions.arange(length))
+        positions, k_positions = tokens.select(positions.index[0]), tokens.select(k_positions.index[0])
     q, k = encoding.embed(q, positions)[:, None], encoding.embed(k, k_positions)[:, None]
     heads = num_heads_of(encoding)
     head = min(head, heads - 1)

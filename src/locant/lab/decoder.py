@@ -91,7 +91,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, encoding: PositionEncoding, positions: Positions, cache: KVCache | None) -> Tensor:
         width = x.shape[-1] // self.num_heads
-        heads = self.qkv(self.attention_norm(x)).unflatten(-1, (-1, self.num_heads, width))
+        hidden = self.attention_norm(x)
+        positions = encoding.read(hidden, positions, None if cache is None else cache.positions)
+        heads = self.qkv(hidden).unflatten(-1, (-1, self.num_heads, width))
         q, k, *own_values = heads.permute(2, 0, 3, 1, 4)
         q, k = encoding.rotate(q, k, positions)
         v = k if self.keys_are_values else own_values[0]

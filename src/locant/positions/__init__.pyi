@@ -11,6 +11,8 @@ from .encodings.cope import Cope as Cope
 from .encodings.deberta import Deberta as Deberta
 from .encodings.dual_chunk import DualChunk as DualChunk
 from .encodings.fire import Fire as Fire
+from .encodings.fox import Fox as Fox
+from .encodings.inkling import Inkling as Inkling
 from .encodings.kerple import Kerple as Kerple
 from .encodings.learned import Learned as Learned
 from .encodings.rerope import ReRoPE as ReRoPE
@@ -23,6 +25,7 @@ from .encodings.t5 import T5Bias as T5Bias
 from .encodings.transformer_xl import TransformerXL as TransformerXL
 from .encodings.xpos import XPos as XPos
 from .fope import FoPE as FoPE
+from .hidden_bias import HiddenBias as HiddenBias
 from .learned_rotary import MixedRotary as MixedRotary
 from .learned_rotary import StringRotary as StringRotary
 from .pair_table import Pairs as Pairs

@@ -202,6 +202,16 @@ class PositionEncoding(nn.Module):
         """
         return y
 
+    def read(
+        self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None = None
+    ) -> Positions:
+        """The positions, and in them what `bias` has to know of the hidden states: see `HiddenBias`.
+
+        Asked in every layer, of what queries and keys are made from; `rotate`, the cache and `attend` are given the
+        positions that come back. `past` are those of the cached tokens.
+        """
+        return positions
+
     def score_mod(
         self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None
     ) -> ScoreMod | None:
@@ -227,7 +237,7 @@ class PositionEncoding(nn.Module):
         """
         got = f"got matrix() of {type(self).__name__}"
         if has_bias(self):
-            raise LocantError(f"{got}, whose bias depends on the queries and keys", "encoding.bias(q, k, positions)")
+            raise LocantError(f"{got}, whose bias depends on the tokens", "encoding.bias(q, k, positions)")
         door = next(iter(self.doors()), "embed")
         raise LocantError(f"{got}, which adds nothing to attention scores", self._call_of(door))
 

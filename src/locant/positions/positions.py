@@ -10,14 +10,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -49,6 +49,7 @@ class Positions:
         min_index, max_index: no index is smaller, or larger; ``None`` where only the device knows.
         start: set where every row is known to be one document counting ``start, start + 1, ...``.
         denominator: an index counts such parts of a position, so that fractions have exact angles, too.
+        as_query, as_key: what `PositionEncoding.read` has read of the hidden states of each token.
 
     >>> Positions.packed([2, 3]).index, Positions.packed([2, 3]).document
     (tensor([[0, 1, 0, 1, 2]]), tensor([[0, 0, 1, 1, 1]]))
@@ -61,6 +62,8 @@ class Positions:
     max_index: int | None = None
     start: int | None = None
     denominator: int = 1
+    as_query: Float[Tensor, "batch seq heads *features"] | None = None
+    as_key: Float[Tensor, "batch seq heads *features"] | None = None
 
     @functools.cached_property
     def kept(self) -> WeakKeyDictionary[object, Any]:
@@ -329,7 +332,8 @@ class Positions:
         """Join along the sequence: an image between two texts, a cache and the tokens after it.
 
         The same document number is the same document, before and after. An order that begins at 0, as that of a grid
-        does, goes on where the part before it ended.
+        does, goes on where the part before it ended. What was read of tokens is joined for keys alone, as a cache keeps
+        it, and where it was read of all parts.
         """
         parts = entries("parts", parts, "Positions.cat([text, image])")
         for part in parts:
@@ -346,6 +350,7 @@ class Positions:
         wide = [part.expand(batch) for part in parts]
         lows = [part.min_index for part in wide if part.seq_len]
         highs = [part.max_index for part in wide if part.seq_len]
+        read = [part.as_key for part in wide if part.as_key is not None]
         counting = all(a.start is not None and b.start == a.start + a.seq_len for a, b in itertools.pairwise(wide))
         one_document = all(part.document_or_none is None for part in wide)
         by_index = all(part.order_or_none is None for part in wide)
@@ -357,6 +362,7 @@ class Positions:
             None if None in highs else max(highs) if highs else 0,
             wide[0].start if counting else None,
             parted.pop(),
+            as_key=torch.cat(read, dim=1) if len(read) == len(wide) else None,
         )
 
     @classmethod
@@ -425,10 +431,8 @@ class Positions:
         return self._map(lambda tensor: tensor[:, slots.to(tensor.device)], None)
 
     def _map(self, function: Callable[[Tensor], Tensor], start: int | None) -> Positions:
-        document = None if self.document_or_none is None else function(self.document_or_none)
-        order = None if self.order_or_none is None else function(self.order_or_none)
-        bounds_and_start = (self.min_index, self.max_index, start)
-        return Positions(function(self.index), document, order, *bounds_and_start, self.denominator)
+        leaves = [None if leaf is None else function(leaf) for leaf in _flatten(self)[0]]
+        return _unflatten(leaves, (self.min_index, self.max_index, start, self.denominator))
 
     def shard(self, rank: int, world: int, zigzag: bool = True) -> Positions:
         """This rank's part of the sequence, for context parallelism: the tokens at `shard_slots`.
@@ -565,7 +569,7 @@ class Positions:
             raise ShapeError(f"got positions on {self.device}, {what} is on {device}", f"positions.to({str(device)!r})")
 
     def __eq__(self, other: object) -> bool:
-        """Whether every token has the same index, document and order."""
+        """Whether every token has the same index, document and order; not what was read of it."""
         if not isinstance(other, Positions):
             return NotImplemented
         same_index = self.denominator == other.denominator and self.device == other.device
@@ -606,22 +610,31 @@ def require_positions(positions: object) -> None:
         raise LocantError(got, "Positions.of(position_ids), or Positions.from_mask(attention_mask)")
 
 
+LEAVES = ("index", "document_or_none", "order_or_none", "as_query", "as_key")
+"""The fields that are tensors, in the order in which a program is given them, and under which names."""
+
+
 def _flatten(positions: Positions) -> tuple[list[Any], tuple[int | None, ...]]:
-    leaves = [positions.index, positions.document_or_none, positions.order_or_none]
-    return leaves, (positions.min_index, positions.max_index, positions.start, positions.denominator)
+    known = (positions.min_index, positions.max_index, positions.start, positions.denominator)
+    return [getattr(positions, name) for name in LEAVES], known
 
 
 def _flatten_with_keys(positions: Positions) -> tuple[list[Any], tuple[int | None, ...]]:
     """Under the names that exported programs and error messages call the leaves by."""
-    leaves, context = _flatten(positions)
-    names = map(pytree.GetAttrKey, ("index", "document_or_none", "order_or_none"))
-    return list(zip(names, leaves, strict=True)), context
+    leaves, known = _flatten(positions)
+    return list(zip(map(pytree.GetAttrKey, LEAVES), leaves, strict=True)), known
+
+
+def _unflatten(leaves: Iterable[Any], known: Iterable[Any]) -> Positions:
+    index, document, order, as_query, as_key = leaves
+    low, high, start, denominator = known
+    return Positions(index, document, order, low, high, start, denominator, as_query, as_key)
 
 
 pytree.register_pytree_node(
     Positions,
     _flatten,
-    lambda leaves, context: Positions(*leaves, *context),  # those of _flatten, in their order
+    _unflatten,
     flatten_with_keys_fn=_flatten_with_keys,
     serialized_type_name="locant.Positions",
     to_dumpable_context=list,

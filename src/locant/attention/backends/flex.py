@@ -187,7 +187,14 @@ def _filled(x: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
         return x, positions
     zeros = torch.zeros(positions.batch, more, dtype=torch.int64, device=x.device)
     padding = Positions(zeros, torch.full_like(zeros, PADDING), min_index=0, max_index=0)
-    return F.pad(x, (0, 0, 0, more)), Positions.cat([positions, padding])
+    read = (None if each is None else _longer(each, more) for each in (positions.as_query, positions.as_key))
+    filled = Positions.cat([dataclasses.replace(positions, as_query=None, as_key=None), padding])
+    as_query, as_key = read
+    return F.pad(x, (0, 0, 0, more)), dataclasses.replace(filled, as_query=as_query, as_key=as_key)
+
+
+def _longer(read: Tensor, more: int) -> Tensor:
+    return torch.cat([read, read.new_zeros(read.shape[0], more, *read.shape[2:])], dim=1)
 
 
 def _run(*tensors: Tensor, **options: Any) -> Any:

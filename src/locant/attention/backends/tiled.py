@@ -1,9 +1,11 @@
-"""Attention without a matrix for bias and mask, forward or backward, in one of three ways.
+"""Attention without a matrix for bias and mask, forward or backward, in one of four ways.
 
 * ``"table"``: where the bias follows from the distance and both sides count one by one, one number per head and
   distance is all that is held: see `locant.kernels.distance_attention`. So it is with FIRE's in causal attention, with
   one number per distance and one per query: see `locant.kernels.distance_pieces`.
 * ``"documents"``: in packed and padded rows of a few documents, each of these is such attention, with one table.
+* ``"blocks"``: where the bias is made from hidden states, a block of queries and keys is written out at a time: see
+  `locant.attention.backends.blocks`.
 * ``"tiles"``: otherwise a tile of queries at a time asks the encoding for the bias of its queries and of the keys that
   one of them attends to, goes through torch's fused attention, and is computed once more in the backward pass:
   ``tile x keys`` memory, gradients for everything the bias is made of, and a second forward pass as the price. Dropout
@@ -23,6 +25,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from locant.attention.backends import sdpa
+from locant.attention.backends.blocks import attention_by_blocks
 from locant.attention.backends.eager import eager_attention
 from locant.attention.backends.sdpa import as_wide_as_bias, sdpa_attention
 from locant.attention.inputs import Attended, AttentionInputs
@@ -33,6 +36,7 @@ from locant.kernels.transforms import is_mapping
 from locant.positions.base import bias_dtype, has_bias
 from locant.positions.distance_bias import DistanceBias, follows_distance
 from locant.positions.encodings.fire import Fire, has_pieces
+from locant.positions.hidden_bias import HiddenBias
 
 __all__ = ["Way", "obstacle", "tiled_attention", "way_of"]
 
@@ -45,9 +49,9 @@ FEWEST_ROWS = 16
 
 @dataclass(frozen=True)
 class Way:
-    """One of the three, and why."""
+    """One of the four, and why."""
 
-    name: Literal["table", "documents", "tiles"]
+    name: Literal["table", "documents", "blocks", "tiles"]
     reason: str
     rows: list[list[Segment]] | None = None
     """What the rows consist of, where they are taken by documents."""
@@ -63,18 +67,20 @@ def obstacle(inputs: AttentionInputs) -> str | None:
 
 
 def way_of(inputs: AttentionInputs) -> Way:
-    """Which of the three ways these inputs allow."""
-    encoding = inputs.encoding
+    """Which of the four ways these inputs allow."""
+    encoding, on_cpu = inputs.encoding, inputs.q.device.type == "cpu" and inputs.dropout_p == 0.0
     held = None
     if encoding is None or not has_bias(encoding) or follows_distance(encoding):
         held = "one number per head and distance is enough"
     elif inputs.mask.causal and has_pieces(encoding, bias_dtype(inputs.q)):
         held = "one number per distance and one per query are enough"
-    if held is not None and inputs.q.device.type == "cpu" and inputs.dropout_p == 0.0:
+    if held is not None and on_cpu:
         if inputs.mask.offset is not None:
             return Way("table", held)
         if (rows := inputs.mask.packed_documents()) is not None:
             return Way("documents", f"for each document, {held}", rows)
+    if on_cpu and isinstance(encoding, HiddenBias) and not (torch.compiler.is_compiling() or is_mapping()):
+        return Way("blocks", "mask and bias are held for a block of queries and keys at a time")
     return Way("tiles", "mask and bias are held for a tile of queries at a time")
 
 
@@ -82,6 +88,8 @@ def tiled_attention(inputs: AttentionInputs, way: Way) -> Attended:
     """The output and, where it is needed, the log-sum-exp."""
     if way.rows is not None:
         return _by_documents(inputs, way.rows)
+    if way.name == "blocks":
+        return attention_by_blocks(inputs)
     return _by_table(inputs) if way.name == "table" else _by_tiles(inputs)
 
 

@@ -1,0 +1,169 @@
+"""`HiddenBias`: the base of encodings whose bias follows from the hidden states of the tokens.
+
+What such an encoding has to know of a token is read once, by `read`, and goes with its position: into the cache, into
+a slice, to another rank. So the bias of a query and a key is a function of two tokens, as any other, and nothing the
+size of ``query x key`` is kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from locant.arguments import MAX_WIDTH, whole
+from locant.errors import LocantError
+from locant.kernels.transforms import is_transforming
+from locant.positions.base import Bias, Keys, PositionEncoding, Queries, bias_dtype, require_embeddings
+from locant.positions.documents import PADDING
+from locant.positions.heads import Heads
+from locant.positions.pairs import exact_dot, require_tokens
+from locant.positions.positions import Positions
+
+__all__ = ["HiddenBias", "Read", "projected"]
+
+AT_ONCE = 2**17
+"""Numbers of the hidden states that are held in float64 at a time."""
+
+Read = tuple[Float[Tensor, "_ query heads *_"] | None, Float[Tensor, "_ key heads *_"] | None]
+"""Of every token, for every head: what a query has to know of itself, and what keys are known by; or ``None``."""
+
+REMEDY = "positions = encoding.read(x, positions), and cache.append(k, v, positions) behind it"
+
+
+class HiddenBias(PositionEncoding):
+    """A bias that depends on what tokens are, by numbers that a subclass reads of their hidden states.
+
+    A model calls `read` in every layer, with what queries and keys are made from, and then goes on with the positions
+    that come back::
+
+        positions = encoding.read(x, positions, None if cache is None else cache.positions)
+        q, k = encoding.rotate(q, k, positions)
+        k, v, k_positions = cache.append(k, v, positions)
+        y = attend(q, k, v, encoding=encoding, positions=positions, k_positions=k_positions)
+
+    Args:
+        num_heads: the number of query heads.
+        d_model: the width of the hidden states.
+        head_slice: the heads of this rank under tensor parallelism; default: all.
+
+    >>> class Loud(HiddenBias):
+    ...     '''Every head attends more to tokens whose hidden states have a large mean.'''
+    ...     def of_hidden(self, x, positions, past):
+    ...         return None, x.mean(-1, keepdim=True).expand(-1, -1, len(self.heads))
+    ...     def of_pairs(self, queries, keys, positions, k_positions):
+    ...         return keys.transpose(1, 2)[:, :, None].expand(-1, -1, positions.seq_len, -1)
+    >>> loud, x, q = Loud(2, 8), torch.ones(1, 3, 8), torch.zeros(1, 2, 3, 4)
+    >>> loud.bias(q, q, loud.read(x, Positions.arange(3)))[0, 1, 2]
+    tensor([1., 1., 1.])
+    """
+
+    def __init__(self, num_heads: int, d_model: int, *, head_slice: slice | None = None) -> None:
+        super().__init__()
+        self.heads = Heads.of(num_heads, head_slice)
+        self.num_heads = self.heads.num_heads
+        self.d_model = whole("d_model", d_model, 1, MAX_WIDTH, remedy="the width of the hidden states")
+
+    def of_hidden(self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None) -> Read:
+        """What is read of every token, as a query and as a key: a subclass writes this.
+
+        What is read for keys is kept in the cache beside them, and has to be all that `past` is asked for.
+
+        Args:
+            x: zeros at padding.
+            positions: as many rows as `x` has.
+            past: of the cached tokens, with what was read of them; ``None`` where there are none.
+        """
+        raise LocantError(f"{type(self).__name__} does not define of_hidden", "def of_hidden(self, x, positions, past)")
+
+    def of_pairs(
+        self,
+        queries: Float[Tensor, "#batch query heads *_"] | None,
+        keys: Float[Tensor, "#batch key heads *_"] | None,
+        positions: Positions,
+        k_positions: Positions,
+    ) -> Float[Tensor, "#batch heads query key"]:
+        """What is added to the score of every query and key: a subclass writes this.
+
+        Attention asks for one head, and for some of the queries, at a time.
+
+        Args:
+            queries, keys: what was read of them.
+            positions, k_positions: where they stand.
+        """
+        raise LocantError(
+            f"{type(self).__name__} does not define of_pairs",
+            "def of_pairs(self, queries, keys, positions, k_positions)",
+        )
+
+    far: int | None = None
+    """From this distance on the bias of an earlier key is the sum that `of_far` gives; ``None``: it never is one."""
+
+    def of_far(
+        self,
+        queries: Float[Tensor, "#batch query heads *_"] | None,
+        keys: Float[Tensor, "#batch key heads *_"] | None,
+    ) -> tuple[Float[Tensor, "#batch heads query"] | None, Float[Tensor, "#batch heads key"] | None]:
+        """A number of every query and one of every key, ``None`` for zeros, whose sums are the bias of far keys.
+
+        A subclass that sets `far` writes this; attention then holds nothing for the pairs.
+        """
+        return None, None
+
+    def read(
+        self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None = None
+    ) -> Positions:
+        """The positions of `x`, with what is read of it."""
+        require_embeddings(self, x, positions, self.d_model)
+        rows = positions.expand(x.shape[0])
+        if rows.document_or_none is not None:
+            x = x.masked_fill((rows.document_or_none == PADDING)[..., None], 0.0)
+        as_query, as_key = self.of_hidden(x, rows, past if past is not None and past.seq_len else None)
+        return dataclasses.replace(rows, as_query=as_query, as_key=as_key)
+
+    def bias(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> Bias:
+        """`of_pairs` of all heads, float32 at least."""
+        self.heads.require(self, q)
+        keys = require_tokens(self, q, k, positions, k_positions)
+        return self.of_pairs(*self.read_of(positions, keys), positions, keys).to(bias_dtype(q))
+
+    def read_of(self, positions: Positions, keys: Positions) -> Read:
+        """What was read of queries and keys; raises where that was for other heads."""
+        read = positions.as_query, keys.as_key
+        if all(x is None or x.shape[2] == len(self.heads) for x in read):
+            return read
+        found = next(x for x in read if x is not None)
+        got = f"got positions of which {found.shape[2]} heads were read, {type(self).__name__} has {len(self.heads)}"
+        raise LocantError(got, REMEDY)
+
+    def require_read(self, name: str, read: Tensor | None) -> Tensor:
+        """What was read of queries, or of keys; raises where nothing was."""
+        if read is None:
+            got = f"got {name} without what {type(self).__name__} reads of hidden states"
+            raise LocantError(got, REMEDY)
+        return read
+
+    def extra_repr(self) -> str:
+        return f"{self.heads}, d_model={self.d_model}"
+
+
+def projected(
+    x: Float[Tensor, "batch seq d_model"], weight: Float[Tensor, "out d_model"], dtype: torch.dtype
+) -> Float[Tensor, "batch seq out"]:
+    """`exact_dot` of every token with every row: for some tokens at a time, and anew in the backward pass.
+
+    So what is held, and kept, is small beside the hidden states, which the projections of queries and keys keep anyway.
+    """
+    if torch.compiler.is_compiling() or is_transforming() or x.numel() <= AT_ONCE:
+        return _product(x, weight, dtype)
+    parts = x.split(max(1, AT_ONCE // x[:, :1].numel()), dim=1)
+    if not torch.is_grad_enabled():
+        return torch.cat([_product(part, weight, dtype) for part in parts], dim=1)
+    return torch.cat([checkpoint(_product, part, weight, dtype, use_reentrant=False) for part in parts], dim=1)
+
+
+def _product(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    return exact_dot(x, weight, bias_dtype(x)).to(dtype)
