@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto as auto
 
 import locant
+from tests.checkpoints.swap.work import Work, adapted, generated, ids, packed, trained
 
-__all__ = ["Family", "families", "ids", "outcome", "page", "tiny"]
+__all__ = ["Family", "Outcome", "families", "outcome", "page", "tiny"]
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "d_model": 64, "n_embd": 64, "intermediate_size": 96, "ffn_dim": 96, "num_hidden_layers": 4,
@@ -126,16 +128,23 @@ def _has(config: Any, key: str) -> bool:
         return False
 
 
-def ids() -> torch.Tensor:
-    """Two rows of twelve tokens, none of them special."""
-    return torch.arange(3, 27).view(2, 12)
-
-
 # ---------------------------------------------------------------------- what becomes of each
 
+SAME = "same bits"
+WORKS: dict[str, Work] = {"generation": generated, "packed": packed, "gradients": trained, "LoRA": adapted}
 
-def outcome(family: Family) -> tuple[str, str]:
-    """``same bits``, ``differs``, ``refused`` or ``not built``, and why."""
+
+@dataclass(frozen=True)
+class Outcome:
+    """``same bits``, ``differs``, ``refused`` or ``not built``, and why; of each work ``same bits`` or ``–``."""
+
+    verdict: str
+    why: str = ""
+    works: tuple[str, ...] = ("",) * len(WORKS)
+
+
+def outcome(family: Family) -> Outcome:
+    """What becomes of its logits, and where they stay the same, of each work."""
     try:
         model = tiny(family)
         swapped = locant.swap(model, angles="float32")
@@ -143,12 +152,30 @@ def outcome(family: Family) -> tuple[str, str]:
         with torch.no_grad():
             before = model(ids()).logits
     except locant.LocantError as error:
-        return "refused", _line(error.cause)
+        return Outcome("refused", _line(error.cause))
     except Exception as error:  # noqa: BLE001  # whatever a class of transformers raises is told in the table
-        return "not built", _line(f"{type(error).__name__}: {error}")
+        return Outcome("not built", _line(f"{type(error).__name__}: {error}"))
     with torch.no_grad(), locant.swap(model, angles="float32"):
         same = torch.equal(model(ids()).logits, before) and bool(before.isfinite().all())
-    return ("same bits" if same else "differs"), ""
+    works = tuple(_worked(model, work) for work in WORKS.values()) if same else ("",) * len(WORKS)
+    return Outcome(SAME if {SAME, *works} <= {SAME, "–"} and same else "differs", "", works)
+
+
+def _worked(model: Any, work: Work) -> str:
+    """``same bits``, ``differs``, or a dash for a model that cannot do it, swapped or not."""
+    try:
+        before = _seeded(copy.deepcopy(model), work)
+    except Exception:  # noqa: BLE001  # a masked model does not generate, and a few know no checkpoints or LoRA
+        return "–"
+    swapped = copy.deepcopy(model)
+    with locant.swap(swapped, angles="float32"):
+        return SAME if torch.equal(_seeded(swapped, work), before) else "differs"
+
+
+def _seeded(model: Any, work: Work) -> torch.Tensor:
+    """Dropout is the same in both."""
+    torch.manual_seed(0)
+    return work(model)
 
 
 def _line(text: str) -> str:
@@ -165,6 +192,10 @@ configuration with random weights. *Same bits*: with `locant.swap(model, angles=
 before, bit for bit, with finite numbers. *Refused*: `swap` says why, and changes nothing. *Not built*: the class could
 not be built that small, or run on token ids alone; nothing is known of it here.
 
+In the same way: the logits of six generated tokens with a cache and padding on the left, those of two packed
+documents, every gradient of a training step with activation checkpoints, and every gradient of LoRA on all linear
+layers. A dash is for a class that cannot do it without `swap` either.
+
 This page is written by a run of all of them, which `make test-slow` repeats and compares:
 
 ```sh
@@ -174,18 +205,22 @@ python -m tests.checkpoints.swap.families
 {counts}
 ```
 
-| configuration | class | outcome | why |
-|---|---|---|---|
+| configuration | class | logits | {works} | why |
+|---|---|---|{rule}---|
 """
 
 
-def page(outcomes: Mapping[Family, tuple[str, str]]) -> str:
+def page(outcomes: Mapping[Family, Outcome]) -> str:
     """The page of the documentation."""
-    numbers = Counter(verdict for verdict, _ in outcomes.values())
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in numbers.most_common())
-    rows = sorted((family.model_type, family.cls, *told) for family, told in outcomes.items())
-    cells = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    return INTRODUCTION.format(version=transformers.__version__, counts=counts) + cells
+    numbers = Counter(told.verdict for told in outcomes.values())
+    rows = sorted(
+        (family.model_type, family.cls, told.verdict, *told.works, told.why) for family, told in outcomes.items()
+    )
+    return INTRODUCTION.format(
+        version=transformers.__version__,
+        counts=", ".join(f"{count} {verdict}" for verdict, count in numbers.most_common()),
+        works=" | ".join(WORKS), rule="---|" * len(WORKS),
+    ) + "".join(f"| {' | '.join(row)} |\n" for row in rows)  # fmt: skip
 
 
 if __name__ == "__main__":

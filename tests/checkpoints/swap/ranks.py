@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 import locant
-from tests.checkpoints.swap.families import Family, ids, tiny
+from tests.checkpoints.swap.families import Family, tiny
+from tests.checkpoints.swap.work import ids
 
 __all__ = ["losses_on_two"]
 

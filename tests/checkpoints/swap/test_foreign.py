@@ -12,7 +12,8 @@ import locant
 from locant.errors import RangeError
 from locant.positions.pope import PoPE
 from tests.checkpoints.swap import reference
-from tests.checkpoints.swap.families import Family, ids, tiny
+from tests.checkpoints.swap.families import Family, tiny
+from tests.checkpoints.swap.work import ids
 from tests.refusal import refuses
 from tests.tolerances import DIFFERENT, LOGITS
 

@@ -17,7 +17,8 @@ import locant
 from locant.checkpoints import load_swapped
 from locant.errors import InputError, LocantError, RangeError
 from locant.positions.temperature import Temperature
-from tests.checkpoints.swap.families import Family, ids, tiny
+from tests.checkpoints.swap.families import Family, tiny
+from tests.checkpoints.swap.work import ids
 from tests.refusal import refuses
 from tests.tolerances import LOGITS
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,8 +11,9 @@ from torch import Tensor
 
 import locant
 from locant.positions.pope import PoPE
-from tests.checkpoints.swap.families import Family, ids, tiny
+from tests.checkpoints.swap.families import Family, tiny
 from tests.checkpoints.swap.ranks import losses_on_two
+from tests.checkpoints.swap.work import Work, adapted, generated, ids, in_bfloat16, packed, padded, trained
 from tests.ranks import found_on, needs_gloo
 from tests.tolerances import LOGITS
 
@@ -30,9 +30,6 @@ one = pytest.mark.parametrize(
 """Three families; the fast suite has one of them."""
 
 
-Work = Callable[[Any], Tensor]
-
-
 def same(model: Any, work: Work) -> None:
     """The same bits before, while swapped and after."""
     before = work(copy.deepcopy(model))
@@ -40,39 +37,6 @@ def same(model: Any, work: Work) -> None:
         during = work(copy.deepcopy(model))
     assert torch.equal(during, before)
     assert torch.equal(work(model), before), "undo left something"
-
-
-def padded() -> tuple[Tensor, Tensor, Tensor]:
-    """The second row has three tokens of padding before it."""
-    tokens, mask = ids(), torch.ones(2, 12, dtype=torch.int64)
-    tokens[1, :3], mask[1, :3] = 0, 0
-    return tokens, mask, (mask.cumsum(1) - 1).clamp(min=0)
-
-
-def generated(model: Any, **options: Any) -> Tensor:
-    tokens, mask, _ = padded()
-    found = model.generate(
-        tokens, attention_mask=mask, max_new_tokens=6, min_new_tokens=6, do_sample=False, pad_token_id=0,
-        output_logits=True, return_dict_in_generate=True, **options,
-    )  # fmt: skip
-    return torch.stack(found.logits)
-
-
-def packed(model: Any) -> Tensor:
-    """Two documents in a row, which `transformers` tells by their position ids where there is no cache."""
-    return model(ids(), position_ids=torch.tensor([[*range(5), *range(7)]] * 2), use_cache=False).logits
-
-
-def trained(model: Any) -> Tensor:
-    """A step with gradient checkpointing: every gradient."""
-    model.train()
-    model.activation_checkpointing_enable()
-    model(ids(), labels=ids()).loss.backward()
-    return torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None])
-
-
-def in_bfloat16(model: Any) -> Tensor:
-    return model.bfloat16()(ids()).logits
 
 
 WORK: dict[str, Work] = {
@@ -157,14 +121,6 @@ older = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprec
 @older
 @one
 def test_lora_trains_the_same_weights(family: Family) -> None:
-    import peft
-
-    def adapted(model: Any) -> Tensor:
-        torch.manual_seed(0)
-        lora = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
-        lora(ids(), labels=ids()).loss.backward()
-        return torch.cat([each.grad.flatten() for each in lora.parameters() if each.grad is not None])
-
     same(tiny(family), adapted)
 
 

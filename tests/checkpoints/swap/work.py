@@ -1,0 +1,61 @@
+"""What is done with a model of `transformers`, before it is swapped and while it is: each gives a tensor to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Work", "adapted", "generated", "ids", "in_bfloat16", "packed", "padded", "trained"]
+
+Work = Callable[[Any], Tensor]
+
+
+def ids() -> Tensor:
+    """Two rows of twelve tokens, none of them special."""
+    return torch.arange(3, 27).view(2, 12)
+
+
+def padded() -> tuple[Tensor, Tensor, Tensor]:
+    """The second row has three tokens of padding before it."""
+    tokens, mask = ids(), torch.ones(2, 12, dtype=torch.int64)
+    tokens[1, :3], mask[1, :3] = 0, 0
+    return tokens, mask, (mask.cumsum(1) - 1).clamp(min=0)
+
+
+def generated(model: Any, **options: Any) -> Tensor:
+    tokens, mask, _ = padded()
+    found = model.generate(
+        tokens, attention_mask=mask, max_new_tokens=6, min_new_tokens=6, do_sample=False, pad_token_id=0,
+        output_logits=True, return_dict_in_generate=True, **options,
+    )  # fmt: skip
+    return torch.stack(found.logits)
+
+
+def packed(model: Any) -> Tensor:
+    """Two documents in a row, which `transformers` tells by their position ids where there is no cache."""
+    return model(ids(), position_ids=torch.tensor([[*range(5), *range(7)]] * 2), use_cache=False).logits
+
+
+def trained(model: Any) -> Tensor:
+    """A step with gradient checkpointing: every gradient."""
+    model.train()
+    model.activation_checkpointing_enable()
+    model(ids(), labels=ids()).loss.backward()
+    return torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None])
+
+
+def in_bfloat16(model: Any) -> Tensor:
+    return model.bfloat16()(ids()).logits
+
+
+def adapted(model: Any) -> Tensor:
+    """LoRA on all linear layers: every gradient of its weights."""
+    import peft
+
+    torch.manual_seed(0)
+    lora = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+    lora(ids(), labels=ids()).loss.backward()
+    return torch.cat([each.grad.flatten() for each in lora.parameters() if each.grad is not None])
