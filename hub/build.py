@@ -11,6 +11,7 @@ that changed: imports become relative, shapes in signatures are for type checker
 
 from __future__ import annotations
 
+import argparse
 import ast
 import hashlib
 import json
@@ -123,7 +124,10 @@ def _load(path: Path) -> Any:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python hub/build.py FOLDER")
-    for variant in build(Path(sys.argv[1])):
-        sys.stdout.write(f"{variant}\n")
+    parser = argparse.ArgumentParser(description="The rotary kernel of locant, in the layout of the Hub's `kernels`.")
+    parser.add_argument("folder", type=Path, help="where its folder build is written")
+    try:
+        for variant in build(parser.parse_args().folder):
+            sys.stdout.write(f"{variant}\n")
+    except OSError as error:
+        parser.error(str(error))

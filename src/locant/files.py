@@ -22,8 +22,8 @@ from typing import Any
 from locant.errors import InputError
 
 __all__ = [
-    "FaultError", "NewFile", "flush", "json_text", "new_folder", "replacing", "require_apart", "require_new",
-    "strict_json", "write_whole",
+    "FaultError", "NewFile", "flush", "json_text", "new_folder", "replacing", "require_apart", "require_file",
+    "require_new", "strict_json", "write_whole",
 ]  # fmt: skip
 
 BUFFER = 1 << 20
@@ -207,6 +207,14 @@ def require_new(path: Path) -> None:
         raise InputError(f"got {path}, but there is no folder {path.parent}", f"mkdir -p {path.parent}")
 
 
+def require_file(path: Path) -> None:
+    """Raise where a file cannot stand: in the place of a folder, or in a folder that is not there."""
+    if path.is_dir():
+        raise InputError(f"got {path}, which is a folder, as the file to write", f"{path / 'a-file-name'}")
+    if not path.parent.is_dir():
+        raise InputError(f"got {path}, but there is no folder {path.parent}", f"mkdir -p {path.parent}")
+
+
 def require_apart(output: Path, read: Path) -> None:
     """Raise where what is written would be in the folder `read`, or above this folder or file; so too for its links."""
     place, source = output.resolve(), read.resolve()
@@ -234,10 +242,7 @@ def _umask() -> int:
 
 def _beside(path: Path) -> tuple[int, Path]:
     """An empty temporary file in the folder of `path`, open for reading and writing."""
-    if path.is_dir():
-        raise InputError(f"got {path}, which is a folder, as the file to write", f"{path / 'a-file-name'}")
-    if not path.parent.is_dir():
-        raise InputError(f"got {path}, but there is no folder {path.parent}", f"mkdir -p {path.parent}")
+    require_file(path)
     with _refusing(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
     return handle, Path(name)

@@ -133,6 +133,13 @@ def test_factors_are_searched_on_a_text_and_what_is_measured_is_not_measured_aga
     assert loss_of_transformers(model, written, (folder / "text.txt").read_text()) == pytest.approx(
         best["loss"], abs=LOGITS
     )
+    whole = json.loads((folder / "new.search.json").read_text())
+    for damaged in ([], *({**whole, "measured": each} for each in ([5], [{}], [{"factors": "x", "loss": "y"}]))):
+        (folder / "new.search.json").write_text(json.dumps(damaged))
+        again = run(*words)
+        assert again.exit_code == 2
+        assert "no record of a search with this model" in again.stderr
+    (folder / "new.search.json").write_text(json.dumps(whole))
     (folder / "text.txt").write_text("another text altogether, " * 100)
     again = run(*words)
     assert again.exit_code == 2
@@ -164,6 +171,7 @@ def loss_of_transformers(folder: Path, config: dict[str, Any], text: str) -> flo
             "expected the folder of a model",
         ),
         (("model", "--to", 64, "--method", "longrope", "--search", "text.txt", "-o", "no/x.json"), "no folder no"),
+        (("model", "--to", 64, "--method", "longrope", "--search", "text.txt", "-o", "model"), "which is a folder"),
     ],
 )
 def test_what_cannot_be_searched_is_one_line(complains: Complains, words: tuple[object, ...], said: str) -> None:

@@ -66,11 +66,13 @@ def verb(
 def _searched(config: str, text: str, to: int, method: str, output: Path | None, given: dict[str, Any]) -> Any:
     from locant.checkpoints.config_source import read_source
     from locant.checkpoints.extension import extend, extension_path
+    from locant.files import require_file
     from locant.report.console import progress_bar
 
     if method != "longrope":
         raise InputError(f"got --search for {method}, which has no factors to search", "--method longrope")
     path = extension_path(config, to=to, method=method, output=output)
+    require_file(path)  # a search can take hours
     extension = extend(read_source(config), to=to, method=method)
     from locant.lab.factor_search import search_factors
 

@@ -136,9 +136,11 @@ def _measured_before(record: Path, identity: dict[str, Any]) -> list[dict[str, A
     try:
         earlier = json.loads(record.read_text(encoding="utf-8"))
         measured = earlier.pop("measured")
-    except (OSError, ValueError, KeyError, AttributeError):
-        earlier, measured = None, []
-    if earlier != identity:
+        numbers = [[*each["factors"], each["loss"] or 0.0] for each in measured]
+        readable = all(math.isfinite(number) for row in numbers for number in row)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        readable, earlier, measured = False, None, []
+    if not readable or earlier != identity:
         got = f"got {record}, which is no record of a search with this model, text and length"
         raise InputError(got, "-o another-name.json, or that file taken away")
     return measured
