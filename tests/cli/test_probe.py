@@ -20,7 +20,7 @@ def test_a_folder_is_measured_in_words_and_in_json(run: Run, folder: Path) -> No
     assert isinstance(report, RotationReport)
     assert run("probe", ".").stdout == f"{report}\n"
     facts = json.loads(run("probe", "config.json", "--json").stdout)
-    assert facts["encoding"] == repr(locant.Rotary(32, 1e6))
+    assert facts["encoding"] == repr(locant.Rotary(32, 1e6, angles="float32"))
     assert facts["warnings"] == [*report.warnings]
     assert [block["dims"] for block in facts["queries"]["blocks"]] == [[pair, pair + 16] for pair in range(16)]
     assert facts["differences"] == []

@@ -119,7 +119,7 @@ def test_what_is_not_broken_is_not_warned_about() -> None:
         assert locant.probe(target).warnings == ()
     found = locant.probe(lambda x, positions: turned(x, at(positions)), head_dim=WIDTH, expected=Rotary(WIDTH))
     assert found.warnings == ()
-    assert repr(found.encoding) == repr(Rotary(WIDTH))
+    assert repr(found.encoding) == repr(Rotary(WIDTH, angles="float32"))
 
 
 SLOPES = [2.0 ** (-8 * (head + 1) / 12) for head in range(12)]

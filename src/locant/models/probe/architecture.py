@@ -86,9 +86,9 @@ def probe_config(
 ) -> RotationReport:
     """What the rotary module of a configuration does, as `probe` tells it; `module` is the one to take, if it is built.
 
-    >>> report = probe_config({"model_type": "olmo2", "hidden_size": 64, "num_attention_heads": 4})
-    >>> report.encoding
-    Rotary(head_dim=16, base=500000, layout='half', angles='exact')
+    >>> config = {"model_type": "olmo2", "hidden_size": 64, "num_attention_heads": 4, "rope_theta": 5e5}
+    >>> probe_config(config).encoding
+    Rotary(head_dim=16, base=500000, layout='half', angles='float32')
     """
     built, kinds = _configuration(config), measured_layer_types(config)
     if layer_type is None and kinds:

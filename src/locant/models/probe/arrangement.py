@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from locant.models.probe.subject import FAILED, HEADS, Subject
+from locant.models.probe.trial import refuse_unsteady
 
-__all__ = ["Arrangement", "arrangement_of", "counts_itself", "shifts"]
+__all__ = ["Arrangement", "arrangement_of", "counts_itself", "require_steady", "shifts"]
 
 SAME = 1e-4
 """How far two rotations of one token may be apart at small positions; wrong ones are further by far."""
@@ -37,6 +38,13 @@ class Arrangement:
     grows_at: int | None = None
     remembers: bool = False
     writes: bool = False
+
+
+def require_steady(subject: Subject) -> None:
+    """Two equal calls agree: nothing can be measured of what is random."""
+    x, near = _random(subject, SHORT), _index(subject, *range(SHORT))
+    one, again = (torch.cat(subject.turn(x.clone(), near)) for _ in range(2))
+    refuse_unsteady(subject.name, one, again)
 
 
 def counts_itself(subject: Subject) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from locant.models.probe.report import BIASED, BiasReport
 from locant.models.probe.subject import FAILED, name_of
+from locant.models.probe.trial import Tried, UnusableError, refuse_unsteady
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.alibi import ALiBi, alibi_slopes
 from locant.positions.encodings.t5 import T5Bias
@@ -22,13 +23,14 @@ SAME = 1e-5
 BiasOf = Callable[[int, int], Tensor]
 
 
-def bias_report(target: Any, expected: PositionEncoding | None) -> BiasReport | None:
-    """What a bias does; ``None``: it is none that can be called by two lengths."""
-    found = _called(target)
+def bias_report(target: Any, expected: PositionEncoding | None, tried: Tried) -> BiasReport | None:
+    """What a bias does; ``None``: it is none that can be called by two lengths, and `tried` says why."""
+    found = _called(target, tried)
     if found is None:
         return None
     called, bias_of = found
     whole = bias_of(BIASED, BIASED)
+    refuse_unsteady(name_of(target), whole, bias_of(BIASED, BIASED))
     rows = torch.arange(BIASED)
     later = rows > rows[:, None]
     hidden = whole <= HIDDEN
@@ -70,27 +72,29 @@ def bias_report(target: Any, expected: PositionEncoding | None) -> BiasReport | 
     )
 
 
-def _called(target: Any) -> tuple[str, BiasOf] | None:
-    ways: dict[str, Callable[[int, int], Any]] = {
-        "encoding.matrix(query_len, key_len)": lambda q, k: target.matrix(q, k),
-        "module.compute_bias(query_len, key_len)": lambda q, k: target.compute_bias(q, k),
-        "f(query_len, key_len)": lambda q, k: target(q, k),
-    }
+def _called(target: Any, tried: Tried) -> tuple[str, BiasOf] | None:
+    ways: dict[str, Callable[[int, int], Any]] = {"f(query_len, key_len)": lambda q, k: target(q, k)}
+    if isinstance(target, PositionEncoding):
+        ways = {"encoding.matrix(query_len, key_len)": lambda q, k: target.matrix(q, k)}
+    elif hasattr(target, "compute_bias"):
+        ways = {"module.compute_bias(query_len, key_len)": lambda q, k: target.compute_bias(q, k), **ways}
     for called, way in ways.items():
 
         def bias_of(q: int, k: int, way: Callable[[int, int], Any] = way) -> Tensor:
             with torch.no_grad():
                 found = way(q, k)
             if not isinstance(found, Tensor) or found.ndim < 2 or found.shape[-2:] != (q, k):
-                raise ValueError("no bias")
+                raise UnusableError(
+                    f"gave no tensor whose last two sizes are [{q}, {k}]", "a bias [heads, queries, keys]"
+                )
             return found.double().reshape(-1, q, k)
 
         try:
-            if isinstance(target, PositionEncoding) == called.startswith("encoding"):
-                bias_of(5, 7)
-                return called, bias_of
-        except FAILED:
-            continue
+            bias_of(5, 7)
+        except FAILED as error:
+            tried.setdefault(called, error)
+        else:
+            return called, bias_of
     return None
 
 

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from locant.errors import InputError
-from locant.models.probe.arrangement import COUNTED, arrangement_of, counts_itself, shifts
+from locant.models.probe.arrangement import COUNTED, arrangement_of, counts_itself, require_steady, shifts
 from locant.models.probe.naming import named
-from locant.models.probe.precision import READ_OFF_NARROW, errors_of, rounding_of
+from locant.models.probe.precision import FLOAT32, READ_OFF_NARROW, errors_of, rounding_of
 from locant.models.probe.report import RotationReport
 from locant.models.probe.rotation import Rotation, measured_rotation
 from locant.models.probe.subject import FAILED, HEADS, Subject, counting, subject_of
+from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.encodings.xpos import XPos
@@ -31,6 +32,7 @@ SAME = 1e-3
 
 def probe_rotation(subject: Subject, expected: PositionEncoding | None = None) -> RotationReport:
     """All that is measured of a rotation; short sequences come first."""
+    require_steady(subject)
     if subject.given and counts_itself(subject):
         subject = counting(subject)
     if not subject.given:
@@ -42,10 +44,8 @@ def probe_rotation(subject: Subject, expected: PositionEncoding | None = None) -
     reach = subject if arrangement.grows_at is None else subject.within(arrangement.grows_at - 1)
     precision = _precision(reach, q, angles)
     last = max(precision["errors"], default=CAST_UP_TO)
-    encoding, agrees = next(
-        ((each, apart) for each in _candidates(q, angles) if (apart := _apart(subject, q, each)) <= SAME * q.factor),
-        (None, None),
-    )
+    compared = ((each, _apart(subject, q, each)) for each in _candidates(q, angles, precision["rounding"]))
+    encoding, agrees = next(((each, apart) for each, apart in compared if apart <= SAME * q.factor), (None, None))
     return RotationReport(
         subject=subject.name,
         called=subject.called,
@@ -64,13 +64,14 @@ def probe_rotation(subject: Subject, expected: PositionEncoding | None = None) -
     )
 
 
-def _candidates(rotation: Rotation, angles: Rotary | None) -> Iterator[PositionEncoding]:
-    """Encodings with these angles, which differ in what they do to lengths."""
+def _candidates(rotation: Rotation, angles: Rotary | None, rounding: str | None) -> Iterator[PositionEncoding]:
+    """Encodings with these angles, rounded as they were found to be, which differ in what they do to lengths."""
     if angles is None:
         return
-    yield angles
+    mode: AngleMode = "float32" if rounding == FLOAT32 else "exact"
+    yield angles.alike(angles=mode)
     if rotation.change > 1e-3 and angles.is_short:
-        yield XPos(angles.head_dim, angles.base, layout=angles.layout)
+        yield XPos(angles.head_dim, angles.base, layout=angles.layout, angles=mode)
 
 
 def _precision(subject: Subject, rotation: Rotation, angles: Rotary | None) -> dict[str, Any]:

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from locant.arguments import shown, whole
-from locant.errors import InputError, LocantError, RangeError
+from locant.errors import LocantError, RangeError
 from locant.models.architecture import UNKNOWN
 from locant.models.probe.architecture import probe_config, rotary_module_of
 from locant.models.probe.bias import bias_report
 from locant.models.probe.measurement import probe_encoding, probe_rotation
 from locant.models.probe.report import Report
 from locant.models.probe.subject import subject_of
+from locant.models.probe.trial import Tried, refusal
 from locant.models.registry import read
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
@@ -56,8 +57,10 @@ def probe(
             this package makes of it.
 
     Raises:
-        InputError: nothing that can be called in a known way.
+        InputError: nothing that can be called in a known way; the message names the calls and what each ended with.
+            Or what gives something else when it is called again, as with dropout.
 
+    >>> from locant import Positions
     >>> found = probe(lambda x, positions: Rotary(8).rotate_one(x, Positions.of(positions)), head_dim=8)
     >>> found.encoding, found.warnings
     (Rotary(head_dim=8, base=10000, layout='half', angles='exact'), ())
@@ -70,10 +73,11 @@ def probe(
     if config is not None and inspect.isclass(target):
         target = config
     report: Report | None = None
+    tried: Tried = {}
     with torch.no_grad():
         if isinstance(target, PositionEncoding):
             rotates = "rotate" in target.doors()
-            report = probe_encoding(target, expected) if rotates else bias_report(target, expected)
+            report = probe_encoding(target, expected) if rotates else bias_report(target, expected, tried)
         elif isinstance(target, Mapping) or hasattr(target, "model_type"):
             known = _known(target, layer_type) if expected is None else expected
             return probe_config(target, layer_type=layer_type, expected=known)
@@ -81,11 +85,10 @@ def probe(
             return probe_config(target.config, layer_type=layer_type, expected=expected, module=module)
         elif callable(target):
             options: dict[str, Any] = {"head_dim": head_dim, "axes": axes, "apply": apply, "limit": limit}
-            subject = subject_of(target, config=config, layer_type=layer_type, **options)
-            report = bias_report(target, expected) if subject is None else probe_rotation(subject, expected)
+            subject = subject_of(target, config=config, layer_type=layer_type, tried=tried, **options)
+            report = bias_report(target, expected, tried) if subject is None else probe_rotation(subject, expected)
     if report is None:
-        got = f"got {shown(target)}, which neither rotates tokens nor gives a bias in any way of calling that is known"
-        raise InputError(got, "locant.probe(lambda x, positions: ..., head_dim=64), x of shape [batch, heads, seq, 64]")
+        raise refusal(target, tried) from next(iter(tried.values()), None)
     return report
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -51,6 +51,9 @@ class Report:
     expected: PositionEncoding | None
     differences: tuple[str, ...]
 
+    compared: ClassVar[str]
+    """What was compared with the encoding."""
+
     @property
     def warnings(self) -> tuple[str, ...]:
         """What is wrong, or easily goes wrong, in plain words."""
@@ -68,7 +71,9 @@ class Report:
         return {**{each.name: _plain(getattr(self, each.name)) for each in fields(self)}, "warnings": [*self.warnings]}
 
     def __str__(self) -> str:
-        same = [] if self.encoding is None else [f"The same as {self.encoding!r}, to {self.agrees:.1e}."]
+        same = []
+        if self.encoding is not None:
+            same = [f"The same as {self.encoding!r}, to {self.agrees:.1e} {self.compared}."]
         warned = [f"Warning: {warning}" for warning in self.warnings]
         return "\n".join([f"{self.subject}, called as {self.called}.", *self._facts(), *same, *warned])
 
@@ -101,6 +106,13 @@ class RotationReport(Report):
     casts: Mapping[str, tuple[float, str | None]]
     narrow: str | None
     arrangement: Arrangement
+
+    compared = "on random tokens at positions up to 61"
+
+    @property
+    def moves(self) -> bool:
+        """Whether positions have any effect."""
+        return any(side.blocks or side.mixed > 1 for side in (self.queries, self.keys))
 
     @property
     def is_rotation(self) -> bool:
@@ -161,9 +173,9 @@ class RotationReport(Report):
 
     def _no_rotation(self) -> Iterator[str]:
         q, k = self.queries, self.keys
-        if not q.blocks and q.mixed == 1:
+        if not self.moves:
             yield "It does nothing that depends on positions."
-        elif not q.blocks:
+        elif not q.blocks and q.mixed > 1:
             yield f"It is no rotation of pairs: groups of {q.mixed} dimensions depend on each other."
         odd = [block for block in q.blocks if not block.is_rotation]
         if odd:
@@ -214,7 +226,7 @@ class RotationReport(Report):
 
     def _arranged(self) -> Iterator[str]:
         found = self.arrangement
-        if not self.given and "positions" in self.called.split(":")[0]:
+        if self.moves and not self.given and "positions" in self.called.split(":")[0]:
             yield (
                 "The positions it is given have no effect: it counts tokens from 0, so left padding, packed "
                 "documents and a cache are rotated wrongly."
@@ -262,6 +274,8 @@ class BiasReport(Report):
     buckets: tuple[int, int] | None
     cached: bool | None
     rounded: str | None
+
+    compared = f"among {BIASED} tokens"
 
     def _facts(self) -> Iterator[str]:
         yield f"It adds a bias to the scores of {self.num_heads} heads."

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from locant.models.probe.trial import Tried, UnusableError, sides_of
 from locant.positions.base import PositionEncoding
 from locant.positions.positions import Positions
 
@@ -113,16 +114,23 @@ def subject_of(
     limit: int | None = None,
     config: Any = None,
     layer_type: str | None = None,
+    tried: Tried | None = None,
 ) -> Subject | None:
-    """The one form of what was given; ``None``: it gives no tokens back. See `probe` for what it may be."""
-    for width, num_axes, way in _ways(target, head_dim, axes, apply, config, layer_type):
+    """The one form of what was given; ``None``: it gives no tokens back, and `tried` says why.
+
+    See `probe` for what it may be.
+    """
+    tried = {} if tried is None else tried
+    for width, num_axes, way in _ways(target, head_dim, axes, apply, config, layer_type, tried):
         turn = way.turn_of(target, num_axes)
-        if _works(turn, width, num_axes):
+        failure = _failure(turn, width, num_axes)
+        if failure is None:
             subject = Subject(
                 name=name_of(target), called=way.called, turn=turn, width=width, axes=num_axes, given=way.given,
                 limit=limit,
             )  # fmt: skip
             return replace(subject, again=_copies(target, subject, way))
+        tried.setdefault(way.called.split(":")[0], failure)
     return None
 
 
@@ -137,20 +145,30 @@ def _copies(target: Any, subject: Subject, way: Way) -> Callable[[torch.dtype | 
     return lambda dtype: replace(subject, turn=way.turn_of(copy.deepcopy(kept).to(dtype), subject.axes))
 
 
-def _works(turn: Turn, width: int, axes: int) -> bool:
-    """Whether tokens come back, whole and finite."""
+def _failure(turn: Turn, width: int, axes: int) -> Exception | None:
+    """Why no tokens come back, whole and finite; ``None``: they do."""
     x = torch.ones(1, HEADS, TRIAL, width)
     index = torch.arange(TRIAL)[None, :, None].expand(1, TRIAL, axes)
     try:
         with torch.no_grad():
-            sides = turn(x, index)
-    except FAILED:
-        return False
-    return all(isinstance(side, Tensor) and side.shape == x.shape and bool(side.isfinite().all()) for side in sides)
+            sides = sides_of(turn(x, index), x.shape, 2)
+    except FAILED as error:
+        return error
+    if all(side.isfinite().all() for side in sides):
+        return None
+    return UnusableError(
+        "gave NaN or infinite numbers", "return finite numbers for tokens of ones at positions 0, 1 and 2"
+    )
 
 
 def _ways(
-    target: Any, head_dim: int | None, axes: int | None, apply: Apply | None, config: Any, layer_type: str | None
+    target: Any,
+    head_dim: int | None,
+    axes: int | None,
+    apply: Apply | None,
+    config: Any,
+    layer_type: str | None,
+    tried: Tried,
 ) -> Iterator[tuple[int, int, Way]]:
     """Widths, axes and ways of calling, the likely first."""
     stated = head_dim or _stated_width(target, config)
@@ -161,7 +179,7 @@ def _ways(
     elif hasattr(target, "rotate_queries_or_keys"):
         ways = (BOTH_ALONE_BY_NAME,) if getattr(target, "use_xpos", False) else (WITH_OFFSET,)
     elif _returns_tables(target):
-        return (yield from _tables(target, stated, counts, apply, layer_type))
+        return (yield from _tables(target, stated, counts, apply, layer_type, tried))
     else:
         ways = {1: (ALONE,), 2: (WITH_POSITIONS, BOTH_ALONE), 3: (BOTH_WITH_POSITIONS,)}.get(_required(target), ())
     yield from itertools.product(widths, counts, ways)
@@ -206,7 +224,7 @@ def _both_alone(target: Any, axes: int) -> Turn:
     return _counted(lambda x: target(x, x.clone()))
 
 
-def _counted(turn: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Turn:
+def _counted(turn: Callable[[Tensor], Any]) -> Turn:
     """What counts tokens itself is given a row that is long enough, of which the tokens asked for are picked."""
 
     def turned(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -214,37 +232,42 @@ def _counted(turn: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Turn:
         long = x.new_zeros(*x.shape[:2], int(row.max()) + 1, x.shape[-1])
         for place in range(len(row)):  # the same place may be asked for twice
             long[:, :, row[place]] = x[:, :, place]
-        q, k = turn(long)
+        q, k = sides_of(turn(long), long.shape, 2)
         return q[:, :, row], k[:, :, row]
 
     return turned
 
 
 def _with_positions(target: Any, axes: int) -> Turn:
-    call = _in_some_shape(lambda x, index: target(x, index))
-    return lambda x, index: (turned := call(x, index), turned)
+    call = _in_some_shape(lambda x, index: target(x, index), 1)
+    return lambda x, index: (turned := call(x, index)[0], turned)
 
 
 def _both_with_positions(target: Any, axes: int) -> Turn:
-    return _in_some_shape(lambda x, index: target(x, x.clone(), index))
+    call = _in_some_shape(lambda x, index: target(x, x.clone(), index), 2)
+
+    def turn(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = call(x, index)
+        return q, k
+
+    return turn
 
 
-def _in_some_shape(call: Callable[[Tensor, Tensor], Any]) -> Callable[[Tensor, Tensor], Any]:
+def _in_some_shape(call: Callable[[Tensor, Tensor], Any], count: int) -> Callable[[Tensor, Tensor], tuple[Tensor, ...]]:
     """Positions as ``[batch, seq]``, as ``[seq]``, or with axes last or first; tokens with heads before or after."""
 
-    def called(x: Tensor, index: Tensor) -> Any:
+    def called(x: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+        failures: list[Exception] = []
         forms = [index.squeeze(-1), index.squeeze(-1)[0]] if index.shape[-1] == 1 else [index, index.movedim(-1, 0)]
         for swapped, form in itertools.product((False, True), forms if len(index) == 1 else forms[:1]):
+            tokens = x.transpose(1, 2) if swapped else x
             try:
-                found = call(x.transpose(1, 2) if swapped else x, form)
-            except FAILED:
+                sides = sides_of(call(tokens, form), tokens.shape, count)
+            except FAILED as error:
+                failures.append(error)
                 continue
-            sides = found if isinstance(found, tuple) else (found,)
-            shape = x.transpose(1, 2).shape if swapped else x.shape
-            if all(isinstance(side, Tensor) and side.shape == shape for side in sides):
-                turned = tuple(side.transpose(1, 2) if swapped else side for side in sides)
-                return turned if isinstance(found, tuple) else turned[0]
-        raise ValueError("in no shape")
+            return tuple(side.transpose(1, 2) if swapped else side for side in sides)
+        raise failures[0]
 
     return called
 
@@ -293,7 +316,12 @@ def _returns_tables(target: Any) -> bool:
 
 
 def _tables(
-    target: nn.Module, stated: int | None, counts: tuple[int, ...], apply: Apply | None, layer_type: str | None
+    target: nn.Module,
+    stated: int | None,
+    counts: tuple[int, ...],
+    apply: Apply | None,
+    layer_type: str | None,
+    tried: Tried,
 ) -> Iterator[tuple[int, int, Way]]:
     """Every way to make tables, with every function of the same module that rotates by them."""
     functions = [apply] if apply is not None else _functions_beside(target)
@@ -303,7 +331,8 @@ def _tables(
         try:
             with torch.no_grad():
                 first = make(target, torch.zeros(1, HEADS, TRIAL, 8), torch.zeros(1, TRIAL, axes, dtype=torch.int64))[0]
-        except FAILED:
+        except FAILED as error:
+            tried.setdefault(f"module({form})", error)
             continue
         widths = [stated] if stated else [first.shape[-1], 2 * first.shape[-1]]
         for width, function, rotate in itertools.product(widths, functions, ROTATING):
