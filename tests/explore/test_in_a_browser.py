@@ -106,7 +106,7 @@ def test_axe_finds_nothing_to_mend(opened: Opens, name: str, theme: str) -> None
 def test_nothing_is_wider_than_a_phone(opened: Opens, name: str) -> None:
     page = opened(f"{name}?{SCREENS[name].address}")
     page.set_viewport_size({"width": 400, "height": 800})
-    page.wait_for_function("document.documentElement.scrollWidth <= 400")
+    page.wait_for_function("() => document.documentElement.scrollWidth <= 400")
 
 
 @pytest.mark.parametrize("name", SCREENS)
@@ -153,7 +153,7 @@ def test_keys_alone_suffice(opened: Opens) -> None:
     page.keyboard.press("Shift+ArrowRight")
     until(page, at="11")
     page.keyboard.press("2")
-    page.wait_for_function("document.activeElement.dataset.setting === '2'")
+    page.wait_for_function("() => document.activeElement.dataset.setting === '2'")
     page.keyboard.press("Escape")
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("?")
@@ -163,7 +163,7 @@ def test_keys_alone_suffice(opened: Opens) -> None:
     page.keyboard.press("/")
     page.keyboard.type("likeness")
     page.keyboard.press("Enter")
-    page.wait_for_function("document.activeElement.dataset.setting === 'alike'")
+    page.wait_for_function("() => document.activeElement.dataset.setting === 'alike'")
     page.keyboard.press("End")
     until(page, alike="1")
 

@@ -95,7 +95,7 @@ class TuneSettings:
         InputError: both steps and minutes, or an adapter of what has none.
         RangeError: a number that cannot be.
 
-    >>> TuneSettings(way="yarn:8", minutes=10).batch_size
+    >>> TuneSettings(way="yarn:8", minutes=10.0).batch_size
     8
     """
 

@@ -83,13 +83,13 @@ def encoding_from_config(
 
 
 def rotary_from_config(
-    config: Config | object, *, layer_type: str | None, angles: AngleMode, layout: Layout | None
+    cls: type[Rotary], config: Config | object, *, layer_type: str | None, angles: AngleMode, layout: Layout | None
 ) -> Rotary:
     """What `Rotary.from_config` gives: by the row of the architecture, else by measurement, else by its layout."""
     values, architecture = read(config)
     if architecture.rotary is UNKNOWN and layout is None and is_measurable(config):
         return measured_rotary(config, layer_type).alike(angles=angles)
-    return Rotary(**read_rotary(values, architecture, layer_type=layer_type, layout=layout), angles=angles)
+    return cls(**read_rotary(values, architecture, layer_type=layer_type, layout=layout), angles=angles)
 
 
 def read_measurable(config: Config | object) -> tuple[dict[str, Any], Architecture]:

@@ -169,7 +169,7 @@ class Rotary(PositionEncoding):
         """
         from locant.models.encodings import rotary_from_config
 
-        return rotary_from_config(config_or_dict, layer_type=layer_type, angles=angles, layout=layout)
+        return rotary_from_config(cls, config_or_dict, layer_type=layer_type, angles=angles, layout=layout)
 
     def to_config(self, *, max_seq_len: int | None = None, form: str = "rope_parameters") -> dict[str, Any]:
         """The keys of a configuration with which `transformers` and vLLM rotate as this encoding does.
