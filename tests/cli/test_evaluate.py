@@ -79,6 +79,11 @@ def test_what_is_finished_is_not_done_again(
     [
         (("--with", "longrope"), "longrope:4"),
         (("--with", "self-extend:many"), "self-extend:4"),
+        (("--with", "self-extend:2.5"), "expected a whole number"),
+        (("--with", "self-extend:inf"), "self-extend:4"),
+        (("--with", "rerope:4"), "rerope takes no number"),
+        (("--with", "dual-chunk:2"), "dual-chunk takes no number"),
+        (("--with", "nope:3"), "nope takes no number"),
         (("--with", "yarn"), "yarn:4"),
         (("--with", "yarrn:4"), "'yarrn'"),
         (("--lengths", "1"), "--lengths"),

@@ -7,7 +7,6 @@ recipe; ``yarn:4`` and other scalings stretch its own by a factor; ``self-extend
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +29,7 @@ PLAIN = ("own", "exact", "nope")
 ALIASES = {"drope": "nope"}
 STRETCHES = ("linear", "ntk", "yarn", "dynamic", "longrope", "llama3")
 BY_CLASS: dict[str, Callable[[float, int, Rotary], RotaryByClass]] = {
-    "self-extend": lambda group, trained, own: SelfExtend(own, math.ceil(group), max(1, trained // 4)),
+    "self-extend": lambda group, trained, own: SelfExtend(own, int(group), max(1, trained // 4)),
     "rerope": lambda _, trained, own: ReRoPE(own, max(1, trained // 2)),
     "dual-chunk": lambda _, trained, own: DualChunk(own, max(2, trained * 3 // 4), trained // 16),
 }
@@ -38,7 +37,8 @@ BY_CLASS: dict[str, Callable[[float, int, Rotary], RotaryByClass]] = {
 OF_ROTARY = (PositionEncoding, Rotary, SelfExtend, ReRoPE, DualChunk)
 """What has another name here."""
 
-USUAL_FACTOR = {"dynamic": 1.0, "self-extend": 8.0, "rerope": 1.0, "dual-chunk": 1.0}
+NUMBERED = (*STRETCHES, "self-extend")
+USUAL_FACTOR = {"dynamic": 1.0, "self-extend": 8.0}
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,16 @@ class Way:
         if name not in (*STRETCHES, *BY_CLASS):
             known = [name for name, cls in encodings().items() if cls not in OF_ROTARY]
             one_of("with", name, (*PLAIN, *STRETCHES, *BY_CLASS, *known))
+        if name not in NUMBERED:
             if colon:
-                raise InputError(f"got {text}, but {name} has no factor", name)
+                raise InputError(f"got {text}, but {name} takes no number", name)
             return cls(name)
         try:
             times = float(factor) if colon else USUAL_FACTOR[name]
         except (KeyError, ValueError):
-            raise InputError(f"got {text}, expected a factor behind a colon", f"{name}:4") from None
+            raise InputError(f"got {text}, expected a number behind a colon", f"{name}:4") from None
+        if name == "self-extend" and not times.is_integer():
+            raise InputError(f"got {text}, expected a whole number, the size of a group", f"{name}:4")
         return cls(name, float(real("with", times, low=1, remedy=f"{name}:4")))
 
     @property
@@ -90,10 +93,10 @@ class Way:
             raise InputError(got, "--with own, or the model that it was made from")
         if self.name in PLAIN:
             return PositionEncoding() if self.name == "nope" else None
+        if self.name in BY_CLASS:
+            return BY_CLASS[self.name](self.factor or 1.0, trained, self._own(model))
         if self.factor is not None:
             rotary = self._own(model)
-            if self.name in BY_CLASS:
-                return BY_CLASS[self.name](self.factor, trained, rotary)
             scaling = SCALINGS[self.name](self.factor, trained, rotary.rotary_dim, rotary.base)
             return rotary.alike(scaling=scaling, seq_len=None)
         config = model.config.get_text_config()
@@ -104,6 +107,6 @@ class Way:
         points = rotary_points(model, angles="exact")
         own = {repr(rotary): rotary for point in points for rotary in point.own.values()}
         if len(own) != 1:
-            got = f"got {self.name}:{self.factor:g} for {type(model).__name__}, which has {len(own)} rotary encodings"
+            got = f"got {self.name} for {type(model).__name__}, which has {len(own)} rotary encodings"
             raise InputError(got, "own, exact or nope")
         return next(iter(own.values()))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
-from locant import Fire, Positions, RangeError, ShapeError
+from locant import Fire, Positions, RangeError, ShapeError, attend
 from tests.positions import claims
 from tests.positions.oracles_of_biases import fire
 from tests.refusal import refuses
@@ -61,27 +62,30 @@ def test_hidden_units_that_never_or_always_fire_are_right() -> None:
     assert torch.equal(dead, encoding.output.bias[:, None, None].expand_as(dead))
 
 
-def test_a_hidden_unit_at_its_kink_learns_as_in_the_mlp() -> None:
-    """At 0 the derivative of torch's ReLU is 0, and so is ours for a unit whose weight and bias are."""
-    encoding = claims.shaken(Fire(2, hidden=3, threshold=4.0))
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "tiled"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_hidden_unit_at_its_kink_learns_as_in_the_mlp(backend: str, dtype: torch.dtype) -> None:
+    """At 0 the derivative of torch's ReLU is 0: at distance 0 where biases are, and for kinks at distance 3 here."""
+    length = 12
+    encoding = claims.shaken(Fire(2, hidden=5, threshold=20.0)).to(dtype)
     assert isinstance(encoding, Fire)
+    nn.init.ones_(encoding.threshold_multiple)
+    places = torch.arange(length)
+    before = (places[:, None] - places).abs()
+    c, reach = encoding.c.abs(), (encoding.threshold_multiple * 20.0).abs()
+    ratio = torch.log1p(c * before) / (torch.log1p(c * reach) + 1e-6)
+    at_kink = ratio[3, 0].detach()
     with torch.no_grad():
-        encoding.hidden.weight[:, 0] = torch.tensor([1.0, 0.0, -2.0])
-        encoding.hidden.bias[:] = torch.tensor([0.5, 0.0, 1.0])
-    cotangent = torch.randn(1, 2, 6, 6)
-    learned = (encoding.hidden.weight, encoding.hidden.bias)
-    ours = torch.autograd.grad(encoding.bias(*zeros(2, 6, 6), Positions.arange(6)), learned, cotangent)
-    place = torch.arange(6.0)
-    reach = (encoding.threshold_multiple.detach() * 4.0).abs().maximum(torch.maximum(place[:, None], place))
-    c = encoding.c.detach().abs()
-    ratio = torch.log1p(c * (place[:, None] - place).abs()) / (torch.log1p(c * reach) + 1e-6)
-    mlp = encoding.output(torch.relu(encoding.hidden(ratio[..., None]))).permute(2, 0, 1)[None]
-    theirs = torch.autograd.grad(mlp, learned, cotangent)
-    for mine, other in zip(ours, theirs, strict=True):
-        assert_close(mine, other)
-        assert torch.equal(mine[1], torch.zeros_like(mine[1]))
-        assert other[0] != 0
-        assert other[2] != 0
+        encoding.hidden.weight[:, 0] = torch.tensor([1.0, -1.0, 1.0, -1.0, 0.0])
+        encoding.hidden.bias[:] = at_kink * torch.tensor([0.0, 0.0, -1.0, 1.0, 0.0])
+    q, k, v, cotangent = torch.randn(4, 1, 2, length, 4, dtype=dtype)
+    ours = attend(q, k, v, encoding=encoding, positions=Positions.arange(length), backend=backend)
+    mlp = encoding.output(encoding.hidden(ratio[..., None]).relu()).permute(2, 0, 1)
+    scores = (q @ k.mT / 2 + mlp).masked_fill(places > places[:, None], -torch.inf)
+    learned = (encoding.hidden.weight, encoding.hidden.bias, encoding.output.weight)
+    both = (torch.autograd.grad(y, learned, cotangent) for y in (ours, scores.softmax(-1) @ v))
+    for mine, theirs in zip(*both, strict=True):
+        assert_close(mine, theirs)
 
 
 def test_a_causal_pair_is_that_of_the_paper_whatever_else_is_asked() -> None:

@@ -27,15 +27,16 @@ static inline int64_t between(int64_t x, int64_t least, int64_t most) { return x
 /* Where pieces end: piece p has the columns from `ends[p + 1]` to `ends[p]`, of those from `begin` to `end`. */
 static void find_pieces(const Task *task, int64_t row, int64_t begin, int64_t end, int64_t *ends) {
     const float *numbers = task->table + row;
+    const float reach = task->reach[row]; /* entries are divided, as elsewhere: one may be just at a kink */
     ends[0] = end;
     for (int64_t p = 1; p < task->pieces; p++) {
-        float kink = task->kinks[p - 1] * task->reach[row];
+        float kink = task->kinks[p - 1];
         int64_t low = begin, high = ends[p - 1];
-        if (low < high && numbers[high - 1] > kink) low = high; /* most kinks are beyond either end */
-        if (low < high && !(numbers[low] > kink)) high = low;
+        if (low < high && numbers[high - 1] / reach > kink) low = high; /* most kinks are beyond either end */
+        if (low < high && !(numbers[low] / reach > kink)) high = low;
         while (low < high) {
             int64_t middle = (low + high) / 2;
-            if (numbers[middle] > kink) low = middle + 1;
+            if (numbers[middle] / reach > kink) low = middle + 1;
             else high = middle;
         }
         ends[p] = low;

@@ -187,11 +187,15 @@ class Fire(PositionEncoding):
     def _pieces(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Where the MLP has its kinks, and slope and offset before, between and after them (``pieces heads``).
 
-        A hidden unit is on above its kink where its weight is positive, below where negative. Added up in float64.
+        A hidden unit is on above its kink where its weight is positive, below where negative, and off at the kink, as
+        torch's ReLU is: a piece ends with its kink, so that of a negative weight stands one number before. Ratios are
+        not negative: below them is as good as anywhere. Added up in float64.
         """
         weight, shift = self.hidden.weight[:, 0].double(), self.hidden.bias.double()
         fixed = weight == 0
         kink = torch.where(fixed, torch.inf, -shift / torch.where(fixed, 1.0, weight)).detach().to(dtype)
+        before = torch.where(kink > 0, kink.nextafter(torch.zeros_like(kink)), -1.0)
+        kink = torch.where(weight < 0, before, kink)
         kinks, order = kink.sort()
         piece = torch.arange(self.hidden_width + 1, device=weight.device)[:, None]
         above = order.argsort() < piece
