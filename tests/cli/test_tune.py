@@ -37,7 +37,7 @@ def test_it_says_what_it_did_and_evaluate_reads_what_it_wrote(run: Run, folder: 
         (("--with", "yarn"), "yarn:4"),
         (("--with", "yarn:1"), "stretches nothing"),
         (("--with", "yarn:0.5"), "at least 1"),
-        (("--with", "alibi:4"), "has no factor"),
+        (("--with", "alibi:4"), "takes no number"),
         (("--with", "albi"), "with='alibi'"),
         (("--with", "self-extend"), "--with own"),
         (("--with", "drope", "--train", "new"), "--train all"),
