@@ -18,7 +18,7 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto as auto
 
 import locant
-from tests.checkpoints.swap.work import Work, adapted, generated, ids, packed, trained
+from tests.checkpoints.swap.work import Work, adapted, generated, ids, of_bfloat16, packed, trained
 
 __all__ = ["Family", "Outcome", "families", "outcome", "page", "tiny"]
 
@@ -131,7 +131,13 @@ def _has(config: Any, key: str) -> bool:
 # ---------------------------------------------------------------------- what becomes of each
 
 SAME = "same bits"
-WORKS: dict[str, Work] = {"generation": generated, "packed": packed, "gradients": trained, "LoRA": adapted}
+WORKS: dict[str, Work] = {
+    "generation": generated,
+    "packed": packed,
+    "gradients": trained,
+    "LoRA": adapted,
+    "bfloat16": of_bfloat16,
+}
 
 
 @dataclass(frozen=True)
@@ -193,8 +199,9 @@ before, bit for bit, with finite numbers. *Refused*: `swap` says why, and change
 not be built that small, or run on token ids alone; nothing is known of it here.
 
 In the same way: the logits of six generated tokens with a cache and padding on the left, those of two packed
-documents, every gradient of a training step with activation checkpoints, and every gradient of LoRA on all linear
-layers. A dash is for a class that cannot do it without `swap` either.
+documents, every gradient of a training step with activation checkpoints, every gradient of LoRA on all linear layers,
+and logits with weights in bfloat16. A dash is for a class that cannot do it without `swap` either. Three families are
+tested further: `torch.compile` to one graph, FSDP2 on two processes, and models written by hand with other encodings.
 
 This page is written by a run of all of them, which `make test-slow` repeats and compares:
 

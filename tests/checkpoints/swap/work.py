@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Work", "adapted", "generated", "ids", "in_bfloat16", "packed", "padded", "trained"]
+__all__ = ["Work", "adapted", "generated", "ids", "in_bfloat16", "of_bfloat16", "packed", "padded", "trained"]
 
 Work = Callable[[Any], Tensor]
 
@@ -59,3 +59,10 @@ def adapted(model: Any) -> Tensor:
     lora = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
     lora(ids(), labels=ids()).loss.backward()
     return torch.cat([each.grad.flatten() for each in lora.parameters() if each.grad is not None])
+
+
+def of_bfloat16(model: Any) -> Tensor:
+    """With weights in bfloat16, and frequencies in float32, as `from_pretrained(dtype=torch.bfloat16)` leaves both."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    return model(ids()).logits
