@@ -38,6 +38,8 @@ __all__ = ["default_length", "draw", "draw_explanation", "draw_extension", "enco
 
 Drawing = Callable[..., None]
 _SEEDING = threading.Lock()
+TABLES = 1 << 16
+"""Before the seed of an encoding's tables: with the seed of the contents they would hold the same numbers."""
 
 DRAWINGS: tuple[tuple[str, type[PositionEncoding], Drawing, float], ...] = (
     ("embed", Sinusoidal, draw_sinusoidal, 7.6),
@@ -143,7 +145,7 @@ def encoding_to_draw(
     if scaling is not None:
         options["scaling"] = scaling
     shape = ModelShape(**{size: sizes[size] for size in ("d_model", "num_heads", "max_seq_len")})
-    with seeded(seed):
+    with seeded(TABLES + seed):
         return kind.for_model(shape, **options)
 
 
