@@ -25,7 +25,7 @@ from locant import (
     attend,
 )
 from locant.attention.backends import flex
-from locant.attention.choice import SMALL, Choice, choose_backend
+from locant.attention.choice import SMALL, BackendChoice, choose_backend
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask
 from locant.kernels.distance_pieces import takes_pieces
@@ -194,7 +194,9 @@ def test_the_widest_of_keys_and_values_counts() -> None:
 
 def handed_over(monkeypatch: pytest.MonkeyPatch, x: Tensor = X, **options: object) -> AttentionInputs:
     seen: list[AttentionInputs] = []
-    monkeypatch.setattr(ATTEND, "choose_backend", lambda _, inputs: (seen.append(inputs), Choice("eager", ""))[1])
+    monkeypatch.setattr(
+        ATTEND, "choose_backend", lambda _, inputs: (seen.append(inputs), BackendChoice("eager", ""))[1]
+    )
     attend(x, x, x, **{"positions": Positions.arange(5), **options})
     return seen[0]
 

@@ -101,10 +101,12 @@ def main() -> None:
 def _nothing(*_: object) -> None: ...
 
 
-def _choose(*given: Any) -> choice.Choice:
+def _choose(*given: Any) -> choice.KernelChoice:
     """As on a GPU, where this is asked in every call."""
     reason = kernel.unsupported(*given)
-    return choice.Choice("triton", "q is on a GPU") if reason is None else choice.Choice("reference", reason)
+    return (
+        choice.KernelChoice("triton", "q is on a GPU") if reason is None else choice.KernelChoice("reference", reason)
+    )
 
 
 if __name__ == "__main__":

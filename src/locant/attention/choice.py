@@ -17,7 +17,7 @@ from locant.errors import LocantError
 from locant.kernels.distance_decoding import takes
 from locant.positions.base import has_bias
 
-__all__ = ["BackendName", "Choice", "choose_backend"]
+__all__ = ["BackendChoice", "BackendName", "choose_backend"]
 
 BackendName = Literal["auto", "sdpa", "flex", "tiled", "eager"]
 
@@ -31,7 +31,7 @@ LARGE = 2**28
 
 
 @dataclass(frozen=True)
-class Choice:
+class BackendChoice:
     """A backend, the reason for it, and which of its four ways `tiled` takes."""
 
     name: str
@@ -39,7 +39,7 @@ class Choice:
     way: tiled.Way | None = None
 
 
-def choose_backend(backend: str, inputs: AttentionInputs) -> Choice:
+def choose_backend(backend: str, inputs: AttentionInputs) -> BackendChoice:
     """The backend that runs; asking for one that cannot run raises.
 
     >>> from locant.attention.mask import AttentionMask
@@ -57,37 +57,41 @@ def choose_backend(backend: str, inputs: AttentionInputs) -> Choice:
         plain = tiled.obstacle(inputs) is not None
         remedy = "backend='eager', which is made of plain operations" if plain else "backend='tiled'"
         raise LocantError(f"got backend={backend!r}, {obstacle}", remedy)
-    return Choice(backend, "asked for", tiled.way_of(inputs) if backend == "tiled" else None)
+    return BackendChoice(backend, "asked for", tiled.way_of(inputs) if backend == "tiled" else None)
 
 
-def _chosen(inputs: AttentionInputs) -> Choice:
+def _chosen(inputs: AttentionInputs) -> BackendChoice:
     if inputs.return_weights:
-        return Choice("eager", "only eager keeps the weights")
+        return BackendChoice("eager", "only eager keeps the weights")
     if inputs.is_transformed:
-        return Choice("eager", "torch.func and forward mode know no fused kernels")
+        return BackendChoice("eager", "torch.func and forward mode know no fused kernels")
     if inputs.q.device.type == "cpu" and inputs.is_decoding and takes(inputs.q, inputs.v):
         way = tiled.way_of(inputs)
         if way.name == "table":
-            return Choice("tiled", "a few queries read every key and value once, for all heads that share it", way)
+            return BackendChoice(
+                "tiled", "a few queries read every key and value once, for all heads that share it", way
+            )
     fused = sdpa.obstacle(inputs) is None
     if fused and inputs.mask.is_plain and not has_bias(inputs.encoding):
-        return Choice("sdpa", "there is no bias and no mask to hold")
+        return BackendChoice("sdpa", "there is no bias and no mask to hold")
     on_cuda = inputs.q.device.type == "cuda"
     not_flex = flex.obstacle(inputs) if on_cuda else None
     through_flex = on_cuda and not_flex is None
     if through_flex and has_bias(inputs.encoding) and inputs.q.dtype.itemsize == 2:
-        return Choice("flex", "the bias keeps its float32 beside 16-bit queries")
+        return BackendChoice("flex", "the bias keeps its float32 beside 16-bit queries")
     if inputs.scores < SMALL and fused:
-        return Choice("sdpa", "mask and bias are small enough to be held")
+        return BackendChoice("sdpa", "mask and bias are small enough to be held")
     if inputs.scores < SMALL and not _reads_cache(inputs):
-        return Choice("eager", f"{_beside(inputs)} in no fused kernel, and scores are small enough to be held")
+        return BackendChoice("eager", f"{_beside(inputs)} in no fused kernel, and scores are small enough to be held")
     if through_flex:
-        return Choice("flex", "the bias goes into the kernel as a function")
+        return BackendChoice("flex", "the bias goes into the kernel as a function")
     way = tiled.way_of(inputs)
     held = inputs.q.device.type == "cpu" or inputs.scores <= LARGE
     if way.name == "tiles" and torch.compiler.is_compiling() and held:
-        return Choice("sdpa" if fused else "eager", "tiles would be compiled one by one, and anew for every length")
-    return Choice("tiled", way.reason if not_flex is None else f"{way.reason}; not flex, {not_flex}", way)
+        return BackendChoice(
+            "sdpa" if fused else "eager", "tiles would be compiled one by one, and anew for every length"
+        )
+    return BackendChoice("tiled", way.reason if not_flex is None else f"{way.reason}; not flex, {not_flex}", way)
 
 
 def _reads_cache(inputs: AttentionInputs) -> bool:

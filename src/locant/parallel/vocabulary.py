@@ -85,7 +85,7 @@ class SplitTable(Table):
             deferred.raise_arrived()
         ids = require_ids(ids, weight.shape[0], "TokenEmbedding", "vocab_size", weight.device, read=not later)
         split = _split(weight)
-        mine = _rows_here(Part.of(split), ids, padding_idx)
+        mine = _rows_here(LocalRows.of(split), ids, padding_idx)
         if later:
             mine = _noted(mine, ids, weight.shape[0], deferred)
         return (
@@ -104,7 +104,7 @@ class SplitTable(Table):
         Ranks with one seed end with slices of one table and go on in step; a draw for each part alone would give them
         all the same rows, as torch does for split tensors on CPUs.
         """
-        part = Part.of(_split(weight))
+        part = LocalRows.of(_split(weight))
         for first in range(0, weight.shape[0], part.size):
             drawn = part.rows.new_empty(min(part.size, weight.shape[0] - first), weight.shape[1]).normal_(std=std)
             if first == part.first:
@@ -120,7 +120,7 @@ class SplitTable(Table):
 
 
 @dataclass(frozen=True)
-class Part:
+class LocalRows:
     """The rows of a table that are on this rank; the last ranks may have fewer than others, or none."""
 
     first: int
@@ -130,7 +130,7 @@ class Part:
     rows: Float[Tensor, "some_rows d_model"]
 
     @classmethod
-    def of(cls, weight: DTensor) -> Part:
+    def of(cls, weight: DTensor) -> LocalRows:
         size = -(-weight.shape[0] // weight.device_mesh.size())
         first = min(weight.device_mesh.get_local_rank() * size, weight.shape[0])
         return cls(first, size, weight.to_local())
@@ -165,7 +165,7 @@ def _noted(
     return rows.masked_fill(wrong[..., None], torch.nan)
 
 
-def _rows_here(part: Part, ids: Int[Tensor, "*batch"], padding_idx: int | None) -> Float[Tensor, "*batch d_model"]:
+def _rows_here(part: LocalRows, ids: Int[Tensor, "*batch"], padding_idx: int | None) -> Float[Tensor, "*batch d_model"]:
     """The row of every id that is here, zeros for the others."""
     if not len(part):
         return part.rows.sum(0).expand(*ids.shape, -1)  # zeros which keep a gradient, so that all ranks step alike

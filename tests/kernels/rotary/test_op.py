@@ -348,7 +348,7 @@ def test_plain_tensors_on_a_gpu_reach_the_kernel_without_an_operator(
         raise AssertionError("an operator was called")
 
     monkeypatch.setattr(Tensor, "device", property(lambda _: torch.device("cuda")))
-    monkeypatch.setattr(op, "choose_kernel", lambda *_: choice.Choice("triton", "q is on a GPU"))
+    monkeypatch.setattr(op, "choose_kernel", lambda *_: choice.KernelChoice("triton", "q is on a GPU"))
     monkeypatch.setattr(triton, "rotate_", rotate_)
     monkeypatch.setattr(op, "_rotate", refuse)
     monkeypatch.setattr(op, "_rotate_", refuse)

@@ -21,7 +21,8 @@ from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.probe.measurement import probe_rotation
 from locant.models.probe.report import RotationReport
-from locant.models.probe.subject import FAILED, subject_of
+from locant.models.probe.subject import subject_of
+from locant.models.probe.trial import FAILED
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from locant.models.probe.subject import FAILED, HEADS, Subject
-from locant.models.probe.trial import refuse_unsteady
+from locant.models.probe.subject import Subject
+from locant.models.probe.trial import FAILED, HEADS, refuse_unsteady
 
 __all__ = ["Arrangement", "arrangement_of", "counts_itself", "require_steady", "shifts"]
 
@@ -43,14 +43,14 @@ class Arrangement:
 def require_steady(subject: Subject) -> None:
     """Two equal calls agree: nothing can be measured of what is random."""
     x, near = _random(subject, SHORT), _index(subject, *range(SHORT))
-    one, again = (torch.cat(subject.turn(x.clone(), near)) for _ in range(2))
+    one, again = (torch.cat(subject.rotate(x.clone(), near)) for _ in range(2))
     refuse_unsteady(subject.name, one, again)
 
 
 def counts_itself(subject: Subject) -> bool:
     """Whether positions are asked for and have no effect."""
     x = _random(subject, 5)
-    here, there = (subject.turn(x.clone(), _index(subject, *range(begin, begin + 5)))[0] for begin in (0, 7))
+    here, there = (subject.rotate(x.clone(), _index(subject, *range(begin, begin + 5)))[0] for begin in (0, 7))
     return torch.equal(here, there)
 
 
@@ -58,16 +58,16 @@ def arrangement_of(subject: Subject) -> Arrangement:
     """All of it; short sequences come first, so that what remembers has nothing to remember yet."""
     x = _random(subject, SHORT)
     near = _index(subject, *range(SHORT))
-    given = _turned(subject, x, near)
+    given = _rotated(subject, x, near)
     written = x.clone()
-    subject.turn(written, near)
+    subject.rotate(written, near)
     alone = rows = False
     if subject.given:
         places = [place for place in (0, 0, 0, 1, 2, 3, 40, 41) if subject.limit is None or place <= subject.limit]
         tokens = _random(subject, len(places))
-        whole = _turned(subject, tokens, _index(subject, *places))
+        whole = _rotated(subject, tokens, _index(subject, *places))
         for number, place in enumerate(places):
-            one = _turned(subject, tokens[:, :, number : number + 1], _index(subject, place))
+            one = _rotated(subject, tokens[:, :, number : number + 1], _index(subject, place))
             alone = alone or _apart(one, whole[:, :, number : number + 1])
         rows = _rows_depend(subject)
     grows_at = _grows_at(subject)
@@ -80,7 +80,7 @@ def arrangement_of(subject: Subject) -> Arrangement:
         neighbours=alone,
         rows=rows,
         grows_at=grows_at,
-        remembers=_apart(_turned(subject, x, near), given),
+        remembers=_apart(_rotated(subject, x, near), given),
         writes=not torch.equal(written, x),
     )
 
@@ -96,7 +96,7 @@ def shifts(subject: Subject, factor: float, limit: int) -> dict[int, float]:
     for shift in (0, 1, 64, 1000, 65_536, 2**20):
         if shift + max(where) > limit:
             break
-        q, k = subject.turn(x.clone(), _index(subject, *(shift + place for place in where)))
+        q, k = subject.rotate(x.clone(), _index(subject, *(shift + place for place in where)))
         scores[shift] = q.double() @ k.double().mT
     size = x.double().norm(dim=-1)
     lengths = size[..., :, None] * size[..., None, :] * factor
@@ -109,18 +109,18 @@ def _rows_depend(subject: Subject) -> bool:
     one, other = _index(subject, *range(5)), _index(subject, *range(last - 4, last + 1))
     x = _random(subject, 5).repeat(3, 1, 1, 1)  # more rows than heads, so that no code takes one for the other
     rows = _try(subject, x, torch.cat([one, other, one]))
-    return rows is not None and _apart(rows[1:2], _turned(subject, x[1:2], other))
+    return rows is not None and _apart(rows[1:2], _rotated(subject, x[1:2], other))
 
 
 def _grows_at(subject: Subject) -> int | None:
     """The smallest last position, in a power of two or between, at which small positions are rotated otherwise."""
     x, near = _random(subject, SHORT), _index(subject, *range(SHORT))
-    given = _turned(subject, x, near)
+    given = _rotated(subject, x, near)
 
     def changes(last: int) -> bool:
         longer = torch.cat([x, x[:, :, :1]], 2)
-        turned = _try(subject, longer, _index(subject, *range(SHORT), last))
-        return turned is not None and _apart(turned[:, :, :SHORT], given)
+        rotated = _try(subject, longer, _index(subject, *range(SHORT), last))
+        return rotated is not None and _apart(rotated[:, :, :SHORT], given)
 
     end = (LONGEST if subject.limit is None else subject.limit) if subject.given else COUNTED
     low, high = SHORT, 2 * SHORT
@@ -138,13 +138,13 @@ def _apart(one: Tensor, other: Tensor) -> bool:
     return float((one - other).abs().max()) > SAME
 
 
-def _turned(subject: Subject, x: Tensor, index: Tensor) -> Tensor:
-    return subject.turn(x.clone(), index)[0].clone()
+def _rotated(subject: Subject, x: Tensor, index: Tensor) -> Tensor:
+    return subject.rotate(x.clone(), index)[0].clone()
 
 
 def _try(subject: Subject, x: Tensor, index: Tensor) -> Tensor | None:
     try:
-        return _turned(subject, x, index)
+        return _rotated(subject, x, index)
     except FAILED:
         return None
 

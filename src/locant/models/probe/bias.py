@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from locant.models.probe.report import BIASED, BiasReport
-from locant.models.probe.subject import FAILED, name_of
-from locant.models.probe.trial import Tried, UnusableError, refuse_unsteady
+from locant.models.probe.subject import name_of
+from locant.models.probe.trial import FAILED, Tried, UnusableError, refuse_unsteady
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.alibi import ALiBi, alibi_slopes
 from locant.positions.encodings.t5 import T5Bias

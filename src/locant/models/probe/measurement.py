@@ -15,7 +15,8 @@ from locant.models.probe.naming import named
 from locant.models.probe.precision import FLOAT32, READ_OFF_NARROW, errors_of, rounding_of
 from locant.models.probe.report import RotationReport
 from locant.models.probe.rotation import Rotation, measured_rotation
-from locant.models.probe.subject import FAILED, HEADS, Subject, counting, subject_of
+from locant.models.probe.subject import Subject, counting, subject_of
+from locant.models.probe.trial import FAILED, HEADS
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
@@ -136,7 +137,7 @@ def _apart(subject: Subject, rotation: Rotation, encoding: PositionEncoding) -> 
     orders = [torch.randperm(last + 1, generator=generator)[:16] for _ in range(subject.axes)]
     index = torch.stack(orders, -1)[None]
     x = torch.randn(1, HEADS, index.shape[1], subject.width, generator=generator)
-    found, other = subject.turn(x.clone(), index)[0], _of_encoding(encoding).turn(x, index)[0]
+    found, other = subject.rotate(x.clone(), index)[0], _of_encoding(encoding).rotate(x, index)[0]
     if rotation.order is not None:
         found = found[..., torch.tensor(rotation.order).argsort()]
     return float((found - other).abs().max())
@@ -150,10 +151,10 @@ def _differences(found: Rotation, expected: PositionEncoding) -> Iterator[str]:
         yield f"its pairs are {_some(ours)}, and those of the encoding {_some(theirs)}"
         return
     speeds = [(ours[pair], theirs[pair]) for pair in ours]
-    turned = [(a, b) for a, b in speeds if all(map(_opposite, a.frequencies, b.frequencies))]
+    reversed_pairs = [(a, b) for a, b in speeds if all(map(_opposite, a.frequencies, b.frequencies))]
     odd = [(a, b) for a, b in speeds if not all(map(_same, a.frequencies, b.frequencies))]
-    if turned and len(turned) == len(odd):
-        yield f"{len(turned)} of {len(speeds)} pairs are rotated in the other direction"
+    if reversed_pairs and len(reversed_pairs) == len(odd):
+        yield f"{len(reversed_pairs)} of {len(speeds)} pairs are rotated in the other direction"
     elif odd:
         a, b = odd[0]
         axes = "" if a.axes == b.axes else f" of axes {a.axes}, not {b.axes}"

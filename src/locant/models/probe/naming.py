@@ -61,7 +61,7 @@ def _ladders(found: Tensor, axis: Sequence[int], width: int, apart: int) -> Iter
     Where the members of a pair are half a head apart, the ladder is likely over the whole head.
     """
     count = len(found)
-    groups = [[pair for pair, turns in enumerate(axis) if turns == one] for one in sorted({*axis})]
+    groups = [[pair for pair, each in enumerate(axis) if each == one] for one in sorted({*axis})]
     in_line = list(range(count))
     own = [0] * count
     for group in groups:
@@ -144,16 +144,16 @@ def _short(encoding: Rotary) -> Rotary:
         choices = [{**choice, "sections": tuple(runs), "axial": axial} for choice in choices for axial in (False, True)]
     elif 2 * len(pairs) < width and isinstance(encoding.scaling, Unscaled):
         choices.append({"scaling": Proportional(rotated_share=2 * len(pairs) / width)})
-    turning = {pair: turn for pair, *turn in _rows(encoding)}
+    own = {pair: facts for pair, *facts in _rows(encoding)}
     for layout, choice in itertools.product(("half", "interleaved"), choices if pairs.num_heads is None else ()):
         options: dict[str, Any] = {"scaling": encoding.scaling, "layout": layout, **choice}
         try:
             short = Rotary(width, encoding.base, **options)
         except LocantError:
             continue
-        other = {pair: turn for pair, *turn in _rows(short)}
-        if turning.keys() == other.keys() and all(
-            turning[pair][0] == axis and math.isclose(turning[pair][1], each, rel_tol=SAME)
+        other = {pair: facts for pair, *facts in _rows(short)}
+        if own.keys() == other.keys() and all(
+            own[pair][0] == axis and math.isclose(own[pair][1], each, rel_tol=SAME)
             for pair, (axis, each) in other.items()
         ):
             return short
@@ -161,7 +161,7 @@ def _short(encoding: Rotary) -> Rotary:
 
 
 def _rows(encoding: Rotary) -> Iterator[tuple[tuple[int, int], int, float]]:
-    """Dimensions, axis and frequency of each pair that turns."""
+    """Dimensions, axis and frequency of each rotated pair."""
     for pair, axis, each in zip(encoding.pairs.dims, encoding.pairs.axes or (), encoding.inv_freq, strict=True):
         if each:
             yield pair, axis, abs(float(each))

@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from locant.arguments import MAX_INT32
 from locant.models.probe.rotation import Rotation, angles_at, begins_at, wrapped
-from locant.models.probe.subject import FAILED, HEADS, Subject
+from locant.models.probe.subject import Subject
+from locant.models.probe.trial import FAILED, HEADS
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 
@@ -127,8 +128,8 @@ def _truth(encoding: Rotary, rotation: Rotation, index: Tensor) -> Tensor:
     x = torch.zeros(1, HEADS, index.shape[1], encoding.head_dim, dtype=torch.float64)
     x[..., dims[:, 0]] = 1
     positions = Positions.of(index if index.shape[-1] > 1 else index[..., 0])
-    turned = encoding.rotate_one(x, positions)[0, 0]
-    return torch.atan2(turned[:, dims[:, 1]], turned[:, dims[:, 0]])
+    rotated = encoding.rotate_one(x, positions)[0, 0]
+    return torch.atan2(rotated[:, dims[:, 1]], rotated[:, dims[:, 0]])
 
 
 class _Largest(TorchDispatchMode):

@@ -145,7 +145,7 @@ class RotationReport(Report):
         if not blocks:
             return
         rotated = f"{2 * len(blocks)} of {width} dimensions" if 2 * len(blocks) < width else f"all {width} dimensions"
-        yield f"It turns {rotated}, in pairs {_some([block.dims for block in blocks])}: layout {self.layout}."
+        yield f"It rotates {rotated}, in pairs {_some([block.dims for block in blocks])}: layout {self.layout}."
         if self.axes > 1:
             runs = {axis: sum(axis in block.axes for block in blocks) for axis in range(self.axes)}
             yield "Pairs per axis: " + ", ".join(f"{count} follow axis {axis}" for axis, count in runs.items()) + "."

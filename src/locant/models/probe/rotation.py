@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from locant.models.probe.subject import HEADS, Subject
+from locant.models.probe.subject import Subject
+from locant.models.probe.trial import HEADS
 
 __all__ = ["Block", "Rotation", "angles_at", "begins_at", "measured_rotation", "wrapped"]
 
@@ -46,7 +47,7 @@ class Block:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """Those that turn it."""
+        """Those that rotate it."""
         return tuple(axis for axis, one in enumerate(self.frequencies) if abs(one) > NOTHING)
 
     @property
@@ -63,7 +64,7 @@ class Rotation:
     """What one side, queries or keys, is multiplied by.
 
     Args:
-        blocks: the pairs that turn; empty where dimensions are mixed in larger groups.
+        blocks: the rotated pairs; empty where dimensions are mixed in larger groups.
         mixed: the largest number of dimensions that depend on each other; 2 in a rotation of pairs.
         factor: by which lengths are multiplied at position 0.
         change: the largest relative change of the length of a pair beside that, among positions up to 61.
@@ -85,17 +86,17 @@ class Rotation:
 
 def begins_at(rotation: Rotation) -> int:
     """The position as which 0 is rotated, where that is a whole one."""
-    turning = [(block.offset, sum(block.frequencies)) for block in rotation.blocks if sum(block.frequencies)]
-    offset, speed = max(turning, key=lambda each: abs(each[1]), default=(0.0, 1.0))
+    moving = [(block.offset, sum(block.frequencies)) for block in rotation.blocks if sum(block.frequencies)]
+    offset, speed = max(moving, key=lambda each: abs(each[1]), default=(0.0, 1.0))
     steps = round(offset / speed)
-    whole = all(abs(math.remainder(one - steps * each, math.tau)) < ROUNDED for one, each in turning)
+    whole = all(abs(math.remainder(one - steps * each, math.tau)) < ROUNDED for one, each in moving)
     return steps if whole else 0
 
 
 def matrices(subject: Subject, index: Tensor) -> tuple[Tensor, Tensor]:
     """Of these positions, for queries and for keys: ``[heads, positions, width, width]``, float64."""
     basis = torch.eye(subject.width)[:, None, None, :].expand(-1, HEADS, index.shape[1], -1).clone()
-    q, k = (side.double().permute(1, 2, 3, 0) for side in subject.turn(basis, index))
+    q, k = (side.double().permute(1, 2, 3, 0) for side in subject.rotate(basis, index))
     return q, k
 
 
@@ -179,7 +180,7 @@ def angles_at(subject: Subject, rotation: Rotation, index: Tensor, dtype: torch.
     dims = torch.tensor([block.dims for block in rotation.blocks])
     x = torch.zeros(1, HEADS, index.shape[1], subject.width, dtype=dtype)
     x[..., dims[:, 0]] = 1
-    turned = subject.turn(x, index)[0][0, 0].double()
+    rotated = subject.rotate(x, index)[0][0, 0].double()
     if rotation.order is not None:
-        turned = turned[:, torch.tensor(rotation.order).argsort()]
-    return torch.atan2(turned[:, dims[:, 1]], turned[:, dims[:, 0]])
+        rotated = rotated[:, torch.tensor(rotation.order).argsort()]
+    return torch.atan2(rotated[:, dims[:, 1]], rotated[:, dims[:, 0]])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -10,12 +11,36 @@ from torch import Tensor
 from locant.arguments import shown
 from locant.errors import InputError
 
-__all__ = ["Tried", "UnusableError", "refusal", "refuse_unsteady", "sides_of"]
+__all__ = [
+    "FAILED", "HEADS", "TRIAL", "Rotate", "Tried", "UnusableError", "Way", "refusal", "refuse_unsteady", "sides_of",
+]  # fmt: skip
 
 ROTATES = "locant.probe(lambda x, positions: ..., head_dim=64), x of shape [batch, heads, seq, 64]"
 
+TRIAL, HEADS = 3, 2
+"""Tokens and heads of a trial."""
+
+FAILED = (
+    TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError, AssertionError, NotImplementedError,
+    ArithmeticError,
+)  # fmt: skip
+"""What a call may end with that is tried on code of others."""
+
+Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From tokens ``[batch, heads, seq, width]`` and their index ``[batch or 1, seq, axes]`` to queries, and to keys."""
+
 Tried = dict[str, Exception]
 """The first failure of each way of calling."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of calling, in words, and what makes a `Rotate` of a target and a number of axes with it."""
+
+    called: str
+    rotation_of: Callable[[Any, int], Rotate]
+    given: bool = True
+    """Whether positions are told."""
 
 
 class UnusableError(InputError):

@@ -221,7 +221,7 @@ class Rotary(PositionEncoding):
         """
         require_heads("k", k, positions, self.head_dim)
         before, after = (self.for_length(length)._wide_cos_sin(positions) for length in (from_len, to_len))
-        return self._turned(k, before, after)
+        return self._rotated_by(k, before, after)
 
     def move(
         self, k: Float[Tensor, "batch kv_heads key head_dim"], positions: Positions, to: Positions
@@ -240,14 +240,14 @@ class Rotary(PositionEncoding):
         """
         require_heads("k", k, positions, self.head_dim)
         require_heads("k", k, to, self.head_dim)
-        return self._turned(k, self._wide_cos_sin(positions), self._wide_cos_sin(to))
+        return self._rotated_by(k, self._wide_cos_sin(positions), self._wide_cos_sin(to))
 
     def _wide_cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
         """In float64; where its device has none, on the CPU."""
         where = positions if has_float64(positions.device) else positions.to("cpu")
         return self.cos_sin(where, torch.float64)
 
-    def _turned(self, k: Tensor, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> Tensor:
+    def _rotated_by(self, k: Tensor, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> Tensor:
         """Keys that were rotated by these cosines and sines, as if by those."""
         (cos_before, sin_before), (cos_after, sin_after) = before, after
         size = self.scaling.effective_attention_factor**2  # dividing by e^(ia) m is multiplying by e^(-ia) / m
