@@ -16,11 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from locant.models.probe import ways as calls
 from locant.models.probe.rotary_module import Apply, is_axial, returns_tables, ways_with_tables
 from locant.models.probe.trial import FAILED, HEADS, TRIAL, Rotate, Tried, UnusableError, Way, sides_of
-from locant.models.probe.ways import (
-    ALONE, BOTH_ALONE, BOTH_ALONE_BY_NAME, BOTH_WITH_POSITIONS, ENCODING, WITH_OFFSET, WITH_POSITIONS, counted,
-)  # fmt: skip
 from locant.positions.base import PositionEncoding
 
 __all__ = ["Subject", "counting", "name_of", "subject_of"]
@@ -76,7 +74,7 @@ def counting(subject: Subject) -> Subject:
     again = subject.again
     return replace(
         subject,
-        rotate=counted(by_count),
+        rotate=calls.counted(by_count),
         given=False,
         axes=1,
         again=None if again is None else lambda dtype: counting(again(dtype)),
@@ -153,13 +151,15 @@ def _ways(
     widths = WIDTHS if stated is None else (stated,)
     counts = _stated_axes(target) if axes is None else (axes,)
     if isinstance(target, PositionEncoding):
-        ways: tuple[Way, ...] = (ENCODING,)
+        ways: tuple[Way, ...] = (calls.ENCODING,)
     elif hasattr(target, "rotate_queries_or_keys"):
-        ways = (BOTH_ALONE_BY_NAME,) if getattr(target, "use_xpos", False) else (WITH_OFFSET,)
+        ways = (calls.BOTH_ALONE_BY_NAME,) if getattr(target, "use_xpos", False) else (calls.WITH_OFFSET,)
     elif returns_tables(target):
         return (yield from ways_with_tables(target, stated, counts, apply, layer_type, tried))
     else:
-        ways = {1: (ALONE,), 2: (WITH_POSITIONS, BOTH_ALONE), 3: (BOTH_WITH_POSITIONS,)}.get(_required(target), ())
+        ways = {1: (calls.ALONE,), 2: (calls.WITH_POSITIONS, calls.BOTH_ALONE), 3: (calls.BOTH_WITH_POSITIONS,)}.get(
+            _required(target), ()
+        )
     yield from itertools.product(widths, counts, ways)
 
 
