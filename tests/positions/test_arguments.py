@@ -50,13 +50,13 @@ SAMPLE = {
     "short_factor": (1.0, 1.0), "long_factor": (2.0, 2.0), "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "seq_len": 4, "cache_len": 4, "n": 2, "attention_mask": torch.ones(1, 2), "lengths": [2, 3], "index": [1],
     "parts": [Positions.arange(2)], "sizes": 2, "rank": 0, "world": 2, "ids": [1], "digits": [1], "numbers": [1, 2],
-    "documents": [2], "rotary": Rotary(4),
+    "documents": [2], "rotary": Rotary(4), "grids": [(1, 2)],
 }  # fmt: skip
 
 
-def _grid(sizes: Any, device: Any = None) -> Positions:
+def _grid(sizes: Any, centred: Any = True, prefix: Any = 1, device: Any = None) -> Positions:
     """As it is, but its sizes have one name."""
-    return Positions.grid(2, sizes, device=device)
+    return Positions.grid(2, sizes, centred=centred, prefix=prefix, device=device)
 
 
 def _multimodal(
@@ -92,10 +92,10 @@ ZERO = frozenset({"0"})
 
 ACCEPTED: dict[str, Collection[str]] = {
     **dict.fromkeys(("base", "c", "gamma", "scale_base", "threshold", "factor", "low_freq_factor"), POSITIVE),
-    **dict.fromkeys(("learned", "bidirectional", "key_term", "norm", "truncate", "zigzag", "reverse"), FLAG),
+    **dict.fromkeys(("learned", "bidirectional", "key_term", "norm", "truncate", "zigzag", "reverse", "centred"), FLAG),
     **dict.fromkeys(("head_slice", "d_model", "head_dim", "rotary_dim", "seq_len", "sections"), NONE),
     **dict.fromkeys(("scaling", "num_buckets", "length", "pairs", "temperature"), NONE),
-    **dict.fromkeys(("max_distance", "offset", "rank", "sizes", "batch", "start", "seed"), ZERO),
+    **dict.fromkeys(("max_distance", "offset", "rank", "sizes", "batch", "start", "seed", "prefix"), ZERO),
     **dict.fromkeys(("short_factor", "long_factor", "index", "lengths", "numbers", "documents"), frozenset({"list"})),
     **dict.fromkeys(("ids", "digits"), frozenset({"list", "0", "-1"})),
     "positions": NONE,
@@ -136,6 +136,7 @@ OTHERS = {
     "learned", "bidirectional", "key_term", "norm", "truncate", "zigzag", "axial", "scaling", "device",
     "layout", "angles", "kind", "form", "terms", "sections", "slopes", "short_factor", "long_factor",
     "lengths", "length", "parts", "documents", "ids", "digits", "positions", "numbers", "reverse", "goes_on", "padding",
+    "centred", "grids",
     "attention_mask", "index", "document", "order", "cache_len", "pairs", "temperature",
     "rotary",
 }  # fmt: skip

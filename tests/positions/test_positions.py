@@ -14,7 +14,8 @@ from locant import Positions, Rotary
 
 def everything() -> list[Positions]:
     return [Positions.arange(3), Positions.after([1, 2], 3), Positions.packed([1, 2]), Positions.grid(2, 2),
-            Positions.from_mask(torch.tensor([[0, 1, 1]])), Positions.of([-4, 2], order=[1, 0])]  # fmt: skip
+            Positions.from_mask(torch.tensor([[0, 1, 1]])), Positions.of([-4, 2], order=[1, 0]),
+            Positions.packed_grids([[(2, 1), (1, 3)], [(2, 1)]], prefix=1, centred=True)]  # fmt: skip
 
 
 def test_a_round_trip_through_pytree_changes_nothing() -> None:
@@ -23,7 +24,7 @@ def test_a_round_trip_through_pytree_changes_nothing() -> None:
         assert all(isinstance(leaf, torch.Tensor) for leaf in leaves if leaf is not None)
         again = pytree.tree_unflatten(leaves, spec)
         assert again == positions
-        for field in ("min_index", "max_index", "start"):
+        for field in ("min_index", "max_index", "start", "grids"):
             assert getattr(again, field) == getattr(positions, field)
 
 
@@ -37,13 +38,16 @@ def test_positions_pass_through_checkpointing() -> None:
     assert torch.equal(plain, saved)
 
 
-def test_equal_is_index_document_and_order() -> None:
+def test_equal_is_index_document_order_and_place() -> None:
     assert Positions.arange(3) == Positions.of([0, 1, 2]) == Positions.of([0, 1, 2], [0, 0, 0], order=[0, 1, 2])
     assert Positions.from_mask(torch.tensor([[1, 1]])) == Positions.arange(2)
     assert Positions.arange(3) != Positions.arange(3, batch=2)
     assert Positions.arange(3) != Positions.after(1, 3)
     assert Positions.packed([2, 1]) != Positions.of([0, 1, 0])
     assert Positions.of([0, 1]) != Positions.of([0, 1], order=[1, 0])
+    assert Positions.grid(1, 2) != Positions.of([[[0, 0], [0, 1]]]), "which is no grid"
+    assert Positions.grid(1, 2).select(torch.tensor([0])) != Positions.grid(1, 1)
+    assert Positions.grid(1, 1, prefix=1).slice(0, 1) != Positions.grid(1, 1, prefix=1).slice(1, 2)
     assert Positions.arange(3) != "0..2"
 
 
@@ -61,6 +65,7 @@ def test_positions_cannot_be_changed(field: str) -> None:
 def test_showing_positions_says_where_they_are() -> None:
     assert repr(Positions.after(7, 2)) == "Positions(1x2, 7..8)"
     assert "with documents" in repr(Positions.packed([1, 2]))
+    assert "grid 1x2 behind 3, grid 4x1 behind 3" in repr(Positions.packed_grids([(1, 2), (4, 1)], prefix=3))
     assert "2x2x2" in repr(Positions.of(torch.zeros(2, 2, 2, dtype=torch.long)))
 
 

@@ -70,11 +70,12 @@ def test_so_is_one_on_a_grid(strict: bool) -> None:
 
 
 def test_the_leaves_have_the_names_of_the_fields() -> None:
-    positions = Positions.packed([2, 3])
+    positions = Positions.packed_grids([(1, 2), (3, 1)], prefix=1)
     leaves, spec = pytree.tree_flatten_with_path({"positions": positions})
     names = {pytree.keystr(path): leaf for path, leaf in leaves}
     assert names["['positions'].index"] is positions.index
     assert names["['positions'].document_or_none"] is positions.document_or_none
+    assert names["['positions'].place_or_none"] is positions.place_or_none
     assert [leaf for _, leaf in leaves] == pytree.tree_leaves({"positions": positions})
     assert pytree.tree_unflatten([leaf for _, leaf in leaves], spec)["positions"] == positions
     assert pytree.treespec_loads(pytree.treespec_dumps(spec)) == spec

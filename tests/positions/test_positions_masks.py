@@ -14,22 +14,21 @@ from tests.refusal import refuses
 
 
 @st.composite
-def rows(draw: st.DrawFn, batch: int | None = None) -> Positions:
-    """Anything that is not several-axed, with up to 6 slots."""
+def rows(draw: st.DrawFn, batch: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Index and document of anything that is not several-axed, with up to 6 slots."""
     batch = draw(st.integers(1, 3)) if batch is None else batch
     seq_len = draw(st.integers(0, 6))
     numbers = st.lists(st.lists(st.integers(-3, 4), min_size=seq_len, max_size=seq_len), min_size=batch, max_size=batch)
     index, document = draw(numbers), draw(numbers.map(lambda rows: [[max(d, -1) for d in row] for row in rows]))
-    return Positions.of(
-        torch.tensor(index).view(batch, seq_len).long(), torch.tensor(document).view(batch, seq_len).long()
-    )
+    return torch.tensor(index).view(batch, seq_len).long(), torch.tensor(document).view(batch, seq_len).long()
 
 
 @settings(max_examples=150)
 @given(st.data(), st.booleans(), st.none() | st.integers(1, 5))
 def test_the_mask_is_the_rule_pair_by_pair(data: st.DataObject, causal: bool, window: int | None) -> None:
-    queries = data.draw(rows())
-    keys = data.draw(st.none() | rows(batch=queries.batch))
+    queries = Positions.of(*data.draw(rows()))
+    drawn = data.draw(st.none() | rows(batch=queries.batch))
+    keys = None if drawn is None else Positions.of(*drawn)
     other = queries if keys is None else keys
     rule = oracles.is_allowed(
         queries.index.numpy(), queries.document.numpy(), other.index.numpy(), other.document.numpy(),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +26,7 @@ from locant.positions import documents
 from locant.positions.checks import index_bound, integers, known_device, padding_mask, row_of, rows_of, token_count
 from locant.positions.documents import PADDING, MaskMod, is_allowed, window_of
 from locant.positions.generalizing import coupled_number, drawn, places_in_numbers
+from locant.positions.grids import Grid, grid_of, indices, joined_places, pack_grids, rows_of_grids
 from locant.positions.multimodal import Counting, Parts, rows_of_parts
 from locant.tensors import bounds, has_values, readable
 
@@ -50,6 +50,8 @@ class Positions:
         start: set where every row is known to be one document counting ``start, start + 1, ...``.
         denominator: an index counts such parts of a position, so that fractions have exact angles, too.
         as_query, as_key: what `PositionEncoding.read` has read of the hidden states of each token.
+        place_or_none: of which prefix token or cell of `grids` each token is, counted through all of them.
+        grids: the sizes of the grids that tokens stand in, whole, whichever part of them is here; none: no grid.
 
     >>> Positions.packed([2, 3]).index, Positions.packed([2, 3]).document
     (tensor([[0, 1, 0, 1, 2]]), tensor([[0, 0, 1, 1, 1]]))
@@ -64,6 +66,8 @@ class Positions:
     denominator: int = 1
     as_query: Float[Tensor, "batch seq heads *features"] | None = None
     as_key: Float[Tensor, "batch seq heads *features"] | None = None
+    place_or_none: Int[Tensor, "batch seq"] | None = None
+    grids: tuple[Grid, ...] = ()
 
     @functools.cached_property
     def kept(self) -> WeakKeyDictionary[object, Any]:
@@ -137,29 +141,58 @@ class Positions:
         return cls._checked(index, document, None, 0, max([1, *itertools.chain.from_iterable(rows)]) - 1)
 
     @classmethod
-    def grid(cls, *sizes: int, centred: bool = False, device: Device = None) -> Positions:
+    def grid(cls, *sizes: int, centred: bool = False, prefix: int = 0, device: Device = None) -> Positions:
         """The coordinates of a grid, row-major: ``grid(h, w)`` for an image, ``grid(t, h, w)`` for a video.
 
         With `centred` each axis goes from -1 to 1 over the whole grid, and a token is in the middle of its cell
         (DINOv3): index over `denominator`, at which angles stay exact.
 
+        `prefix` tokens (class token, registers) stand before the cells. Their index is 0 on all axes, which no rotation
+        turns; encodings of grids tell them from cells by `place_or_none`, which begins with them.
+
         >>> Positions.grid(2, 2).index.tolist()
         [[[0, 0], [0, 1], [1, 0], [1, 1]]]
-        >>> Positions.grid(1, 4, centred=True)
-        Positions(1x4x2, index -4..4, over 4)
+        >>> Positions.grid(1, 4, centred=True, prefix=1)
+        Positions(1x5x2, index -4..4, over 4, grid 1x4 behind 1)
         """
-        if not sizes:
-            raise ShapeError("got a grid without sizes, expected one per axis", "Positions.grid(height, width)")
-        device = known_device(device)
-        counts = [token_count("a grid's size", size) for size in sizes]
-        axes, denominator = [torch.arange(count, device=device) for count in counts], 1
-        if flag("centred", centred):
-            denominator = math.lcm(*(max(count, 1) for count in counts))
-            axes = [(2 * axis + 1 - len(axis)) * (denominator // max(len(axis), 1)) for axis in axes]
-        index = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).reshape(1, -1, len(sizes))
-        order = torch.arange(index.shape[1], device=device)[None]
-        low, high = (-denominator, denominator) if centred else (0, max(max(counts) - 1, 0))
-        return cls._checked(_without_single_axis(index), None, order, low, high, None, denominator)
+        grid, device = grid_of(sizes, prefix), known_device(device)
+        place, order = (torch.arange(grid.num_tokens, device=device)[None] for _ in range(2))
+        return cls._on((grid,), flag("centred", centred), place, order, None)
+
+    @classmethod
+    def packed_grids(
+        cls,
+        grids: Sequence[tuple[int, ...]] | Sequence[list[tuple[int, ...]]],
+        *,
+        centred: bool = False,
+        prefix: int = 0,
+        length: int | None = None,
+        device: Device = None,
+    ) -> Positions:
+        """Several images in one row, each as in `grid` and a document of its own; or one such list per row.
+
+        A tuple holds the sizes of an image, ``(height, width)``. Rows are filled up with padding to `length` (default:
+        the longest row), so a batch of images of different sizes has one list for each (SigLIP 2, NaFlex).
+
+        >>> Positions.packed_grids([(1, 2), (2, 1)], prefix=1).index[0].tolist()
+        [[0, 0], [0, 0], [0, 1], [0, 0], [0, 0], [1, 0]]
+        """
+        rows = rows_of_grids(grids, prefix)
+        known, *slots = pack_grids(rows, None if length is None else token_count("length", length))
+        place, order, document = (torch.from_numpy(each).to(known_device(device) or "cpu") for each in slots)
+        return cls._on(known, flag("centred", centred), place, order, document)
+
+    @classmethod
+    def _on(
+        cls, grids: tuple[Grid, ...], centred: bool, place: Tensor, order: Tensor, document: Tensor | None
+    ) -> Positions:
+        index, denominator = indices(grids, centred, place.device)
+        index = _without_single_axis(index[place])
+        largest = max([0, *(size - 1 for grid in grids for size in grid.sizes)])
+        low, high = (-denominator, denominator) if centred else (0, largest)
+        if index.ndim == 2 and not any(grid.prefix for grid in grids):
+            return cls._checked(index, document, order, low, high, None, denominator)  # a line: no grid
+        return cls._checked(index, document, order, low, high, None, denominator, None, None, place, grids)
 
     @classmethod
     def multimodal(
@@ -351,6 +384,8 @@ class Positions:
         lows = [part.min_index for part in wide if part.seq_len]
         highs = [part.max_index for part in wide if part.seq_len]
         read = [part.as_key for part in wide if part.as_key is not None]
+        on_grids = [part for part in wide if part.seq_len] or wide
+        grids, place = joined_places([part.grids for part in on_grids], [part.place_or_none for part in on_grids])
         counting = all(a.start is not None and b.start == a.start + a.seq_len for a, b in itertools.pairwise(wide))
         one_document = all(part.document_or_none is None for part in wide)
         by_index = all(part.order_or_none is None for part in wide)
@@ -363,6 +398,8 @@ class Positions:
             wide[0].start if counting else None,
             parted.pop(),
             as_key=torch.cat(read, dim=1) if len(read) == len(wide) else None,
+            place_or_none=place,
+            grids=grids,
         )
 
     @classmethod
@@ -432,7 +469,7 @@ class Positions:
 
     def _map(self, function: Callable[[Tensor], Tensor], start: int | None) -> Positions:
         leaves = [None if leaf is None else function(leaf) for leaf in _flatten(self)[0]]
-        return _unflatten(leaves, (self.min_index, self.max_index, start, self.denominator))
+        return _unflatten(leaves, (self.min_index, self.max_index, start, self.denominator, self.grids))
 
     def shard(self, rank: int, world: int, zigzag: bool = True) -> Positions:
         """This rank's part of the sequence, for context parallelism: the tokens at `shard_slots`.
@@ -569,11 +606,14 @@ class Positions:
             raise ShapeError(f"got positions on {self.device}, {what} is on {device}", f"positions.to({str(device)!r})")
 
     def __eq__(self, other: object) -> bool:
-        """Whether every token has the same index, document and order; not what was read of it."""
+        """Whether every token has the same index, document, order and place in a grid; not what was read of it."""
         if not isinstance(other, Positions):
             return NotImplemented
-        same_index = self.denominator == other.denominator and self.device == other.device
-        if not (same_index and torch.equal(self.index, other.index)):
+        known = [(each.denominator, each.device, each.grids) for each in (self, other)]
+        if known[0] != known[1] or not torch.equal(self.index, other.index):
+            return False
+        places = (self.place_or_none, other.place_or_none)
+        if places[0] is not None and places[1] is not None and not torch.equal(*places):
             return False
         same_order = self.order_or_none is other.order_or_none or torch.equal(self.order, other.order)
         return same_order and torch.equal(self.document, other.document)
@@ -586,7 +626,8 @@ class Positions:
             return f"Positions({shape}, {self.start}..{self.start + self.seq_len - 1})"
         documents = "" if self.document_or_none is None else ", with documents"
         parted = "" if self.denominator == 1 else f", over {self.denominator}"
-        return f"Positions({shape}, index {self.min_index}..{self.max_index}{parted}{documents})"
+        grids = "".join(f", grid {grid}" for grid in self.grids)
+        return f"Positions({shape}, index {self.min_index}..{self.max_index}{parted}{documents}{grids})"
 
 
 SlotMod = Callable[[Tensor, Tensor], Tensor]
@@ -610,25 +651,34 @@ def require_positions(positions: object) -> None:
         raise LocantError(got, "Positions.of(position_ids), or Positions.from_mask(attention_mask)")
 
 
-LEAVES = ("index", "document_or_none", "order_or_none", "as_query", "as_key")
+LEAVES = ("index", "document_or_none", "order_or_none", "as_query", "as_key", "place_or_none")
 """The fields that are tensors, in the order in which a program is given them, and under which names."""
 
+Known = tuple[int | None, int | None, int | None, int, tuple[Grid, ...]]
+"""The other fields: what the host knows."""
 
-def _flatten(positions: Positions) -> tuple[list[Any], tuple[int | None, ...]]:
-    known = (positions.min_index, positions.max_index, positions.start, positions.denominator)
+
+def _flatten(positions: Positions) -> tuple[list[Any], Known]:
+    known = (positions.min_index, positions.max_index, positions.start, positions.denominator, positions.grids)
     return [getattr(positions, name) for name in LEAVES], known
 
 
-def _flatten_with_keys(positions: Positions) -> tuple[list[Any], tuple[int | None, ...]]:
+def _flatten_with_keys(positions: Positions) -> tuple[list[Any], Known]:
     """Under the names that exported programs and error messages call the leaves by."""
     leaves, known = _flatten(positions)
     return list(zip(map(pytree.GetAttrKey, LEAVES), leaves, strict=True)), known
 
 
-def _unflatten(leaves: Iterable[Any], known: Iterable[Any]) -> Positions:
-    index, document, order, as_query, as_key = leaves
-    low, high, start, denominator = known
-    return Positions(index, document, order, low, high, start, denominator, as_query, as_key)
+def _unflatten(leaves: Iterable[Any], known: Known) -> Positions:
+    index, document, order, as_query, as_key, place = leaves
+    low, high, start, denominator, grids = known
+    return Positions(index, document, order, low, high, start, denominator, as_query, as_key, place, grids)
+
+
+def _from_file(known: list[Any]) -> Known:
+    """What comes back from a file is lists."""
+    low, high, start, denominator, grids = known
+    return low, high, start, denominator, tuple(Grid(tuple(sizes), prefix) for sizes, prefix in grids)
 
 
 pytree.register_pytree_node(
@@ -638,6 +688,6 @@ pytree.register_pytree_node(
     flatten_with_keys_fn=_flatten_with_keys,
     serialized_type_name="locant.Positions",
     to_dumpable_context=list,
-    from_dumpable_context=tuple,  # what comes back from a file is a list
+    from_dumpable_context=_from_file,
 )
-torch.serialization.add_safe_globals([Positions])  # a saved program holds those that it was exported with
+torch.serialization.add_safe_globals([Positions, Grid])  # a saved program holds those that it was exported with

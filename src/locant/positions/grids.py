@@ -1,0 +1,129 @@
+"""Images as grids of tokens: their sizes, which the host knows, and where in its grid each token is.
+
+A token has a *place*: how far it is into its grid, prefix tokens first and the cells row by row after them. Where
+positions know grids of several sizes, places go on from one to the next, so that ``torch.cat(tables)[place]`` looks up
+what there is for each token of each grid. Nothing here asks a device.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from locant.arguments import entries, shown, whole
+from locant.errors import ShapeError
+from locant.positions.checks import token_count
+from locant.positions.documents import pack
+
+__all__ = ["Grid", "cells", "grid_of", "indices", "joined_places", "pack_grids", "rows_of_grids"]
+
+Device = torch.device | str | None
+Slots = Int[np.ndarray, "rows width"]
+
+
+class Grid(NamedTuple):
+    """The sizes of a grid, and how many prefix tokens (class token, registers) stand before its cells.
+
+    >>> Grid((2, 3), prefix=1).num_tokens
+    7
+    """
+
+    sizes: tuple[int, ...]
+    prefix: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.prefix + math.prod(self.sizes)
+
+    def __str__(self) -> str:
+        return "x".join(map(str, self.sizes)) + (f" behind {self.prefix}" if self.prefix else "")
+
+
+def grid_of(sizes: Sequence[Any], prefix: Any) -> Grid:
+    """A grid of these sizes, checked."""
+    if not sizes:
+        raise ShapeError("got a grid without sizes, expected one per axis", "Positions.grid(height, width)")
+    counts = tuple(token_count("a grid's size", size) for size in sizes)
+    return Grid(counts, whole("prefix", prefix, 0, remedy="prefix=1 for a class token"))
+
+
+def rows_of_grids(grids: Any, prefix: Any) -> list[list[Grid]]:
+    """The grids of every row, from a list per row or the list of the only row; a tuple holds the sizes of a grid."""
+    remedy = "[(16, 24), (8, 8)], or [[(16, 24), (8, 8)], [(20, 20)]]"
+    rows = entries("grids", grids, remedy)
+    nested = [row for row in rows if isinstance(row, list)]
+    rows = rows if nested else [rows]
+    if not any(rows) or (nested and len(nested) < len(rows)):
+        raise ShapeError(f"got {shown(grids)} for grids, expected (height, width) of each, or a list per row", remedy)
+    found = [[grid_of(entries("one of grids", sizes, remedy), prefix) for sizes in row] for row in rows]
+    if len(numbers := {len(grid.sizes) for grid in itertools.chain(*found)}) > 1:
+        raise ShapeError(f"got grids of {sorted(numbers)} axes, expected the same number", remedy)
+    return found
+
+
+def cells(grids: Sequence[Grid], device: Device = None) -> Int[Tensor, "places axes"]:
+    """The coordinates of the cell at each place of these grids, one after another; -1 on all axes of a prefix token.
+
+    >>> cells([Grid((1, 2), prefix=1)]).tolist()
+    [[-1, -1], [0, 0], [0, 1]]
+    """
+    return torch.cat([_laid_out(_counted(grid, device), grid.prefix, -1) for grid in grids])
+
+
+def indices(grids: Sequence[Grid], centred: bool, device: Device = None) -> tuple[Int[Tensor, "places axes"], int]:
+    """The index at each place, 0 on all axes of a prefix token, and the denominator that it is over."""
+    if not centred:
+        return torch.cat([_laid_out(_counted(grid, device), grid.prefix, 0) for grid in grids]), 1
+    over = math.lcm(*(max(size, 1) for grid in grids for size in grid.sizes))
+    parts = []
+    for grid in grids:
+        axes = [(2 * axis + 1 - len(axis)) * (over // max(len(axis), 1)) for axis in _counted(grid, device)]
+        parts.append(_laid_out(axes, grid.prefix, 0))
+    return torch.cat(parts), over
+
+
+def _counted(grid: Grid, device: Device) -> list[Int[Tensor, " _"]]:
+    return [torch.arange(size, device=device) for size in grid.sizes]
+
+
+def _laid_out(axes: list[Int[Tensor, " _"]], prefix: int, of_prefix: int) -> Int[Tensor, "places axes"]:
+    inside = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).reshape(-1, len(axes))
+    return torch.cat([inside.new_full((prefix, len(axes)), of_prefix), inside]) if prefix else inside
+
+
+def pack_grids(rows: Sequence[Sequence[Grid]], width: int | None) -> tuple[tuple[Grid, ...], Slots, Slots, Slots]:
+    """The different grids in these rows, and the place, order and document of every slot.
+
+    Each grid is a document; padding is at place 0.
+    """
+    grids = tuple(dict.fromkeys(itertools.chain(*rows)))
+    begins = dict(zip(grids, itertools.accumulate((grid.num_tokens for grid in grids), initial=0), strict=False))
+    order, document = pack([[grid.num_tokens for grid in row] for row in rows], width)
+    place = order.copy()
+    for number, row in enumerate(rows):
+        place[number] += np.array([*(begins[grid] for grid in row), 0])[document[number]]  # the last is that of -1
+    return grids, place, order, document
+
+
+def joined_places(
+    grids: Sequence[tuple[Grid, ...]], places: Sequence[Int[Tensor, "batch _"] | None]
+) -> tuple[tuple[Grid, ...], Int[Tensor, "batch seq"] | None]:
+    """The grids of parts that are joined along the sequence, and the places; none where a part has none.
+
+    Parts of the same grids are parts of the same images, or others of the same sizes: their places stay.
+    """
+    known = [place for place in places if place is not None]
+    if not known or len(known) < len(places):
+        return (), None
+    if len({*grids}) > 1:
+        before = itertools.accumulate((sum(grid.num_tokens for grid in each) for each in grids), initial=0)
+        known = [place + first for place, first in zip(known, before, strict=False)]
+        return tuple(itertools.chain(*grids)), torch.cat(known, dim=1)
+    return grids[0], torch.cat(known, dim=1)
