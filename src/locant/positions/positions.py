@@ -612,8 +612,8 @@ class Positions:
         known = [(each.denominator, each.device, each.grids) for each in (self, other)]
         if known[0] != known[1] or not torch.equal(self.index, other.index):
             return False
-        places = (self.place_or_none, other.place_or_none)
-        if places[0] is not None and places[1] is not None and not torch.equal(*places):
+        place, others = self.place_or_none, other.place_or_none
+        if place is not None and others is not None and not torch.equal(place, others):
             return False
         same_order = self.order_or_none is other.order_or_none or torch.equal(self.order, other.order)
         return same_order and torch.equal(self.document, other.document)
