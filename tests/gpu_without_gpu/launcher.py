@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -121,9 +122,11 @@ def launches(function: Callable[..., Any], *arguments: Any, **options: Any) -> l
     return list(_LAUNCHED)
 
 
-def start(cache: Path) -> None:
-    """Give Triton the make-believe driver, for as long as this process lives."""
+def start(cache: Path, folder: Path | None = None) -> None:
+    """Give Triton the make-believe driver, for as long as this process lives: the one in `folder`, if given."""
     os.environ["TRITON_CACHE_DIR"] = str(cache)
+    if folder is not None:
+        sys.path.insert(0, str(folder))
     from triton.compiler import CompiledKernel
     from triton.runtime import driver
 
@@ -138,7 +141,7 @@ def start(cache: Path) -> None:
 
 
 @contextmanager
-def fresh_process(cache: Path) -> Iterator[Callable[..., Any]]:
-    """Calls functions in a process in which Triton has a make-believe driver."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), start, (cache,)) as process:
+def fresh_process(cache: Path, folder: Path | None = None) -> Iterator[Callable[..., Any]]:
+    """Calls functions in a process in which Triton, that of `folder` or else the usual one, has that driver."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), start, (cache, folder)) as process:
         yield lambda function, *arguments: process.submit(function, *arguments).result()

@@ -112,8 +112,8 @@ DIGITS = 32
 SCATTERED = 800
 """Bytes of stack of the kernel for tokens whose slots tell no distance."""
 
-SPILLED = {("learned bias, packed", 80, "_means"): 136, ("learned bias, packed", 80, "_diagonals"): 112}
-"""Bytes of stack of the one other case that does not fit."""
+SPILLED = {("learned bias, packed", 80, "_means"): 184, ("learned bias, packed", 80, "_diagonals"): 160}
+"""Bytes of stack of the one other case that does not fit: 136 and 112 with Triton 3.9, the most with 3.5 to 3.7."""
 
 WIDTHS = [(1, FP32), (2, BF16), (60, FP32), (8_192, BF16), (1, FP64), (2_048, FP64)]
 

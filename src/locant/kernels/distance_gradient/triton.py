@@ -294,8 +294,8 @@ def _entries(
                     else:
                         for entry in range(BLOCK):
                             b_here = tl.where(b_entry - lowest == entry, b_gradient, 0.0)
-                            here = tl.reduce(tl.reduce(b_here, 1, _ADD), 0, _ADD)
-                            b_sum += tl.where(o_entry == entry, here, 0.0)
+                            b_total = tl.reduce(tl.reduce(b_here, 1, _ADD, keep_dims=True), 0, _ADD)  # of one number
+                            b_sum += tl.where(o_entry == entry, b_total, 0.0)
     o_sum = lowest + o_entry
     tl.store(sums + i_h.to(tl.int64) * entries + o_sum, b_sum, mask=o_sum < tl.where(is_needed, entries, 0))
 
