@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import nn
 
 from locant.arguments import one_of, shown, whole
-from locant.checkpoints.checkpoint_folder import headers_of
-from locant.checkpoints.config_source import CONFIG, read_json
+from locant.checkpoints.config_source import CONFIG
 from locant.errors import InputError
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
@@ -26,16 +24,14 @@ from locant.positions.registry import encoding as encoding_of
 from locant.positions.registry import encodings
 from locant.positions.scaling import Scaling, Unscaled
 
-__all__ = ["forget", "load_swapped", "own_configurations", "record", "told_layers"]
+__all__ = ["KEY", "SAVED", "built", "damaged", "forget", "own_configurations", "record", "told_layers"]
 
 KEY = "locant"
+"""The entry of a configuration."""
 FUNCTION = "attn_implementation"
 SENTENCE = "the positions of this model are locant's: load it with locant.checkpoints.load_swapped(folder)"
-HOLDER = ".locant."
 SAVED = "the folder as it was saved"
 UNTOLD_WORDS = "an encoding that is none of locant's"
-UNTOLD = "untold"
-"""In the place of an encoding that the configuration does not tell."""
 
 
 def own_configurations(model: nn.Module) -> None:
@@ -109,7 +105,7 @@ def told_layers(config: Mapping[str, Any]) -> tuple[str | None, ...]:
         places = [None if each is None else whole("layers", each, 0, last, remedy=SAVED) for each in said["layers"]]
         return tuple(None if each is None else words[each] for each in places)
     except (AttributeError, LookupError, TypeError, ValueError) as error:  # whatever was written there by hand
-        raise _damaged(Path(), f"{type(error).__name__}: {error}") from error
+        raise damaged(Path(), f"{type(error).__name__}: {error}") from error
 
 
 def _in_words(description: Mapping[str, Any]) -> str:
@@ -134,75 +130,7 @@ def _shapes(encoding: PositionEncoding) -> dict[str, torch.Size]:
     return {name: each.shape for name, each in encoding.state_dict().items()}
 
 
-def load_swapped(
-    folder: str | Path, *, cls: Any = None, encoding: Any = None, layers: Any = None, **options: Any
-) -> Any:
-    """Load a model that was saved while it was swapped, with its encoding and what that learned.
-
-    Args:
-        folder: as `save_pretrained` wrote it.
-        cls: a class of `transformers`; default: ``AutoModelForCausalLM``.
-        encoding, layers: as for `locant.swap`, where the encoding is none of locant's and the configuration cannot
-            tell it; its parameters are read from the folder.
-        options: for ``from_pretrained``, such as ``dtype``.
-
-    Raises:
-        InputError: a folder of a model that was not swapped, or had its own encoding in every layer; one whose
-            ``locant`` entry is damaged, or without the parameters of its encoding.
-    """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from locant.checkpoints.swap.handle import swap
-
-    path = Path(folder)
-    given = read_json(path / CONFIG)
-    if KEY not in given:
-        got = f"got {path}, whose model is not swapped, or has its own encoding, which is not written down"
-        raise InputError(got, f"from_pretrained({str(folder)!r}), then locant.swap")
-    plan, angles = _read_plan(path, given[KEY])
-    if encoding is None and layers is None:
-        if UNTOLD in plan:
-            got = f"got {path}, with an encoding that is none of locant's"
-            raise InputError(got, "load_swapped(folder, encoding=...) with one like it")
-        layers = lambda layer, _: plan[layer] if layer < len(plan) else None  # noqa: E731
-    config: Any = AutoConfig.from_pretrained(path)
-    delattr(config, KEY)
-    config._attn_implementation = None
-    model = (cls or AutoModelForCausalLM).from_pretrained(path, config=config, **options)
-    swapped = swap(model, encoding, layers=layers, angles=angles)
-    if len(swapped.sentences) != len(plan):
-        raise _damaged(path, f"{len(plan)} layers for {len(swapped.sentences)}")
-    _read_parameters(path, model)
-    return model
-
-
-def _read_plan(folder: Path, said: Any) -> tuple[list[Any], AngleMode]:
-    """What `record` wrote: the encoding of each layer, and the angles of its own."""
-    try:
-        known = [UNTOLD if each is None else built(each) for each in said["encodings"]]
-        last = len(known) - 1
-        places = [None if each is None else whole("layers", each, 0, last, remedy=SAVED) for each in said["layers"]]
-        angles = one_of("angles", said.get("angles", "exact"), ("exact", "float32"), SAVED)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:  # whatever was written there by hand
-        raise _damaged(folder, f"{type(error).__name__}: {error}") from error
-    return [None if each is None else known[each] for each in places], "float32" if angles == "float32" else "exact"
-
-
-def _damaged(folder: Path, why: str) -> InputError:
+def damaged(folder: Path, why: str) -> InputError:
+    """Of an entry that somebody changed by hand."""
     got = f"got {folder / CONFIG}, whose entry {KEY!r} does not say what each layer has ({why})"
     return InputError(got, SAVED)
-
-
-def _read_parameters(folder: Path, model: Any) -> None:
-    mine = {name: each for name, each in model.state_dict().items() if HOLDER in f".{name}"}
-    there = {tensor.name: folder / file for file, header in headers_of(folder).items() for tensor in header.tensors}
-    for name, parameter in mine.items():
-        if name not in there:
-            raise InputError(f"got {folder} without {name}, a parameter of its encoding", SAVED)
-        with safe_open(there[name], framework="pt") as file:
-            saved = file.get_tensor(name)
-        if saved.shape != parameter.shape:
-            got = f"got {name} of shape {shown(tuple(saved.shape))}, expected {tuple(parameter.shape)}"
-            raise InputError(got, SAVED)
-        with torch.no_grad():
-            parameter.copy_(saved)
