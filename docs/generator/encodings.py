@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
-from typing import Any
-
+import locant
 from docs.generator.markdown import linked_papers, picture, summary, table
 from docs.generator.models import presets_of
-from locant.figures import SIZES, TRAINED
-from locant.positions import FoPE, MixedRotary, PoPE, RoPEPlusPlus, Rotary, StringRotary
 from locant.positions.base import PositionEncoding
-from locant.positions.registry import encodings
 from locant.positions.scaling import SCALINGS, Scaling, scaling_by_name
 
-__all__ = ["UNNAMED", "encoding_page", "kinds", "scaling_page", "scalings", "title"]
+__all__ = ["encoding_page", "scaling_page", "scalings", "title"]
 
 FACTS = {
     "kind": "kind", "parameters": "parameters", "cost_of_tokens": "cost per token", "cost_of_pairs": "cost per pair",
@@ -30,21 +24,6 @@ DOOR_WORDS = {
 }
 
 
-UNNAMED: Mapping[str, tuple[type[PositionEncoding], Mapping[str, Any]]] = {
-    "pope": (PoPE, {}),
-    "fope": (FoPE, {"original_max_seq_len": TRAINED}),
-    "mixed_rotary": (MixedRotary, {}),
-    "string_rotary": (StringRotary, {}),
-    "rope_plus_plus": (RoPEPlusPlus, {"rotary": Rotary(SIZES["head_dim"])}),
-}
-"""Encodings that are built by their class alone, and the options that they are drawn with."""
-
-
-def kinds() -> dict[str, type[PositionEncoding]]:
-    """The class of every encoding that has a page, by the name of its page."""
-    return {**encodings(), **{name: kind for name, (kind, _) in UNNAMED.items()}}
-
-
 def title(kind: type[PositionEncoding]) -> str:
     """What the page of an encoding is called."""
     return "No position encoding (NoPE)" if kind is PositionEncoding else kind.__name__
@@ -53,7 +32,7 @@ def title(kind: type[PositionEncoding]) -> str:
 def encoding_page(name: str, kind: type[PositionEncoding]) -> str:
     """What an encoding is, its picture, its facts, how it is built, drawn and compared, and its docstring."""
     facts = {
-        "name": "" if name in UNNAMED else ", ".join(f"`{each}`" for each in (name, *kind.info.aliases)),
+        "name": ", ".join(f"`{each}`" for each in (name, *kind.info.aliases)),
         "method": "; ".join(DOOR_WORDS[door] for door in kind.doors()) or "none",
         **{words: linked_papers(getattr(kind.info, fact)) for fact, words in FACTS.items()},
         "presets": ", ".join(presets_of(lambda encoding: type(encoding) is kind)),
@@ -67,12 +46,12 @@ def encoding_page(name: str, kind: type[PositionEncoding]) -> str:
 
 {table(facts)}
 
-{_built(kind) if name in UNNAMED else _named(name, kind)}
+{_named(name, kind)}
 
 ## Reference
 
 ```{{eval-rst}}
-.. autoclass:: locant.{"positions." if name in UNNAMED else ""}{kind.__name__}
+.. autoclass:: {"locant" if kind.__name__ in locant.__all__ else "locant.positions"}.{kind.__name__}
    :members:
    :exclude-members: info, is_arithmetic, is_for_pairs, extra_repr
 ```
@@ -89,15 +68,6 @@ encoding = locant.encoding("{name}"{sizes})
 locant list {name}
 locant plot {name}
 locant compare --encodings {name},{other}
-```"""
-
-
-def _built(kind: type[PositionEncoding]) -> str:
-    parameters = inspect.signature(kind).parameters.values()
-    required = ", ".join(f"{each.name}=..." for each in parameters if each.default is each.empty)
-    return f"""```python
-encoding = locant.positions.{kind.__name__}({required})
-locant.plot(encoding)
 ```"""
 
 

@@ -17,13 +17,12 @@ from sphinx.util import logging
 import locant
 from docs.generator.api import api_pages
 from docs.generator.command_line import command_line
-from docs.generator.encodings import UNNAMED, encoding_page, kinds, scaling_page, scalings, title
+from docs.generator.encodings import encoding_page, scaling_page, scalings, title
 from docs.generator.markdown import card, index, summary
 from docs.generator.models import families, family_page, plot_family
 from docs.generator.models import title as family_title
 from docs.generator.records import ROOT, benchmarks, known_bugs
 from locant.figures.canvas import save
-from locant.figures.plot import encoding_to_draw
 from locant.positions.registry import encodings
 
 __all__ = ["pages", "pictures", "setup"]
@@ -49,10 +48,10 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 def pages() -> dict[str, str]:
     """Every generated page by its path; what ends in .txt is a part of a page that is written by hand."""
-    own = {kind: f"encoding-{name}" for name, kind in kinds().items()}
+    own = {kind: f"encoding-{name}" for name, kind in encodings().items()}
     own |= {kind: f"scaling-{name}" for name, kind in scalings().items()}
     return {
-        **{f"encodings/{name}.md": encoding_page(name, kind) for name, kind in kinds().items()},
+        **{f"encodings/{name}.md": encoding_page(name, kind) for name, kind in encodings().items()},
         **{f"scalings/{name}.md": scaling_page(name, kind) for name, kind in scalings().items()},
         **{f"models/{name}.md": family_page(name, module) for name, module in families().items()},
         **api_pages(own),
@@ -67,15 +66,9 @@ def pictures() -> dict[str, Callable[..., Any]]:
     """What draws each picture, by its path without theme and suffix; it takes `theme`."""
     return {
         **{f"encodings/{name}": partial(locant.plot, name) for name in encodings()},
-        **{f"encodings/{name}": partial(_plot_by_class, name) for name in UNNAMED},
         **{f"scalings/{name}": partial(locant.plot, "rotary", scaling=f"{name}:8") for name in scalings()},
         **{f"models/{name}": partial(plot_family, module) for name, module in families().items()},
     }
-
-
-def _plot_by_class(name: str, *, theme: str) -> Any:
-    kind, options = UNNAMED[name]
-    return locant.plot(encoding_to_draw(kind, **options), theme=theme)
 
 
 def write(folder: Path) -> None:
@@ -106,7 +99,7 @@ def _draw(file: Path, draw: Callable[[], Any], changed: float) -> None:
 def _indexes() -> dict[str, str]:
     of_encodings = {
         name: card(f"encodings/{name}", f"encoding-{name}", title(kind), summary(kind))
-        for name, kind in kinds().items()
+        for name, kind in encodings().items()
     }
     of_scalings = {
         name: card(f"scalings/{name}", f"scaling-{name}", kind.__name__, summary(kind))

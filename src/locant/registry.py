@@ -68,8 +68,8 @@ class Registry(Generic[T]):
         self._check(name, value)
         aliases = (*entries("aliases", aliases, "aliases=('other_name',)"), *self._aliases_of(value))
         for each in (name, *aliases):
-            if not isinstance(each, str) or not re.fullmatch(r"\w[\w .-]*", each):
-                cause = f"got {shown(each)} as a name of {self.kind}s, expected letters, digits, '_', '-' and '.'"
+            if not isinstance(each, str) or not re.fullmatch(r"\w[\w .+-]*", each):
+                cause = f"got {shown(each)} as a name of {self.kind}s, expected letters, digits, '_', '-', '+' and '.'"
                 raise RangeError(cause, "'my_name'")
             taken = self._aliases.get(_key(each))
             if taken is not None and (taken != name or self._values[taken] is not value):

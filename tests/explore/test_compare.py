@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from locant.explore.answers import answer
-from locant.explore.screens.compare import UNNAMED
 from locant.explore.session import Session
 from locant.figures.scores import score_by_distance, score_map
 from locant.positions import ALiBi, PoPE, PositionEncoding, Rotary, Sinusoidal
@@ -78,7 +77,7 @@ def test_the_map_holds_the_curve_in_its_last_row() -> None:
         np.testing.assert_allclose(matrix[-1, ::-1], curve.mean, **SHORT_SUM)
 
 
-@pytest.mark.parametrize("name", [*encodings(), *UNNAMED])
+@pytest.mark.parametrize("name", encodings())
 def test_every_encoding_can_be_compared(name: str) -> None:
     numbers = answer("compare", {"1": name, "2": "none", "3": "none", "length": "33"}, Session())["numbers"]
     (shown,) = numbers["encodings"]

@@ -50,7 +50,7 @@ SAMPLE = {
     "short_factor": (1.0, 1.0), "long_factor": (2.0, 2.0), "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "seq_len": 4, "cache_len": 4, "n": 2, "attention_mask": torch.ones(1, 2), "lengths": [2, 3], "index": [1],
     "parts": [Positions.arange(2)], "sizes": 2, "rank": 0, "world": 2, "ids": [1], "digits": [1], "numbers": [1, 2],
-    "documents": [2], "rotary": Rotary(4), "grids": [(1, 2)],
+    "documents": [2], "rotary": Rotary(4), "grids": [(1, 2)], "groups": [Rotary(4)],
 }  # fmt: skip
 
 
@@ -123,6 +123,8 @@ ACCEPTED: dict[str, Collection[str]] = {
     **dict.fromkeys(("Learned.d_model", "Sinusoidal.d_model", "TransformerXL.d_model"), ()),
     **dict.fromkeys(("Rotary.head_dim", "XPos.head_dim", "Cope.head_dim", "Shaw.head_dim", "Deberta.head_dim"), ()),
     **dict.fromkeys(("Fox.d_model", "Inkling.d_model"), ()),
+    **dict.fromkeys(("FoPE.head_dim", "PoPE.head_dim", "MixedRotary.head_dim", "StringRotary.head_dim"), ()),
+    "FoPE.noise": ZERO | POSITIVE,
     "floor": NONE,
     **dict.fromkeys(("alpha", "initial"), REAL),
     **dict.fromkeys(("Positions.arange.seq_len", "Positions.after.n"), ZERO),
@@ -138,7 +140,7 @@ OTHERS = {
     "lengths", "length", "parts", "documents", "ids", "digits", "positions", "numbers", "reverse", "goes_on", "padding",
     "centred", "grids",
     "attention_mask", "index", "document", "order", "cache_len", "pairs", "temperature",
-    "rotary",
+    "rotary", "groups",
 }  # fmt: skip
 """Parameters that are no numbers; what is wrong with them is a `LocantError` of one kind or another."""
 

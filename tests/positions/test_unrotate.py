@@ -22,8 +22,8 @@ ROTARY = {
 }
 
 
-LEFT_ALONE = ("dual_chunk", "inkling", "rerope", "self_extend")
-"""Encodings whose keys are stored as they are."""
+LEFT_ALONE = ("dual_chunk", "inkling", "rerope", "self_extend", "fope", "pope")
+"""Encodings whose keys are stored as they are; and those under which a key is no rotated one, and never a value."""
 
 
 @pytest.mark.parametrize("name", encodings())

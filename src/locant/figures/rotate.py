@@ -11,6 +11,7 @@ import torch
 
 from locant.figures import SIZES
 from locant.figures.canvas import ANGLES, SIGNED, Theme, heat_map
+from locant.figures.scores import num_heads_of
 from locant.positions import PositionEncoding, Positions, Rotary, XPos
 from locant.positions.rotary_by_class import RotaryByClass
 
@@ -58,7 +59,7 @@ def draw_xpos(part: Figure | SubFigure, encoding: XPos, length: int, theme: Them
 def draw_rotated(part: Figure | SubFigure, encoding: PositionEncoding, length: int, theme: Theme) -> None:
     """A query of ones, rotated to every position; and its product with a key of ones at every distance."""
     width = getattr(encoding, "head_dim", SIZES["head_dim"])
-    ones = torch.ones(1, getattr(encoding, "num_heads", 1), length, width)  # of heads that differ, the first is drawn
+    ones = torch.ones(1, num_heads_of(encoding), length, width)  # of heads that differ, the first is drawn
     with torch.no_grad():
         q, k = (x[0, 0].float() for x in encoding.rotate(ones, ones.clone(), Positions.arange(length)))
     left, right = part.subplots(1, 2)

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.figures import SIZES
-from locant.positions import PositionEncoding, Positions
+from locant.positions import PositionEncoding, Positions, RotaryByHead
 from locant.positions.heads import Heads
 from locant.positions.hidden_bias import HiddenBias
 from locant.positions.rotary_by_class import RotaryByClass
@@ -39,14 +39,21 @@ class Scores(NamedTuple):
 
 
 def num_heads_of(encoding: PositionEncoding) -> int:
-    """How many heads its bias has."""
+    """How many heads its bias has, or how many it rotates differently."""
+    if isinstance(encoding, RotaryByHead):
+        return len(encoding.groups)
     heads = getattr(encoding, "heads", None)
     return len(heads) if isinstance(heads, Heads) else getattr(encoding, "num_heads", FREE_HEADS)
 
 
 def with_random_tables(encoding: PositionEncoding) -> PositionEncoding:
-    """A copy in which tables that begin as zeros hold random numbers, as if something had been learned."""
+    """A copy in which tables that begin as zeros hold random numbers, as if something had been learned.
+
+    What only rotates begins as a rotation, and is the copy as it is.
+    """
     encoding, generator = copy.deepcopy(encoding), torch.Generator().manual_seed(0)
+    if {*encoding.doors()} <= {"rotate", "unrotate"}:
+        return encoding
     for parameter in encoding.parameters():
         if not parameter.any():
             parameter.data.normal_(generator=generator)
@@ -135,7 +142,7 @@ def _through_doors(
     head = min(head, heads - 1)
     all_q, all_k = q.expand(-1, heads, -1, -1), k.expand(-1, heads, -1, -1)
     bias = encoding.bias(all_q, all_k, positions, k_positions)
-    if hasattr(encoding, "num_heads"):  # it may rotate each differently
+    if hasattr(encoding, "num_heads") or isinstance(encoding, RotaryByHead):  # it may rotate each differently
         q, k = (each[:, [head]] for each in encoding.rotate(all_q, all_k, positions, k_positions))
     else:
         q, k = encoding.rotate(q, k, positions, k_positions)

@@ -37,7 +37,7 @@ class Contestant:
     @classmethod
     def of(cls, name: str) -> Contestant:
         """The contestant of a name such as ``alibi`` or ``rotary+yarn``."""
-        encoding, plus, scaling = str(name).partition("+")
+        encoding, plus, scaling = str(name).replace("++", "_plus_plus").partition("+")  # of RoPE++
         if encoding in SCALINGS:
             raise RangeError(f"got {shown(name)}, which is a scaling of rotary", f"rotary+{encoding}")
         kind = find(encoding)

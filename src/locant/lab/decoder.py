@@ -50,7 +50,10 @@ class Decoder(nn.Module):
                 f"got d_model={d_model} for num_heads={num_heads}, expected a multiple", f"d_model={nearest}"
             )
         self.embedding = InputEmbedding(vocab_size, d_model, encoding=encoding, scale="sqrt_d_model", norm="layer_norm")
-        self.blocks = nn.ModuleList(Block(d_model, num_heads, num_layers, keys_are_values) for _ in range(num_layers))
+        attended = _attended(encoding, num_heads, d_model // num_heads, keys_are_values)
+        self.blocks = nn.ModuleList(
+            Block(d_model, num_heads, num_layers, attended, keys_are_values) for _ in range(num_layers)
+        )
         self.norm = nn.LayerNorm(d_model)
 
     def forward(
@@ -76,13 +79,13 @@ class Decoder(nn.Module):
 class Block(nn.Module):
     """Causal attention, then an MLP, each on the normed stream and added to it."""
 
-    def __init__(self, d_model: int, num_heads: int, num_layers: int, keys_are_values: bool = False) -> None:
+    def __init__(self, d_model: int, num_heads: int, num_layers: int, attended: int, keys_are_values: bool) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.keys_are_values = keys_are_values
         self.attention_norm = nn.LayerNorm(d_model)
         self.qkv = nn.Linear(d_model, (2 if keys_are_values else 3) * d_model, bias=False)
-        self.out = nn.Linear(d_model, d_model, bias=False)
+        self.out = nn.Linear(attended, d_model, bias=False)
         self.mlp_norm = nn.LayerNorm(d_model)
         self.up = nn.Linear(d_model, 4 * d_model)
         self.down = nn.Linear(4 * d_model, d_model)
@@ -105,6 +108,14 @@ class Block(nn.Module):
             y = encoding.unrotate(y, positions)
         x = x + self.out(y.transpose(1, 2).flatten(-2))
         return x + self.down(F.gelu(self.up(self.mlp_norm(x))))
+
+
+@torch.no_grad()
+def _attended(encoding: PositionEncoding, num_heads: int, width: int, keys_are_values: bool) -> int:
+    """What attention puts out for a token: an encoding may make more query heads (RoPE++), or wider keys (PoPE)."""
+    nothing = torch.empty(1, num_heads, 0, width, device=next(encoding.parameters(), torch.empty(0)).device)
+    q, k = encoding.rotate(nothing, nothing, Positions.arange(0, device=nothing.device))
+    return q.shape[1] * (k.shape[-1] if keys_are_values else width)
 
 
 @torch.no_grad()

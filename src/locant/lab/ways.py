@@ -100,7 +100,12 @@ class Way:
             scaling = SCALINGS[self.name](self.factor, trained, rotary.rotary_dim, rotary.base)
             return rotary.alike(scaling=scaling, seq_len=None)
         config = model.config.get_text_config()
-        sizes = ModelShape(d_model=config.hidden_size, num_heads=config.num_attention_heads, max_seq_len=longest)
+        sizes = ModelShape(
+            d_model=config.hidden_size,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=getattr(config, "num_key_value_heads", None),
+            max_seq_len=longest,
+        )
         return find(self.name).for_model(sizes)
 
     def _own(self, model: Any) -> Rotary:

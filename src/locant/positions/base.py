@@ -53,6 +53,8 @@ class ModelShape:
     d_model: int
     num_heads: int
     max_seq_len: int
+    num_kv_heads: int | None = None
+    """Where there are fewer of keys and values."""
 
     @property
     def head_dim(self) -> int:
@@ -151,7 +153,10 @@ class PositionEncoding(nn.Module):
 
         Overridden where the constructor requires something else than sizes of a `ModelShape`.
         """
-        known = {size: getattr(shape, size) for size in cls.sizes() if hasattr(shape, size)} | options
+        known: dict[str, Any] = {size: getattr(shape, size) for size in cls.sizes() if hasattr(shape, size)}
+        if "num_heads" in known and "bias" not in cls.doors():  # what turns queries and keys counts the heads of keys
+            known["num_heads"] = shape.num_kv_heads or shape.num_heads
+        known |= options
         if foreign := [size for size in cls.sizes() if size not in known]:
             got = f"got {cls.__name__}, which requires {' and '.join(foreign)}: no size of a model"
             raise LocantError(got, "a default for it, or a classmethod for_model(cls, shape, **options)")

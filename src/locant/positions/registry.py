@@ -32,17 +32,6 @@ FIRST = (
 SCALING_ALIASES = {"interpolation": "linear", "dynamic_ntk": "dynamic", "llama_3": "llama3", "long_rope": "longrope"}
 
 
-UNNAMED = {
-    "pope": "PoPE(head_dim=64, num_heads=8)",
-    "fope": "FoPE(head_dim=64, num_heads=8, original_max_seq_len=4096)",
-    "rope++": "RoPEPlusPlus(locant.Rotary(64))",
-    "rope_mixed": "MixedRotary(head_dim=64, num_heads=8)",
-    "grape_m": "MixedRotary(head_dim=64, num_heads=8)",
-    "string": "StringRotary(head_dim=64)",
-}
-"""How encodings of this package that have no name here are built: not every model has room for what they make."""
-
-
 def encodings() -> dict[str, Kind]:
     """Every encoding by its name, this package's own first; those that cannot be loaded are in `broken_encodings`.
 
@@ -73,9 +62,6 @@ def find(name: str) -> Kind:
         return ENCODINGS.find(name)
     except RangeError:
         given = name.strip().lower().replace("-", "_") if isinstance(name, str) else ""
-        if given in UNNAMED:
-            got = f"got encoding {name!r}, which is a class of locant.positions without a name here"
-            raise RangeError(got, f"locant.positions.{UNNAMED[given]}") from None
         scaling = given.rpartition("+")[2]
         scaling = SCALING_ALIASES.get(scaling, scaling)
         if scaling not in SCALINGS:

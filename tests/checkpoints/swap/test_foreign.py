@@ -10,7 +10,7 @@ import torch
 
 import locant
 from locant.errors import RangeError
-from locant.positions.pope import PoPE
+from locant.positions import PoPE
 from tests.checkpoints.swap import reference
 from tests.checkpoints.swap.families import Family, tiny
 from tests.checkpoints.swap.work import ids
@@ -66,6 +66,8 @@ def test_heads_may_be_those_of_keys_and_twice_as_wide() -> None:
         assert off(model(ids()).logits, reference.logits(model, ids(), reference.pope(WIDTH))) <= LOGITS
     with refuses(RangeError, "num_heads=2"):
         locant.swap(model, PoPE(WIDTH, num_heads=HEADS))
+    with refuses(RangeError, "twice as many heads", "locant.lab.Decoder"):
+        locant.swap(model, locant.positions.RoPEPlusPlus(locant.Rotary(WIDTH)))
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import locant
-from locant.positions.pope import PoPE
+from locant.positions import PoPE
 from tests.checkpoints.swap.families import Family, tiny
 from tests.checkpoints.swap.ranks import losses_on_two
 from tests.checkpoints.swap.work import Work, adapted, generated, ids, in_bfloat16, packed, padded, trained

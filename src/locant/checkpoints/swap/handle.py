@@ -26,6 +26,7 @@ from locant.checkpoints.swap.saving import forget, own_configurations, record
 from locant.errors import InputError, RangeError
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding, has_bias
+from locant.positions.encodings.rope_plus_plus import RoPEPlusPlus
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.rotary_by_class import RotaryByClass
 
@@ -315,6 +316,9 @@ def _way(encoding: PositionEncoding | None, owner: Any, points: Sequence[RotaryP
 
 def _require_sizes(encoding: Any, owner: Any) -> None:
     """Raise unless the encoding is for as many heads, as wide, as the model has, or for token embeddings as wide."""
+    if isinstance(encoding, RoPEPlusPlus):
+        got = f"got {encoding}, which makes twice as many heads as the projection behind the model's attention takes"
+        raise RangeError(got, "locant.lab.Decoder, whose projection is as wide; or locant.Rotary")
     config, heads = owner.config, owner.config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     latent = getattr(config, "qk_rope_head_dim", None)

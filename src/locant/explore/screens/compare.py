@@ -16,17 +16,7 @@ from locant.explore.state import State
 from locant.figures import SIZES, TRAINED
 from locant.figures.plot import encoding_to_draw
 from locant.figures.scores import score_by_distance, score_map, with_random_tables
-from locant.positions import (
-    ALiBi,
-    Cope,
-    DistanceBias,
-    FoPE,
-    MixedRotary,
-    PoPE,
-    PositionEncoding,
-    Rotary,
-    StringRotary,
-)
+from locant.positions import ALiBi, Cope, DistanceBias, PositionEncoding, Rotary
 from locant.positions.encodings.alibi import alibi_slopes
 from locant.positions.registry import encodings, find
 from locant.positions.scaling import SCALINGS
@@ -36,12 +26,6 @@ __all__ = ["SCREEN"]
 SLOTS = ("1", "2", "3", "4")
 FIRST = {"1": "rotary", "2": "alibi", "3": "sinusoidal"}
 NONE = "none"
-
-UNNAMED: Mapping[str, type[PositionEncoding]] = {
-    "pope": PoPE, "fope": FoPE, "mixed": MixedRotary, "string": StringRotary,
-}  # fmt: skip
-"""Encodings that the registry has no name for."""
-TITLES = {"pope": "PoPE", "fope": "FoPE", "mixed": "RoPE-Mixed", "string": "STRING"}
 
 MAX_LENGTH = 2**17
 POINTS, SIDE = 256, 128
@@ -65,20 +49,19 @@ class Choice:
     @property
     def kind(self) -> type[PositionEncoding]:
         """Its class."""
-        return UNNAMED[self.name] if self.name in UNNAMED else find(self.name)
+        return find(self.name)
 
     @property
     def draws(self) -> int:
         """How many pairs of contents it is drawn for."""
         by_content = "bias" in self.kind.doors() and not issubclass(self.kind, DistanceBias)
-        return COSTLY_DRAWS if by_content or self.name in UNNAMED else DRAWS
+        by_head = "rotate" in self.kind.doors() and "num_heads" in inspect.signature(self.kind).parameters
+        return COSTLY_DRAWS if by_content or by_head else DRAWS
 
     @property
     def code(self) -> str:
         """How Python builds it."""
         given = "".join(f", {name}={value!r}" for name, value in self.options)
-        if self.name in UNNAMED:
-            return f"encoding_to_draw({self.kind.__name__}{given})"
         return f"with_random_tables(encoding_to_draw({self.name!r}, length=length{given}))"
 
 
@@ -106,10 +89,10 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
 
 
 def _chosen(state: State, slot: str, head: int) -> Choice | None:
-    name = state.one_of(slot, FIRST.get(slot, NONE), [NONE, *encodings(), *UNNAMED], TITLES)
+    name = state.one_of(slot, FIRST.get(slot, NONE), [NONE, *encodings()])
     if name == NONE:
         return None
-    own, takes = state.part(slot), inspect.signature(UNNAMED.get(name) or find(name)).parameters
+    own, takes = state.part(slot), inspect.signature(find(name)).parameters
     options: dict[str, Any] = {"d_model": SIZES["head_dim"]} if "d_model" in takes else {}
     words: list[str] = []
     if "original_max_seq_len" in takes:
@@ -131,13 +114,11 @@ def _chosen(state: State, slot: str, head: int) -> Choice | None:
         if slope != alibi_slopes(SIZES["num_heads"])[head]:
             options["slopes"] = (slope,) * SIZES["num_heads"]
         words.append(f"slope {slope:.4g}")
-    return Choice(slot, name, tuple(options.items()), ", ".join([TITLES.get(name, name), *words]))
+    return Choice(slot, name, tuple(options.items()), ", ".join([name, *words]))
 
 
 @lru_cache(maxsize=32)
 def _built(name: str, options: tuple[tuple[str, Any], ...], length: int | None) -> PositionEncoding:
-    if name in UNNAMED:
-        return encoding_to_draw(UNNAMED[name], **dict(options))  # their zeros are no empty tables
     return with_random_tables(encoding_to_draw(name, length=length, **dict(options)))
 
 
@@ -165,12 +146,10 @@ def _spread(length: int, most: int) -> np.ndarray:
 
 def _code(chosen: list[Choice], length: int, alike: float, head: int) -> str:
     built = "\n".join(f"    {choice.label!r}: ({choice.code}, {choice.draws})," for choice in chosen)
-    unnamed = sorted({UNNAMED[choice.name].__name__ for choice in chosen if choice.name in UNNAMED})
-    classes = f"from locant.positions import {', '.join(unnamed)}\n" if unnamed else ""
     return (
         "import matplotlib.pyplot as plt\nimport numpy as np\n\n"
         "from locant.figures.plot import encoding_to_draw\n"
-        f"from locant.figures.scores import score_by_distance, with_random_tables\n{classes}\n"
+        f"from locant.figures.scores import score_by_distance, with_random_tables\n\n"
         f"length = {length}\ndistances = np.unique(np.linspace(0, length - 1, min(length, {POINTS})).round())"
         f".astype(int)\nencodings = {{\n{built}\n}}\n"
         "for name, (encoding, draws) in encodings.items():\n"

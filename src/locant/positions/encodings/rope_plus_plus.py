@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from locant.arguments import shown
 from locant.errors import LocantError, RangeError
-from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries
+from locant.positions.base import EncodingInfo, Keys, ModelShape, Output, PositionEncoding, Queries, build
+from locant.positions.constant import Constant
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 
@@ -40,10 +43,14 @@ class RoPEPlusPlus(PositionEncoding):
     """
 
     info = EncodingInfo(
+        name="rope_plus_plus",
+        aliases=("rope++",),
         kind="relative",
         parameters="none",
         cost_of_tokens="in every layer, what rotary costs, for twice as many heads of queries",
         cost_of_pairs="a second score and a second sum of values",
+        extrapolation="poor beyond the trained length, as of rotary",
+        used_by="its paper's models",
         paper="Liu 2025, arXiv 2512.07525",
     )
 
@@ -54,6 +61,15 @@ class RoPEPlusPlus(PositionEncoding):
             raise RangeError(got, "RoPEPlusPlus(locant.Rotary(head_dim=64))")
         self.rotary = rotary
         self.head_dim = rotary.head_dim
+        other, sign = torch.arange(rotary.head_dim, device="cpu"), torch.ones(rotary.head_dim, device="cpu")
+        for first, second in rotary.pairs.dims:  # other dimensions have no imaginary part, and stay
+            other[first], other[second], sign[second] = second, first, -1.0
+        self._other, self._sign = Constant(other), Constant(sign)
+
+    @classmethod
+    def for_model(cls, shape: ModelShape, **options: Any) -> RoPEPlusPlus:
+        """Over plain rotary positions."""
+        return build(cls, {"rotary": Rotary(shape.head_dim)} | options)
 
     def rotate(
         self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
@@ -62,7 +78,9 @@ class RoPEPlusPlus(PositionEncoding):
         if inplace:
             raise LocantError("got inplace=True for RoPE++, which makes twice as many heads", "rotate(q, k, positions)")
         rotated, keys = self.rotary.rotate(q, k, positions, k_positions)
-        first, second = (list(members) for members in zip(*self.rotary.pairs.dims, strict=True))
-        turned = rotated.clone()  # dimensions that are not rotated have no second part: they stay
-        turned[..., first], turned[..., second] = rotated[..., second], -rotated[..., first]
+        turned = rotated.index_select(-1, self._other.on(q.device)) * self._sign.on(q.device).to(q.dtype)
         return torch.stack([rotated, turned], dim=2).flatten(1, 2), keys
+
+    def unrotate(self, y: Output, positions: Positions) -> Output:
+        """As its rotary encoding does, whose rotated keys are the values."""
+        return self.rotary.unrotate(y, positions)

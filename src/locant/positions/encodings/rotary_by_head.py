@@ -1,28 +1,48 @@
-"""Rotary positions that differ from head to head: as multi-head RoPE deals axes out to heads.
-
-Huang et al. 2025 (MHRoPE), https://arxiv.org/abs/2510.23095.
-"""
+"""Rotary positions that differ from head to head (MHRoPE): Huang et al. 2025, https://arxiv.org/abs/2510.23095."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from locant.arguments import entries, shown
 from locant.errors import RangeError, ShapeError
-from locant.positions.base import Keys, Output, PositionEncoding, Queries, require_heads
+from locant.positions.base import (
+    EncodingInfo,
+    Keys,
+    ModelShape,
+    Output,
+    PositionEncoding,
+    Queries,
+    build,
+    require_heads,
+)
 from locant.positions.encodings.rotary import Rotary
+from locant.positions.pair_table import Pairs
 from locant.positions.positions import Positions
 
 __all__ = ["RotaryByHead"]
 
 
 class RotaryByHead(PositionEncoding):
-    """Heads in as many equal groups as there are encodings, each rotated by its own.
+    r"""Heads in as many equal groups as there are encodings, each rotated by its own: multi-head RoPE.
 
-    Key/value heads are divided alike, so that a query's head and its key's are in one group.
+    .. math:: q'_h = R^{(g(h))}_n q_h, \qquad g(h) = \lfloor h G / H \rfloor
+
+    of H heads in G groups. So MHRoPE deals out time, row and column to heads. Key/value heads are divided alike, so
+    that a query's head and its key's are in one group.
+
+    Args:
+        groups: how the heads of each group are rotated.
+
+    Limits:
+        In text, whose axes are all one, groups that differ by their axis alone are plain rotary positions.
+
+    Tested against:
+        `Rotary` of each group, in its heads.
 
     >>> from locant.positions import Pairs
     >>> time, row, column = (Rotary(8, pairs=Pairs(dims=[(0, 1), (2, 3)], axes=[a, a], num_axes=3)) for a in range(3))
@@ -31,7 +51,19 @@ class RotaryByHead(PositionEncoding):
     [torch.Size([1, 6, 4, 8]), torch.Size([1, 3, 4, 8])]
     """
 
-    def __init__(self, groups: Sequence[Rotary]) -> None:
+    info = EncodingInfo(
+        name="rotary_by_head",
+        aliases=("mhrope", "multi_head_rope"),
+        kind="relative",
+        parameters="none",
+        cost_of_tokens="in every layer, what rotary costs, and a copy of q and k",
+        cost_of_pairs="nothing",
+        extrapolation="poor beyond the trained length, as of rotary",
+        used_by="its paper's models",
+        paper="Huang 2025, arXiv 2510.23095",
+    )
+
+    def __init__(self, groups: Iterable[Rotary]) -> None:
         super().__init__()
         groups = entries("groups", groups, "[Rotary(64, ...), Rotary(64, ...)]")
         strange = [one for one in groups if not isinstance(one, Rotary)]
@@ -40,6 +72,15 @@ class RotaryByHead(PositionEncoding):
             raise RangeError(got, "[Rotary(64, pairs=...), Rotary(64, pairs=...)]")
         self.groups = nn.ModuleList(groups)
         self.head_dim = groups[0].head_dim
+
+    @classmethod
+    def for_model(cls, shape: ModelShape, **options: Any) -> RotaryByHead:
+        """A group for time, for rows and for columns; two groups, or one, where heads are no multiple of three."""
+        heads, width = shape.num_kv_heads or shape.num_heads, shape.head_dim
+        count = next(count for count in (3, 2, 1) if heads % count == 0)
+        dims = [(pair, pair + width // 2) for pair in range(width // 2)]
+        by_axis = [Pairs(dims=dims, axes=[axis] * len(dims), num_axes=count) for axis in range(count)]
+        return build(cls, {"groups": [Rotary(width, pairs=pairs) for pairs in by_axis]} | options)
 
     def rotate_one(self, x: Queries, positions: Positions) -> Queries:
         """One tensor, queries or keys."""

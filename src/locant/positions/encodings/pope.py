@@ -48,10 +48,14 @@ class PoPE(PositionEncoding):
     """
 
     info = EncodingInfo(
+        name="pope",
+        aliases=("polar",),
         kind="relative",
         parameters="num_heads x head_dim shifts",
         cost_of_tokens="in every layer, 6 head_dim operations per head of q and k, and cached keys of twice the width",
         cost_of_pairs="a product of twice the width",
+        extrapolation="better than rotary: what a token is turns nothing",
+        used_by="its paper's models",
         paper="Gopalakrishnan 2025, arXiv 2509.10534",
     )
 

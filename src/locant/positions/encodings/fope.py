@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from locant.arguments import MAX_INT32, MAX_WIDTH, Real, real, shape_error, whol
 from locant.errors import RangeError
 from locant.kernels.rotary import rotate_pairs
 from locant.positions.angles import AngleMode, Angles
-from locant.positions.base import EncodingInfo, Keys, PositionEncoding, Queries, require_heads
+from locant.positions.base import EncodingInfo, Keys, ModelShape, PositionEncoding, Queries, require_heads
 from locant.positions.frequencies import TWO_PI, base_of, inverse_frequencies, width_of
 from locant.positions.positions import Positions
 
@@ -48,11 +49,14 @@ class FoPE(PositionEncoding):
     """
 
     info = EncodingInfo(
+        name="fope",
+        aliases=("fourier",),
         kind="absolute",
         parameters="two matrices of frequencies by pairs for each head",
         cost_of_tokens="in every layer, what rotary costs, and cosines and sines mixed for each head",
         cost_of_pairs="nothing",
         extrapolation="frequencies that the trained length cannot tell are left out",
+        used_by="its paper's models",
         paper="Hua 2024, arXiv 2412.17739",
     )
 
@@ -81,6 +85,11 @@ class FoPE(PositionEncoding):
         self.cosines = nn.Parameter(torch.empty(self.num_heads, len(heard), len(heard)))
         self.sines = nn.Parameter(torch.empty(self.num_heads, len(heard), len(heard)))
         self.reset_parameters()
+
+    @classmethod
+    def for_model(cls, shape: ModelShape, **options: Any) -> PositionEncoding:
+        """Trained at the longest length."""
+        return super().for_model(shape, **{"original_max_seq_len": max(7, shape.max_seq_len)} | options)
 
     def reset_parameters(self) -> None:
         """Plain rotary positions, and noise."""

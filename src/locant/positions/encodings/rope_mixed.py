@@ -1,25 +1,18 @@
-"""Rotations that are learned: their frequencies, or the planes that they act in.
-
-`MixedRotary` learns every frequency, per head and axis; `StringRotary` an orthogonal matrix before the rotation.
-"""
+"""RoPE-Mixed: learned frequencies, per head and axis. Heo et al. 2024, https://arxiv.org/abs/2403.13298."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, shape_error, whole
 from locant.errors import ShapeError
-from locant.kernels.rotary import Layout, rotate_pairs
+from locant.kernels.rotary import rotate_pairs
 from locant.positions.base import EncodingInfo, Keys, Output, PositionEncoding, Queries, require_heads
-from locant.positions.encodings.rotary import Rotary
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.positions import Positions
 
-__all__ = ["MixedRotary", "StringRotary"]
+__all__ = ["MixedRotary"]
 
 
 class MixedRotary(PositionEncoding):
@@ -51,10 +44,14 @@ class MixedRotary(PositionEncoding):
     """
 
     info = EncodingInfo(
+        name="rope_mixed",
+        aliases=("mixed_rotary", "grape_m"),
         kind="relative",
         parameters="num_axes x num_heads x head_dim / 2 frequencies",
         cost_of_tokens="in every layer, 3 head_dim operations per head of q and k, and cosines and sines for each head",
         cost_of_pairs="nothing",
+        extrapolation="poor beyond the trained length, as of rotary",
+        used_by="RoPE-ViT",
         paper="Heo 2024, arXiv 2403.13298",
     )
 
@@ -109,87 +106,3 @@ class MixedRotary(PositionEncoding):
 
     def extra_repr(self) -> str:
         return f"head_dim={self.head_dim}, num_heads={self.num_heads}, num_axes={self.num_axes}, base={self.base:g}"
-
-
-class StringRotary(PositionEncoding):
-    r"""A learned orthogonal matrix, then a rotation: STRING, in which any planes can be those that are rotated.
-
-    .. math:: x' = R_n P x, \qquad P = (I - S)(I + S)^{-1}, \quad S = A - A^T
-
-    Schenck et al. 2025, arXiv 2502.02562. P is orthogonal whatever A is (Cayley), so lengths stay, and scores depend on
-    distances alone. A starts at 0, as plain rotary positions. Costs one product with a head_dim x head_dim matrix per
-    head more, and one inverse per call.
-
-    Args:
-        head_dim: dimensions per head.
-        base, layout, sections: as in `Rotary`.
-
-    Limits:
-        A cache holds keys that were multiplied: a change of P makes them wrong.
-
-    Tested against:
-        The formula in NumPy, forward and by every gradient.
-
-    >>> string = StringRotary(8)
-    >>> torch.equal(string.matrix_of_planes(), torch.eye(8))
-    True
-    """
-
-    info = EncodingInfo(
-        kind="relative",
-        parameters="head_dim x head_dim",
-        cost_of_tokens="in every layer, head_dim x head_dim operations per head of q and k",
-        cost_of_pairs="nothing",
-        paper="Schenck 2025, arXiv 2502.02562",
-    )
-
-    def __init__(
-        self,
-        head_dim: int,
-        base: float = 10_000.0,
-        *,
-        layout: Layout = "half",
-        sections: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__()
-        self.rotary = Rotary(head_dim, base, layout=layout, sections=sections)
-        self.head_dim = self.rotary.head_dim
-        self.weight = nn.Parameter(torch.empty(self.head_dim, self.head_dim))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Plain rotary positions."""
-        nn.init.zeros_(self.weight)
-
-    def matrix_of_planes(self) -> Float[Tensor, "head_dim head_dim"]:
-        """P, whose rows are the directions that are rotated in pairs; float32 at least."""
-        weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
-        skew, eye = weight - weight.mT, torch.eye(self.head_dim, dtype=weight.dtype, device=weight.device)
-        return torch.linalg.solve(eye + skew, eye - skew)
-
-    def rotate_one(self, x: Queries, positions: Positions) -> Queries:
-        """One tensor, queries or keys."""
-        require_heads("x", x, positions, self.head_dim)
-        return self.rotary.rotate_one(self._multiplied(x, self.matrix_of_planes()), positions).to(x.dtype)
-
-    def rotate(
-        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
-    ) -> tuple[Queries, Keys]:
-        """Both, in the dtype they came in; the arithmetic is float32 at least."""
-        keys = positions if k_positions is None else k_positions
-        rotated = self.rotate_one(q, positions), self.rotate_one(k, keys)
-        return (q.copy_(rotated[0]), k.copy_(rotated[1])) if inplace else rotated
-
-    def unrotate(self, y: Output, positions: Positions) -> Output:
-        """The inverse of `rotate_one`."""
-        require_heads("y", y, positions, self.head_dim)
-        wide = y.to(torch.promote_types(y.dtype, torch.float32))
-        return self._multiplied(self.rotary.unrotate(wide, positions), self.matrix_of_planes().mT).to(y.dtype)
-
-    @staticmethod
-    def _multiplied(x: Tensor, planes: Tensor) -> Tensor:
-        """Summed in float64 and rounded once: the same bits among other tokens, whichever way sums are taken."""
-        return (x.double() @ planes.double().mT).to(torch.promote_types(x.dtype, planes.dtype))
-
-    def extra_repr(self) -> str:
-        return f"head_dim={self.head_dim}, base={self.rotary.base:g}"
