@@ -47,6 +47,13 @@ SCREENS = {
         value="linear",
         text="what changes for 65,536 tokens",
     ),
+    "swap": Visit(
+        address="model=mistral-7b&with=yarn&factor=8&layers=every&every=8&pair=3",
+        pictures=("layers", "pairs"),
+        setting="with",
+        value="nope",
+        text="yarn:8 in 4 of 32 layers",
+    ),
     "images": Visit(
         address="frames=3&rows=4&columns=5&before=2&after=3&pairs=16&frame_pairs=4&row_pairs=6&at=30",
         pictures=("frame-0", "frame-2", "index", "pairs", "wavelengths"),

@@ -91,6 +91,33 @@ def test_an_evaluation_is_shown_with_its_intervals_and_pass_keys(tmp_path: Path,
         np.testing.assert_array_equal(keys["share"], [[np.nan, at / 2]] * 2)
 
 
+TUNED = {
+    "settings": {"way": "yarn:4", "train": "all", "length": 64, "batch_size": 2, "text": {"source": "a text"}},
+    "environment": {}, "num_steps": 3, "train_loss": [4.0, 3.5, 3.25], "held_out": [[0, 4.5], [2, 3.75], [3, 3.5]],
+    "before": [4.0, 5.0], "before_by_length": {"16": 4.25, "32": 4.375, "64": 4.5}, "swapped": False,
+    "after": [3.0, 4.0], "after_by_length": {"16": 3.625, "32": 3.5625, "64": 3.5},
+}  # fmt: skip
+"""As `locant tune` writes it into the folder of the model."""
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_tuning_is_shown_over_steps_and_by_length(tmp_path: Path, dropped: bool) -> None:
+    content = json.dumps(TUNED)
+    (tmp_path / "tuning.json").write_text(content)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')  # a model, too
+    session = Session() if dropped else Session.of([str(tmp_path)], [])
+    shown = numbers(session, report=session.drop("tuning.json", content.encode()) if dropped else str(tmp_path))
+    assert {name: curve["steps"].tolist() for name, curve in shown["training"].items()} == {
+        "training": [1, 2, 3], "held-out": [0, 2, 3],
+    }  # fmt: skip
+    assert shown["training"]["held-out"]["losses"].tolist() == [4.5, 3.75, 3.5]
+    assert shown["lengths"].tolist() == [16, 32, 64]
+    assert [row["by_length"].tolist() for row in shown["rows"]] == [[4.25, 4.375, 4.5], [3.625, 3.5625, 3.5]]
+    assert "4.500 before, 3.500 after" in shown["said"][1]
+    if not dropped:
+        exec(shown["python"], {})  # noqa: S102
+
+
 def test_a_file_that_was_dropped_on_another_screen_is_not_opened_unasked() -> None:
     session = Session()
     session.drop("config.json", b'{"model_type": "llama"}')
@@ -105,7 +132,9 @@ def test_of_a_comparison_the_intervals_are_those_of_its_report(report: tuple[Pat
         assert np.isfinite(half).any()
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"records": []}', '{"records": [{}]}', "{" * 100_000])
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"held_out": [0]}', '{"records": []}', '{"records": [{}]}', "{" * 100_000]
+)
 def test_a_folder_that_holds_no_report_is_refused(tmp_path: Path, content: str) -> None:
     if content:
         (tmp_path / "results.json").write_text(content)

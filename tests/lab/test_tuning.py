@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -23,7 +24,7 @@ from locant.errors import InputError
 from locant.lab import TuneSettings, tune, tuning
 from locant.text.windows.sampler import BatchSampler
 from tests.refusal import refuses
-from tests.tolerances import LOGITS, assert_close
+from tests.tolerances import LOGITS, SHORT_SUM, assert_close
 
 TEXT = "the cat sat on the mat; the rat sat on the cat. a dog saw both of them and went away. " * 60
 SMALL = {"num_steps": 4, "batch_size": 2, "learning_rate": 1e-2}
@@ -69,6 +70,8 @@ def same(one: Path, other: Path) -> bool:
 def test_a_stretched_model_is_one_of_transformers_alone(here: Path) -> None:
     record = tuned(here, "yarn:4")
     assert record["settings"]["length"] == 64
+    assert record["after_by_length"].keys() == {"16", "32", "64"}
+    np.testing.assert_allclose(record["after_by_length"]["64"], np.mean(record["after"]), **SHORT_SUM)
     config = json.loads((here / "out" / "config.json").read_text())
     assert config["max_position_embeddings"] == 64
     assert config["rope_parameters"]["rope_type"] == "yarn"
@@ -85,6 +88,27 @@ def test_a_stretched_model_is_one_of_transformers_alone(here: Path) -> None:
     shutil.rmtree(here / "model")
     (here / "out").rename(here / "model")
     assert tuned(here, "own")["settings"]["length"] == 64, "what it was stretched to"
+
+
+@pytest.mark.parametrize("way", ["own", "nope"])
+def test_a_longer_training_is_stated_and_generation_goes_past_the_old_length(
+    here: Path, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (here / "model" / "tokenizer_config.json").write_text('{"model_max_length": 16}')
+    tuned(here, way, length=48, num_steps=1)
+    assert json.loads((here / "out" / "tokenizer_config.json").read_text()) == {"model_max_length": 48}
+    model = AutoModelForCausalLM.from_pretrained(here / "out") if way == "own" else load_swapped(here / "out")
+    assert model.config.max_position_embeddings == 48
+    logging = transformers.utils.logging.get_logger("transformers")
+    logging.addHandler(caplog.handler)
+    model.generate(torch.ones(1, 30, dtype=torch.long), max_new_tokens=10, min_new_tokens=10, pad_token_id=0)
+    logging.removeHandler(caplog.handler)
+    assert "exceeded" not in caplog.text
+    tuned(here, "yarn:2", "scaled", num_steps=1)
+    (here / "model").rename(here / "old")
+    (here / "scaled").rename(here / "model")
+    tuned(here, "own", "longer", length=48, num_steps=1)
+    assert json.loads((here / "longer" / "config.json").read_text())["max_position_embeddings"] == 32, "16 times 2"
 
 
 def test_the_training_is_that_of_plain_torch(here: Path) -> None:

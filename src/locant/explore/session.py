@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from locant.checkpoints.config_source import CONFIG, read_source
 from locant.errors import InputError
-from locant.lab.results import RESULTS
+from locant.lab.results import RECORD, RESULTS
 
 if TYPE_CHECKING:
     from locant.explore.comparison import Comparison
@@ -58,7 +58,7 @@ class Session:
         for file in map(Path, files):
             if not file.exists():
                 raise InputError(f"got no file {file}", "the path of a text, or of a report's folder")
-            if file.is_dir() and not any((file / name).is_file() for name in (CONFIG, RESULTS)):
+            if file.is_dir() and not any((file / name).is_file() for name in (CONFIG, RESULTS, RECORD)):
                 got = f"got the folder {file}, which has neither a {CONFIG} nor a {RESULTS}"
                 raise InputError(got, "the folder of a model, or one that `locant compare` or `locant evaluate` wrote")
         session = cls([Path(file) for file in files])
@@ -72,8 +72,9 @@ class Session:
 
     @property
     def reports(self) -> dict[str, Path]:
-        """All other folders, by the names they were given."""
-        return {str(file): file for file in self.files if file.is_dir() and str(file) not in self.models}
+        """All other folders, and those of models that `locant tune` wrote, by the names they were given."""
+        folders = [file for file in self.files if file.is_dir()]
+        return {str(each): each for each in folders if str(each) not in self.models or (each / RECORD).is_file()}
 
     def drop(self, name: str, content: bytes) -> str:
         """Keep a file that was dropped on the page; returns the key by which an address names it."""

@@ -22,8 +22,8 @@ from locant.checkpoints.swap.embedding_point import own_tables
 from locant.errors import InputError
 
 __all__ = [
-    "AsDecoder", "at_once", "fingerprint", "load_config", "load_model", "quiet", "require_positions", "require_rows",
-    "stated_length", "trained_length",
+    "AsDecoder", "at_once", "fingerprint", "load_config", "load_model", "one_line", "quiet", "require_positions",
+    "require_rows", "stated_length", "trained_length",
 ]  # fmt: skip
 
 ADAPTER = "adapter_config.json"
@@ -43,7 +43,7 @@ def load_config(folder: str | Path) -> Any:
         got = f"got {path}, an adapter, which changes a model in another folder"
         raise InputError(got, "the model with its adapter merged: model.merge_and_unload().save_pretrained(folder)")
     headers_of(path)
-    with _one_line(path) as transformers:
+    with one_line(path) as transformers:
         return transformers.AutoConfig.from_pretrained(path, local_files_only=True)
 
 
@@ -57,7 +57,7 @@ def load_model(folder: str | Path, config: Any = None) -> Any:
     path = Path(folder)
     config = load_config(path) if config is None else config
     options: Any = {"local_files_only": True, "use_safetensors": True}
-    with _one_line(path) as transformers:
+    with one_line(path) as transformers:
         if hasattr(config, SWAPPED):
             return load_swapped(path, **options).eval()
         load = transformers.AutoModelForCausalLM.from_pretrained
@@ -92,8 +92,8 @@ def quiet() -> Generator[None]:
 
 
 @contextmanager
-def _one_line(path: Path) -> Generator[Any]:
-    """transformers, and whatever it says of a folder as one error."""
+def one_line(what: object) -> Generator[Any]:
+    """transformers, and whatever it says of a folder or a configuration as one error."""
     with quiet():
         import transformers
 
@@ -103,7 +103,7 @@ def _one_line(path: Path) -> Generator[Any]:
             raise
         except Exception as error:  # a configuration can make transformers fail in any way
             why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            got = f"got {path}, which transformers cannot load: {why}"
+            got = f"got {what}, which transformers cannot load: {why}"
             raise InputError(got, "a model in safetensors, as save_pretrained writes it") from error
 
 

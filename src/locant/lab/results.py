@@ -25,6 +25,7 @@ __all__ = [
     "BY_LENGTH",
     "BY_POSITION",
     "PAGE",
+    "RECORD",
     "RESULTS",
     "Record",
     "Results",
@@ -34,6 +35,9 @@ __all__ = [
 ]
 
 RESULTS = "results.json"
+RECORD = "tuning.json"
+"""What `tune` writes, into the folder of the model."""
+
 PAGE, BY_LENGTH, BY_POSITION = DRAWN = ("report.html", "loss_by_length.png", "loss_by_position.png")
 
 

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from locant.arguments import flag, one_of, real, whole
 from locant.checkpoints.checkpoint_folder import INDEX, companions, headers_of
-from locant.checkpoints.config_source import read_source
+from locant.checkpoints.config_source import read_json, read_source
 from locant.checkpoints.extension import extend
 from locant.checkpoints.swap import swap
 from locant.errors import InputError
@@ -43,7 +43,7 @@ from locant.lab.language_model import (
     stated_length,
     trained_length,
 )
-from locant.lab.results import environment
+from locant.lab.results import RECORD, environment
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.training import CLIP_NORM, Losses, evaluate, optimizer_of, schedule, split_off
 from locant.lab.tuning_state import StateFolder
@@ -51,9 +51,9 @@ from locant.lab.ways import Way
 from locant.text.corpus import Corpus, read_corpus
 from locant.text.windows import Windows
 
-__all__ = ["RECORD", "TuneSettings", "tune"]
+__all__ = ["TuneSettings", "tune"]
 
-RECORD = "tuning.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 TRAINED = ("all", "new", "lora")
 RATES = {"all": 2e-5, "new": 1e-3, "lora": 2e-4}
 """The learning rate of YaRN for all weights; larger ones for what begins at nothing."""
@@ -65,6 +65,9 @@ HELD_OUT_WINDOWS = 16
 HELD_OUT_TIMES = 10
 """The held-out loss is measured before the first step, and so many times after, or fewer where that would be to read
 more windows than are trained on."""
+
+SHORTEST = 16
+"""Tokens of a window, of which the loss is told apart."""
 
 SAVE_SECONDS = 60.0
 SHARE = 0.7
@@ -230,6 +233,7 @@ def _prepared(model: Any, way: Way, settings: TuneSettings, length: int) -> Any:
     torch.manual_seed(settings.seed)
     if not way.stretches and way.name != "own":
         swap(model, way.encoding(model, trained_length(model.config), length))
+    _state_length(model.config.get_text_config(), length)
     new = [name for name, _ in model.named_parameters() if ".locant." in f".{name}"]
     if settings.train == "new" and not new:
         raise InputError(f"got train=new for {settings.way}, which has no parameters", "--train all or --train lora")
@@ -238,6 +242,15 @@ def _prepared(model: Any, way: Way, settings: TuneSettings, length: int) -> Any:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(settings.train == "all" or name in new)
     return model
+
+
+def _state_length(config: Any, length: int) -> None:
+    """State a longer length than the configuration did, but beside a scaling: frequencies of some depend on it."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    ropes = [rope, *(each for each in rope.values() if isinstance(each, Mapping))]  # flat, or by type of layers
+    scaled = any(each.get("rope_type", "default") != "default" for each in ropes)
+    if getattr(config, "max_position_embeddings", length) < length and not scaled:
+        config.max_position_embeddings = length
 
 
 def _with_adapters(model: Any, settings: TuneSettings, has_new: bool) -> Any:
@@ -281,7 +294,8 @@ class _Run:
             if self.settings.minutes is not None:
                 steps = self._fitting(self.settings.minutes * 60)
             so_far = {"settings": dict(asked), "environment": environment(), "num_steps": steps, "train_loss": [],
-                      "held_out": [[0, before.mean]], "before": before.by_window}  # fmt: skip
+                      "held_out": [[0, before.mean]], "before": before.by_window,
+                      "before_by_length": _by_length(before)}  # fmt: skip
             state.write(self.parameters, self.optimizer, self._with_place(so_far))
         else:
             state.read(self.parameters, self.optimizer)
@@ -293,7 +307,7 @@ class _Run:
             raise
         after = self._measured()
         so_far["held_out"].append([so_far["num_steps"], after.mean])
-        return {**so_far, "after": after.by_window}
+        return {**so_far, "after": after.by_window, "after_by_length": _by_length(after)}
 
     def finished(self) -> Any:
         """The model in the dtypes that it had, with its adapters merged if they are not to stay alone."""
@@ -366,6 +380,14 @@ class _Run:
         return max(1, int(SHARE * seconds / taken))
 
 
+def _by_length(losses: Losses) -> dict[str, float]:
+    """The mean loss over the first tokens of each window: of all, of half of them, and so on down to `SHORTEST`."""
+    length = len(losses.by_position)
+    halves = [length >> times for times in range(length.bit_length())]
+    lengths = sorted(each for each in halves if each >= SHORTEST or each == length)
+    return {str(each): float(np.mean(losses.by_position[:each])) for each in lengths}
+
+
 def _write(model: Any, source: Path, output: Path, record: Mapping[str, Any], *, force: bool) -> None:
     """The folder of the tuned model, with what belongs to the old one, such as its tokenizer."""
     with new_folder(output, force=force) as made, quiet():
@@ -376,6 +398,15 @@ def _write(model: Any, source: Path, output: Path, record: Mapping[str, Any], *,
         for name in belong:
             if name not in (INDEX, RECORD) and not (made / name).exists():
                 shutil.copyfile(source / name, made / name)
+        _let_through(made / TOKENIZER_CONFIG, record["settings"]["length"])
         for file in made.iterdir():
             flush(file)
         write_whole(made / RECORD, json_text(record))
+
+
+def _let_through(path: Path, length: int) -> None:
+    """The tokenizer of `transformers` warns of texts that are longer than it says the model reads."""
+    said = read_json(path) if path.is_file() else {}
+    stated = said.get("model_max_length")
+    if isinstance(stated, int) and stated < length:
+        path.write_text(json_text({**said, "model_max_length": length}), encoding="utf-8")

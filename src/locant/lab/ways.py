@@ -23,7 +23,7 @@ from locant.positions.registry import encodings, find
 from locant.positions.rotary_by_class import RotaryByClass
 from locant.positions.scaling import SCALINGS
 
-__all__ = ["Way"]
+__all__ = ["NUMBERED", "USUAL_FACTOR", "Way"]
 
 PLAIN = ("own", "exact", "nope")
 ALIASES = {"drope": "nope"}
@@ -58,8 +58,7 @@ class Way:
         name, colon, factor = text.strip().lower().partition(":")
         name = ALIASES.get(name, name)
         if name not in (*STRETCHES, *BY_CLASS):
-            known = [name for name, cls in encodings().items() if cls not in OF_ROTARY]
-            one_of("with", name, (*PLAIN, *STRETCHES, *BY_CLASS, *known))
+            one_of("with", name, cls.names())
         if name not in NUMBERED:
             if colon:
                 raise InputError(f"got {text}, but {name} takes no number", name)
@@ -72,10 +71,21 @@ class Way:
             raise InputError(f"got {text}, expected a whole number, the size of a group", f"{name}:4")
         return cls(name, float(real("with", times, low=1, remedy=f"{name}:4")))
 
+    @staticmethod
+    def names() -> tuple[str, ...]:
+        """All of them; those of `NUMBERED` take a number behind a colon."""
+        known = [name for name, kind in encodings().items() if kind not in OF_ROTARY]
+        return (*PLAIN, *STRETCHES, *BY_CLASS, *known)
+
     @property
     def stretches(self) -> bool:
         """Whether it is a scaling of the model's own encoding."""
         return self.name in STRETCHES
+
+    @property
+    def is_of_rotary(self) -> bool:
+        """Whether it is made of the model's own rotary encoding."""
+        return self.stretches or self.name in BY_CLASS
 
     @property
     def is_for_reading_alone(self) -> bool:
@@ -86,17 +96,22 @@ class Way:
         """The length that a model of some trained length is stretched to; without a scaling, the same."""
         return round(trained * self.factor) if self.stretches and self.factor else trained
 
-    def encoding(self, model: Any, trained: int, longest: int) -> PositionEncoding | None:
-        """What `swap` is given for a model that was trained at some length; ``None``: the model's own."""
+    def encoding(
+        self, model: Any, trained: int, longest: int, layer_type: str | None = None
+    ) -> PositionEncoding | None:
+        """What `swap` is given for a model that was trained at some length; ``None``: the model's own.
+
+        Made of the model's own encoding of one type of layers, where these differ and it is for them alone.
+        """
         if self.name != "own" and hasattr(model.config, "locant"):
             got = f"got {self.name} for a model that was saved with another encoding in it"
             raise InputError(got, "--with own, or the model that it was made from")
         if self.name in PLAIN:
             return PositionEncoding() if self.name == "nope" else None
         if self.name in BY_CLASS:
-            return BY_CLASS[self.name](self.factor or 1.0, trained, self._own(model))
+            return BY_CLASS[self.name](self.factor or 1.0, trained, self._own(model, layer_type))
         if self.factor is not None:
-            rotary = self._own(model)
+            rotary = self._own(model, layer_type)
             scaling = SCALINGS[self.name](self.factor, trained, rotary.rotary_dim, rotary.base)
             return rotary.alike(scaling=scaling, seq_len=None)
         config = model.config.get_text_config()
@@ -108,10 +123,10 @@ class Way:
         )
         return find(self.name).for_model(sizes)
 
-    def _own(self, model: Any) -> Rotary:
-        points = rotary_points(model, angles="exact")
-        own = {repr(rotary): rotary for point in points for rotary in point.own.values()}
+    def _own(self, model: Any, layer_type: str | None) -> Rotary:
+        found = [each for point in rotary_points(model, angles="exact") for each in point.own.items()]
+        own = {repr(rotary): rotary for kind, rotary in found if layer_type is None or kind in (None, layer_type)}
         if len(own) != 1:
             got = f"got {self.name} for {type(model).__name__}, which has {len(own)} rotary encodings"
-            raise InputError(got, "own, exact or nope")
+            raise InputError(got, "own, exact or nope" if own else "own, or a model with rotary positions")
         return next(iter(own.values()))

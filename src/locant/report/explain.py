@@ -26,6 +26,7 @@ __all__ = [
     "layers_rows",
     "print_explanation",
     "print_extension",
+    "spans",
     "summary_rows",
     "swapped_layers",
 ]
@@ -74,10 +75,10 @@ def explanation_facts(explanation: Explanation) -> dict[str, Any]:
     return values
 
 
-def _pair_spans(pairs: Sequence[int]) -> str:
+def spans(numbers: Sequence[int]) -> str:
     """Numbers in words: 0-28, 30."""
-    spans = [[pair for _, pair in group] for _, group in groupby(enumerate(pairs), lambda each: each[1] - each[0])]
-    return ", ".join(f"{span[0]}-{span[-1]}" if span[1:] else f"{span[0]}" for span in spans) or "none"
+    runs = [[pair for _, pair in group] for _, group in groupby(enumerate(numbers), lambda each: each[1] - each[0])]
+    return ", ".join(f"{span[0]}-{span[-1]}" if span[1:] else f"{span[0]}" for span in runs) or "none"
 
 
 def _tokens(length: float | None) -> str:
@@ -97,7 +98,7 @@ def summary_rows(explanation: Explanation, source: str) -> Rows:
         yield "longest", [f"{explanation.longest:,} positions"]
     if explanation.trained not in (None, explanation.longest):
         yield "trained", [f"{explanation.trained:,} positions, before it was stretched"]
-    yield "swapped", [f"{each}: layers {_pair_spans(at)}" for each, at in swapped_layers(explanation).items()]
+    yield "swapped", [f"{each}: layers {spans(at)}" for each, at in swapped_layers(explanation).items()]
     missing = f"not in the configuration, the default of {explanation.model_type} in transformers"
     yield "defaults", [f"{key} {_plain(value)}: {missing}" for key, value in explanation.defaults.items()]
     yield "vLLM", ["; ".join((ANSWERS[explanation.vllm.answer], *explanation.vllm.reasons))]
@@ -173,7 +174,7 @@ def _plain(value: Any) -> str:
 
 
 def _count(pairs: Sequence[int]) -> str:
-    return f"{len(pairs)} ({_pair_spans(pairs)})" if pairs else "none"
+    return f"{len(pairs)} ({spans(pairs)})" if pairs else "none"
 
 
 def _pairs(rotary: RotarySettings) -> Table:
@@ -239,7 +240,7 @@ def _extension_summary(extension: Extension, source: str) -> Table:
     rows.add_row("attention factor", f"{extension.after.attention_factor:.10g}")
     stretches = extension.stretches
     kept = [i for i, stretch in enumerate(stretches) if stretch is not None and abs(stretch - 1) <= SAME]
-    rows.add_row("pairs unchanged", f"{len(kept)} ({_pair_spans(kept)}) of {len(stretches)}")
+    rows.add_row("pairs unchanged", f"{len(kept)} ({spans(kept)}) of {len(stretches)}")
     add_rows(rows, "note", extension.notes)
     return rows
 

@@ -12,20 +12,42 @@ from locant.lab.evaluation import interval_of_mean
 from locant.lab.summary import ENOUGH_WINDOWS
 from locant.report.console import named_rows, show
 
-__all__ = ["print_tuning"]
+__all__ = ["print_tuning", "tuning_sentences"]
+
+TRAINED = {"all": "all weights", "new": "those of the encoding alone", "lora": "low-rank adapters"}
 
 
 def print_tuning(record: Mapping[str, Any], output: Path) -> None:
     """The losses before and after, the difference with its interval, and how to load what was written."""
-    steps, settings = record["num_steps"], record["settings"]
+    steps = record["num_steps"]
     rows = named_rows()
-    rows.add_row("training", f"{steps:,} steps of {settings['batch_size']} x {settings['length']:,} tokens")
+    rows.add_row("training", _training(record))
     rows.add_row("training loss", f"{np.mean(record['train_loss'][-max(1, steps // 10) :]):.3f}")
-    rows.add_row("held-out loss", f"{np.mean(record['before']):.3f} before, {np.mean(record['after']):.3f} after")
+    rows.add_row("held-out loss", _held_out(record))
     rows.add_row("difference", _difference(record["before"], record["after"]))
     rows.add_row("written to", str(output))
     rows.add_row("load it with", _loading(record, output))
     show(rows)
+
+
+def tuning_sentences(record: Mapping[str, Any]) -> list[str]:
+    """The same in sentences, without the folder."""
+    settings = record["settings"]
+    how = f"with {settings['way']}, {TRAINED[settings['train']]}, on {settings['text']['source']}"
+    return [
+        f"Trained {how}: {_training(record)}.",
+        f"Held-out loss: {_held_out(record)}; a difference of {_difference(record['before'], record['after'])}.",
+        "One training of one model on one text; locant evaluate says how the model reads other lengths.",
+    ]
+
+
+def _training(record: Mapping[str, Any]) -> str:
+    settings = record["settings"]
+    return f"{record['num_steps']:,} steps of {settings['batch_size']} x {settings['length']:,} tokens"
+
+
+def _held_out(record: Mapping[str, Any]) -> str:
+    return f"{np.mean(record['before']):.3f} before, {np.mean(record['after']):.3f} after"
 
 
 def _difference(before: list[float], after: list[float]) -> str:

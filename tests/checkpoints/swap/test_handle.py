@@ -83,8 +83,11 @@ def test_what_does_not_fit_is_refused_and_nothing_is_changed(
 def test_models_without_a_point_are_refused_by_name() -> None:
     with refuses(InputError, "Linear"):
         locant.swap(nn.Linear(2, 2))
-    with refuses(InputError, "BloomForCausalLM", "no rotary"):
-        locant.swap(tiny(Family("bloom", "BloomForCausalLM")))
+    for name in ("bloom", "t5"):  # what is suggested would be refused, too, but for a table of positions
+        with refuses(InputError, "no rotary", "one table of learned ones"):
+            locant.swap(tiny(Family(name, "T5ForConditionalGeneration" if name == "t5" else "BloomForCausalLM")))
+    with refuses(InputError, "no rotary", "swap(model, encoding)"):
+        locant.swap(tiny(Family("opt", "OPTForCausalLM")))
     with refuses(InputError, "BloomForCausalLM", "ALiBi of its own code"):
         locant.swap(tiny(Family("bloom", "BloomForCausalLM")), locant.PositionEncoding())
     with refuses(InputError, "T5ForConditionalGeneration", "a learned bias in its attention"):

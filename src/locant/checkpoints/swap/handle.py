@@ -37,6 +37,9 @@ HOLDER = "locant"
 
 MARK = "_locant_swapped"
 
+REMOVABLE = "a model with rotary positions, or with one table of learned ones"
+"""What an encoding can be put in the place of."""
+
 
 def swap(
     model: Any,
@@ -95,7 +98,8 @@ def swap(
         raise InputError(got, "swap of the inner model that is meant, such as model.model.decoder")
     if encoding is None and layers is None and not points:
         got = f"got {type(model).__name__}, which has no rotary positions to be made exact"
-        raise InputError(got, "swap(model, encoding) with an encoding of locant")
+        takes_another = len(own_tables(owner)) == 1
+        raise InputError(got, "swap(model, encoding) with an encoding of locant" if takes_another else REMOVABLE)
     count = owner.config.num_hidden_layers
     plan = planned(encoding, layers, list(getattr(owner.config, "layer_types", None) or [None] * count))
     if angles != "exact" and None not in plan:
@@ -181,9 +185,12 @@ class _Work:
             raise InputError(got, "an encoding in its attention, such as locant.ALiBi(num_heads=...)")
         if self.foreign and not self.points:
             own = [path for path, _ in self.tables]
-            if len(own) != 1 or mixed:
+            if len(own) != 1:
                 what = f"{len(own)} tables of positions" if own else _what_it_adds(self.owner)
-                raise InputError(f"got {name} with {what}, which cannot be taken out", "a model with rotary positions")
+                raise InputError(f"got {name} with {what}, which cannot be taken out", REMOVABLE)
+            if mixed:
+                got = f"got some layers of {name}, whose positions are added once, before the first of them"
+                raise InputError(got, "one encoding for all layers")
         if self.foreign and (mixed or "scores" in self.ways) and sorted(self.modules) != list(range(len(self.plan))):
             got = f"got {name}, whose attention modules are not found layer by layer"
             raise InputError(got, "one encoding for all layers that rotates as the model's own does")

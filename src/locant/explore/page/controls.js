@@ -21,9 +21,10 @@ export function split(place) {
   return { side, pictures };
 }
 
-// A place for a file: chosen, or dropped anywhere on the screen, also in a folder in which it is called `inside`. `then`
+// A place for a file: chosen, or dropped anywhere on the screen, also in a folder in which it is called `inside`, or by
+// the second name there. `then`
 // gets the key by which an address names it.
-export function dropZone(page, screen, label, inside, then) {
+export function dropZone(page, screen, label, inside, then, second = inside) {
   const input = html("input", { type: "file", class: "unseen" });
   const zone = html("label", { class: "drop" }, label, input);
   const take = async (file) => {
@@ -41,7 +42,9 @@ export function dropZone(page, screen, label, inside, then) {
     zone.classList.remove("over");
     const entry = event.dataTransfer.items[0]?.webkitGetAsEntry();
     if (!entry?.isDirectory) return take(event.dataTransfer.files[0]);
-    entry.getFile(inside, {}, (found) => found.file(take), () => page.say(`The folder ${entry.name} holds no ${inside || "text to show: drop a file"}.`));
+    const missing = () => page.say(`The folder ${entry.name} holds no ${inside || "text to show: drop a file"}.`);
+    const found = (file) => file.file(take);
+    entry.getFile(inside, {}, found, () => entry.getFile(second, {}, found, missing));
   });
   return zone;
 }

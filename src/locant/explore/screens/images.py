@@ -127,7 +127,7 @@ def _code(rotary: Rotary, scheme: str, axes: list[int], base: float, parts: str)
 
 SCREEN = Screen(
     title="Images and video",
-    place=5,
+    place=6,
     about="A token of an image has a frame, a row and a column: each turns pairs of its own, and text goes on behind.",
     numbers=numbers,
 )

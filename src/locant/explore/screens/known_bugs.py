@@ -213,7 +213,7 @@ def _code(bug: Bug, position: int) -> str:
 
 SCREEN = Screen(
     title="Known bugs",
-    place=8,
+    place=9,
     about="Mistakes that real code made, as they look: none of them fails, all of them change what a model learns.",
     numbers=numbers,
 )

@@ -10,24 +10,23 @@ from typing import Any
 from locant.checkpoints.explanation import Explanation, explain
 from locant.checkpoints.extension import METHODS, Extension, extend
 from locant.checkpoints.layer_strip import layer_strip
-from locant.errors import InputError, LocantError
+from locant.errors import LocantError
+from locant.explore.models import chosen_model
 from locant.explore.screen import Screen
 from locant.explore.session import Session
 from locant.explore.state import State
-from locant.files import FaultError, strict_json
 from locant.models.registry import presets
 from locant.report.explain import layers_rows, summary_rows, swapped_layers
 
 __all__ = ["SCREEN"]
 
-FIRST = "qwen2.5-7b"
 STRETCH = 4
 LONGEST = 2**30
 
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
     """What `locant explain` tells of a model, its layers in order, and what `locant extend` would change."""
-    name, told, config = _chosen(state, session)
+    name, told, config = chosen_model(state, session)
     text = json.dumps(config)
     explanation = _explained(text)
     rotary = next((layers.rotary for layers in explanation.layers if layers.rotary is not None), None)
@@ -48,21 +47,6 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
         "refused": refused,
         "python": _code(name if name in presets() else "config.json", to, method),
     }
-
-
-def _chosen(state: State, session: Session) -> tuple[str, str, Mapping[str, Any]]:
-    """By the name of a preset, as the command line named it, or by the key of a dropped file; and what it is called."""
-    known: dict[str, Any] = {**session.configs, **presets()}
-    dropped = session.dropped_files(state.text("model"))
-    titles = {key: file.name for key, file in dropped.items()}
-    first = next(iter(session.configs), FIRST)
-    name = state.one_of("model", first, [*known, *titles], titles)
-    if name in known:
-        return name, name, known[name]
-    try:
-        return name, titles[name], strict_json(dropped[name].content, titles[name])
-    except FaultError as error:
-        raise InputError(str(error), "the config.json of a model") from None
 
 
 @lru_cache(maxsize=32)

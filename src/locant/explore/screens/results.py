@@ -1,4 +1,4 @@
-"""Results: the report of a comparison or of an evaluation, or a comparison that runs here."""
+"""Results: the report of a comparison, of an evaluation or of a tuning, or a comparison that runs here."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from locant.explore.screen import Screen
 from locant.explore.session import Session
 from locant.explore.state import State
 from locant.files import FaultError, strict_json
-from locant.lab.results import RESULTS
+from locant.lab.results import RECORD, RESULTS
 from locant.lab.settings import Settings
 from locant.lab.summary import Cell, Row, Summary, summarise
 from locant.report.comparison.sentences import sentences
 from locant.report.evaluation import evaluation_sentences
+from locant.report.tuning import tuning_sentences
 
 __all__ = ["SCREEN", "start"]
 
@@ -31,6 +32,7 @@ NEIGHBOURS = 16
 """Positions whose losses are averaged: single ones differ by what stands there in the text."""
 
 COMPARED = "Of the last tenth of the text, in nats per token. Bands: 95 % intervals of the mean over windows."
+TUNED = "Before and after the training: the first so many tokens of each held-out window, in nats per token."
 EVALUATED = "Nothing was trained. In nats per token. Bands: 95 % intervals over windows, by a block bootstrap."
 
 
@@ -57,8 +59,8 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
         "done": 0 if run is None else run.done,
         "total": 0 if run is None else run.total,
         "training": {} if run is None else {label: _thinned(losses) for label, losses in run.losses.items()},
-        **_shown(results, titles.get(name, name)),
         "python": _code(known.get(name)),
+        **_shown(results, titles.get(name, name)),
     }
 
 
@@ -87,12 +89,13 @@ def start(state: State, session: Session) -> str:
 
 def _in_folder(folder: Path, *, required: bool) -> dict[str, Any] | None:
     """What its report says; of a comparison that runs there may be nothing yet."""
+    file = next((folder / name for name in (RESULTS, RECORD) if (folder / name).is_file()), folder / RESULTS)
     try:
-        return _read((folder / RESULTS).read_bytes(), str(folder / RESULTS))
+        return _read(file.read_bytes(), str(file))
     except FileNotFoundError:
         if not required:
             return None
-        remedy = "a folder that `locant compare` or `locant evaluate` wrote"
+        remedy = "a folder that `locant compare`, `locant evaluate` or `locant tune` wrote"
         raise InputError(f"got {folder}, which holds no {RESULTS}", remedy) from None
 
 
@@ -104,7 +107,8 @@ def _read(content: bytes, name: str) -> dict[str, Any]:
 
 
 def _no_report(name: str) -> InputError:
-    return InputError(f"got {name}, which is not what a comparison or an evaluation writes", RESULTS + " as written")
+    got = f"got {name}, which is not what locant compare, evaluate or tune writes"
+    return InputError(got, f"{RESULTS} or {RECORD} as written")
 
 
 def _shown(results: dict[str, Any] | None, name: str) -> dict[str, Any]:
@@ -112,6 +116,8 @@ def _shown(results: dict[str, Any] | None, name: str) -> dict[str, Any]:
     if results is None:
         return {"said": [], "note": "", "lengths": np.zeros(0), "trained": 0, "rows": [], "pass_keys": []}
     try:
+        if "held_out" in results:
+            return _tuned(results, name)
         summary = summarise(results)
         evaluated = "ways" in results["settings"]
         intervals = _bootstrapped(results, summary) if evaluated else _over_windows(summary)
@@ -125,6 +131,28 @@ def _shown(results: dict[str, Any] | None, name: str) -> dict[str, Any]:
         }
     except (ValueError, LookupError, TypeError, AttributeError):
         raise _no_report(name) from None
+
+
+def _tuned(record: dict[str, Any], name: str) -> dict[str, Any]:
+    """The curves of a tuning: losses of training and of held-out text over steps, and the latter by length."""
+    lengths = [*map(int, record["before_by_length"])]
+    unknown = np.full(len(lengths), np.nan)
+    steps, held_out = np.array(record["held_out"], dtype=np.float64).T
+    rows = [
+        {"name": when, "by_length": np.array([record[f"{when}_by_length"][str(length)] for length in lengths]),
+         "low": unknown, "high": unknown, "by_position": np.zeros(0)}
+        for when in ("before", "after")
+    ]  # fmt: skip
+    return {
+        "training": {"training": _thinned(record["train_loss"]), "held-out": {"steps": steps, "losses": held_out}},
+        "said": tuning_sentences(record),
+        "note": TUNED,
+        "lengths": np.array(lengths),
+        "trained": record["settings"]["length"],
+        "rows": rows,
+        "pass_keys": [],
+        "python": _code_of_tuning(name),
+    }
 
 
 def _bootstrapped(results: dict[str, Any], summary: Summary) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -194,9 +222,19 @@ def _code(folder: Path | None) -> str:
     )
 
 
+def _code_of_tuning(folder: str) -> str:
+    file = Path(folder) if folder.endswith(".json") else Path(folder) / RECORD
+    return (
+        "import json\nfrom pathlib import Path\n\nimport numpy as np\n\n"
+        f"record = json.loads(Path({str(file)!r}).read_text())\n"
+        'print(record["held_out"])  # pairs of a step and a loss\n'
+        'print(np.mean(record["before"]), np.mean(record["after"]), record["after_by_length"])\n'
+    )
+
+
 SCREEN = Screen(
     title="Results",
-    place=7,
+    place=8,
     about="Which encoding works at lengths that a model was not trained at? Measured on small models, or yours.",
     numbers=numbers,
 )

@@ -217,7 +217,7 @@ def _backend(row: Row, name: str, causal: bool, window: int | None) -> dict[str,
 
 SCREEN = Screen(
     title="Rows",
-    place=4,
+    place=5,
     about="Documents, padding, a cache, a window and ranks: where each token stands, and who attends to whom.",
     numbers=numbers,
 )

@@ -202,7 +202,7 @@ def _code_of_pretrained(folder: str, at: int) -> str:
 
 SCREEN = Screen(
     title="Your text",
-    place=6,
+    place=7,
     about="From characters to vectors: tokens, their ids and bytes, sliding windows, embeddings with position added.",
     numbers=numbers,
 )

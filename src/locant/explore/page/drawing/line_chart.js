@@ -4,7 +4,8 @@ import { svg } from "../dom.js";
 import { axes, leftFor, MARGIN } from "./axes.js";
 import { linear, logarithmic, tick } from "./scales.js";
 
-// x: {values, label, log}; y: {label, low, high, log}; series: [{name, values, low, high, slot, faint, steps, dots}];
+// x: {values, label, log}; y: {label, low, high, log}; series: [{name, values, low, high, slot, faint, steps, dots, at}],
+// where `at` are places of its own in the place of those of x;
 // marks: [{at, label}] are places on the x axis, levels: [{at, label}] on the y axis. Returns {point(index)}.
 export function lineChart(plot, { x, y, series, marks = [], levels = [], hover = () => {} }) {
   const { width, height } = plot;
@@ -33,9 +34,10 @@ export function lineChart(plot, { x, y, series, marks = [], levels = [], hover =
     if (one.low) inside.append(svg("path", { class: `band slot-${one.slot}`, d: band(x.values, one, across, up) }));
   }
   for (const one of series) {
-    const d = path(x.values, one.values, across, up, one.steps);
+    const places = one.at ?? x.values;
+    const d = path(places, one.values, across, up, one.steps);
     inside.append(svg("path", { class: `curve slot-${one.slot}${one.faint ? " faint" : ""}`, d }));
-    if (one.dots) x.values.forEach((value, at) => one.values[at] && inside.append(svg("circle", { class: `dot slot-${one.slot}`, r: 3, cx: across(value), cy: up(one.values[at]) })));
+    if (one.dots) places.forEach((value, at) => one.values[at] && inside.append(svg("circle", { class: `dot slot-${one.slot}`, r: 3, cx: across(value), cy: up(one.values[at]) })));
   }
   const cross = svg("g", { class: "cross", visibility: "hidden" }, svg("line", { class: "cursor", y1: area.y, y2: area.y + area.height }));
   const dots = series.filter((one) => !one.faint).map((one) => [one, svg("circle", { class: `dot slot-${one.slot}`, r: 3.5 })]);
@@ -56,11 +58,12 @@ export function lineChart(plot, { x, y, series, marks = [], levels = [], hover =
       cross.firstChild.setAttribute("x1", place);
       cross.firstChild.setAttribute("x2", place);
       for (const [one, dot] of dots) {
-        const value = one.values[index];
+        const own = one.at ? nearest(one.at, x.values[index]) : index;
+        const value = one.values[own];
         const seen = Number.isFinite(value) && value !== null;
         dot.setAttribute("visibility", seen ? "inherit" : "hidden");
         if (!seen) continue;
-        dot.setAttribute("cx", place);
+        dot.setAttribute("cx", one.at ? across(one.at[own]) : place);
         dot.setAttribute("cy", up(value));
       }
     },

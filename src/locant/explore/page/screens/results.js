@@ -4,18 +4,19 @@
 import { controlGroup, dropZone, split } from "../controls.js";
 import { html } from "../dom.js";
 import { heatMap } from "../drawing/heat_map.js";
-import { lineChart } from "../drawing/line_chart.js";
+import { lineChart, nearest } from "../drawing/line_chart.js";
 import { number } from "../drawing/scales.js";
 import { Picture } from "../picture.js";
 
 const EVERY = 1000; // milliseconds between looks at a comparison that runs
 const SLOTS = 6;
+const FEW = 20; // points that are drawn as dots, too
 
 export function open(place, page) {
   const { side, pictures } = split(place);
   const group = (named) => controlGroup(side, page, named);
   const [which, report] = group({ report: { label: "Report" } });
-  if (page.drop) which.prepend(dropZone(page, place, "Drop the folder of a report here, or choose its results.json", "results.json", (key) => page.change({ report: key })));
+  if (page.drop) which.prepend(dropZone(page, place, "Drop the folder of a report here, or choose its results.json or tuning.json", "results.json", (key) => page.change({ report: key }), "tuning.json"));
   const [about, options] = group({
     text: { label: "Text" }, encodings: { label: "Encodings", rows: 2 }, steps: { label: "Training steps" },
     train: { label: "Trained length", unit: "tokens" }, seeds: { label: "Seeds" },
@@ -71,11 +72,11 @@ export function open(place, page) {
       table: () => ({ columns: ["encoding", "step", "loss"], rows: names.flatMap((name) => Array.from(curves[name].steps, (step, at) => [name, step, curves[name].losses[at]])) }),
       python,
       draw: (plot) => lineChart(plot, {
-        x: { values: curves[longest].steps, label: "step", low: 1, high: Math.max(2, curves[longest].steps.at(-1)) }, y: { label: "training loss" },
-        series: names.map((name, at) => ({ name, values: curves[name].losses, slot: (at % SLOTS) + 1 })),
+        x: { values: curves[longest].steps, label: "step", low: Math.min(...names.map((name) => curves[name].steps[0])), high: Math.max(2, curves[longest].steps.at(-1)) }, y: { label: "loss" },
+        series: names.map((name, at) => ({ name, values: curves[name].losses, at: curves[name].steps, slot: (at % SLOTS) + 1, dots: curves[name].steps.length <= FEW })),
         hover: (at) => {
           training.drawn?.point(at);
-          training.read(names.map((name) => (at === null ? "" : number(curves[name].losses[at]))));
+          training.read(names.map((name) => (at === null ? "" : number(curves[name].losses[nearest(curves[name].steps, curves[longest].steps[at])]))));
         },
       }),
     });
