@@ -21,12 +21,15 @@ from .models import encoding_from_config, register_architecture
 from .models.probe.probe import probe
 from .positions import (
     ALiBi,
+    ContinuousGridBias,
     Cope,
     Deberta,
+    DecomposedBias,
     DistanceBias,
     DualChunk,
     Fire,
     Fox,
+    GridBias,
     Inkling,
     Kerple,
     Learned,
@@ -49,12 +52,15 @@ from .text.prepare import prepare
 
 __all__ = [
     "ALiBi",
+    "ContinuousGridBias",
     "Cope",
     "Deberta",
+    "DecomposedBias",
     "DistanceBias",
     "DualChunk",
     "Fire",
     "Fox",
+    "GridBias",
     "Inkling",
     "InputEmbedding",
     "InputError",

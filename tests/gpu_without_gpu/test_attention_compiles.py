@@ -35,7 +35,7 @@ from tests.gpu_without_gpu.compiled_cases import (
     tensors,
 )
 
-ATOMIC = ("shaw", "deberta")
+ATOMIC = ("shaw", "deberta", "grid_bias", "continuous_grid_bias", "decomposed")
 """Gradients of their products with tokens are added up by torch; so are those of what graphs look up."""
 
 pytestmark = [

@@ -15,7 +15,7 @@ NAMES = {
     "Positions", "PositionEncoding", "DistanceBias", "Sinusoidal", "Learned", "Rotary", "ALiBi", "T5Bias", "encoding",
     "register_encoding", "scaling", "encoding_from_config", "register_architecture",
     "XPos", "Kerple", "Fire", "Fox", "Inkling", "Sandwich", "Cope", "Shaw", "TransformerXL", "Deberta",
-    "SelfExtend", "ReRoPE", "DualChunk",
+    "SelfExtend", "ReRoPE", "DualChunk", "GridBias", "ContinuousGridBias", "DecomposedBias",
     "attend", "KVCache", "plot", "probe", "swap",
     "LocantError", "ShapeError", "RangeError", "InputError",
 }  # fmt: skip

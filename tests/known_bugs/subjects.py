@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from locant import (
     ALiBi,
+    ContinuousGridBias,
     Cope,
     Deberta,
     Fire,
@@ -123,6 +124,7 @@ EVERY: dict[str, Build] = {
     "shaw": _building(Shaw, WIDTH),
     "transformer_xl": _building(TransformerXL, HEADS, HEADS * WIDTH),
     "deberta": _building(Deberta, HEADS, WIDTH),
+    "continuous_grid_bias": _building(ContinuousGridBias, HEADS, 1, 4096, hidden=1),
 }
 SHAPE = ModelShape(d_model=HEADS * WIDTH, num_heads=HEADS, max_seq_len=4096)
 EVERY |= {name: _building(kind.for_model, SHAPE) for name, kind in encodings().items() if name not in EVERY}

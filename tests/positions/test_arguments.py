@@ -50,7 +50,7 @@ SAMPLE = {
     "short_factor": (1.0, 1.0), "long_factor": (2.0, 2.0), "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "seq_len": 4, "cache_len": 4, "n": 2, "attention_mask": torch.ones(1, 2), "lengths": [2, 3], "index": [1],
     "parts": [Positions.arange(2)], "sizes": 2, "rank": 0, "world": 2, "ids": [1], "digits": [1], "numbers": [1, 2],
-    "documents": [2], "rotary": Rotary(4), "grids": [(1, 2)], "groups": [Rotary(4)],
+    "documents": [2], "rotary": Rotary(4), "grids": [(1, 2)], "groups": [Rotary(4)], "height": 2, "width": 3,
 }  # fmt: skip
 
 
@@ -122,6 +122,9 @@ ACCEPTED: dict[str, Collection[str]] = {
     **dict.fromkeys(("T5Bias.num_buckets", "T5Bias.max_distance", "Deberta.max_distance"), ()),
     **dict.fromkeys(("Learned.d_model", "Sinusoidal.d_model", "TransformerXL.d_model"), ()),
     **dict.fromkeys(("Rotary.head_dim", "XPos.head_dim", "Cope.head_dim", "Shaw.head_dim", "Deberta.head_dim"), ()),
+    "DecomposedBias.head_dim": (),
+    "GridBias.prefix": FLAG,
+    "largest": POSITIVE,
     **dict.fromkeys(("Fox.d_model", "Inkling.d_model"), ()),
     **dict.fromkeys(("FoPE.head_dim", "PoPE.head_dim", "MixedRotary.head_dim", "StringRotary.head_dim"), ()),
     "FoPE.noise": ZERO | POSITIVE,

@@ -9,13 +9,13 @@ import numpy as np
 
 from locant.figures.canvas import ONE_SIGN, SIGNED, Theme, heat_map, spread
 from locant.figures.scores import bias_map, with_random_tables
-from locant.positions import ALiBi, PositionEncoding, Positions, T5Bias
+from locant.positions import ALiBi, OffsetBias, PositionEncoding, Positions, T5Bias
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = ["draw_bias", "draw_nothing"]
+__all__ = ["draw_bias", "draw_nothing", "draw_offsets"]
 
 NUM_MAPS = 4
 NUM_CURVES = 8
@@ -50,6 +50,31 @@ def draw_bias(part: Figure | SubFigure, encoding: PositionEncoding, length: int,
     if isinstance(encoding, T5Bias):
         _scale_as_buckets(axes, encoding, length, theme)
     _maps(right, bias, theme, hide_later=not getattr(encoding, "bidirectional", False))
+
+
+def draw_offsets(part: Figure | SubFigure, encoding: OffsetBias, length: int, theme: Theme) -> None:
+    """What one query's keys get from some heads, as maps of the grid: a query in its middle, and one in its corner."""
+    height, width = encoding.height, encoding.width
+    title = f"{type(encoding).__name__}: what is added to the scores of one query on a grid of {height} x {width}"
+    where = Positions.grid(height, width)
+    bias, other = (bias_map(encoding, where.seq_len, seed, where) for seed in (0, 1))
+    theme.entitle(part, title if (bias == other).all() else f"{title}, for random tokens")
+    heads, places = spread(len(bias), NUM_MAPS), (height // 2 * width + width // 2, 0)
+    shown = bias[np.ix_(heads, places)]
+    low, high = float(shown.min()), float(shown.max())
+    if signed := low < 0 < high:
+        low, high = -max(-low, high), max(-low, high)
+    grid = part.subplots(2, len(heads), sharex=True, sharey=True, squeeze=False)
+    for (down, across), axes in np.ndenumerate(grid):
+        row, column = divmod(places[down], width)
+        values = shown[across, down].reshape(height, width)
+        image = heat_map(axes, values, SIGNED if signed else ONE_SIGN, low, high)
+        axes.set_aspect("equal")
+        axes.plot(column, row, marker="o", markersize=6, markerfacecolor="none", color=theme.ink)
+        title, x = ("", "column of the key") if down else (f"head {heads[across]}", "")
+        theme.dress(axes, title=title, x=x, y="" if across else "row of the key")
+        if not down and not across:
+            theme.color_bar(image, "added to the score", ax=grid, fraction=0.05, pad=0.03)
 
 
 def draw_nothing(part: Figure | SubFigure, encoding: PositionEncoding, length: int, theme: Theme) -> None:

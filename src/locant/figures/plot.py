@@ -13,8 +13,8 @@ import torch
 
 from locant.arguments import one_of, whole
 from locant.errors import RangeError
-from locant.figures import MAX_LENGTH, SIZES, TRAINED
-from locant.figures.bias import draw_bias, draw_nothing
+from locant.figures import GRID, MAX_LENGTH, SIZES, TRAINED
+from locant.figures.bias import draw_bias, draw_nothing, draw_offsets
 from locant.figures.canvas import LIGHT, THEMES, Theme
 from locant.figures.embed import draw_sinusoidal, draw_table
 from locant.figures.probe import draw_report
@@ -22,7 +22,7 @@ from locant.figures.rotate import draw_by_class, draw_rotary, draw_rotated, draw
 from locant.figures.wavelengths import Wavelengths, draw_scaled, draw_wavelengths
 from locant.models import encoding_from_config, with_defaults
 from locant.models.probe.report import Report
-from locant.positions import PositionEncoding, Rotary, Sinusoidal, T5Bias, XPos
+from locant.positions import OffsetBias, PositionEncoding, Rotary, Sinusoidal, T5Bias, XPos
 from locant.positions.base import ModelShape
 from locant.positions.registry import find
 from locant.positions.rotary_by_class import RotaryByClass
@@ -48,6 +48,7 @@ DRAWINGS: tuple[tuple[str, type[PositionEncoding], Drawing, float], ...] = (
     ("rotate", XPos, draw_xpos, 6.6),
     ("rotate", RotaryByClass, draw_by_class, 4.6),
     ("rotate", PositionEncoding, draw_rotated, 4.6),
+    ("bias", OffsetBias, draw_offsets, 6.4),
     ("bias", PositionEncoding, draw_bias, 5.6),
 )
 """For each method of an encoding: the class that it is of, what draws it, and how high that is in inches."""
@@ -131,7 +132,10 @@ def encoding_to_draw(
     trained: int = TRAINED,
     **options: Any,
 ) -> PositionEncoding:
-    """A fresh encoding of this name or class; sizes that are not given are `SIZES`."""
+    """A fresh encoding of this name or class; sizes that are not given are `SIZES`.
+
+    One for grids is for tokens in one row where a length is given.
+    """
     kind = find(name) if isinstance(name, str) else name
     sizes = {**SIZES, **({} if length is None else {"max_seq_len": length})}
     if kind.for_model.__func__ is PositionEncoding.for_model.__func__:
@@ -144,6 +148,8 @@ def encoding_to_draw(
         scaling = scaling_by_name(scaling, trained, options.get("rotary_dim", options["head_dim"]), base)
     if scaling is not None:
         options["scaling"] = scaling
+    if issubclass(kind, OffsetBias) and length is None:
+        options = {**GRID, **options}
     shape = ModelShape(**{size: sizes[size] for size in ("d_model", "num_heads", "max_seq_len")})
     with seeded(TABLES + seed):
         return kind.for_model(shape, **options)

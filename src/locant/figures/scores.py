@@ -60,15 +60,21 @@ def with_random_tables(encoding: PositionEncoding) -> PositionEncoding:
     return encoding
 
 
-def bias_map(encoding: PositionEncoding, length: int, seed: int = 0) -> Float[np.ndarray, "heads query key"]:
-    """The bias, for random queries, keys and hidden states: most encodings ask them for their shapes only."""
+def bias_map(
+    encoding: PositionEncoding, length: int, seed: int = 0, positions: Positions | None = None
+) -> Float[np.ndarray, "heads query key"]:
+    """The bias, for random queries, keys and hidden states: most encodings ask them for their shapes only.
+
+    `positions` are those of as many tokens; default: 0, 1, 2, ...
+    """
     count = num_heads_of(encoding)
+    positions = Positions.arange(length) if positions is None else positions
     shape = (1, count, length, getattr(encoding, "head_dim", 1))
     generator = torch.Generator().manual_seed(seed)
     q, k = torch.randn(2, *shape, generator=generator)
     hidden = torch.randn(1, length, getattr(encoding, "d_model", 1), generator=generator)
     with torch.no_grad():
-        bias = encoding.bias(q, k, encoding.read(hidden, Positions.arange(length)))
+        bias = encoding.bias(q, k, encoding.read(hidden, positions))
     return cast("Tensor", bias).expand(1, count, length, length)[0].float().numpy()
 
 

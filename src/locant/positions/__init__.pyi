@@ -6,12 +6,15 @@ from .base import ModelShape as ModelShape
 from .base import PositionEncoding as PositionEncoding
 from .distance_bias import DistanceBias as DistanceBias
 from .encodings.alibi import ALiBi as ALiBi
+from .encodings.continuous_grid_bias import ContinuousGridBias as ContinuousGridBias
 from .encodings.cope import Cope as Cope
 from .encodings.deberta import Deberta as Deberta
+from .encodings.decomposed import DecomposedBias as DecomposedBias
 from .encodings.dual_chunk import DualChunk as DualChunk
 from .encodings.fire import Fire as Fire
 from .encodings.fope import FoPE as FoPE
 from .encodings.fox import Fox as Fox
+from .encodings.grid_bias import GridBias as GridBias
 from .encodings.inkling import Inkling as Inkling
 from .encodings.kerple import Kerple as Kerple
 from .encodings.learned import Learned as Learned
@@ -30,6 +33,7 @@ from .encodings.t5 import T5Bias as T5Bias
 from .encodings.transformer_xl import TransformerXL as TransformerXL
 from .encodings.xpos import XPos as XPos
 from .hidden_bias import HiddenBias as HiddenBias
+from .offset_bias import OffsetBias as OffsetBias
 from .pair_table import Pairs as Pairs
 from .positions import Positions as Positions
 from .registry import encoding as encoding

@@ -185,12 +185,20 @@ def _filled(x: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
     more = max(1 << (x.shape[2] - 1).bit_length(), BLOCK) - x.shape[2]
     if not more:
         return x, positions
-    zeros = torch.zeros(positions.batch, more, dtype=torch.int64, device=x.device)
-    padding = Positions(zeros, torch.full_like(zeros, PADDING), min_index=0, max_index=0)
+    padding = _padding(positions, more)
     read = (None if each is None else _longer(each, more) for each in (positions.as_query, positions.as_key))
     filled = Positions.cat([dataclasses.replace(positions, as_query=None, as_key=None), padding])
     as_query, as_key = read
     return F.pad(x, (0, 0, 0, more)), dataclasses.replace(filled, as_query=as_query, as_key=as_key)
+
+
+def _padding(positions: Positions, more: int) -> Positions:
+    """Slots behind these, at the beginning of each axis and of their grids."""
+    slots = torch.zeros(positions.batch, more, dtype=torch.int64, device=positions.device)
+    index = slots if positions.axes == 1 else slots[..., None].expand(-1, -1, positions.axes)
+    place = None if positions.place_or_none is None else slots
+    padding = Positions(index, torch.full_like(slots, PADDING), slots, 0, 0, place_or_none=place, grids=positions.grids)
+    return dataclasses.replace(padding, denominator=positions.denominator)
 
 
 def _longer(read: Tensor, more: int) -> Tensor:
