@@ -11,13 +11,14 @@ from torch import Tensor
 from locant.figures import SIZES
 from locant.figures.canvas import ONE_SIGN, SIGNED, Theme, heat_map, spread
 from locant.figures.rotate import wavelength_text
-from locant.positions import Learned, PositionEncoding, Positions, Sinusoidal
+from locant.positions import Learned, LearnedGrid, PositionEncoding, Positions, Sinusoidal
+from locant.positions.grids import Grid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = ["draw_sinusoidal", "draw_table"]
+__all__ = ["draw_grid", "draw_sinusoidal", "draw_table"]
 
 
 def draw_sinusoidal(part: Figure | SubFigure, encoding: Sinusoidal, length: int, theme: Theme) -> None:
@@ -58,6 +59,28 @@ def draw_table(part: Figure | SubFigure, encoding: PositionEncoding, length: int
         axes.set_box_aspect(1)
     rows = f"Learned positions: {encoding.max_seq_len} rows" if isinstance(encoding, Learned) else ""
     theme.entitle(part, f"{rows or type(encoding).__name__}, d_model {width}")
+
+
+def draw_grid(part: Figure | SubFigure, encoding: LearnedGrid, length: int, theme: Theme) -> None:
+    """How alike the vectors of some cells are to those of all cells, in the table and in one that is twice as large."""
+    if encoding.height == 1:
+        return draw_table(part, encoding, min(length, encoding.width), theme)
+    for side, scale in zip(part.subfigures(1, 2, squeeze=False)[0], (1, 2), strict=True):
+        height, width = scale * encoding.height, scale * encoding.width
+        table = encoding.table([Grid((height, width), encoding.prefix)]).detach()[encoding.prefix :]
+        unit = torch.nn.functional.normalize(table.float(), dim=1)
+        rows, columns = ([size * part // 6 for part in (1, 3, 5)] for size in (height, width))
+        maps = side.subplots(3, 3, sharex=True, sharey=True)
+        for (down, across), axes in np.ndenumerate(maps):
+            alike = unit @ unit[rows[down] * width + columns[across]]
+            heat_map(axes, alike.view(height, width).numpy(), SIGNED, -1.0, 1.0)
+            axes.set_aspect("equal")
+            title, x, y = f"{rows[down]}, {columns[across]}", "column" if down == 2 else "", "" if across else "row"
+            theme.dress(axes, title=title, x=x, y=y)
+        theme.color_bar(maps[0, 0].images[0], "cosine", ax=maps, fraction=0.05, pad=0.03)
+        theme.entitle(side, f"The table, {height}x{width}" if scale == 1 else f"{height}x{width}, {encoding.mode}")
+    theme.entitle(part, f"LearnedGrid, d_model {encoding.d_model}: how alike all cells are to the one at row, column")
+    return None
 
 
 def _table(axes: Axes, vectors: Tensor, theme: Theme, *, reach: float) -> None:

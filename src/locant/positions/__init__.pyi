@@ -18,6 +18,7 @@ from .encodings.grid_bias import GridBias as GridBias
 from .encodings.inkling import Inkling as Inkling
 from .encodings.kerple import Kerple as Kerple
 from .encodings.learned import Learned as Learned
+from .encodings.learned_grid import LearnedGrid as LearnedGrid
 from .encodings.pope import PoPE as PoPE
 from .encodings.rerope import ReRoPE as ReRoPE
 from .encodings.rope_mixed import MixedRotary as MixedRotary

@@ -25,6 +25,7 @@ from locant.tensors import require_arithmetic
 __all__ = [
     "Bias", "EncodingInfo", "Keys", "ModelShape", "Output", "PositionEncoding", "Queries", "ScoreMod", "bias_dtype",
     "bias_matrix", "build", "has_bias", "has_score_mod", "owner_of", "require_embeddings", "require_heads",
+    "require_width",
 ]  # fmt: skip
 
 DOORS = {
@@ -268,14 +269,19 @@ def owner_of(encoding: PositionEncoding, *methods: str) -> type | PositionEncodi
 
 
 def require_embeddings(owner: PositionEncoding, x: Tensor, positions: Positions, d_model: int) -> None:
-    """Raise unless token embeddings and positions fit each other and the width of an encoding that is added to them."""
+    """Raise unless token embeddings and positions of one axis fit each other and an encoding that is added to them."""
+    require_width(owner, x, positions, d_model)
+    positions.require_single_axis(type(owner).__name__)
+
+
+def require_width(owner: PositionEncoding, x: Tensor, positions: Positions, d_model: int) -> None:
+    """Raise unless embeddings of tokens or patches fit their positions and the width of what is added to them."""
     require_positions(positions)
     require_arithmetic("x", x)
     name = type(owner).__name__
     if x.ndim != 3 or x.shape[-1] != d_model:
         remedy = "x.view(1, *x.shape)" if x.ndim == 2 else f"{name}(d_model={x.shape[-1] if x.ndim else 1})"
         raise shape_error("x", x, f"(batch, seq, d_model={d_model})", remedy)
-    positions.require_single_axis(name)
     positions.require_fits(x.shape[0], x.shape[1], x.device, "x")
 
 

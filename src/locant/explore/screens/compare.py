@@ -16,7 +16,7 @@ from locant.explore.state import State
 from locant.figures import SIZES, TRAINED
 from locant.figures.plot import encoding_to_draw
 from locant.figures.scores import score_by_distance, score_map, with_random_tables
-from locant.positions import ALiBi, Cope, DistanceBias, OffsetBias, PositionEncoding, Rotary
+from locant.positions import ALiBi, Cope, DistanceBias, PositionEncoding, Rotary
 from locant.positions.encodings.alibi import alibi_slopes
 from locant.positions.registry import encodings, find
 from locant.positions.scaling import SCALINGS
@@ -125,7 +125,7 @@ def _built(name: str, options: tuple[tuple[str, Any], ...], length: int | None) 
 def _shown(
     choice: Choice, length: int, distances: np.ndarray, positions: np.ndarray, alike: float, head: int
 ) -> Mapping[str, Any]:
-    has_rows = "max_seq_len" in inspect.signature(choice.kind).parameters or issubclass(choice.kind, OffsetBias)
+    has_rows = bool({"max_seq_len", "width"} & {*inspect.signature(choice.kind).parameters})
     encoding = _built(choice.name, choice.options, length if has_rows else None)
     if isinstance(encoding, Rotary) and encoding.scaling.length_that_matters is not None:
         encoding = encoding.for_length(length)
