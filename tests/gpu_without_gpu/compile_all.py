@@ -38,7 +38,7 @@ def main() -> None:
 
 def _turn(case: Any) -> tuple[bool, int]:
     """What covers most comes first: a backward pass compiles its forward pass too; every dtype before every row."""
-    return not case.learning, ("prefill", "decode", "packed", "window").index(case.arrangement)
+    return not case.learning, ("prefill", "decode", "packed", "window", "grid").index(case.arrangement)
 
 
 def _outcome(case: Any) -> list[str]:

@@ -19,11 +19,12 @@ from locant import ALiBi, Kerple, PositionEncoding, Positions, attend
 from locant.attention.backends import sdpa
 from locant.positions import ModelShape, constant
 from locant.positions.hidden_bias import HiddenBias
+from locant.positions.offset_bias import OffsetBias
 from locant.positions.registry import encodings
 from tests.gpu_without_gpu import inductor
 
 __all__ = [
-    "BIASES", "HEADS", "LENGTH", "TILED", "Case", "copied_and_kept", "every_case", "machine_code",
+    "BIASES", "HEADS", "LENGTH", "ON_GRIDS", "TILED", "Case", "copied_and_kept", "every_case", "machine_code",
     "of_a_graph", "tensors",
 ]  # fmt: skip
 
@@ -42,6 +43,9 @@ BIASES: dict[str, Callable[[], PositionEncoding | None]] = {
 TILED = ("cope", "transformer_xl", "fire")
 """They have no score function for CUDA, and so no kernel of FlexAttention: what compiles is a graph around them."""
 
+ON_GRIDS = tuple(name for name, kind in encodings().items() if issubclass(kind, OffsetBias))
+"""Biases of rows and columns, for which a row of tokens is one kind of grid."""
+
 
 class Case(NamedTuple):
     """One call of `attend`."""
@@ -58,7 +62,7 @@ def every_case() -> list[Case]:
         Case(name, arrangement, dtype, learning)
         for dtype in ("bfloat16", "float16", "float32")
         for name, learning in itertools.product(BIASES, (True, False))
-        for arrangement in ("prefill", "packed", "window", "decode")
+        for arrangement in (("grid",) if name in ON_GRIDS else ("prefill", "packed", "window", "decode"))
     ]
 
 
@@ -129,6 +133,8 @@ def tensors(
     if "packed" in arrangement:
         lengths = torch.zeros(2, length, dtype=torch.int64, device="cuda")
         where["positions"] = Positions(lengths, lengths, None, 0, length - 1)
+    if arrangement == "grid":
+        where = {"positions": Positions.grid(1, length - 1, prefix=1, device="cuda"), "causal": False}
     if arrangement == "decode":
         where = {"positions": Positions.after(length - 1, 1, device="cuda"), "k_positions": where["positions"]}
     return empty(HEADS, where["positions"].seq_len), empty(KV_HEADS, length), where

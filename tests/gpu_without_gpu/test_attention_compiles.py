@@ -27,6 +27,7 @@ from tests.gpu_without_gpu import inductor
 from tests.gpu_without_gpu.compiled_cases import (
     BIASES,
     HEADS,
+    ON_GRIDS,
     TILED,
     Case,
     copied_and_kept,
@@ -35,7 +36,7 @@ from tests.gpu_without_gpu.compiled_cases import (
     tensors,
 )
 
-ATOMIC = ("shaw", "deberta", "grid_bias", "continuous_grid_bias", "decomposed")
+ATOMIC = ("shaw", "deberta", *ON_GRIDS)
 """Gradients of their products with tokens are added up by torch; so are those of what graphs look up."""
 
 pytestmark = [
@@ -57,6 +58,7 @@ def in_turns() -> list[Case]:
     for n, name in enumerate(BIASES):
         few = name in TILED or name == "deberta"
         kind = "prefill" if few else ("prefill", "window", "packed")[n % 3]
+        kind = "grid" if name in ON_GRIDS else kind
         cases.append(Case(name, kind, dtypes[n // 3 % 3], learning=True))
         if not few:
             cases.append(Case(name, "decode", dtypes[(n + 1) % 3], learning=False))

@@ -33,6 +33,7 @@ from .encodings.string import StringRotary as StringRotary
 from .encodings.t5 import T5Bias as T5Bias
 from .encodings.transformer_xl import TransformerXL as TransformerXL
 from .encodings.xpos import XPos as XPos
+from .grid_windows import GridWindows as GridWindows
 from .hidden_bias import HiddenBias as HiddenBias
 from .offset_bias import OffsetBias as OffsetBias
 from .pair_table import Pairs as Pairs

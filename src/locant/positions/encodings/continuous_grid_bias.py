@@ -36,7 +36,7 @@ class ContinuousGridBias(HeadTable):
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.
-        height, width: of the grid, or of a window of it, in tokens.
+        height, width: of the grid, or of a window of it (`locant.positions.GridWindows`), in tokens.
         hidden: the width of the MLP.
         largest: what is multiplied by the sigmoid.
 

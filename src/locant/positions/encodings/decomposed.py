@@ -32,7 +32,7 @@ class DecomposedBias(OffsetBias):
 
     Args:
         head_dim: dimensions per head.
-        height, width: of the grid, or of a window of it, in tokens.
+        height, width: of the grid, or of a window of it (`locant.positions.GridWindows`), in tokens.
 
     Limits:
         No offset beyond the tables: for grids of another size they are interpolated, by `at` or for good by `resize`.

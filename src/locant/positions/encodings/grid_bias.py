@@ -28,7 +28,7 @@ class GridBias(HeadTable):
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.
-        height, width: of the grid, or of a window of it, in tokens.
+        height, width: of the grid, or of a window of it (`locant.positions.GridWindows`), in tokens.
         prefix: whether three more rows of the table are for pairs with a prefix token, ``Positions.grid(prefix=1)``:
             from it to a cell, from a cell to it, and among such tokens (BEiT). Without them nothing is added there.
 
