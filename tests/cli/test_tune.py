@@ -46,6 +46,9 @@ def test_it_says_what_it_did_and_evaluate_reads_what_it_wrote(run: Run, folder: 
         (("--with", "own", "--length", 5000), "a shorter length"),
         (("--with", "own", "-o", "model"), "another -o"),
         (("--with", "own", "-o", "here"), "not empty"),
+        (("--with", "own", "-o", "here", "--force"), "no folder of a model"),
+        (("--with", "own", "-o", "no/where", "--force"), "mkdir -p no"),
+        (("--with", "own", "-o", "here/mine", "--force"), "is a file"),
         ((), "Missing option"),
     ],
 )

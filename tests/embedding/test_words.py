@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import numpy as np
 import pytest
 import torch
@@ -94,6 +97,31 @@ def test_a_flat_map_has_the_two_largest_variances() -> None:
         flat_map(vectors[:2])
     with refuses(RangeError, "'pca' or 'umap'"):
         flat_map(vectors, "tsne")
+
+
+def test_umap_gets_the_vectors_and_its_own_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a module of that name in its place: what umap-learn documents is what it is called with."""
+
+    class UMAP:
+        def __init__(self, *, n_neighbors: int, n_components: int, metric: str, random_state: int) -> None:
+            assert (n_neighbors, n_components, metric, random_state) == (8, 2, "cosine", 0)
+
+        def fit_transform(self, X: np.ndarray) -> np.ndarray:  # as umap-learn calls it
+            assert (type(X), X.dtype) == (np.ndarray, np.float32)
+            return X[:, [3, 2]]
+
+    monkeypatch.setitem(sys.modules, "umap", types.SimpleNamespace(UMAP=UMAP))  # type: ignore[arg-type]
+    vectors = torch.randn(9, 5)
+    assert torch.equal(flat_map(vectors, "umap"), vectors[:, [3, 2]])
+
+
+def test_umap_places_like_words_together() -> None:
+    pytest.importorskip("umap", reason="umap-learn is not installed: its own part is not tested")
+    group = torch.arange(40) % 2
+    vectors = torch.randn(2, 12)[group] + 0.05 * torch.randn(40, 12)
+    places = flat_map(vectors, "umap")
+    nearest = torch.cdist(places, places).fill_diagonal_(torch.inf).argmin(1)
+    assert torch.equal(group[nearest], group)
 
 
 def test_no_word_is_refused(words: Words) -> None:

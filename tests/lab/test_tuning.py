@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -21,7 +22,7 @@ import locant
 from locant import files
 from locant.checkpoints import load_swapped
 from locant.errors import InputError
-from locant.lab import TuneSettings, tune, tuning
+from locant.lab import TuneSettings, tune, tuning, tuning_state
 from locant.text.windows.sampler import BatchSampler
 from tests.refusal import refuses
 from tests.tolerances import LOGITS, SHORT_SUM, assert_close
@@ -256,6 +257,42 @@ def test_a_killed_process_goes_on_to_the_same_bits(here: Path) -> None:
     tuned(here, "alibi", "again")
     torch.set_num_threads(threads)
     assert same(here / "out", here / "again")
+
+
+def test_a_training_that_goes_astray_says_so_and_a_full_disk_keeps_what_there_is(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with refuses(InputError, "astray", "learning_rate=1e+29", "--force"):
+        tuned(here, "own", num_steps=8, learning_rate=1e30)
+
+    def full(*_: object) -> None:
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(tuning_state, "save_file", full)
+    with refuses(InputError, "cannot write", "No space left", "the same command goes on"):
+        tuned(here, "own", force=True)
+    monkeypatch.undo()
+    (here / "out-unfinished").mkdir()
+    (here / "out-unfinished" / "state.safetensors").write_bytes(b"junk")
+    with refuses(InputError, "no state of an unfinished run", "--force"):
+        tuned(here, "own")
+    for left in ("out-unfinished/.state.1.safetensors", ".out.0123abcd/model.safetensors"):  # by SIGKILL
+        (here / left).parent.mkdir(exist_ok=True)
+        (here / left).write_bytes(b"half of it")
+    tuned(here, "own", force=True)
+    assert sorted(each.name for each in here.iterdir()) == ["model", "out", "text.txt"]
+
+
+def test_nothing_of_anothers_is_overwritten(here: Path) -> None:
+    with tuning_state.StateFolder(here / "out"), refuses(InputError, "another run"):
+        tuned(here, "own")
+    (here / "out").mkdir()
+    (here / "out" / "config.json").write_text("{}")  # a model, but the text lies in it
+    (here / "text.txt").rename(here / "out" / "text.txt")
+    text = str(here / "out" / "text.txt")
+    with refuses(InputError, "lies in the input"):
+        tune(here / "model", [text], TuneSettings(way="own", **SMALL), output=here / "out", force=True)
+    assert (here / "out" / "text.txt").exists()
 
 
 def test_another_run_is_not_gone_on_with(here: Path) -> None:

@@ -15,8 +15,9 @@ from safetensors import SafetensorError, safe_open
 
 from locant.checkpoints.config_source import CONFIG, read_json
 from locant.errors import InputError
+from locant.files import require_new
 
-__all__ = ["Header", "TensorEntry", "companions", "files_of_tensors", "headers_of", "read_header"]
+__all__ = ["Header", "TensorEntry", "companions", "files_of_tensors", "headers_of", "read_header", "require_output"]
 
 INDEX = "model.safetensors.index.json"
 WHOLE = ("model.safetensors", "adapter_model.safetensors")
@@ -100,6 +101,15 @@ def companions(folder: Path, weights: Mapping[str, object]) -> tuple[tuple[str, 
         if path.is_file() and (path.suffix in COMPANIONS or path.stem.upper() in ("LICENSE", "NOTICE"))
     ]
     return tuple(belong), tuple(path.name for path in others if path.name not in belong)
+
+
+def require_output(output: Path, *, force: bool) -> None:
+    """Raise where the folder of a model cannot be written; with `force`, one that is there may be replaced."""
+    if not (force and output.is_dir() and any(output.iterdir())):
+        require_new(output)
+    elif not (output / CONFIG).exists():
+        got = f"got {output} to replace, which is no folder of a model: it has no {CONFIG}"
+        raise InputError(got, "the name of a new folder")
 
 
 def _weight_files(folder: Path) -> list[str]:

@@ -19,7 +19,15 @@ import torch
 from torch import Tensor
 
 from locant.arguments import shown, whole
-from locant.checkpoints.checkpoint_folder import INDEX, LENGTH, Header, TensorEntry, companions, headers_of
+from locant.checkpoints.checkpoint_folder import (
+    INDEX,
+    LENGTH,
+    Header,
+    TensorEntry,
+    companions,
+    headers_of,
+    require_output,
+)
 from locant.checkpoints.config_source import CONFIG, read_json
 from locant.checkpoints.tensor_folder import TensorFolder
 from locant.errors import InputError
@@ -181,9 +189,7 @@ class _Source:
     ) -> Change:
         output = Path(output)
         require_apart(output, self.folder)
-        if force and output.is_dir() and any(output.iterdir()) and not (output / CONFIG).exists():
-            got = f"got {output} to replace, which is no folder of a model: it has no {CONFIG}"
-            raise InputError(got, "the name of a new folder")
+        require_output(output, force=force)
         rows = len(kept) + fresh
         moved = {old: new for new, old in enumerate(kept.tolist())}
         copied, left_out = companions(self.folder, self.headers)

@@ -10,7 +10,7 @@ steps, which `minutes` decides before the first of them.
 
 from __future__ import annotations
 
-import json
+import math
 import shutil
 import time
 import warnings
@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.arguments import flag, one_of, real, whole
-from locant.checkpoints.checkpoint_folder import INDEX, companions, headers_of
+from locant.checkpoints.checkpoint_folder import INDEX, companions, headers_of, require_output
 from locant.checkpoints.config_source import read_json, read_source
 from locant.checkpoints.extension import extend
 from locant.checkpoints.swap import swap
 from locant.errors import InputError
-from locant.files import flush, json_text, new_folder, require_apart, require_new, write_whole
+from locant.files import FaultError, flush, json_text, new_folder, require_apart, strict_json, write_whole
 from locant.lab.language_model import (
     AsDecoder,
     at_once,
@@ -46,7 +46,7 @@ from locant.lab.language_model import (
 from locant.lab.results import RECORD, environment
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.training import CLIP_NORM, Losses, evaluate, optimizer_of, schedule, split_off
-from locant.lab.tuning_state import StateFolder
+from locant.lab.tuning_state import StateFolder, refusing_to_lose
 from locant.lab.ways import Way
 from locant.text.corpus import Corpus, read_corpus
 from locant.text.windows import Windows
@@ -163,7 +163,6 @@ def tune(
     >>> tune("model", ["my.txt"], TuneSettings(way="yarn:8"), output="longer")  # doctest: +SKIP
     """
     source, output = Path(folder), Path(output)
-    state = StateFolder(output)
     way = Way.of(settings.way)
     if way.is_for_reading_alone:
         raise InputError(f"got {way.name}, which a trained model is given when it reads: locant.swap", "--with own")
@@ -172,28 +171,40 @@ def tune(
     length = settings.length or (way.stretched(trained) if way.stretches else stated_length(config))
     corpus = read_corpus(files, tokenizer=str(folder), usual_vocab_size=VOCAB_SIZE)
     asked = _asked(source, settings, length, corpus)
-    if (finished := _record(output)) is not None and finished["settings"] == asked:
-        state.remove()
+    state = StateFolder(output)
+    if (finished := _record(output)).get("settings") == asked:
+        if state.path.exists():
+            with state:
+                state.remove()
         return finished
-    require_apart(output, source)
-    if not force:
-        require_new(output)
-    so_far = state.facts()
-    if so_far is not None and so_far["settings"] != asked:
-        if not force:
-            raise _other_run(state, so_far["settings"], asked)
-        state.remove()
-        so_far = None
+    for read in (source, *(Path(file) for file in files if Path(file).is_file())):
+        require_apart(output, read)
+    require_output(output, force=force)
     training, held_out = split_off(corpus.ids, length)
     model = load_model(source, _stretched(source, config, way, trained))
     require_rows(model, int(corpus.ids.max()))
     require_positions(model, length)
-    with torch.random.fork_rng(devices=()):
+    with state, torch.random.fork_rng(devices=()):
+        so_far = _begun(state, asked, force=force)
         run = _Run(_prepared(model, way, settings, length), training, held_out, length, settings)
         record = {**run.go(state, asked, so_far, on_step), "swapped": hasattr(model.config, "locant")}
         _write(run.finished(), source, output, record, force=force)
-    state.remove()
+        state.remove()
     return record
+
+
+def _begun(state: StateFolder, asked: Mapping[str, Any], *, force: bool) -> dict[str, Any] | None:
+    """How far an earlier call of the same run came; with `force`, what cannot be gone on with is forgotten."""
+    try:
+        so_far = state.facts()
+        if so_far is not None and so_far["settings"] != asked:
+            raise _other_run(state, so_far["settings"], asked)
+    except InputError:
+        if not force:
+            raise
+        state.remove()
+        return None
+    return so_far
 
 
 def _stretched(source: Path, config: Any, way: Way, trained: int) -> Any:
@@ -214,12 +225,12 @@ def _asked(source: Path, settings: TuneSettings, length: int, corpus: Corpus) ->
     return {"model": source.name, "model_sha256": fingerprint(source), **chosen, "text": text}
 
 
-def _record(output: Path) -> dict[str, Any] | None:
-    """What an earlier run wrote."""
+def _record(output: Path) -> dict[str, Any]:
+    """What an earlier run wrote; nothing where there was none."""
     try:
-        return json.loads((output / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+        return strict_json((output / RECORD).read_bytes(), RECORD)
+    except (OSError, FaultError):
+        return {}
 
 
 def _other_run(state: StateFolder, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> InputError:
@@ -326,7 +337,7 @@ class _Run:
         for batch in self._batches(steps - len(losses)):
             for group in self.optimizer.param_groups:
                 group["lr"] = self.rate * schedule(len(losses), steps)
-            losses.append(self._gradients(batch))
+            losses.append(self._finite(self._gradients(batch)))
             nn.utils.clip_grad_norm_(self.parameters.values(), CLIP_NORM)
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
@@ -362,7 +373,14 @@ class _Run:
     def _measured(self) -> Losses:
         found = evaluate(AsDecoder(self.model), self.held_out, self.length, batch_tokens=at_once(self.model))
         self.model.train()
+        self._finite(found.mean)
         return found
+
+    def _finite(self, loss: float) -> float:
+        if not math.isfinite(loss):
+            got = f"got a loss of {loss} with a learning rate of {self.rate:g}: the training went astray"
+            raise InputError(got, f"learning_rate={self.rate / 10:g}, and --force to begin anew")
+        return loss
 
     def _with_place(self, so_far: Mapping[str, Any]) -> dict[str, Any]:
         return {**so_far, "place": self.loader.state_dict()}
@@ -390,7 +408,7 @@ def _by_length(losses: Losses) -> dict[str, float]:
 
 def _write(model: Any, source: Path, output: Path, record: Mapping[str, Any], *, force: bool) -> None:
     """The folder of the tuned model, with what belongs to the old one, such as its tokenizer."""
-    with new_folder(output, force=force) as made, quiet():
+    with refusing_to_lose(output), new_folder(output, force=force) as made, quiet():
         model.save_pretrained(made)
         if record["settings"]["adapter"]:
             model.get_base_model().config.save_pretrained(made)

@@ -6,9 +6,12 @@ what is not a tensor, as JSON. It is safetensors: nothing in it is run when it i
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +23,55 @@ from torch import Tensor
 from locant.errors import InputError
 from locant.files import replacing
 
-__all__ = ["StateFolder"]
+__all__ = ["StateFolder", "refusing_to_lose"]
 
 STATE = "state.safetensors"
+LOCK = "lock"
 KEY = "locant"
 WEIGHT, RANDOM = "weight.", "random"
 
 
+@contextmanager
+def refusing_to_lose(path: Path) -> Generator[None]:
+    """What the system says where it cannot write, as one line; how far the run was stays as it is."""
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        got = f"cannot write {path}: {getattr(error, 'strerror', None) or error}"
+        raise InputError(got, "a disk with room that you may write to; then the same command goes on") from error
+
+
 class StateFolder:
-    """The folder of a run that is not finished, beside the one that it will write."""
+    """The folder of a run that is not finished, beside the one that it will write.
+
+    As a context it is this process's alone. It vanishes with the context where there is no state in it.
+    """
 
     def __init__(self, output: Path) -> None:
-        place = output.resolve()
-        self.path = place.with_name(f"{place.name}-unfinished")
+        self.output = output.resolve()
+        self.path = self.output.with_name(f"{self.output.name}-unfinished")
         self.file = self.path / STATE
+
+    def __enter__(self) -> StateFolder:
+        with refusing_to_lose(self.path):
+            self.path.mkdir(exist_ok=True)
+            self._lock = (self.path / LOCK).open("wb")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which ends with the process, however that ends
+        except BlockingIOError:
+            self._lock.close()
+            got = f"got {self.output}, which another run is about to write"
+            raise InputError(got, "another -o, or the same when that one has ended") from None
+        except OSError:  # a file system without locks
+            pass
+        for half in self.path.glob(f".{self.file.stem}.*"):  # of a run that was killed
+            half.unlink()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self.file.exists():
+            shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
 
     def facts(self) -> dict[str, Any] | None:
         """What is not a tensor; ``None`` where there is no state."""
@@ -54,8 +92,7 @@ class StateFolder:
         for name, parameter in parameters.items():
             tensors |= {f"{moment}.{name}": each for moment, each in optimizer.state.get(parameter, {}).items()}
         tensors[RANDOM] = torch.get_rng_state()
-        self.path.mkdir(exist_ok=True)
-        with replacing(self.file) as temporary:
+        with refusing_to_lose(self.file), replacing(self.file) as temporary:
             save_file({name: each.contiguous() for name, each in tensors.items()}, temporary, {KEY: json.dumps(facts)})
 
     @torch.no_grad()
@@ -72,5 +109,7 @@ class StateFolder:
                     optimizer.state[parameters[name]][kind] = file.get_tensor(key)
 
     def remove(self) -> None:
-        """Forget the run."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Forget the run, and what a killed one had begun to write of its output."""
+        self.file.unlink(missing_ok=True)
+        for half in self.output.parent.glob(f".{glob.escape(self.output.name)}.{8 * '[0-9a-f]'}"):
+            shutil.rmtree(half, ignore_errors=True)
