@@ -75,6 +75,12 @@ class Decoder(nn.Module):
             x = block(x, self.embedding.encoding, positions, cache)
         return self.embedding.token.logits(self.norm(x))
 
+    def losses(
+        self, ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch seq"], positions: Positions
+    ) -> Float[Tensor, "batch seq"]:
+        """Nats for each target; none for targets below zero."""
+        return F.cross_entropy(self(ids, positions).transpose(1, 2), targets, reduction="none")
+
 
 class Block(nn.Module):
     """Causal attention, then an MLP, each on the normed stream and added to it."""

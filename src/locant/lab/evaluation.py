@@ -1,7 +1,8 @@
 """What another position encoding does to a trained model: its loss by length and position, and what it recalls.
 
 The same weights read the same text with each encoding; nothing is trained. Every length reads the same tokens, in
-windows side by side. Work and memory are bounded by the number of windows, and what is finished is not done again.
+windows side by side. Work is bounded by the number of windows, and what is finished is not done again. Logits are held
+for some hundred tokens at a time, so memory grows with the length as the layers' own does, whatever the vocabulary.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from locant.checkpoints.swap import swap
 from locant.errors import InputError
 from locant.lab.language_model import (
     AsDecoder,
-    at_once,
     fingerprint,
     load_model,
     require_positions,
@@ -175,7 +175,7 @@ def _measured(
 ) -> dict[str, Any]:  # fmt: skip
     began, losses = time.perf_counter(), {}
     for length in settings.lengths:
-        losses[length] = evaluate(AsDecoder(model), corpus.ids[:tokens], length, batch_tokens=at_once(model))
+        losses[length] = evaluate(AsDecoder(model), corpus.ids[:tokens], length)
         step()
     return {
         "encoding": way,

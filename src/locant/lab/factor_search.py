@@ -22,7 +22,7 @@ from locant.checkpoints.extension import Extension, LongFactors
 from locant.checkpoints.swap import swap
 from locant.errors import InputError
 from locant.files import json_text, write_whole
-from locant.lab.language_model import AsDecoder, at_once, fingerprint, load_model, require_rows
+from locant.lab.language_model import AsDecoder, fingerprint, load_model, require_rows
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.training import evaluate
 from locant.positions.base import PositionEncoding
@@ -113,7 +113,7 @@ class _Losses:
         if factors not in self.known:
             with swap(self.model, layers=self._layers(factors)):
                 length = self.extension.to
-                loss = evaluate(AsDecoder(self.model), self.ids, length, batch_tokens=at_once(self.model)).mean
+                loss = evaluate(AsDecoder(self.model), self.ids, length).mean
             self.known[factors] = loss if math.isfinite(loss) else None
             self.found["measured"].append({"factors": [*factors], "loss": self.known[factors]})
             write_whole(self.record, json_text(self.found))

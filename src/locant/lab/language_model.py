@@ -7,13 +7,15 @@ that are not those of the configuration, weights that the model class has no pla
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from locant.checkpoints.checkpoint_folder import headers_of
 from locant.checkpoints.config_source import CONFIG, read_json
@@ -22,14 +24,17 @@ from locant.checkpoints.swap.embedding_point import own_tables
 from locant.errors import InputError
 
 __all__ = [
-    "AsDecoder", "at_once", "fingerprint", "load_config", "load_model", "one_line", "quiet", "require_positions",
-    "require_rows", "stated_length", "trained_length",
+    "AsDecoder", "Head", "at_once", "fingerprint", "load_config", "load_model", "one_line", "quiet",
+    "require_positions", "require_rows", "stated_length", "trained_length",
 ]  # fmt: skip
 
 ADAPTER = "adapter_config.json"
 SWAPPED = "locant"
 LOGITS = 2**27
-"""Of one batch, unless a single window has more: they are what memory goes to."""
+"""Of one batch that is trained on, unless a single window has more: they are what memory goes to."""
+
+HELD = 2**25
+"""Logits that are held at once where nothing is trained."""
 
 
 def load_config(folder: str | Path) -> Any:
@@ -143,7 +148,7 @@ def require_positions(model: Any, longest: int) -> None:
 
 
 def at_once(model: Any) -> int:
-    """Tokens that are read at once."""
+    """Tokens that are trained on at once."""
     return LOGITS // model.config.get_text_config().vocab_size
 
 
@@ -156,3 +161,50 @@ class AsDecoder(nn.Module):
 
     def forward(self, ids: Tensor, positions: object) -> Float[Tensor, "batch seq vocab"]:
         return self.model(ids.long(), use_cache=False).logits.float()
+
+    def losses(
+        self, ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch seq"], positions: object
+    ) -> Float[Tensor, "batch seq"]:
+        """Nats for each target, as those of `Decoder`; logits are held for some of the tokens at a time."""
+        head = Head(self.model)
+        hidden = head.hidden(ids.long())
+        size = max(1, HELD // self.model.config.get_text_config().vocab_size)
+        found = [
+            F.cross_entropy(head.logits(some[None]).transpose(1, 2), aims[None], reduction="none")[0]
+            for some, aims in zip(hidden.flatten(0, 1).split(size), targets.flatten().split(size), strict=True)
+        ]
+        return torch.cat(found).view(targets.shape)
+
+
+class Head:
+    """What a causal language model does behind its layers, for some of the tokens.
+
+    A hook before the output embeddings chooses the hidden states that they get; whatever the model does to logits, such
+    as a scale or a soft cap, it does to these. Logits of a long window would be most of the memory of a small model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def hidden(self, ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_model"]:
+        kept: list[Tensor] = []
+
+        def keep(hidden: Tensor) -> Tensor:
+            kept.append(hidden)
+            return hidden[:, -1:]
+
+        self._logits(ids, keep)
+        return kept[0]
+
+    def logits(self, hidden: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq vocab"]:
+        """The layers are given one token for this."""
+        return self._logits(torch.zeros(1, 1, dtype=torch.long, device=hidden.device), lambda _: hidden)
+
+    def of_last(self, ids: Int[Tensor, "batch seq"], count: int) -> Float[Tensor, "batch count vocab"]:
+        """The logits of the last tokens of each row."""
+        return self._logits(ids, lambda hidden: hidden[:, -count:])
+
+    def _logits(self, ids: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        hook = self.model.get_output_embeddings().register_forward_pre_hook(lambda module, args: change(args[0]))
+        with hook:
+            return self.model(ids, use_cache=False).logits.float()

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from locant.lab.language_model import Head
 from locant.text.tokenizer import Tokenizer
 
 __all__ = ["DEPTHS", "TASKS", "recalled"]
@@ -78,14 +79,13 @@ def recalled(
     model: Any, tokenizer: Tokenizer, hide: Hide, lengths: Sequence[int], count: int, step: Callable[[], None]
 ) -> list[dict[str, Any]]:
     """How many of `count` numbers are recalled at each depth of each length."""
-    found: list[dict[str, Any]] = []
+    head, found = Head(model), list[dict[str, Any]]()
     for length in lengths if count else ():
         for depth in DEPTHS:
             rows = [hide(tokenizer, length, depth, seed) for seed in range(count)]
             fit = [row for row in rows if row is not None]
             right = sum(
-                torch.equal(model(ids[None, :-1], use_cache=False).logits[0, -answer:].argmax(-1), ids[-answer:])
-                for ids, answer in fit
+                torch.equal(head.of_last(ids[None, :-1], answer)[0].argmax(-1), ids[-answer:]) for ids, answer in fit
             )
             found += [{"length": length, "depth": depth, "recalled": right, "asked": len(fit)}]
             step()

@@ -32,7 +32,7 @@ WARMUP_SHARE = 0.1
 FINAL_SHARE = 0.1
 CLIP_NORM = 1.0
 WEIGHT_DECAY = 0.1
-EVAL_TOKENS = 8_192  # tokens per batch: bounds the memory of logits and scores
+EVAL_TOKENS = 8_192  # in windows side by side; a longer one is read alone
 CALIBRATION_STEPS = 4
 
 OnStep = Callable[[int, float], None]
@@ -135,19 +135,20 @@ class Losses(NamedTuple):
 
 
 @torch.no_grad()
-def evaluate(
-    model: nn.Module, ids: Int[np.ndarray, " tokens"], length: int, *, batch_tokens: int = EVAL_TOKENS
-) -> Losses:
-    """The losses of `ids` in windows of `length` tokens; each target counts once."""
+def evaluate(model: Any, ids: Int[np.ndarray, " tokens"], length: int) -> Losses:
+    """The losses of `ids` in windows of `length` tokens; each target counts once.
+
+    Args:
+        model: a module with `losses`, as `Decoder` has it.
+    """
     model.eval()
     windows = Windows(ids, length)
     total, count = torch.zeros(2, length, dtype=torch.float64)
     by_window: list[float] = []
-    batch_size = max(1, batch_tokens // length)
+    batch_size = max(1, EVAL_TOKENS // length)
     for first in range(0, len(windows), batch_size):
         batch = windows.__getitems__(list(range(first, min(first + batch_size, len(windows)))))
-        logits = model(batch["ids"], batch["positions"])
-        loss = F.cross_entropy(logits.transpose(1, 2), batch["targets"], reduction="none").double()
+        loss = model.losses(**batch).double()
         real = batch["targets"] >= 0
         total += loss.sum(0)
         count += real.sum(0)

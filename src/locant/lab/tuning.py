@@ -371,7 +371,7 @@ class _Run:
         return loss
 
     def _measured(self) -> Losses:
-        found = evaluate(AsDecoder(self.model), self.held_out, self.length, batch_tokens=at_once(self.model))
+        found = evaluate(AsDecoder(self.model), self.held_out, self.length)
         self.model.train()
         self._finite(found.mean)
         return found
