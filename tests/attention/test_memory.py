@@ -144,5 +144,47 @@ def test_sinks_and_soft_caps_hold_a_tile_of_a_bias_that_has_no_table(
     assert seen.peak < MATRIX
 
 
+LONG, LONG_HEADS, WIDE = 8_192, 8, 64
+FORWARD: dict[str, tuple[Callable[[], PositionEncoding | None], Positions, dict[str, Any]]] = {
+    "sinks": (lambda: None, Positions.arange(LONG), {"sinks": torch.zeros(LONG_HEADS)}),
+    "t5, four documents, a soft cap": (
+        lambda: T5Bias(LONG_HEADS), Positions.packed([LONG // 4] * 4), {"softcap": 30.0}
+    ),
+    "fire, padding, sinks": (
+        lambda: Fire(LONG_HEADS),
+        Positions.from_mask(torch.arange(LONG)[None] >= 10),
+        {"sinks": torch.zeros(LONG_HEADS)},
+    ),
+    "kerple, two documents, log-sum-exp": (
+        lambda: Kerple(LONG_HEADS), Positions.packed([LONG // 2] * 2), {"return_lse": True}
+    ),
+    "fire, documents of 300, a soft cap": (
+        lambda: Fire(LONG_HEADS), Positions.packed([*[300] * 27, 92]), {"softcap": 30.0}
+    ),
+    "alibi, documents of 60, sinks": (
+        lambda: ALiBi(LONG_HEADS), Positions.packed([*[60] * 136, 32]), {"sinks": torch.zeros(LONG_HEADS)}
+    ),
+}  # fmt: skip
+
+
+def held_forward(encoding: PositionEncoding | None, positions: Positions, **options: Any) -> int:
+    qkv = torch.randn(3, 1, LONG_HEADS, LONG, WIDE)
+    with torch.no_grad():
+        return allocations_of(lambda: attend(*qkv, encoding=encoding, positions=positions, **options)).peak
+
+
+@pytest.fixture(scope="module")
+def plain_causal() -> int:
+    return held_forward(None, Positions.arange(LONG))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not takes_pieces(torch.float32, 33), reason="native kernels are not used")
+@pytest.mark.parametrize("case", FORWARD)
+def test_forward_it_takes_1_3_times_what_plain_causal_attention_takes(case: str, plain_causal: int) -> None:
+    encoding, positions, options = FORWARD[case]
+    assert held_forward(encoding(), positions, **options) <= 1.3 * plain_causal
+
+
 def test_auto_takes_it_where_a_matrix_would_be_large() -> None:
     assert training_step(T5Bias(HEADS), Positions.arange(LENGTH), "auto").largest <= MATRIX / 8

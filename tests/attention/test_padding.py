@@ -214,8 +214,9 @@ def handed_over(
         return inputs.q
 
     monkeypatch.setattr(ATTEND, "sdpa_attention", listening)
-    x, where = torch.randn(2, 1, keys, 4), Positions.from_mask(torch.ones(2, keys)).document
-    places = Positions.of(torch.arange(keys).expand(2, -1), where)
+    x, document = torch.randn(2, 1, keys, 4), torch.zeros(2, keys, dtype=torch.int64)
+    document[0, 0] = -1
+    places = Positions.of(torch.arange(keys).expand(2, -1), document)
     q, k = x[:, :, :queries], way(x)
     attend(q, k, x, positions=places.slice(0, queries), k_positions=places, backend="sdpa")
     return [ours is theirs for ours, theirs in zip(got[0], (q, k, x), strict=True)]
@@ -268,8 +269,10 @@ def test_and_with_a_gradient_nan_changes_nothing(backend: str) -> None:
 # ---------------------------------------------------------------------- what it costs, and who else looks
 
 
-@pytest.mark.parametrize("where", [Positions.arange(9), Positions.from_mask(torch.ones(2, 9))], ids=["plain", "mask"])
-def test_where_there_can_be_no_padding_nothing_is_copied(where: Positions) -> None:
+@pytest.mark.parametrize(
+    "where", [Positions.arange(9), Positions.from_mask(torch.ones(2, 9)), Positions.packed([4, 5])]
+)
+def test_where_there_is_no_padding_nothing_is_copied(where: Positions) -> None:
     x = torch.randn(2, 1, 9, 4)
     assert zero_padding(where, x)[0] is x
 

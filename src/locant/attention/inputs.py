@@ -4,9 +4,9 @@ What `attend` accepts is checked here before anything is computed: errors of tor
 
 Values at padding may be anything, NaN in uninitialised memory included: a weight of 0 hides a finite number, but
 neither NaN nor infinity, forward or in gradients. So backends get `without_padding`: queries, keys and values
-are zeros at padding, which therefore gets a gradient of exactly zero. That costs a copy of each, and only where there
-are documents or padding. Values are not read to find out: compiled code could not, and copies with other strides
-have other last bits.
+are zeros at padding, which therefore gets a gradient of exactly zero. That costs a copy of each, where there is padding
+or, on a device and in compiled code, may be. Their values are not read to find out: compiled code could not, and copies
+with other strides have other last bits.
 
 Decoding is the exception: a copy of the keys of a cache would cost ten times what the attention of one query does. So
 where there are 16 keys or more to a query, and nothing is differentiated, keys and values are taken as they are.
@@ -30,7 +30,7 @@ from locant.errors import RangeError, ShapeError
 from locant.kernels.transforms import hides_gradient, is_differentiated
 from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import PADDING
-from locant.tensors import require_arithmetic, require_tensor
+from locant.tensors import bounds, require_arithmetic, require_tensor
 
 __all__ = [
     "Attended", "AttentionInputs", "dropout_of", "factor_of", "require_encoding", "require_tensors", "sinks_of",
@@ -149,9 +149,10 @@ def zero_padding(
     >>> zero_padding(where, torch.full((1, 1, 3, 1), torch.nan))[0].flatten()
     tensor([0., nan, nan])
     """
-    if positions.document_or_none is None:
+    document = positions.document_or_none
+    if document is None or bounds(document)[0] not in (None, PADDING):
         return tensors
-    padding = (positions.document_or_none == PADDING)[:, None, :, None]
+    padding = (document == PADDING)[:, None, :, None]
     return tuple(_filled(x, padding) for x in tensors)
 
 

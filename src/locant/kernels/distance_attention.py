@@ -58,6 +58,7 @@ def distance_attention(
     scale: float,
     softcap: float | None = None,
     pieces: Pieces | None = None,
+    onto: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Float[Tensor, "batch heads query value_dim"], Float[Tensor, "batch heads query"]]:
     """``softmax(q k^T scale + bias) v`` with the bias ``table[:, i - j + keys - 1]`` for query i and key j.
 
@@ -71,6 +72,8 @@ def distance_attention(
         softcap: scaled scores become ``softcap * tanh(scores / softcap)`` before the bias is added.
         pieces: where the bias is a function of straight pieces of ``table[0, i - j + keys - 1] / reach[i]``; allowed
             entries of the table then rise, and `locant.kernels.distance_pieces.takes_pieces`.
+        onto: zeros and minus infinity of the shapes of the result, which it is written to; for use where nothing else
+            is wanted (`locant.kernels.transforms.wants_result_alone`).
 
     Derivatives by ``backward`` alone, and of the first order.
 
@@ -85,9 +88,16 @@ def distance_attention(
     width = max(q.shape[-1], v.shape[-1])  # torch's kernel takes one for both; zeros change no score
     q, k, v_wide = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
     plain = wants_result_alone() and all(type(x) is Tensor for x in given)
-    attend = _computed if plain else _attend  # an operator of ours takes microseconds to be found
-    y, lse = attend(q, k, v_wide, table, first, last, scale, softcap, *(pieces or ()))
-    return (y if v.shape[-1] == width else y[..., : v.shape[-1]]), lse  # views only where needed: FSDP mistrusts them
+    given = (q, k, v_wide, table, first, last, scale, softcap, *(pieces or (None,) * 4))
+    if plain:  # an operator of ours takes microseconds to be found
+        y, lse = _computed(*given, onto=onto if v.shape[-1] == width else None)
+    else:
+        y, lse = _attend(*given)
+    y = y if v.shape[-1] == width else y[..., : v.shape[-1]]  # views only where needed: FSDP mistrusts them
+    for place, x in zip(onto or (), (y, lse), strict=False):
+        if x is not place:
+            place.copy_(x)
+    return y, lse
 
 
 def _tiles(queries: int, keys: int, first: int, last: int, size: int) -> Iterator[Tile]:
@@ -118,9 +128,9 @@ def _rows_together(x: Tensor) -> Tensor:
 def _computed(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor, first: int, last: int, scale: float, softcap: float | None,
     reach: Tensor | None = None, kinks: Tensor | None = None, slopes: Tensor | None = None,
-    offsets: Tensor | None = None,
+    offsets: Tensor | None = None, onto: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The output, and the logarithm of every query's sum of exponentials."""
+    """The output, and the logarithm of every query's sum of exponentials; in `onto`, unless one query is all."""
     if takes(q, v) and reach is None:
         return decode(q, k, v, table, first, last, scale, softcap)
     bias, by_hand = bias_of(table, (reach, kinks, slopes, offsets), first, last), softcap is not None
@@ -128,8 +138,10 @@ def _computed(
         only = Tile(slice(0, 1), slice(0, k.shape[2]), 0)
         return decode(q, k, v, bias.of(only, slice(0, q.shape[1]))[0, :, 0].flip(1), first, last, scale, softcap)
     q, k, v = (_rows_together(x) for x in (q, k, v))
-    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    sums = table.new_full(q.shape[:3], float("-inf"))  # and so they stay for queries without a key
+    if onto is None:
+        out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+        onto = out, table.new_full(q.shape[:3], float("-inf"))  # and so they stay for queries without a key
+    out, sums = onto
     group, span = q.shape[1] // k.shape[1], (q.shape[2], k.shape[2], first, last)
     for tile in _tiles(*span, _size(bias, *span, by_hand)):
         for heads, shared in bias.heads_together(tile, q.shape[1], group):

@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,7 +32,7 @@ from locant.attention.inputs import Attended, AttentionInputs
 from locant.attention.mask import Segment, distance_bounds
 from locant.kernels.distance_attention import distance_attention
 from locant.kernels.distance_pieces import Pieces
-from locant.kernels.transforms import is_mapping
+from locant.kernels.transforms import is_mapping, wants_result_alone
 from locant.positions.base import bias_dtype, has_bias
 from locant.positions.distance_bias import DistanceBias, follows_distance
 from locant.positions.encodings.fire import Fire, has_pieces
@@ -132,34 +132,46 @@ def _by_documents(inputs: AttentionInputs, rows: list[list[Segment]]) -> Attende
     if reaches is not None and len(rows) < len(index) and not bool((index == index[:1]).all()):
         rows = rows * len(index)  # of the same lengths, but their documents begin elsewhere
 
-    def row(number: int, q: Tensor, k: Tensor, v: Tensor) -> Attended:
-        here = None if pieces is None or reaches is None else pieces._replace(reach=reaches[number])
-        return _row(inputs, q, k, v, table, here, rows[number])
+    whole = _nothing(inputs.q, inputs.v, table, inputs.q.shape[2]) if wants_result_alone() else None
 
+    def row(number: int, q: Tensor, k: Tensor, v: Tensor, *onto: Tensor) -> Attended:
+        here = None if pieces is None or reaches is None else pieces._replace(reach=reaches[number])
+        return _row(inputs, q, k, v, table, here, rows[number], onto)
+
+    given = (inputs.q, inputs.k, inputs.v, *(whole or ()))
     if len(rows) == 1:
-        return row(0, inputs.q, inputs.k, inputs.v)
-    by_row = zip(inputs.q.split(1), inputs.k.split(1), inputs.v.split(1), strict=True)
-    return _joined([row(number, *each) for number, each in enumerate(by_row)], 0)
+        return row(0, *given)
+    parts = [row(number, *each) for number, each in enumerate(zip(*(x.split(1) for x in given), strict=True))]
+    return _joined(parts, 0) if whole is None else Attended(*whole)
 
 
 def _row(
-    inputs: AttentionInputs, q: Tensor, k: Tensor, v: Tensor, table: Tensor, pieces: Pieces | None, row: list[Segment]
-) -> Attended:
-    """`table` has an entry for each distance within the longest document, `pieces` a reach for each query."""
+    inputs: AttentionInputs, q: Tensor, k: Tensor, v: Tensor, table: Tensor, pieces: Pieces | None, row: list[Segment],
+    onto: tuple[Tensor, ...],
+) -> Attended:  # fmt: skip
+    """`table` has an entry for each distance within the longest document, `pieces` a reach for each query.
+
+    Documents are written to `onto`, output and log-sum-exp of no query yet, if given, and joined otherwise.
+    """
     middle, parts, lengths = table.shape[1] // 2, list[Attended](), [part.length for part in row]
     split = (_Split.apply(x, lengths) for x in (q, k, v))
     reaches = (None,) * len(row) if pieces is None else pieces.reach.split(lengths)
-    for (length, is_document), q_part, k_part, v_part, reach in zip(row, *split, reaches, strict=True):
+    places = (None,) * len(row) if not onto else zip(*(x.split(lengths, dim=2) for x in onto), strict=True)
+    for (length, is_document), q_part, k_part, v_part, reach, place in zip(row, *split, reaches, places, strict=True):
         if is_document:
             entries = table[:, middle - length + 1 : middle + length]
             first, last = distance_bounds(0, length, length, inputs.mask.causal, inputs.mask.window)
             numbers = (first, last, inputs.scale, inputs.softcap)
             here = None if pieces is None or reach is None else pieces._replace(reach=reach)
-            parts.append(Attended(*distance_attention(q_part, k_part, v_part, entries, *numbers, here)))
-        else:
-            nothing = table.new_full((*q.shape[:2], length), float("-inf"))
-            parts.append(Attended(q.new_zeros(*q.shape[:2], length, v.shape[-1]), nothing))
-    return _joined(parts, 2)
+            parts.append(Attended(*distance_attention(q_part, k_part, v_part, entries, *numbers, here, place)))
+        elif place is None:
+            parts.append(Attended(*_nothing(q, v, table, length)))
+    return Attended(*onto) if onto else _joined(parts, 2)
+
+
+def _nothing(q: Tensor, v: Tensor, table: Tensor, queries: int) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of so many queries that attend to nothing."""
+    return q.new_zeros(*q.shape[:2], queries, v.shape[-1]), table.new_full((*q.shape[:2], queries), float("-inf"))
 
 
 def _joined(parts: Sequence[Attended], dim: int) -> Attended:
@@ -193,18 +205,32 @@ class _Split(torch.autograd.Function):
 
 
 def _by_tiles(inputs: AttentionInputs) -> Attended:
-    parts: list[Attended] = []
-    dtype, inputs = inputs.q.dtype, _as_wide_as_tiles(inputs)
+    dtype, queries, inputs = inputs.q.dtype, inputs.q.shape[2], _as_wide_as_tiles(inputs)
     rows = _rows(inputs)
-    again = inputs.needs_gradient and not is_mapping()  # vmap's samples are taken apart before the backward pass comes
-    for start in range(0, inputs.q.shape[2], rows):
-        tile = inputs.tile(start, start + rows)
-        if again:
-            parts.append(checkpoint(_one_tile, tile, use_reentrant=False, preserve_rng_state=tile.dropout_p > 0))
-        else:
-            parts.append(_one_tile(tile))
+    tiles = (inputs.tile(start, start + rows) for start in range(0, queries, rows))
+    if wants_result_alone():
+        return _written((_one_tile(tile) for tile in tiles), queries, dtype)
+    if inputs.needs_gradient and not is_mapping():  # vmap's samples are taken apart before the backward pass comes
+        parts = [
+            checkpoint(_one_tile, tile, use_reentrant=False, preserve_rng_state=tile.dropout_p > 0) for tile in tiles
+        ]
+    else:
+        parts = [_one_tile(tile) for tile in tiles]
     y, lse, _ = _joined(parts, 2)
     return Attended(y.to(dtype), lse)
+
+
+def _written(parts: Iterator[Attended], queries: int, dtype: torch.dtype) -> Attended:
+    """Outputs and log-sum-exps of some queries after the other, each written to its place before the next is made."""
+    whole, start = list[Tensor](), 0
+    for part in parts:
+        stop, found = start + part.y.shape[2], [x for x in (part.y, part.lse) if x is not None]
+        if not whole:
+            whole = [x.new_empty(*x.shape[:2], queries, *x.shape[3:]) for x in (part.y.to(dtype), *found[1:])]
+        for place, x in zip(whole, found, strict=True):
+            place[:, :, start:stop] = x
+        start = stop
+    return Attended(*whole)
 
 
 def _as_wide_as_tiles(inputs: AttentionInputs) -> AttentionInputs:
