@@ -2,8 +2,9 @@
 
 A ratio of 1.18 to the copy is 85 % of its bandwidth, one of 1.25 is 80 %. Every contender gets the memory that a
 projection leaves behind (``batch seq heads head_dim``, seen as ``batch heads seq head_dim``), and its cosines ready
-made, except locant, which makes its angles in the kernel. A memory fill of 1 GiB before every run empties the L2 cache
-and gives Python the time to queue the run, so that events measure the device and not the launch.
+made, except locant, which makes its angles in the kernel, and TransformerEngine, which is given angles. A memory fill
+of 1 GiB before every run empties the L2 cache and gives Python the time to queue the run, so that events measure the
+device and not the launch.
 
 Contenders that are not installed are left out, and said so. flash-attention's kernel is one file that needs nothing but
 Triton: ``LOCANT_FLASH_ROTARY=/path/to/flash_attn/ops/triton/rotary.py`` is enough where the package is not built.
@@ -153,6 +154,9 @@ def contenders(shape: Shape, device: str) -> dict[str, Turn]:
         "locant, float32 angles": lambda q, k: usual.rotate(q, k, where),
         "usual code, eager": _usual(cos, sin),
         "usual code, torch.compile": torch.compile(_usual(cos, sin), dynamic=False, fullgraph=True),
+        "TransformerEngine's formula, torch.compile": torch.compile(
+            _transformer_engine(cos, sin), dynamic=False, fullgraph=True
+        ),
         **_flash_attention(cos, sin, device),
         **_liger(cos, sin, device),
     }
@@ -165,6 +169,17 @@ def _usual(cos: Tensor, sin: Tensor) -> Turn:
     def one(x: Tensor) -> Tensor:
         a, b = x.chunk(2, dim=-1)
         return x * cos + torch.cat([-b, a], dim=-1) * sin
+
+    return lambda q, k: (one(q), one(k))
+
+
+def _transformer_engine(cos: Tensor, sin: Tensor) -> Turn:
+    """By its documentation: float32 angles are given, from which the kernel makes cosines and sines every time."""
+    angles = torch.cat([torch.atan2(sin, cos)] * 2, dim=-1)[:, None]
+
+    def one(x: Tensor) -> Tensor:
+        a, b = x.float().chunk(2, dim=-1)
+        return (x.float() * angles.cos() + torch.cat([-b, a], dim=-1) * angles.sin()).to(x.dtype)
 
     return lambda q, k: (one(q), one(k))
 

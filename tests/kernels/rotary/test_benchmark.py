@@ -33,12 +33,14 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_every_shape_of_the_gpu_benchmark_is_compiled_both_ways(graphs: list[Any]) -> None:
     for i, shape in enumerate(gpu_rotary.SHAPES):
         small = shape._replace(batch=2 + i, seq=min(shape.seq, 7 + i), heads=4, kv_heads=2)
-        rotation = gpu_rotary.contenders(small, "cpu")["usual code, torch.compile"]
+        contenders = gpu_rotary.contenders(small, "cpu")
         q, k = (small.tokens(heads, torch.bfloat16, "cpu") for heads in (4, 2))
-        for leaf in (False, True):
-            before = len(graphs)
-            rotation(q.clone().requires_grad_(leaf), k.clone().requires_grad_(leaf))
-            assert len(graphs) == before + 1, f"{shape.name}: it is the usual code that is timed"
+        for name in ("usual code, torch.compile", "TransformerEngine's formula, torch.compile"):
+            for leaf in (False, True):
+                before = len(graphs)
+                contenders[name](q.clone().requires_grad_(leaf), k.clone().requires_grad_(leaf))
+                assert len(graphs) == before + 1, f"{shape.name}: {name} is timed without a compiler"
+            gpu_rotary._require_right(name, contenders[name], q, k, small)
 
 
 @compiles
