@@ -33,11 +33,18 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
 
+def seed_torch(seed: int) -> None:
+    """As `torch.manual_seed`, which first formats a stack for each kind of device that is not there: a millisecond."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
+
+
 class TorchRandom:
     """Lets hypothesis seed torch before every example, so that a failing example fails again when it is replayed."""
 
     def seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
+        seed_torch(seed)
 
     def getstate(self) -> torch.Tensor:
         return torch.get_rng_state()
@@ -116,11 +123,11 @@ def _is_unchecked(item: pytest.Item) -> bool:
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    torch.manual_seed(0)
+    seed_torch(0)
 
 
-@pytest.fixture(autouse=True)
-def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _no_network() -> Iterator[None]:
     """Only this machine may be spoken to (process groups do). Not an OSError: code that falls back would hide it."""
     here = {None, "", "localhost", "127.0.0.1", "::1", socket.gethostname()}
     connect, look_up = socket.socket.connect, socket.getaddrinfo
@@ -135,8 +142,10 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
             pytest.fail(f"a test reached for the network: {host}")
         return look_up(host, *args, **options)
 
-    monkeypatch.setattr(socket.socket, "connect", connect_here)
-    monkeypatch.setattr(socket, "getaddrinfo", look_up_here)
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(socket.socket, "connect", connect_here)
+        patches.setattr(socket, "getaddrinfo", look_up_here)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +15,9 @@ import torch
 
 from locant import InputError, LocantError, RangeError
 from locant.lab import Decoder, Settings, compare, comparison
+from locant.lab.comparison import Progress
 from locant.lab.contestants import Contestant
+from locant.lab.results import Results
 from locant.lab.training import Losses, evaluate, shape, split_off
 from locant.scaling import NTK, Linear, Llama3, YaRN
 from tests.refusal import refuses
@@ -67,6 +73,52 @@ def test_an_encoding_has_the_same_numbers_whichever_others_are_compared():
     beside = run(encodings=("learned", "alibi"), seeds=(0, 1)).records[-1]
     assert beside.encoding == "alibi"
     assert alone.loss_by_length == beside.loss_by_length
+
+
+@contextmanager
+def threads_of_torch(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+        assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_models_that_train_at_once_have_the_numbers_of_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, fit, another = small(encodings=("learned", "fire"), seeds=(0, 1)), comparison.fit, threading.Barrier(2)
+    with threads_of_torch(1):
+        alone = compare(ids(), VOCAB, settings).records
+
+    def meet(*args: Any, **options: Any) -> float:
+        another.wait(timeout=120)
+        return fit(*args, **options)
+
+    monkeypatch.setattr(comparison, "fit", meet)
+    with threads_of_torch(2):
+        together = compare(ids(), VOCAB, settings).records
+    for one, other in zip(alone, together, strict=True):
+        assert (one.encoding, one.seed, one.loss_by_position) == (other.encoding, other.seed, other.loss_by_position)
+
+
+def test_an_interrupt_ends_every_training() -> None:
+    done, going, interrupted = list[int](), threading.enumerate(), threading.Event()
+
+    def wait(progress: Progress) -> None:
+        done.append(progress.done)
+        if progress.encoding == "alibi":
+            interrupted.wait(timeout=120)
+
+    def interrupt(results: Results) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    settings = small(encodings=("nope", "alibi", "rotary"), seeds=(0,), num_steps=200)
+    with threads_of_torch(1), pytest.raises(KeyboardInterrupt):
+        compare(ids(), VOCAB, settings, on_progress=wait, on_record=interrupt)
+    assert 200 <= len(done) < 600
+    assert set(threading.enumerate()) <= {*going}
 
 
 def test_comparing_leaves_the_random_state_alone():

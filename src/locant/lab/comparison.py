@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,6 +57,9 @@ def compare(
 ) -> Results:
     """Train every encoding with every seed on the first nine tenths of `ids`; measure on the last tenth.
 
+    As many models train at once as torch has threads, each in one: operations of small models gain little by more, and
+    the numbers are the same however many there are.
+
     All trainings of a seed see the same windows in the same order, and start from the same weights but for those of
     the encoding. Learned positions get a table for the longest length, whose rows past the training length stay
     untrained. An encoding that takes part with several scalings is trained once: see `Contestant`.
@@ -62,8 +67,8 @@ def compare(
     Args:
         ids: the text, as token ids.
         vocab_size: of its tokenizer.
-        on_progress: called after every step.
-        on_record: called with all results so far after every measured model.
+        on_progress: called after every step, in the thread of the training, one call at a time.
+        on_record: called with all results so far after every measured model, in the thread of the caller.
 
     Raises:
         InputError: a text too short to hold out a window of the longest length.
@@ -73,38 +78,62 @@ def compare(
     >>> [(record.encoding, len(record.loss_by_window[64])) for record in results.records]
     [('rotary', 2), ('rotary+ntk', 2)]
     """
-    settings = Settings() if settings is None else settings
-    training, held_out = split_off(ids, settings.lengths[-1])
-    settings = dataclasses.replace(settings, num_steps=num_steps(training, vocab_size, settings))
-    contestants = [Contestant.of(name) for name in settings.encodings]
+    chosen = Settings() if settings is None else settings
+    training, held_out = split_off(ids, chosen.lengths[-1])
+    contestants = [Contestant.of(name) for name in chosen.encodings]
     with torch.random.fork_rng(devices=()):  # what cannot be built is refused before the first is trained
         for contestant in contestants:
-            contestant.build(shape(settings))
-    steps, done = settings.steps_for(len(training)), 0
-    total = steps * len(settings.seeds) * len({contestant.encoding for contestant in contestants})
+            contestant.build(shape(chosen))
+    encodings = list(dict.fromkeys(contestant.encoding for contestant in contestants))
+    one_at_a_time, interrupted, done = threading.Lock(), threading.Event(), 0
 
-    def trained(encoding: str, seed: int) -> Trained:
+    def measured(encoding: str, seed: int) -> dict[Contestant, Record]:
         def report(step: int, loss: float) -> None:
             nonlocal done
-            done += 1
-            if on_progress is not None:
-                on_progress(Progress(encoding=encoding, seed=seed, loss=loss, done=done, total=total))
+            if interrupted.is_set():
+                raise CancelledError
+            with one_at_a_time:
+                done += 1
+                if on_progress is not None:
+                    on_progress(Progress(encoding=encoding, seed=seed, loss=loss, done=done, total=total))
 
         began = time.perf_counter()
-        model = build(Contestant(encoding), seed, vocab_size, settings)
-        loss = fit(model, training, settings, seed=seed, on_step=report)
-        return Trained(model, loss, time.perf_counter() - began)
+        model = build(Contestant(encoding), seed, vocab_size, chosen)
+        loss = fit(model, training, chosen, seed=seed, on_step=report)
+        trained = Trained(model, loss, time.perf_counter() - began)
+        return {
+            contestant: _measured(trained, contestant, seed, held_out, chosen)
+            for contestant in contestants if contestant.encoding == encoding
+        }  # fmt: skip
 
     text = {"tokens": len(ids), "train_tokens": len(training), "held_out_tokens": len(held_out)}
-    results = Results(settings=settings, text=text)
-    for seed in settings.seeds:
-        trained_once = functools.cache(functools.partial(trained, seed=seed))
-        for contestant in contestants:
-            record = _measured(trained_once(contestant.encoding), contestant, seed, held_out, settings)
-            results = dataclasses.replace(results, records=(*results.records, record))
-            if on_record is not None:
-                on_record(results)
+    with _one_thread_each(len(encodings) * len(chosen.seeds)) as at_once, ThreadPoolExecutor(at_once) as pool:
+        chosen = dataclasses.replace(chosen, num_steps=num_steps(training, vocab_size, chosen, at_once))
+        total = chosen.steps_for(len(training)) * len(chosen.seeds) * len(encodings)
+        results = Results(settings=chosen, text=text)
+        try:
+            models = {(seed, each): pool.submit(measured, each, seed) for seed in chosen.seeds for each in encodings}
+            for seed in chosen.seeds:
+                for contestant in contestants:
+                    record = models[seed, contestant.encoding].result()[contestant]
+                    results = dataclasses.replace(results, records=(*results.records, record))
+                    if on_record is not None:
+                        on_record(results)
+        finally:
+            interrupted.set()
+            pool.shutdown(cancel_futures=True)
     return results
+
+
+@contextmanager
+def _one_thread_each(trainings: int) -> Generator[int]:
+    """How many of these trainings go on at once."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield min(threads, trainings)
+    finally:
+        torch.set_num_threads(threads)
 
 
 class Watcher:

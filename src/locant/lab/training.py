@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
+import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +37,7 @@ CLIP_NORM = 1.0
 WEIGHT_DECAY = 0.1
 EVAL_TOKENS = 8_192  # in windows side by side; a longer one is read alone
 CALIBRATION_STEPS = 4
+BUILDING = threading.Lock()  # torch has one generator for all threads
 
 OnStep = Callable[[int, float], None]
 """Called after every step with its number, from 1, and its loss."""
@@ -76,7 +80,7 @@ def train(
 
 def build(contestant: Contestant, seed: int, vocab_size: int, settings: Settings) -> Decoder:
     """An untrained model. The encoding is built last: the weights that all models of a seed share start the same."""
-    with torch.random.fork_rng(devices=[]):
+    with BUILDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Decoder(
             vocab_size, PositionEncoding(),
@@ -156,18 +160,26 @@ def evaluate(model: Any, ids: Int[np.ndarray, " tokens"], length: int) -> Losses
     return Losses(float(total.sum() / count.sum()), (total / count).tolist(), by_window)
 
 
-def num_steps(ids: Int[np.ndarray, " tokens"], vocab_size: int, settings: Settings) -> int:
-    """The training steps of these settings: as given, as fit in the minutes, or by the amount of text."""
+def num_steps(ids: Int[np.ndarray, " tokens"], vocab_size: int, settings: Settings, at_once: int = 1) -> int:
+    """The training steps of these settings: as given, as fit in the minutes, or by the amount of text.
+
+    `at_once` is how many models train at the same time.
+    """
     if settings.minutes is None:
         return settings.steps_for(len(ids))
-    seconds = 0.0
-    for name in dict.fromkeys(Contestant.of(name).encoding for name in settings.encodings):
-        model = build(Contestant(name), settings.seeds[0], vocab_size, settings)
+
+    def seconds_of_a_step(encoding: str) -> float:
+        model = build(Contestant(encoding), settings.seeds[0], vocab_size, settings)
         fit(model, ids, dataclasses.replace(settings, num_steps=2), seed=0)
         began = time.perf_counter()
         fit(model, ids, dataclasses.replace(settings, num_steps=CALIBRATION_STEPS), seed=0)
-        seconds += (time.perf_counter() - began) / CALIBRATION_STEPS
-    return max(1, int(0.85 * settings.minutes * 60 / (seconds * len(settings.seeds))))
+        return (time.perf_counter() - began) / CALIBRATION_STEPS
+
+    encodings = {Contestant.of(name).encoding for name in settings.encodings}
+    with ThreadPoolExecutor(at_once) as pool:
+        seconds = statistics.fmean(pool.map(seconds_of_a_step, encodings))
+    rounds = math.ceil(len(encodings) * len(settings.seeds) / at_once)
+    return max(1, int(0.85 * settings.minutes * 60 / (seconds * rounds)))
 
 
 def optimizer_of(parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
