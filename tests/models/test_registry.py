@@ -136,6 +136,11 @@ def test_an_installed_package_offers_one(monkeypatch: pytest.MonkeyPatch) -> Non
 # ------------------------------------------------------------------ defaults
 
 SIZES = {"hidden_size": 2400, "num_attention_heads": 20}
+SIZES_OF_IMAGES: dict[str, dict[str, Any]] = {
+    **{key: {"num_heads": [3, 6, 12, 24]} for key in ("swin", "donut-swin", "maskformer-swin", "swinv2")},
+    **{key: {**SIZES, "use_relative_position_bias": True} for key in ("beit", "data2vec-vision")},
+    "vitdet": {**SIZES, "use_relative_position_embeddings": True},
+}
 BY_SURVEY = {name for name, row in ARCHITECTURES.items() if row.rotary} - ROTARY_KEYS.keys()
 DEFAULTS = [
     name
@@ -147,9 +152,10 @@ DEFAULTS = [
 
 @pytest.mark.parametrize("model_type", DEFAULTS)
 def test_defaults_are_those_of_the_class_in_transformers(model_type: str) -> None:
-    theirs = AutoConfig.for_model(model_type, **SIZES).get_text_config()
+    given = SIZES_OF_IMAGES.get(model_type, SIZES)
+    theirs = AutoConfig.for_model(model_type, **given).get_text_config()
     sizes = {key: value for key, value in theirs.to_dict().items() if key in KEPT}
-    ours = with_defaults({"model_type": model_type, **SIZES, **sizes})
+    ours = with_defaults({"model_type": model_type, **given, **sizes})
     if model_type == "deberta-v2":  # the class has absolute positions, which are refused
         assert ours["max_position_embeddings"] == theirs.max_position_embeddings
         return

@@ -11,7 +11,7 @@ from locant.errors import InputError, LocantError
 
 __all__ = [
     "HEADS", "LENGTHS", "TRAINED", "WIDTHS", "Config", "agreed", "config_dict", "flag", "integer", "integer_at",
-    "layer_types_in", "missing", "number", "of_single_layers", "required", "value_at", "width_per_head",
+    "layer_types_in", "missing", "number", "of_single_layers", "patches", "required", "value_at", "width_per_head",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -80,6 +80,21 @@ def width_per_head(config: Config) -> int:
     if width % heads:
         raise InputError(f"got hidden_size={width} for {heads} heads, expected a multiple", "the sizes of the model")
     return width // heads
+
+
+def patches(config: Config) -> tuple[int, int]:
+    """How many patches an image has, down and across."""
+    both = (config.get("image_size"), config.get("patch_size"))
+    (height, width), (patch_height, patch_width) = (
+        one if isinstance(one, (list, tuple)) and len(one) == 2 else (one, one) for one in both
+    )
+    sizes = {"image_size": (height, width), "patch_size": (patch_height, patch_width)}
+    for key, (down, across) in sizes.items():
+        if down is None or across is None:
+            raise InputError(f"got {key}={shown(config.get(key))}, expected a size in pixels", f"{key!r}: 224")
+    return integer("image_size", height) // integer("patch_size", patch_height), integer(
+        "image_size", width
+    ) // integer("patch_size", patch_width)
 
 
 def flag(key: str, value: object) -> bool:

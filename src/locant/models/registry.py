@@ -16,6 +16,7 @@ from locant.models import (
     deepseek,
     gemma,
     gpt,
+    image_biases,
     layered,
     like_llama,
     llama,
@@ -31,7 +32,23 @@ from locant.registry import Registry
 
 __all__ = ["ARCHITECTURES", "presets", "read", "read_known", "register_architecture", "with_defaults"]
 
-FAMILIES = (llama, like_llama, layered, qwen, gemma, phi, deepseek, gpt, bert, t5, alibi, audio, vision, multimodal)
+FAMILIES = (
+    llama,
+    like_llama,
+    layered,
+    qwen,
+    gemma,
+    phi,
+    deepseek,
+    gpt,
+    bert,
+    t5,
+    alibi,
+    audio,
+    vision,
+    image_biases,
+    multimodal,
+)
 
 
 def _require_architecture(name: str, architecture: Architecture) -> None:

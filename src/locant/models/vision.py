@@ -10,10 +10,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import Architecture, PairsOf, RotaryKeys
-from locant.models.config_values import HEADS, WIDTHS, Config, integer, number, required
+from locant.models.config_values import HEADS, WIDTHS, Config, number, patches, required
 from locant.positions.base import PositionEncoding
 from locant.positions.pair_table import Pairs
 
@@ -100,7 +99,7 @@ def _over_the_width(config: Config, rope: Config, head_dim: int) -> Pairs:
 def _from_the_centre(config: Config, rope: Config, head_dim: int) -> Pairs:
     """Patches from -1 to 1 over the image: in half patches from its centre, over the number of patches (DINOv3)."""
     base = number("rope_theta", rope.get("rope_theta", config.get("rope_theta", 100.0)), above=0)
-    steps = [2 * math.pi / count for count in _patches(config)]
+    steps = [2 * math.pi / count for count in patches(config)]
     return Pairs(
         dims=Pairs.of(head_dim).dims,
         axes=[axis for axis in (ROW, COLUMN) for _ in range(head_dim // 4)],
@@ -108,23 +107,8 @@ def _from_the_centre(config: Config, rope: Config, head_dim: int) -> Pairs:
     )
 
 
-def _patches(config: Config) -> tuple[int, int]:
-    """How many patches an image has, down and across."""
-    both = (config.get("image_size"), config.get("patch_size"))
-    (height, width), (patch_height, patch_width) = (
-        one if isinstance(one, (list, tuple)) and len(one) == 2 else (one, one) for one in both
-    )
-    sizes = {"image_size": (height, width), "patch_size": (patch_height, patch_width)}
-    for key, (down, across) in sizes.items():
-        if down is None or across is None:
-            raise InputError(f"got {key}={shown(config.get(key))}, expected a size in pixels", f"{key!r}: 224")
-    return integer("image_size", height) // integer("patch_size", patch_height), integer(
-        "image_size", width
-    ) // integer("patch_size", patch_width)
-
-
 def _size_of_image(config: Config, encoding: PositionEncoding) -> str:
-    down, across = _patches(config)
+    down, across = patches(config)
     return (
         f"positions are counted in half patches from the centre, as 2 i + 1 - {down} down and 2 j + 1 - {across} "
         "across; images of another size have another image_size, and frequencies of their own"

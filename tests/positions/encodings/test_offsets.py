@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant import ContinuousGridBias, DecomposedBias, GridBias, Positions, RangeError, ShapeError, attend
+from locant.attention.backends import tiled
 from locant.positions.offset_bias import OffsetBias
+from tests.largest import Largest
 from tests.positions import claims
 from tests.refusal import refuses
 from tests.tolerances import assert_close
@@ -202,6 +204,19 @@ def test_every_backend_computes_attention_with_the_bias_written_out(name: str, a
     slots = torch.meshgrid(*(torch.arange(n) for n in (2, HEADS, positions.seq_len, positions.seq_len)), indexing="ij")
     by_pair = encoding.score_mod(q, k, positions)(torch.zeros_like(scores), *slots)
     assert_close(by_pair, bias)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_no_matrix_is_held(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward of 256 tokens, 64 queries at a time: no tensor larger than a tile of the bias."""
+    encoding, side, heads, rows = ENCODINGS[name]().at(16, 16), 16, HEADS, 64
+    n = side * side
+    monkeypatch.setattr(tiled, "TILE_BYTES", heads * rows * n * 4)
+    q, k, v = (torch.randn(1, heads, n, HEAD_DIM, requires_grad=True) for _ in range(3))
+    with Largest() as largest:
+        options: dict[str, Any] = {"causal": False, "backend": "tiled"}  # as from 2**20 scores on
+        attend(q, k, v, encoding=encoding, positions=Positions.grid(side, side), **options).sum().backward()
+    assert largest.numbers <= heads * rows * n
 
 
 @pytest.mark.slow

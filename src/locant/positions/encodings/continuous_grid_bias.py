@@ -98,7 +98,9 @@ class ContinuousGridBias(HeadTable):
         return self.largest * torch.sigmoid(self.weight.to(dtype) @ hidden.T)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, hidden={self.hidden_width}, largest={self.largest:g}"
+        height, width = self.learned
+        elsewhere = "" if (self.height, self.width) == self.learned else f", learned on {height} x {width}"
+        return f"{super().extra_repr()}, hidden={self.hidden_width}, largest={self.largest:g}{elsewhere}"
 
 
 def _logarithmic(share: Float[Tensor, " offsets"]) -> Float[Tensor, " offsets"]:
