@@ -22,6 +22,7 @@ from .models.probe.probe import probe
 from .positions import (
     ALiBi,
     ContinuousGridBias,
+    Convolutional,
     Cope,
     Deberta,
     DecomposedBias,
@@ -54,6 +55,7 @@ from .text.prepare import prepare
 __all__ = [
     "ALiBi",
     "ContinuousGridBias",
+    "Convolutional",
     "Cope",
     "Deberta",
     "DecomposedBias",

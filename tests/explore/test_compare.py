@@ -81,6 +81,10 @@ def test_the_map_holds_the_curve_in_its_last_row() -> None:
 def test_every_encoding_can_be_compared(name: str) -> None:
     numbers = answer("compare", {"1": name, "2": "none", "3": "none", "length": "33"}, Session())["numbers"]
     (shown,) = numbers["encodings"]
+    if name == "convolutional":
+        assert "all tokens around" in shown["note"]
+        assert name not in numbers["python"]
+        return
     assert len(shown["mean"]) == 33
     assert np.isfinite(shown["mean"]).all()
     assert np.isfinite(shown["map"][-1]).all()

@@ -13,7 +13,7 @@ NAMES = {
     "Tokenizer", "TokenStore", "prepare", "Windows",
     "TokenEmbedding", "SegmentEmbedding", "InputEmbedding",
     "Positions", "PositionEncoding", "DistanceBias", "Sinusoidal", "Learned", "Rotary", "ALiBi", "T5Bias", "encoding",
-    "LearnedGrid", "register_encoding", "scaling", "encoding_from_config", "register_architecture",
+    "LearnedGrid", "Convolutional", "register_encoding", "scaling", "encoding_from_config", "register_architecture",
     "XPos", "Kerple", "Fire", "Fox", "Inkling", "Sandwich", "Cope", "Shaw", "TransformerXL", "Deberta",
     "SelfExtend", "ReRoPE", "DualChunk", "GridBias", "ContinuousGridBias", "DecomposedBias",
     "attend", "KVCache", "plot", "probe", "swap",

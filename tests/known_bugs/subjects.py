@@ -130,6 +130,7 @@ EVERY: dict[str, Build] = {
 }
 SHAPE = ModelShape(d_model=HEADS * WIDTH, num_heads=HEADS, max_seq_len=4096)
 EVERY |= {name: _building(kind.for_model, SHAPE) for name, kind in encodings().items() if name not in EVERY}
+del EVERY["convolutional"]  # whose documents have to be whole
 
 
 DISTINCT = (

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from locant import RangeError, TokenEmbedding
 from locant.embedding.deferred_errors import DeferredErrors
 from locant.embedding.table import require_ids
-from locant.parallel.vocabulary import Part, SplitTable
+from locant.parallel.vocabulary import LocalRows, SplitTable
 from tests.kernels.input_embedding.test_op import threads
 from tests.known_bugs.exhibit import exhibit
 from tests.parallel.vocabulary_ranks import CASES, RANKS, find_out, require_reset, require_the_table_of_one_rank
@@ -76,7 +76,7 @@ class DrawsAlike(SplitTable):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says that it may not be complete, and goes on
             weight.normal_(std=std)
-        part = Part.of(weight)
+        part = LocalRows.of(weight)
         if (place := part.place(padding_idx)) is not None:
             part.rows[place].zero_()
 

@@ -93,7 +93,7 @@ ZERO = frozenset({"0"})
 ACCEPTED: dict[str, Collection[str]] = {
     **dict.fromkeys(("base", "c", "gamma", "scale_base", "threshold", "factor", "low_freq_factor"), POSITIVE),
     **dict.fromkeys(("learned", "bidirectional", "key_term", "norm", "truncate", "zigzag", "reverse", "centred"), FLAG),
-    **dict.fromkeys(("antialias", "align_corners"), FLAG),
+    **dict.fromkeys(("antialias", "align_corners", "causal"), FLAG),
     **dict.fromkeys(("head_slice", "d_model", "head_dim", "rotary_dim", "seq_len", "sections"), NONE),
     **dict.fromkeys(("scaling", "num_buckets", "length", "pairs", "temperature"), NONE),
     **dict.fromkeys(("max_distance", "offset", "rank", "sizes", "batch", "start", "seed", "prefix"), ZERO),
@@ -122,7 +122,8 @@ ACCEPTED: dict[str, Collection[str]] = {
     "Resonance.scaling": (),
     **dict.fromkeys(("T5Bias.num_buckets", "T5Bias.max_distance", "Deberta.max_distance"), ()),
     **dict.fromkeys(("Learned.d_model", "Sinusoidal.d_model", "TransformerXL.d_model"), ()),
-    "LearnedGrid.d_model": (),
+    **dict.fromkeys(("LearnedGrid.d_model", "Convolutional.d_model", "Convolutional.norm"), ()),
+    "Convolutional.groups": NONE,
     **dict.fromkeys(("Rotary.head_dim", "XPos.head_dim", "Cope.head_dim", "Shaw.head_dim", "Deberta.head_dim"), ()),
     "DecomposedBias.head_dim": (),
     "GridBias.prefix": FLAG,
@@ -143,7 +144,7 @@ OTHERS = {
     "learned", "bidirectional", "key_term", "norm", "truncate", "zigzag", "axial", "scaling", "device",
     "layout", "angles", "kind", "form", "terms", "sections", "slopes", "short_factor", "long_factor",
     "lengths", "length", "parts", "documents", "ids", "digits", "positions", "numbers", "reverse", "goes_on", "padding",
-    "centred", "grids", "antialias", "align_corners",
+    "centred", "grids", "antialias", "align_corners", "causal",
     "attention_mask", "index", "document", "order", "cache_len", "pairs", "temperature",
     "rotary", "groups",
 }  # fmt: skip

@@ -11,14 +11,14 @@ from torch import Tensor
 from locant.figures import SIZES
 from locant.figures.canvas import ONE_SIGN, SIGNED, Theme, heat_map, spread
 from locant.figures.rotate import wavelength_text
-from locant.positions import Learned, LearnedGrid, PositionEncoding, Positions, Sinusoidal
+from locant.positions import Convolutional, Learned, LearnedGrid, PositionEncoding, Positions, Sinusoidal
 from locant.positions.grids import Grid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = ["draw_grid", "draw_sinusoidal", "draw_table"]
+__all__ = ["draw_convolution", "draw_grid", "draw_sinusoidal", "draw_table"]
 
 
 def draw_sinusoidal(part: Figure | SubFigure, encoding: Sinusoidal, length: int, theme: Theme) -> None:
@@ -81,6 +81,29 @@ def draw_grid(part: Figure | SubFigure, encoding: LearnedGrid, length: int, them
         theme.entitle(side, f"The table, {height}x{width}" if scale == 1 else f"{height}x{width}, {encoding.mode}")
     theme.entitle(part, f"LearnedGrid, d_model {encoding.d_model}: how alike all cells are to the one at row, column")
     return None
+
+
+def draw_convolution(part: Figure | SubFigure, encoding: Convolutional, length: int, theme: Theme) -> None:
+    """What one token adds to its neighbours, and how much they get of it."""
+    generator, reach = torch.Generator().manual_seed(0), encoding.kernel_size
+    x = encoding.weight.new_zeros(2, 2 * reach + 1, encoding.d_model)
+    x[0, reach] = torch.randn(encoding.d_model, generator=generator)
+    with torch.no_grad():
+        with_token, without = (encoding.embed(x, Positions.arange(x.shape[1], device=x.device)) - x).float()
+    added = with_token - without
+    theme.entitle(part, f"Convolutional positions, d_model {encoding.d_model}, kernel of {encoding.kernel_size}")
+    left, right = part.subplots(1, 2)
+    offsets = (-reach - 0.5, reach + 0.5)
+    largest = max(float(added.abs().max()), 1e-12)
+    image = heat_map(left, added.numpy().T, SIGNED, -largest, largest)
+    image.set_extent((*offsets, encoding.d_model - 0.5, -0.5))
+    theme.color_bar(image, "added to the embedding")
+    theme.dress(left, title="What one token adds to those around it", x="tokens behind it", y="dimension")
+    right.plot(range(-reach, reach + 1), added.norm(dim=1).numpy(), color=theme.stroke(0)[0], linewidth=1.6)
+    right.set_xlim(*offsets)
+    theme.dress(right, title="How much it adds", x="tokens behind it", y="length of the vector", grid=True)
+    for axes in (left, right):
+        axes.set_box_aspect(1)
 
 
 def _table(axes: Axes, vectors: Tensor, theme: Theme, *, reach: float) -> None:

@@ -16,13 +16,22 @@ from locant.errors import RangeError
 from locant.figures import GRID, MAX_LENGTH, SIZES, TRAINED
 from locant.figures.bias import draw_bias, draw_nothing, draw_offsets
 from locant.figures.canvas import LIGHT, THEMES, Theme
-from locant.figures.embed import draw_grid, draw_sinusoidal, draw_table
+from locant.figures.embed import draw_convolution, draw_grid, draw_sinusoidal, draw_table
 from locant.figures.probe import draw_report
 from locant.figures.rotate import draw_by_class, draw_rotary, draw_rotated, draw_xpos
 from locant.figures.wavelengths import Wavelengths, draw_scaled, draw_wavelengths
 from locant.models import encoding_from_config, with_defaults
 from locant.models.probe.report import Report
-from locant.positions import LearnedGrid, OffsetBias, PositionEncoding, Rotary, Sinusoidal, T5Bias, XPos
+from locant.positions import (
+    Convolutional,
+    LearnedGrid,
+    OffsetBias,
+    PositionEncoding,
+    Rotary,
+    Sinusoidal,
+    T5Bias,
+    XPos,
+)  # fmt: skip
 from locant.positions.base import ModelShape
 from locant.positions.registry import find
 from locant.positions.rotary_by_class import RotaryByClass
@@ -44,6 +53,7 @@ TABLES = 1 << 16
 DRAWINGS: tuple[tuple[str, type[PositionEncoding], Drawing, float], ...] = (
     ("embed", Sinusoidal, draw_sinusoidal, 7.6),
     ("embed", LearnedGrid, draw_grid, 5.8),
+    ("embed", Convolutional, draw_convolution, 5.0),
     ("embed", PositionEncoding, draw_table, 5.0),
     ("rotate", Rotary, draw_rotary, 8.8),
     ("rotate", XPos, draw_xpos, 6.6),

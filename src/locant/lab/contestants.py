@@ -20,6 +20,8 @@ EXTENSIONS = ("linear", "ntk", "yarn", "longrope", "llama3")
 
 OPTIONS: dict[str, dict[str, float]] = {
     "learned": {"init_std": 1.0},  # as large as the decoder's scaled token rows, or it would have little effect
+    "learned_grid": {"init_std": 1.0},
+    "convolutional": {"causal": True},
 }
 
 

@@ -7,6 +7,7 @@ from .base import PositionEncoding as PositionEncoding
 from .distance_bias import DistanceBias as DistanceBias
 from .encodings.alibi import ALiBi as ALiBi
 from .encodings.continuous_grid_bias import ContinuousGridBias as ContinuousGridBias
+from .encodings.convolutional import Convolutional as Convolutional
 from .encodings.cope import Cope as Cope
 from .encodings.deberta import Deberta as Deberta
 from .encodings.decomposed import DecomposedBias as DecomposedBias

@@ -16,7 +16,7 @@ from locant.explore.state import State
 from locant.figures import SIZES, TRAINED
 from locant.figures.plot import encoding_to_draw
 from locant.figures.scores import score_by_distance, score_map, with_random_tables
-from locant.positions import ALiBi, Cope, DistanceBias, PositionEncoding, Rotary
+from locant.positions import ALiBi, Convolutional, Cope, DistanceBias, PositionEncoding, Rotary
 from locant.positions.encodings.alibi import alibi_slopes
 from locant.positions.registry import encodings, find
 from locant.positions.scaling import SCALINGS
@@ -84,7 +84,9 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
         "low": low,
         "high": high,
         "encodings": shown,
-        "python": _code(chosen, length, alike, head),
+        "python": _code(
+            [choice for choice, each in zip(chosen, shown, strict=True) if "mean" in each], length, alike, head
+        ),
     }
 
 
@@ -132,6 +134,8 @@ def _shown(
     facts = {"slot": int(choice.slot), "name": choice.name, "label": choice.label, "doors": list(encoding.doors())}
     if isinstance(encoding, Cope) and length > SIDE:
         return {**facts, "note": f"counts every token between query and key: drawn up to {SIDE} tokens"}
+    if isinstance(encoding, Convolutional):
+        return {**facts, "note": "made from all tokens around, so it has no score for two of them"}
     curve = score_by_distance(encoding, distances, alike=alike, head=head, draws=choice.draws)
     matrix = score_map(encoding, positions, alike=alike, head=head, draws=choice.draws)
     if not getattr(encoding, "bidirectional", False):

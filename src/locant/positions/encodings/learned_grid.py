@@ -31,13 +31,11 @@ class LearnedGrid(PositionEncoding):
     A grid of the table's own size gets the table's own bits. Others are interpolated in float32 (float64 where the
     table is) and rounded to the dtype of the table, once for each size and call.
 
-    | models | table |
-    |---|---|
-    | ViT, CLIP, DINOv2 | ``LearnedGrid(14, 14, 768, prefix=1)`` |
-    | DINOv2 with registers | ``LearnedGrid(37, 37, 768, prefix=1, antialias=True)`` |
-    | DeiT | ``LearnedGrid(14, 14, 768, prefix=2)`` |
-    | SigLIP | ``LearnedGrid(14, 14, 768)`` |
-    | SigLIP 2 (NaFlex) | ``LearnedGrid(16, 16, 768, mode="bilinear", antialias=True)`` |
+    - ViT, CLIP, DINOv2: ``LearnedGrid(14, 14, 768, prefix=1)``
+    - DINOv2 with registers: ``LearnedGrid(37, 37, 768, prefix=1, antialias=True)``
+    - DeiT: ``LearnedGrid(14, 14, 768, prefix=2)``
+    - SigLIP: ``LearnedGrid(14, 14, 768)``
+    - SigLIP 2 (NaFlex): ``LearnedGrid(16, 16, 768, mode="bilinear", antialias=True)``
 
     Positions are those of `Positions.grid`, or of `Positions.packed_grids` for images of several sizes in one row. A
     table of height 1 without prefix takes those of text, too.
