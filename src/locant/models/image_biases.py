@@ -1,4 +1,4 @@
-"""Encoders of images with biases of rows and columns: Swin and its kin by stages, BEiT, SAM and ViTDet.
+"""Images with biases of rows and columns: SAM and ViTDet, Swin and its kin by stages, BEiT.
 
 Swin's layers attend within windows (`locant.positions.GridWindows`), and so do most of SAM's and ViTDet's.
 """
@@ -113,13 +113,13 @@ SAM = Architecture(
 )  # fmt: skip
 
 ARCHITECTURES: Mapping[str, Architecture] = {
+    **dict.fromkeys(("sam_vision_model", "sam_hq_vision_model"), SAM),
     **dict.fromkeys(("swin", "donut-swin", "maskformer-swin"), SWIN),
     "swinv2": Architecture(
         encoding=_swin_v2, layer_types=_stages, default_layer_type="stage1", defaults={"window_size": 7, **SIZES},
         warnings=(_cosines, _at_the_input),
     ),
     **dict.fromkeys(("beit", "data2vec-vision"), BEIT),
-    **dict.fromkeys(("sam_vision_model", "sam_hq_vision_model"), SAM),
     "vitdet": Architecture(
         encoding=_decomposed("use_relative_position_embeddings"), layer_types=_kinds, default_layer_type=None,
         defaults={"image_size": 224, "patch_size": 16}, warnings=(_at_the_input,),
