@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 
 from locant import (
     DualChunk,
@@ -151,6 +152,37 @@ def test_no_matrix_of_all_pairs_is_made(monkeypatch: pytest.MonkeyPatch) -> None
         with torch.no_grad(), Watched():
             attend(q, q, q, encoding=encoding, positions=where)
     assert largest <= 4096 * 1024 * 4
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    "name", ["self-extend", *(pytest.param(x, marks=pytest.mark.slow) for x in ("rerope", "dual chunk"))]
+)
+def test_two_graphs_serve_short_rows_and_long_ones_backward_included(name: str) -> None:
+    """With the bits of what is not compiled; dual chunks are then masked instead of cut, and summed otherwise."""
+    torch.compiler.reset()
+    encoding, counter = ENCODINGS[name], CompileCounter()
+
+    def attended(q: Tensor, k: Tensor, v: Tensor, where: Positions) -> Tensor:
+        return attend(*encoding.rotate(q, k, where), v, encoding=encoding, positions=where)
+
+    compiled = torch.compile(attended, backend=counter, fullgraph=True)
+    for length in (9, 40, 3, 5, 6, 7, 8, 17, 33):
+        leaves, where = [x.requires_grad_() for x in tokens(length)], Positions.arange(length)
+        ours, expected = compiled(*leaves, where), attended(*leaves, where)
+        cotangent = torch.randn_like(expected)
+        results = zip(
+            (ours, *torch.autograd.grad(ours, leaves, cotangent)),
+            (expected, *torch.autograd.grad(expected, leaves, cotangent)),
+            strict=True,
+        )
+        for mine, theirs in results:
+            if name == "dual chunk":
+                assert_close(mine.detach(), theirs.detach())
+            else:
+                assert torch.equal(mine, theirs)
+    assert counter.frame_count <= 2
+    torch.compiler.reset()
 
 
 def test_what_is_no_causal_row_in_order_is_refused() -> None:

@@ -181,9 +181,10 @@ def _by_class(backend: BackendName, encoding: RotaryByClass, inputs: AttentionIn
     for pairs in encoding.classes_of(mask.queries, mask.k_positions):
         part = _computed(backend, _of_class(encoding, pairs, inputs))
         if part.weights is not None:
-            wide = F.pad(part.weights, (pairs.columns.start, inputs.k.shape[2] - pairs.columns.stop))
-            part = part._replace(weights=wide)
-        by_rows.setdefault(pairs.rows.start, []).append(part)
+            before = pairs.columns[0]
+            behind = inputs.k.shape[2] - before - part.weights.shape[-1]
+            part = part._replace(weights=F.pad(part.weights, (before, behind)))
+        by_rows.setdefault(pairs.rows[0], []).append(part)
     joined = [_of_classes(parts) for parts in by_rows.values()]
     if len(joined) == 1:
         return joined[0]
@@ -194,7 +195,7 @@ def _by_class(backend: BackendName, encoding: RotaryByClass, inputs: AttentionIn
 def _of_class(encoding: RotaryByClass, pairs: PairClass, inputs: AttentionInputs) -> AttentionInputs:
     q, k = encoding.rotated(inputs.q, inputs.k, pairs)
     mask = AttentionMask(pairs.queries, pairs.keys, pairs.causal, pairs.window)
-    v = inputs.v[:, :, pairs.columns]
+    v = inputs.v[:, :, slice(*pairs.columns)]
     return dataclasses.replace(inputs, q=q, k=k, v=v, mask=mask, encoding=None, needs_lse=True)
 
 

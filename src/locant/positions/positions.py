@@ -460,7 +460,8 @@ class Positions:
 
     def slice(self, start: int, stop: int) -> Positions:
         """The tokens ``start:stop`` of every row: a chunk of a prompt."""
-        first, last, _ = slice(start, stop).indices(self.seq_len)
+        # Not `slice.indices`, which would fix the length of a compiled graph.
+        first, last = (min(max(end + self.seq_len if end < 0 else end, 0), self.seq_len) for end in (start, stop))
         return self._map(lambda tensor: tensor[:, first:last], None if self.start is None else self.start + first)
 
     def select(self, slots: Int[Tensor, " n"]) -> Positions:

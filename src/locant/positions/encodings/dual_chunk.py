@@ -36,7 +36,9 @@ class DualChunk(RotaryByClass):
     Limits:
         Causal attention through `attend` alone, without a window of its own. As in the authors' program, and in
         vLLM's for Qwen2.5-1M, c is the largest distance; in the paper it is one more. The scores that Qwen2.5-1M adds
-        for sparse attention are not there. What `RotaryByClass` costs: three rotations.
+        for sparse attention are not there. What `RotaryByClass` costs: three rotations. Under `torch.compile` one graph
+        serves all lengths, since a loop over chunks would be as long a graph as there are chunks: each class is then
+        a mask over the whole row, so that on a CPU the scores of all pairs are held.
 
     Tested against:
         Attention written out in NumPy with the distance of every pair, forward and by every gradient.
@@ -77,21 +79,22 @@ class DualChunk(RotaryByClass):
     def classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass]:
         """The tokens of one chunk, those of the chunk before, and those of all before that.
 
-        Where both sides count one by one, for each chunk of queries, whose keys are then known beforehand.
+        Where both sides count one by one, for each chunk of queries, whose keys are then known beforehand; but not in
+        a compiled graph, of which every chunk would be a part.
         """
         keys, length = positions if k_positions is None else k_positions, self.chunk_size - self.local_size
         positions.require_within(0, MAX_INT32, "DualChunk", "positions from 0 on")
-        if positions.start is not None and keys.start is not None and positions.seq_len:
+        counting = positions.start is not None and keys.start is not None and positions.seq_len
+        if counting and not torch.compiler.is_compiling():
             return [*self._by_chunk(positions, positions.start, keys, keys.start)]
         largest = max(MAX_INT32 if each.max_index is None else each.max_index for each in (positions, keys))
         q_chunk, k_chunk, chunks = positions.index // length, keys.index // length, largest // length + 2
         own, own_keys = _numbered(positions, q_chunk, chunks), _numbered(keys, k_chunk, chunks)
         by_chunk = replace(positions, order_or_none=q_chunk - 2, start=None)
-        slots = slice(0, positions.seq_len), slice(0, keys.seq_len)
         return [
-            self._pairs(0, *slots, own, None if k_positions is None else own_keys),
-            self._pairs(1, *slots, own, _numbered(keys, k_chunk + 1, chunks), causal=False),
-            self._pairs(2, *slots, by_chunk, replace(keys, order_or_none=k_chunk, start=None)),
+            self._pairs(0, own, None if k_positions is None else own_keys),
+            self._pairs(1, own, _numbered(keys, k_chunk + 1, chunks), causal=False),
+            self._pairs(2, by_chunk, replace(keys, order_or_none=k_chunk, start=None)),
         ]
 
     def _by_chunk(self, positions: Positions, start: int, keys: Positions, k_start: int) -> Iterator[PairClass]:
@@ -102,18 +105,17 @@ class DualChunk(RotaryByClass):
             for back, (low, high) in enumerate(((begin, begin + length), (begin - length, begin), (0, begin - length))):
                 first, last = (min(max(place - k_start, 0), keys.seq_len) for place in (low, high))
                 if not back or first < last:
-                    yield self._pairs(back, rows, slice(first, last), queries, keys.slice(first, last), causal=not back)
+                    pairs = self._pairs(back, queries, keys.slice(first, last), causal=not back)
+                    yield pairs._replace(rows=(rows.start, rows.stop), columns=(first, last))
 
-    def _pairs(
-        self, back: int, rows: slice, columns: slice, queries: Positions, keys: Positions | None, *, causal: bool = True
-    ) -> PairClass:
+    def _pairs(self, back: int, queries: Positions, keys: Positions | None, *, causal: bool = True) -> PairClass:
         """Pairs whose key is in the chunk of the query, in the one before (1), or before that (2)."""
         length, largest = self.chunk_size - self.local_size, self.chunk_size
         place = queries.index % length
         place = place if back < 2 else torch.full_like(place, length - 1)
         q_at = Positions((place + length * bool(back)).clamp(max=largest), min_index=0, max_index=largest)
         k_at = Positions((queries if keys is None else keys).index % length, min_index=0, max_index=length - 1)
-        return PairClass(rows=rows, columns=columns, queries=queries, keys=keys, q_at=q_at, k_at=k_at, causal=causal)
+        return PairClass(queries=queries, keys=keys, q_at=q_at, k_at=k_at, causal=causal)
 
     def extra_repr(self) -> str:
         return f"{self.rotary}, chunk_size={self.chunk_size}, local_size={self.local_size}"
