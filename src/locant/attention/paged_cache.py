@@ -18,9 +18,9 @@ from torch import Tensor
 from locant.arguments import MAX_INT32, shape_error, whole
 from locant.attention.cache import require_alike, require_tokens
 from locant.attention.inputs import zero_padding
-from locant.attention.static_cache import as_bytes, new_memory, require_index, require_plain
+from locant.attention.static_cache import as_bytes, memory_of_read, new_memory, require_index, require_plain
 from locant.errors import RangeError, ShapeError
-from locant.positions import Positions
+from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import PADDING
 from locant.tensors import bounds, readable, require_tensor
 
@@ -44,6 +44,8 @@ class PagedKVCache:
         dtype: of both.
         device: where they are.
         max_index: no position is larger; default: what all blocks together can hold.
+        encoding: of a layer whose bias is made from hidden states (`HiddenBias`): what it reads of keys is kept beside
+            them, and it reads new tokens by ``encoding.read(x, positions, cache.positions_of(table, cached))``.
 
     >>> cache = PagedKVCache(10, block_size=4, kv_heads=2, head_dim=16)
     >>> table, cached = torch.tensor([[7, 2]]), torch.tensor([0])
@@ -66,6 +68,7 @@ class PagedKVCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
         max_index: int | None = None,
+        encoding: PositionEncoding | None = None,
     ) -> None:
         self.num_blocks = whole("num_blocks", num_blocks, 1, remedy="the number of blocks of all sequences")
         self.block_size = whole("block_size", block_size, 1, remedy="block_size=16")
@@ -79,6 +82,7 @@ class PagedKVCache:
         self._values = new_memory((*blocks, kv_heads, value_dim), dtype, device)
         self._index = new_memory(blocks, torch.int64, device)
         self._document = new_memory(blocks, torch.int64, device)
+        self._read = None if encoding is None else memory_of_read(encoding, *blocks, device)
 
     def append(
         self,
@@ -105,7 +109,7 @@ class PagedKVCache:
             require_alike(
                 name, of_one_row, new, "PagedKVCache(...) of the heads, width, dtype and device of these keys"
             )
-        require_plain(positions)
+        require_plain(positions, self._read is not None)
         require_index(positions, self.max_index)
         _require_of_rows(table, cached, k)
         rows = positions.expand(k.shape[0])
@@ -119,7 +123,21 @@ class PagedKVCache:
             as_bytes(store).flatten(0, 1).index_copy_(0, places, tokens)
         for store, new in ((self._index, rows.index), (self._document, rows.document)):
             store.view(-1).index_copy_(0, places, new.flatten())
+        if self._read is not None and rows.as_key is not None:
+            self._read.flatten(0, 1).index_copy_(0, places, rows.as_key.detach().flatten(0, 1))
         return self._gathered(table, lengths)
+
+    def positions_of(self, table: Int[Tensor, "batch blocks"], cached: Int[Tensor, " batch"]) -> Positions:
+        """The positions of the tokens that these rows have already, as `append` returns them with new ones.
+
+        >>> cache = PagedKVCache(10, block_size=4, kv_heads=2, head_dim=16)
+        >>> cache.positions_of(torch.tensor([[7, 2]]), torch.tensor([0])).document
+        tensor([[-1, -1, -1, -1, -1, -1, -1, -1]])
+        """
+        slots = torch.arange(table.shape[1] * self.block_size, device=table.device)
+        document = torch.where(slots < cached[:, None], self._document[table].flatten(1), PADDING)
+        read = None if self._read is None else self._read[table].flatten(1, 2)
+        return Positions(self._index[table].flatten(1), document, None, 0, self.max_index, as_key=read)
 
     def _places(self, real: Tensor, table: Tensor, cached: Tensor) -> Int[Tensor, " tokens"]:
         """Of every new token in the pool, counted over all blocks."""
@@ -134,9 +152,7 @@ class PagedKVCache:
 
     def _gathered(self, table: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Positions]:
         keys, values = (store[table].flatten(1, 2).transpose(1, 2) for store in (self._keys, self._values))
-        slots = torch.arange(keys.shape[2], device=keys.device)
-        document = torch.where(slots < lengths[:, None], self._document[table].flatten(1), PADDING)
-        positions = Positions(self._index[table].flatten(1), document, None, 0, self.max_index)
+        positions = self.positions_of(table, lengths)
         keys, values = zero_padding(positions, keys, values)  # a block may hold NaN of the sequence it was used for
         return keys, values, positions
 

@@ -74,7 +74,7 @@ class StaticKVCache:
         self._values = new_memory((*heads, value_dim), dtype, device)
         self._index = new_memory((batch, self.max_len), torch.int64, device)
         self._document = new_memory((batch, self.max_len), torch.int64, device).fill_(PADDING)
-        self._read = None if encoding is None else _memory_of_read(encoding, batch, self.max_len, device)
+        self._read = None if encoding is None else memory_of_read(encoding, batch, self.max_len, device)
         self._length = new_memory((), torch.int64, device)
 
     def __len__(self) -> int:
@@ -133,18 +133,6 @@ class StaticKVCache:
             )
 
 
-def _memory_of_read(
-    encoding: PositionEncoding, batch: int, max_len: int, device: torch.device | str | None
-) -> Tensor | None:
-    """Memory for what is read of `max_len` keys, as one of them has it; ``None`` where nothing is."""
-    if not isinstance(encoding, HiddenBias):
-        return None
-    with torch.no_grad():
-        one = torch.zeros(1, 1, encoding.d_model, device=next(encoding.parameters()).device)
-        read = encoding.read(one, Positions.arange(1, device=one.device)).as_key
-    return None if read is None else new_memory((batch, max_len, *read.shape[2:]), read.dtype, device)
-
-
 # ---------------------------------------------------------------------- also for blocks
 
 
@@ -157,6 +145,18 @@ def new_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device 
 
         mark_static_address(memory, guard=False)
     return memory
+
+
+def memory_of_read(
+    encoding: PositionEncoding, batch: int, max_len: int, device: torch.device | str | None
+) -> Tensor | None:
+    """Memory for what is read of `max_len` keys, as one of them has it; ``None`` where nothing is."""
+    if not isinstance(encoding, HiddenBias):
+        return None
+    with torch.no_grad():
+        one = torch.zeros(1, 1, encoding.d_model, device=next(encoding.parameters()).device)
+        read = encoding.read(one, Positions.arange(1, device=one.device)).as_key
+    return None if read is None else new_memory((batch, max_len, *read.shape[2:]), read.dtype, device)
 
 
 def as_bytes(x: Tensor) -> Tensor:
@@ -175,7 +175,7 @@ def require_plain(positions: Positions, keeps_read: bool = False) -> None:
         raise LocantError("got positions of which no encoding has read", "encoding.read(x, positions)")
     if positions.as_key is not None and not keeps_read:
         got = "got positions with what an encoding has read of hidden states"
-        raise LocantError(got, "KVCache(), or StaticKVCache(..., encoding=encoding)")
+        raise LocantError(got, "KVCache(), or encoding=encoding where the cache is made")
 
 
 def require_index(positions: Positions, limit: int) -> None:

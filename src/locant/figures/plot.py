@@ -18,7 +18,7 @@ from locant.figures.bias import draw_bias, draw_nothing, draw_offsets
 from locant.figures.canvas import LIGHT, THEMES, Theme
 from locant.figures.embed import draw_convolution, draw_grid, draw_sinusoidal, draw_table
 from locant.figures.probe import draw_report
-from locant.figures.rotate import draw_by_class, draw_rotary, draw_rotated, draw_xpos
+from locant.figures.rotate import draw_by_class, draw_rotary, draw_rotated, draw_xpos, rotates
 from locant.figures.wavelengths import Wavelengths, draw_scaled, draw_wavelengths
 from locant.models import encoding_from_config, with_defaults
 from locant.models.probe.report import Report
@@ -184,6 +184,8 @@ def _drawings(encoding: PositionEncoding, trained: int | None) -> list[tuple[Dra
     found: dict[str, tuple[Drawing, float]] = {}
     for door, owner, drawing, height in DRAWINGS:
         if door in found or getattr(kind, door) is getattr(PositionEncoding, door):
+            continue
+        if drawing is draw_rotated and not rotates(encoding):
             continue
         if owner is PositionEncoding or (issubclass(kind, owner) and getattr(kind, door) is getattr(owner, door)):
             found[door] = drawing, height

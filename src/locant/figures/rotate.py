@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = ["draw_by_class", "draw_rotary", "draw_rotated", "draw_xpos", "wavelength_text"]
+__all__ = ["draw_by_class", "draw_rotary", "draw_rotated", "draw_xpos", "rotates", "wavelength_text"]
 
 NUM_CURVES = 5
 
@@ -69,6 +69,12 @@ def draw_rotated(part: Figure | SubFigure, encoding: PositionEncoding, length: i
     theme.curve(right, (k.flip(0) @ q[-1] / width).numpy(), 0)
     theme.dress(right, title="Its product with a key of ones", x="distance (tokens)", y="q · k / head_dim", grid=True)
     theme.entitle(part, f"{type(encoding).__name__}, head_dim {width}")
+
+
+def rotates(encoding: PositionEncoding) -> bool:
+    """Whether queries come out as anything else: Inkling's do not without a temperature."""
+    one = torch.ones(1, num_heads_of(encoding), 1, getattr(encoding, "head_dim", SIZES["head_dim"]))
+    return encoding.rotate(one, one, Positions.arange(1))[0] is not one
 
 
 def draw_by_class(part: Figure | SubFigure, encoding: RotaryByClass, length: int, theme: Theme) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from locant import Fox, Inkling, KVCache, LocantError, Positions, ShapeError, attend
-from locant.attention import StaticKVCache
+from locant.attention import PagedKVCache, StaticKVCache
 from locant.attention.backends import blocks
 from locant.lab import Decoder
 from locant.positions.hidden_bias import HiddenBias
@@ -156,6 +156,34 @@ def test_token_by_token_is_in_one_go(name: str, static: bool) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_rows_of_a_pool_are_each_as_alone(name: str) -> None:
+    """Prompts of 7 and 3 tokens, then token by token across the ends of blocks that others have used and left."""
+    encoding, x = made(name), torch.randn(2, 12, D_MODEL)
+    q, k = (torch.randn(2, HEADS, 12, HEAD_DIM) for _ in range(2))
+    cache = PagedKVCache(8, block_size=4, kv_heads=HEADS, head_dim=HEAD_DIM, encoding=encoding)
+    others = encoding.read(torch.randn(1, 32, D_MODEL), Positions.arange(32))
+    cache.append(*torch.randn(2, 1, HEADS, 32, HEAD_DIM), others, torch.arange(8)[None], torch.tensor([0]))
+    table, cached = torch.tensor([[6, 1, 3], [0, 5, -1]]), torch.tensor([0, 0])
+    prompts, steps = Positions.from_mask(torch.tensor([[1] * 7, [1] * 3 + [0] * 4])), []
+    for n in (7, 1, 1, 1):
+        slots = cached[:, None] + torch.arange(n)
+        new_x, new_q, new_k = (torch.stack([row[..., at, :] for row, at in zip(each, slots, strict=True)])
+                               for each in (x, q, k))  # fmt: skip
+        where = prompts if n == 7 else Positions.after(cached, n, max_index=cache.max_index)
+        read = encoding.read(new_x, where, cache.positions_of(table, cached))
+        keys, values, k_positions = cache.append(new_k, new_k, read, table, cached)
+        steps.append(attend(new_q, keys, values, encoding=encoding, positions=read, k_positions=k_positions))
+        cached = cached + (where.expand(2).document != -1).sum(1)
+    for row, first in enumerate((7, 3)):
+        n = first + 3
+        whole = encoding.read(x[row : row + 1, :n], Positions.arange(n))
+        tokens = (each[row : row + 1, :, :n] for each in (q, k, k))
+        expected = attend(*tokens, encoding=encoding, positions=whole)[0]
+        assert_close(torch.cat([steps[0][row, :, :first], *(step[row] for step in steps[1:])], dim=1), expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", claims.DTYPES, ids=str)
 def test_packed_is_alone(name: str, dtype: torch.dtype) -> None:
     encoding, lengths = made(name).to(dtype), [5, 1, 13]
@@ -245,7 +273,7 @@ def test_mistakes_are_named() -> None:
     with torch.no_grad():
         read = fox.read(torch.zeros(1, 3, D_MODEL), Positions.arange(3))
         cache = StaticKVCache(8, batch=1, kv_heads=HEADS, head_dim=HEAD_DIM)
-        with refuses(LocantError, "StaticKVCache(..., encoding=encoding)", "read of hidden states"):
+        with refuses(LocantError, "encoding=encoding where the cache is made", "read of hidden states"):
             cache.append(q, q, read)
         cache = StaticKVCache(8, batch=1, kv_heads=HEADS, head_dim=HEAD_DIM, encoding=fox)
         with refuses(LocantError, "encoding.read(x, positions)", "of which no encoding has read"):

@@ -84,17 +84,17 @@ class DualChunk(RotaryByClass):
         """
         keys, length = positions if k_positions is None else k_positions, self.chunk_size - self.local_size
         positions.require_within(0, MAX_INT32, "DualChunk", "positions from 0 on")
-        counting = positions.start is not None and keys.start is not None and positions.seq_len
-        if counting and not torch.compiler.is_compiling():
+        by_chunk = not torch.compiler.is_compiling() and positions.seq_len > 0
+        if by_chunk and positions.start is not None and keys.start is not None:
             return [*self._by_chunk(positions, positions.start, keys, keys.start)]
         largest = max(MAX_INT32 if each.max_index is None else each.max_index for each in (positions, keys))
         q_chunk, k_chunk, chunks = positions.index // length, keys.index // length, largest // length + 2
         own, own_keys = _numbered(positions, q_chunk, chunks), _numbered(keys, k_chunk, chunks)
-        by_chunk = replace(positions, order_or_none=q_chunk - 2, start=None)
+        earlier = replace(positions, order_or_none=q_chunk - 2, start=None)
         return [
             self._pairs(0, own, None if k_positions is None else own_keys),
             self._pairs(1, own, _numbered(keys, k_chunk + 1, chunks), causal=False),
-            self._pairs(2, by_chunk, replace(keys, order_or_none=k_chunk, start=None)),
+            self._pairs(2, earlier, replace(keys, order_or_none=k_chunk, start=None)),
         ]
 
     def _by_chunk(self, positions: Positions, start: int, keys: Positions, k_start: int) -> Iterator[PairClass]:

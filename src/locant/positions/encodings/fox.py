@@ -50,9 +50,9 @@ class Fox(HiddenBias):
     1.81 and 1.16 times.
 
     Limits:
-        What is forgotten stays so: a sum only falls. `locant.parallel` and `PagedKVCache` do not carry running
-        sums; `KVCache` does, and `StaticKVCache` where it is given the encoding. A static graph of `torch.compile`
-        holds the matrix. It goes with the causal mask: without one, torch's fused kernel has no part in it.
+        What is forgotten stays so: a sum only falls. `KVCache` carries the running sums, and `StaticKVCache` and
+        `PagedKVCache` where they are given the encoding. A static graph of `torch.compile` holds the matrix. It goes
+        with the causal mask: without one, torch's fused kernel has no part in it.
 
     Tested against:
         The paper's formula in NumPy, forward and every gradient; attention in float64 with the matrix written out.
