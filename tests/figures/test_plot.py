@@ -416,6 +416,13 @@ def test_random_tables_are_the_same_in_every_thread_and_leave_no_trace() -> None
     assert torch.random.get_rng_state().equal(before)
 
 
+def test_a_rotation_is_drawn_where_there_is_one() -> None:
+    """Inkling's has a temperature of queries, or nothing."""
+    for floor in (None, 2):
+        titles = {axes.get_title(loc="left") for axes in plot("inkling", floor=floor, length=4).axes}
+        assert ("A query of ones, rotated" in titles) == (floor is not None)
+
+
 def test_random_tokens_are_not_the_numbers_of_a_random_table() -> None:
     """With one seed for both, some queries of each head met their own weights, and stood out as bands."""
     sizes = bias_map(encoding_to_draw("inkling"), 128)[:, :, :8].reshape(8, 8, 16 * 8).std(-1)

@@ -17,6 +17,8 @@ from torch.nn import functional as F
 from locant import (
     ALiBi,
     Fire,
+    Fox,
+    Inkling,
     Kerple,
     PositionEncoding,
     Positions,
@@ -42,6 +44,11 @@ ENCODINGS = {
     "kerple": lambda heads: Kerple(HEADS, head_slice=heads),
     "fire": lambda heads: Fire(HEADS, hidden=4, head_slice=heads),
 }
+READ = {
+    "fox": lambda heads: Fox(HEADS, HEADS * WIDTH),
+    "inkling": lambda heads: Inkling(HEADS, HEADS * WIDTH, d_rel=3, extent=9, floor=5),
+}
+"""Encodings that read hidden states."""
 ROWS = {
     "one document": lambda: Positions.arange(LENGTH),
     "packed": lambda: Positions.packed([16, 32]),
@@ -64,6 +71,7 @@ class Layer(nn.Module):
             part.view(batch, seq, -1, WIDTH).transpose(1, 2)
             for part in self.qkv(x).split([HEADS * WIDTH, KV_HEADS * WIDTH, KV_HEADS * WIDTH], -1)
         )
+        positions = self.encoding.read(x, positions)
         q, k = self.encoding.rotate(q, k, positions)
         options |= {"encoding": self.encoding, "positions": positions, "sinks": self.sinks}
         y = attend(q, k, v, **options) if over_ranks is None else attend_over_ranks(q, k, v, **over_ranks, **options)
@@ -77,7 +85,7 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(1)
         self.table = nn.Embedding(VOCABULARY, HEADS * WIDTH)
-        self.layers = nn.ModuleList(Layer(ENCODINGS[name](heads)) for _ in range(2))
+        self.layers = nn.ModuleList(Layer((ENCODINGS | READ)[name](heads)) for _ in range(2))
         self.head = nn.Linear(HEADS * WIDTH, VOCABULARY)
 
     def loss(self, ids: Tensor, targets: Tensor, positions: Positions, count: int, **options: Any) -> Tensor:
@@ -141,7 +149,13 @@ EVERY_ROW = [
     for (i, name), (j, method), (k, row) in itertools.product(enumerate(ENCODINGS), enumerate(METHODS), enumerate(ROWS))
 ]
 """Every encoding with every method and kind of row; with windows and without zigzag in turns."""
-SOME_CASES = EVERY_ROW[::4]  # 4 and 3 are prime to each other, so every method comes
+OF_HIDDEN = [
+    (name, row, method, None, zigzag)
+    for name, method in itertools.product(READ, METHODS[:2])
+    for row, zigzag in (("one document", True), ("packed", True), ("padded", False))
+]
+SOME_CASES = EVERY_ROW[::4] + OF_HIDDEN[::2]  # 4 and 3 are prime to each other, so every method comes
+EVERY_ROW += OF_HIDDEN
 
 
 def peak_bytes(method: str, group: dist.ProcessGroup | None = None) -> int:

@@ -72,9 +72,10 @@ def draw_rotated(part: Figure | SubFigure, encoding: PositionEncoding, length: i
 
 
 def rotates(encoding: PositionEncoding) -> bool:
-    """Whether queries come out as anything else: Inkling's do not without a temperature."""
-    one = torch.ones(1, num_heads_of(encoding), 1, getattr(encoding, "head_dim", SIZES["head_dim"]))
-    return encoding.rotate(one, one, Positions.arange(1))[0] is not one
+    """Whether queries and keys come out as anything else: Inkling's do not without a temperature."""
+    q, k = torch.ones(2, 1, num_heads_of(encoding), 1, getattr(encoding, "head_dim", SIZES["head_dim"]))
+    rotated = encoding.rotate(q, k, Positions.arange(1))
+    return rotated[0] is not q or rotated[1] is not k
 
 
 def draw_by_class(part: Figure | SubFigure, encoding: RotaryByClass, length: int, theme: Theme) -> None:

@@ -17,6 +17,7 @@ Sources: Ring Attention (arXiv:2310.01889), DeepSpeed-Ulysses (arXiv:2309.14509)
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, Literal, get_args
 
@@ -38,6 +39,7 @@ from locant.parallel.ring import Ring, ring_attention
 from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import PADDING
 from locant.positions.heads import Heads
+from locant.positions.hidden_bias import HiddenBias
 from locant.positions.positions import require_positions
 from locant.tensors import readable
 
@@ -81,7 +83,8 @@ def attend(
             and an encoding with a bias for each head has to hold the heads of this rank (`head_slice`).
         positions: of this rank's tokens, such as ``Positions.packed(lengths).shard(rank, world)``.
         k_positions: those of all ranks, as `gather_positions` returns them: made once per forward pass, they save a
-            small all-gather in every layer.
+            small all-gather in every layer. Encodings that read hidden states (`HiddenBias`) send what they read
+            of keys beside them: ``encoding.read(x, positions)`` of the rank's own tokens, as in one process.
         dropout_p: 0 with ``"ring"``.
         backend: as in `locant.attend`; ``"ring"`` needs one with a log-sum-exp, so not ``"sdpa"``.
         causal, window, scale, sinks, softcap, return_lse: as in `locant.attend`.
@@ -102,6 +105,9 @@ def attend(
     sinks = sinks_of(sinks, q)
     everyone = gather_positions(positions, group=mesh) if k_positions is None else k_positions
     _require_all_tokens(everyone, positions, mesh)
+    if isinstance(encoding, HiddenBias):
+        _require_whole_heads(encoding, method)
+        positions, everyone = _as_read(mesh, encoding, positions, everyone)
     options: dict[str, Any] = {
         "encoding": encoding, "causal": causal, "window": window, "scale": scale, "softcap": softcap,
         "backend": backend,
@@ -205,12 +211,32 @@ def _require_all_tokens(everyone: Positions, positions: Positions, mesh: DeviceM
     """Raise unless these are the positions of all ranks, in their order, as far as this rank's own tell."""
     require_positions(everyone)
     n, first = positions.seq_len, mesh.get_local_rank() * positions.seq_len
-    known = readable(positions.index) and readable(everyone.index)
-    if everyone.seq_len != n * mesh.size() or (known and everyone.slice(first, first + n) != positions):
+    known, rows = readable(positions.index) and readable(everyone.index), max(positions.batch, everyone.batch)
+    own = everyone.slice(first, first + n).expand(rows)
+    if everyone.seq_len != n * mesh.size() or (known and own != positions.expand(rows)):
         raise ShapeError(
             f"got {everyone} for k_positions, expected those of {mesh.size()} ranks with {n} each, in their order",
             "k_positions=locant.parallel.gather_positions(positions, group=group)",
         )
+
+
+def _require_whole_heads(encoding: HiddenBias, method: Method) -> None:
+    if method == "ulysses":
+        got = f"got {type(encoding).__name__} with method='ulysses', whose ranks need what others read for other heads"
+        raise LocantError(got, "method='gather', or method='ring'")
+
+
+def _as_read(
+    mesh: DeviceMesh, encoding: HiddenBias, positions: Positions, everyone: Positions
+) -> tuple[Positions, Positions]:
+    """This rank's tokens and those of all, with what the ranks have read of them, as if of the whole row at once."""
+    keys = positions.as_key
+    if keys is None:
+        return positions, everyone
+    everyone = everyone.expand(positions.batch)
+    keys = _moved(keys, mesh, Shard(1), Replicate())
+    queries, keys = encoding.of_row(positions.as_query, keys, everyone, mesh.get_local_rank(), mesh.size())
+    return dataclasses.replace(positions, as_query=queries), dataclasses.replace(everyone, as_key=keys)
 
 
 def _require_even(positions: Positions, mesh: DeviceMesh) -> None:

@@ -10,6 +10,7 @@ So a rank holds, beside its own tensors, one shard of keys and values that it us
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -74,17 +75,32 @@ class Call:
 
     ring: Ring
     positions: Positions
-    shards: list[Positions]
+    everyone: Positions
     options: dict[str, Any]
 
     @property
     def learned(self) -> list[Tensor]:
+        """Parameters, and what was read of hidden states, of which every rank has that of all keys."""
         encoding = self.options["encoding"]
-        return [] if encoding is None else [x for x in encoding.parameters() if x.requires_grad]
+        read = [x for x in (self.positions.as_query, self.everyone.as_key) if x is not None]
+        return [x for x in (*read, *(() if encoding is None else encoding.parameters())) if x.requires_grad]
+
+    def detached(self) -> Call:
+        """The same call, in which what was read is a leaf: queries and keys may have been read together."""
+        query, key = (
+            None if x is None else x.detach().requires_grad_(x.requires_grad)
+            for x in (self.positions.as_query, self.everyone.as_key)
+        )
+        positions = dataclasses.replace(self.positions, as_query=query)
+        return dataclasses.replace(self, positions=positions, everyone=dataclasses.replace(self.everyone, as_key=key))
+
+    def shard(self, owner: int) -> Positions:
+        """The positions of the keys of a rank."""
+        return self.everyone.slice(owner * self.positions.seq_len, (owner + 1) * self.positions.seq_len)
 
     def part(self, q: Tensor, k: Tensor, v: Tensor, owner: int) -> tuple[Tensor, Tensor]:
         """The output over the keys of one shard, and its log-sum-exp."""
-        where = {"positions": self.positions, "k_positions": self.shards[owner]}
+        where = {"positions": self.positions, "k_positions": self.shard(owner)}
         y, lse = attend(q, k, v, return_lse=True, **where, **self.options)
         return y, lse
 
@@ -93,10 +109,9 @@ def ring_attention(
     ring: Ring, q: Tensor, k: Tensor, v: Tensor, positions: Positions, everyone: Positions, options: dict[str, Any]
 ) -> tuple[Float[Tensor, "batch heads query value_dim"], Float[Tensor, "batch heads query"]]:
     """Output and log-sum-exp of this rank's queries over the keys of all ranks."""
-    n = positions.seq_len
-    call = Call(ring, positions, [everyone.slice(i * n, (i + 1) * n) for i in range(ring.world)], options)
+    call = Call(ring, positions, everyone, options)
     with torch.no_grad():  # what is refused is refused before anything is sent, which other ranks would wait for
-        where = {"positions": positions.slice(0, 1), "k_positions": call.shards[ring.rank].slice(0, 1)}
+        where = {"positions": positions.slice(0, 1), "k_positions": call.shard(ring.rank).slice(0, 1)}
         attend(q[:, :, :1], k[:, :, :1], v[:, :, :1], return_lse=True, **where, **options)
     return _RingAttention.apply(q, k, v, call, *call.learned)
 
@@ -122,7 +137,7 @@ class _RingAttention(torch.autograd.Function):
         q, k, v, y, lse = ctx.saved_tensors
         grad_y, grad_lse = grads[0].to(y.dtype), grads[1]
         rest = grad_lse - (grad_y * y).sum(-1)
-        here = [torch.zeros_like(x, dtype=y.dtype) for x in (q, *call.learned)]
+        here = [torch.zeros_like(x, dtype=torch.promote_types(x.dtype, y.dtype)) for x in (q, *call.learned)]
         sent = Sent((), tuple(torch.zeros_like(x, dtype=y.dtype) for x in (k, v)), [])
         for owner, shard in call.ring.shards(k, v):
             q_grad, k_grad, v_grad, *learned = _part_gradients(call, (q, *shard), owner, lse, grad_y, rest)
@@ -139,6 +154,7 @@ def _part_gradients(
     call: Call, tensors: tuple[Tensor, ...], owner: int, lse: Tensor, grad_y: Tensor, rest: Tensor
 ) -> tuple[Tensor, ...]:
     """The gradients of queries, keys, values and parameters from the keys of one shard."""
+    call = call.detached()
     with torch.enable_grad():
         q, k, v = (x.detach().requires_grad_() for x in tensors)
         y_part, lse_part = call.part(q, k, v, owner)

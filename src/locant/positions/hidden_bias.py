@@ -99,6 +99,19 @@ class HiddenBias(PositionEncoding):
             "def of_pairs(self, queries, keys, positions, k_positions)",
         )
 
+    def of_row(self, queries: Tensor | None, keys: Tensor, everyone: Positions, rank: int, ranks: int) -> Read:
+        """What is known of the queries of this rank, and of all keys of a row of which each rank has read its part.
+
+        A subclass overrides this where what is read of a token depends on tokens before it, which other ranks have.
+
+        Args:
+            queries: what was read of this rank's tokens, as queries.
+            keys: what every rank has read of its tokens, as keys, in the order of the ranks.
+            everyone: where they stand.
+            rank, ranks: this one, and how many there are; their parts are equal.
+        """
+        return queries, keys
+
     far: int | None = None
     """From this distance on the bias of an earlier key is the sum that `of_far` gives; ``None``: it never is one."""
 

@@ -475,9 +475,14 @@ class Positions:
     def shard(self, rank: int, world: int, zigzag: bool = True) -> Positions:
         """This rank's part of the sequence, for context parallelism: the tokens at `shard_slots`.
 
+        Before an encoding reads hidden states, of this rank's tokens: a running sum of the whole row is refused.
+
         >>> Positions.packed([4, 4]).shard(0, 2).index
         tensor([[0, 3, 0, 3]])
         """
+        if self.as_query is not None or self.as_key is not None:
+            got = "got positions with what an encoding has read of hidden states, which goes over ranks by itself"
+            raise LocantError(got, "encoding.read(x[:, slots], row.shard(rank, world)) on every rank")
         return self.select(self.shard_slots(rank, world, zigzag))
 
     def shard_slots(self, rank: int, world: int, zigzag: bool = True) -> Int[Tensor, " n"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -104,6 +104,13 @@ class Fox(HiddenBias):
             sums = sums + _last(positions, past, self.require_read("past", past.as_key))
         return sums, sums
 
+    def of_row(self, queries: Tensor | None, keys: Tensor, everyone: Positions, rank: int, ranks: int) -> Read:
+        """The sums of each rank's part are taken apart into gates, without rounding, and summed over the row."""
+        own = [everyone.slice(i * everyone.seq_len // ranks, (i + 1) * everyone.seq_len // ranks) for i in range(ranks)]
+        gates = [_gates(sums, where) for sums, where in zip(keys.chunk(ranks, dim=1), own, strict=True)]
+        sums = _within_documents(torch.cat(gates, dim=1), everyone)
+        return sums.chunk(ranks, dim=1)[rank], sums
+
     def of_pairs(
         self,
         queries: Float[Tensor, "#batch query heads"] | None,
@@ -144,16 +151,29 @@ class Fox(HiddenBias):
 
 def _within_documents(gates: Float[Tensor, "batch seq heads"], positions: Positions) -> Tensor:
     """Running sums that begin anew with every document, in the order of its tokens, wherever these stand."""
-    by_order = positions.order.argsort(dim=1, stable=True)
-    document, back = positions.document.gather(1, by_order).sort(dim=1, stable=True)
-    slots = by_order.gather(1, back)
+    slots, begins = _in_order(positions)
     ordered = gates.gather(1, slots[..., None].expand_as(gates))
-    begins = torch.ones_like(document, dtype=torch.bool)
-    begins[:, 1:] = document.diff(dim=1) != 0
-    first = torch.where(begins, torch.arange(document.shape[1], device=document.device), 0).cummax(1).values
+    first = torch.where(begins, torch.arange(slots.shape[1], device=slots.device), 0).cummax(1).values
     sums = ordered.cumsum(1)
     before = (sums - ordered).gather(1, first[..., None].expand_as(sums))
     return (sums - before).gather(1, slots.argsort(dim=1)[..., None].expand_as(sums))
+
+
+def _gates(sums: Float[Tensor, "batch seq heads"], positions: Positions) -> Tensor:
+    """The gates that `_within_documents` makes these sums of."""
+    slots, begins = _in_order(positions)
+    ordered = sums.gather(1, slots[..., None].expand_as(sums))
+    before = F.pad(ordered[:, :-1], (0, 0, 1, 0)).masked_fill(begins[..., None], 0.0)
+    return (ordered - before).gather(1, slots.argsort(dim=1)[..., None].expand_as(sums))
+
+
+def _in_order(positions: Positions) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
+    """The slots of tokens document by document, each in its order, and where a document begins."""
+    by_order = positions.order.argsort(dim=1, stable=True)
+    document, back = positions.document.gather(1, by_order).sort(dim=1, stable=True)
+    begins = torch.ones_like(document, dtype=torch.bool)
+    begins[:, 1:] = document.diff(dim=1) != 0
+    return by_order.gather(1, back), begins
 
 
 def _last(
