@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+)
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import locant
@@ -106,9 +113,28 @@ def test_a_hostile_configuration_builds_nothing(changed: dict[str, Any], words: 
         without_weights({**presets()["mistral-7b"], **changed})
 
 
-def test_a_model_without_weights_takes_no_memory() -> None:
+def test_a_model_without_weights_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model = without_weights(presets()["llama-3.1-8b"])
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
     assert model.model.rotary_emb.inv_freq.device.type == "cpu"
     with locant.swap(model) as swapped:
         assert len(swapped.sentences) == 32
+    devices = set()
+    reset = locant.Learned.reset_parameters
+
+    def told(learned: locant.Learned) -> None:
+        devices.add(learned.weight.device.type)
+        reset(learned)
+
+    monkeypatch.setattr(locant.Learned, "reset_parameters", told)
+    assert answer("swap", {"model": "mistral-7b", "with": "learned"}, Session())["numbers"]["refused"] is None
+    assert devices == {"meta"}
+
+
+def test_a_model_without_attention_is_refused() -> None:
+    session = Session()
+    key = session.drop("config.json", b'{"model_type": "mamba", "num_hidden_layers": 2, "hidden_size": 64}')
+    assert "no attention heads" in answer("swap", {"model": key, "with": "learned"}, session)["numbers"]["refused"][0]
+    model = MambaForCausalLM(MambaConfig(num_hidden_layers=1, hidden_size=16, state_size=4, vocab_size=9))
+    with refuses(InputError, "MambaModel", "no attention heads"):
+        locant.swap(model, locant.ALiBi(4))

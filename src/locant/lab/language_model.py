@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -97,7 +98,7 @@ def quiet() -> Generator[None]:
 
 
 @contextmanager
-def one_line(what: object) -> Generator[Any]:
+def one_line(what: object, remedy: str = "a model in safetensors, as save_pretrained writes it") -> Generator[Any]:
     """transformers, and whatever it says of a folder or a configuration as one error."""
     with quiet():
         import transformers
@@ -108,8 +109,8 @@ def one_line(what: object) -> Generator[Any]:
             raise
         except Exception as error:  # a configuration can make transformers fail in any way
             why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            got = f"got {what}, which transformers cannot load: {why}"
-            raise InputError(got, "a model in safetensors, as save_pretrained writes it") from error
+            got = f"got {what}, which transformers cannot load: {shorten(why, 300, placeholder=' ...')}"
+            raise InputError(got, remedy) from error
 
 
 def trained_length(config: Any) -> int:

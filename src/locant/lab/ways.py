@@ -115,6 +115,8 @@ class Way:
             scaling = SCALINGS[self.name](self.factor, trained, rotary.rotary_dim, rotary.base)
             return rotary.alike(scaling=scaling, seq_len=None)
         config = model.config.get_text_config()
+        if not hasattr(config, "num_attention_heads"):
+            raise InputError(f"got {self.name} for {type(model).__name__}, which has no attention heads", "own")
         sizes = ModelShape(
             d_model=config.hidden_size,
             num_heads=config.num_attention_heads,

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch.overrides import TorchFunctionMode
-
 from locant.arguments import shown
+from locant.checkpoints.swap.weightless import Weightless
 from locant.errors import InputError
 from locant.lab.language_model import one_line
 from locant.models.config_values import HEADS, WIDTHS, integer_at
 from locant.models.registry import with_defaults
 
-__all__ = ["Weightless", "without_weights"]
+__all__ = ["without_weights"]
 
 MOST = {
     "layers": (("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 1_000),
@@ -25,20 +23,6 @@ MOST = {
 """No published model comes near; larger ones would be built module by module."""
 
 KINDS = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM", "AutoModelForImageTextToText")
-MADE = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn)
-DRAWN = (torch.Tensor.normal_, torch.Tensor.uniform_)
-
-
-class Weightless(TorchFunctionMode):
-    """What is made of a size alone, as parameters are, gets no memory; what is computed, as angles are, does."""
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        given = dict(kwargs or {})
-        if func in MADE:
-            given["device"] = "meta"
-        elif getattr(func, "__module__", "") == "torch.nn.init" or func in DRAWN:
-            return given["tensor"] if "tensor" in given else args[0]
-        return func(*args, **given)
 
 
 def without_weights(config: Mapping[str, Any]) -> Any:
@@ -59,7 +43,7 @@ def without_weights(config: Mapping[str, Any]) -> Any:
     for what, (keys, most) in MOST.items():
         if (value := integer_at(full, *keys) or 1) > most:
             raise InputError(f"got {value:,} for the {what} of a model, expected at most {most:,}", "its config.json")
-    with one_line(f"a configuration of {shown(kind)}") as transformers:
+    with one_line(f"a configuration of {shown(kind)}", "a config.json as save_pretrained writes it") as transformers:
         made = transformers.AutoConfig.for_model(**config)
         for auto in (getattr(transformers, each) for each in KINDS):
             if type(made) in auto._model_mapping:

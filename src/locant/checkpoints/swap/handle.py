@@ -326,7 +326,9 @@ def _require_sizes(encoding: Any, owner: Any) -> None:
     if isinstance(encoding, RoPEPlusPlus):
         got = f"got {encoding}, which makes twice as many heads as the projection behind the model's attention takes"
         raise RangeError(got, "locant.lab.Decoder, whose projection is as wide; or locant.Rotary")
-    config, heads = owner.config, owner.config.num_attention_heads
+    config, heads = owner.config, getattr(owner.config, "num_attention_heads", None)
+    if heads is None:
+        raise InputError(f"got {type(owner).__name__}, which has no attention heads", "a model with attention")
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     latent = getattr(config, "qk_rope_head_dim", None)
     if not has_bias(encoding):  # what turns queries and keys counts the heads of keys

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import nn
 
 from locant.arguments import one_of, shown, whole
 from locant.checkpoints.config_source import CONFIG
+from locant.checkpoints.swap.weightless import Weightless
 from locant.errors import InputError
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
@@ -71,8 +73,10 @@ def described(encoding: PositionEncoding) -> dict[str, Any] | None:
         value = _plain(getattr(encoding, option, parameter.default))
         if value is not None and value != parameter.default:
             options[option] = value
+    weightless = any(each.is_meta for each in encoding.parameters())
     try:
-        again = built({"name": name, "options": options})
+        with Weightless() if weightless else nullcontext():
+            again = built({"name": name, "options": options})
     except ValueError:
         return None
     same = repr(again) == repr(encoding) and _shapes(again) == _shapes(encoding)

@@ -15,6 +15,7 @@ import locant.scaling
 from locant.checkpoints.swap import swap
 from locant.checkpoints.swap.rotary_point import rotary_points
 from locant.checkpoints.swap.saving import described
+from locant.checkpoints.swap.weightless import Weightless
 from locant.errors import InputError, LocantError
 from locant.explore.models import chosen_model
 from locant.explore.screen import Screen
@@ -22,7 +23,7 @@ from locant.explore.session import Session
 from locant.explore.state import State
 from locant.lab.language_model import stated_length, trained_length
 from locant.lab.ways import NUMBERED, USUAL_FACTOR, Way
-from locant.lab.weightless import Weightless, without_weights
+from locant.lab.weightless import without_weights
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.report.explain import spans
