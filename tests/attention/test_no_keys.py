@@ -18,10 +18,14 @@ ENCODINGS: dict[str, Callable[[], PositionEncoding | None]] = {
 
 
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled", "flex", "eager"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("value", [10.0, 6e4, float("inf"), float("nan")])
 @pytest.mark.parametrize("encoding_name", ENCODINGS)
-def test_zeros_whatever_the_queries_hold(encoding_name: str, value: float, dtype: torch.dtype, backend: str) -> None:
+def test_zeros_whatever_the_queries_hold(encoding_name: str, backend: str) -> None:
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        for value in (10.0, 6e4, float("inf"), float("nan")):
+            gives_zeros(encoding_name, value, dtype, backend)
+
+
+def gives_zeros(encoding_name: str, value: float, dtype: torch.dtype, backend: str) -> None:
     q = torch.full((1, 8, 128, 64), value, dtype=dtype)
     k = torch.zeros(1, 2, 0, 64, dtype=dtype)
     v = torch.zeros(1, 2, 0, 3, dtype=dtype)
