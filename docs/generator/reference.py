@@ -6,7 +6,9 @@ those of `locant.plot`, for light and for dark paper, drawn anew when the source
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from locant.positions.registry import encodings
 
 __all__ = ["pages", "pictures", "setup"]
 
+THEMES = ("light", "dark")
 
 SCALINGS_WORDS = """\
 Ways to stretch [Rotary](#encoding-rotary) over longer contexts: pure functions of their fields. Where frequencies
@@ -42,7 +45,7 @@ fills in a missing standard key with the default of the architecture, and says s
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Write the pages before Sphinx looks for them."""
-    app.connect("config-inited", lambda app, config: write(Path(app.srcdir) / "reference"))
+    app.connect("config-inited", lambda app, config: write(Path(app.srcdir) / "reference", app.parallel))
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
@@ -71,7 +74,7 @@ def pictures() -> dict[str, Callable[..., Any]]:
     }
 
 
-def write(folder: Path) -> None:
+def write(folder: Path, workers: int = 1) -> None:
     """Write the pages and pictures that have changed, and remove pages that are no more."""
     written = pages()
     for path, text in written.items():
@@ -83,17 +86,17 @@ def write(folder: Path) -> None:
         if file.relative_to(folder).as_posix() not in written:
             file.unlink()
     changed = max(file.stat().st_mtime for file in Path(locant.__file__).parent.rglob("*.py"))
-    for path, draw in pictures().items():
-        for theme in ("light", "dark"):
-            _draw(folder / "pictures" / f"{path}-{theme}.svg", partial(draw, theme=theme), changed)
+    files = {folder / "pictures" / f"{path}-{theme}.svg": (path, theme) for path in pictures() for theme in THEMES}
+    stale = {file: of for file, of in files.items() if not file.is_file() or file.stat().st_mtime <= changed}
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
+        list(pool.map(_draw, stale, stale.values()))
 
 
-def _draw(file: Path, draw: Callable[[], Any], changed: float) -> None:
-    if file.is_file() and file.stat().st_mtime > changed:
-        return
+def _draw(file: Path, picture: tuple[str, str]) -> None:
+    path, theme = picture
     logging.getLogger(__name__).info("drawing %s", file.name)
     file.parent.mkdir(parents=True, exist_ok=True)
-    save(draw(), file)
+    save(pictures()[path](theme=theme), file)
 
 
 def _indexes() -> dict[str, str]:
