@@ -58,7 +58,7 @@ class TestEncode:
             ids, lengths = engine.encode(documents)
             assert (ids.tolist(), lengths.tolist()) == ([], [0] * len(documents))
 
-    def test_agrees_on_every_nasty_text(self) -> None:
+    def test_agrees_on_every_probe_text(self) -> None:
         assert len({*PROBE_TEXTS}) == len(PROBE_TEXTS) > 60
         for kind in (*FAST, *SPLITS):
             made = tokenizer(kind)
@@ -123,7 +123,7 @@ class TestChoice:
         with pytest.raises(InputError, match=r"not installed: pip install 'locant\[fast\]'"):
             choose_engine("gigatoken", tokenizer("byte level"), TEXTS)
 
-    @pytest.mark.parametrize("where", ["sample", "nasty"])
+    @pytest.mark.parametrize("where", ["sample", "probe texts"])
     def test_another_id_anywhere_is_found(self, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
         text = b"a word of the sample" if where == "sample" else PROBE_TEXTS[20]
         real = GigatokenEngine.encode
