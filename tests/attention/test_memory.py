@@ -161,8 +161,8 @@ FORWARD: dict[str, tuple[Callable[[], PositionEncoding | None], Positions, dict[
     "fire, documents of 300, a soft cap": (
         lambda: Fire(LONG_HEADS), Positions.packed([*[300] * 27, 92]), {"softcap": 30.0}
     ),
-    "alibi, documents of 60, sinks": (
-        lambda: ALiBi(LONG_HEADS), Positions.packed([*[60] * 136, 32]), {"sinks": torch.zeros(LONG_HEADS)}
+    "alibi, documents of 60 and padding, sinks": (
+        lambda: ALiBi(LONG_HEADS), Positions.packed([60] * 130, length=LONG), {"sinks": torch.zeros(LONG_HEADS)}
     ),
 }  # fmt: skip
 

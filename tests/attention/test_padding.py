@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from locant import ALiBi, KVCache, Positions, attend
+from locant import ALiBi, KVCache, Positions, Shaw, attend
 from locant.attention.backends import tiled
 from locant.attention.inputs import AttentionInputs, zero_padding
 from locant.attention.mask import AttentionMask
@@ -196,6 +196,26 @@ def test_the_places_of_a_cache_do_not_vouch_for_other_tensors(backend: str) -> N
         for gradient in torch.autograd.grad(y.sum(), [odd.q, odd.k, odd.v]):
             assert bool(gradient.isfinite().all())
         assert not KVCache().append(odd.k.detach(), odd.k.detach(), places)[0].isnan().any()
+
+
+@pytest.mark.usefixtures("_small_tiles")
+@pytest.mark.parametrize("kind", ["one document", "short documents"])
+def test_without_gradients_tiles_are_cleared_one_by_one(kind: str) -> None:
+    """Tiles of one document have so many keys to a query that alone they would count as decoding."""
+    real = torch.arange(90) >= torch.tensor([[1], [20]])
+    where = Positions.from_mask(real) if kind == "one document" else Positions.packed([[5] * 17, [4] * 20], length=90)
+    padding = (where.document == -1)[:, None, :, None]
+    q, k, v = (torch.randn(2, 1, 90, 8) for _ in range(3))
+    shaw = Shaw(8, 4)
+
+    def outputs(fill: float) -> Tensor:
+        with torch.no_grad():
+            inputs = (x.masked_fill(padding, fill) for x in (q, k, v))
+            return attend(*inputs, encoding=shaw, positions=where, causal=False, backend="tiled")
+
+    clean, odd = outputs(0.0), outputs(float("nan"))
+    assert torch.equal(clean, odd)
+    assert bool(clean.isfinite().all())
 
 
 # ---------------------------------------------------------------------- behind a cache of one's own

@@ -212,15 +212,14 @@ def _of_classes(parts: Sequence[Attended]) -> Attended:
 
 def _computed(backend: BackendName, inputs: AttentionInputs) -> Attended:
     choice = choose_backend(backend, inputs)
-    if choice.way is None or choice.way.name != "documents":  # which leaves padding out
-        inputs = inputs.without_padding()
     eager = choice.name == "eager" or (inputs.needs_lse and not inputs.v.numel())  # values may have no width
+    if choice.way is not None and not eager and all(x.numel() for x in (inputs.q, inputs.k, inputs.v)):
+        return tiled_attention(inputs, choice.way)
+    inputs = inputs.without_padding()
     if not inputs.k.shape[2] or (not eager and not (inputs.q.numel() and inputs.v.numel())):
         return _nothing(inputs)
     if eager:
         return eager_attention(inputs)
-    if choice.way is not None:
-        return tiled_attention(inputs, choice.way)
     return flex_attention(inputs) if choice.name == "flex" else Attended(sdpa_attention(inputs))
 
 

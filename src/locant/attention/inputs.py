@@ -122,10 +122,13 @@ class AttentionInputs:
 
     # ------------------------------------------------------------------ padding
 
-    def without_padding(self) -> AttentionInputs:
+    def without_padding(self, is_decoding: bool | None = None) -> AttentionInputs:
         """With zeros for queries, keys and values at padding; in decoding, with keys and values as they are."""
         k, v = self.k, self.v
-        if self.mask.keys.document_or_none is not None and not self.is_decoding:  # last: it makes a guard
+        # Documents come first: to ask whether it is decoding makes a guard.
+        if self.mask.keys.document_or_none is not None and not (
+            self.is_decoding if is_decoding is None else is_decoding
+        ):
             k, v = zero_padding(self.mask.keys, k, v)
         (q,) = zero_padding(self.mask.queries, self.q)
         return dataclasses.replace(self, q=q, k=k, v=v)

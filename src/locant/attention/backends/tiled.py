@@ -88,9 +88,10 @@ def tiled_attention(inputs: AttentionInputs, way: Way) -> Attended:
     """The output and, where it is needed, the log-sum-exp."""
     if way.rows is not None:
         return _by_documents(inputs, way.rows)
-    if way.name == "blocks":
-        return attention_by_blocks(inputs)
-    return _by_table(inputs) if way.name == "table" else _by_tiles(inputs)
+    if way.name == "tiles":
+        return _by_tiles(inputs)
+    inputs = inputs.without_padding()
+    return _by_table(inputs) if way.name == "table" else attention_by_blocks(inputs)
 
 
 # ---------------------------------------------------------------------- one number per head and distance
@@ -205,11 +206,12 @@ class _Split(torch.autograd.Function):
 
 
 def _by_tiles(inputs: AttentionInputs) -> Attended:
-    dtype, queries, inputs = inputs.q.dtype, inputs.q.shape[2], _as_wide_as_tiles(inputs)
+    alone, dtype, queries = wants_result_alone(), inputs.q.dtype, inputs.q.shape[2]
+    inputs = _as_wide_as_tiles(inputs if alone else inputs.without_padding())
     rows = _rows(inputs)
+    if alone:
+        return _written((_one_tile(tile) for tile in _without_padding(inputs, rows)), queries, dtype)
     tiles = (inputs.tile(start, start + rows) for start in range(0, queries, rows))
-    if wants_result_alone():
-        return _written((_one_tile(tile) for tile in tiles), queries, dtype)
     if inputs.needs_gradient and not is_mapping():  # vmap's samples are taken apart before the backward pass comes
         parts = [
             checkpoint(_one_tile, tile, use_reentrant=False, preserve_rng_state=tile.dropout_p > 0) for tile in tiles
@@ -218,6 +220,20 @@ def _by_tiles(inputs: AttentionInputs) -> Attended:
         parts = [_one_tile(tile) for tile in tiles]
     y, lse, _ = _joined(parts, 2)
     return Attended(y.to(dtype), lse)
+
+
+def _without_padding(inputs: AttentionInputs, rows: int) -> Iterator[AttentionInputs]:
+    """Tiles with zeros at padding: those of a tile are copied, until as many keys have been as there are."""
+    is_decoding, copied, is_clean = inputs.is_decoding, 0, False
+    for start in range(0, inputs.q.shape[2], rows):
+        if not is_clean and copied >= inputs.k.shape[2]:
+            inputs, is_clean = inputs.without_padding(is_decoding), True
+        tile = inputs.tile(start, start + rows)
+        if not is_clean:
+            filled = tile.without_padding(is_decoding)
+            copied += 0 if filled.k is tile.k else tile.k.shape[2]
+            tile = filled
+        yield tile
 
 
 def _written(parts: Iterator[Attended], queries: int, dtype: torch.dtype) -> Attended:
