@@ -219,7 +219,10 @@ def test_what_cannot_be_changed_is_refused(tmp_path: Path) -> None:
     with refuses(InputError, "bias_of_tokens"):
         add_tokens(old, new, ["<a>"])
     save_file({**weights, "transformer.wte.weight": torch.zeros(321, 8)}, old / "model.safetensors")
-    with refuses(InputError, "(321, 8)", "vocab_size=320"):
+    with refuses(InputError, "(321, 8)", "(320, 8)"):
+        add_tokens(old, new, ["<a>"])
+    save_file({**weights, "transformer.wte.weight": torch.zeros(320, 7)}, old / "model.safetensors")
+    with refuses(InputError, "(320, 7)", "(320, 8)"):
         add_tokens(old, new, ["<a>"])
     (old / "tokenizer.json").unlink()
     save_file(weights, old / "model.safetensors")

@@ -96,6 +96,19 @@ def test_what_cannot_be_measured_is_refused(
     assert said in complains("evaluate", "model", *words)
 
 
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        ({"vocab_size": 17}, ", where its config.json says (17, "),
+        ({"num_attention_heads": 5}, "is not a multiple of the number of attention heads (5)"),
+    ],
+)
+def test_a_configuration_that_lies_is_named(complains: Complains, model: Path, lie: dict[str, Any], said: str) -> None:
+    config = model / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | lie))
+    assert said in complains("evaluate", "model", "--with", "own", "--lengths", "16")
+
+
 def test_an_interval_knows_that_neighbours_are_alike() -> None:
     """Four levels in runs of 16: as independent numbers their mean would look four times as sure."""
     runs = [*np.repeat([1.0, 2.0, 3.0, 4.0], 16)]

@@ -57,6 +57,7 @@ def test_it_rotates_forward_and_backward(rotary: ModuleType, layout: str, rotary
     alone, nothing = rotary.rotate(q, None, index, angles, layout=layout)
     assert nothing is None
     assert torch.equal(alone, rotated[0])
+    assert torch.equal(torch.autograd.grad(alone, q, cotangents[0])[0], gradients[0])
 
 
 def test_it_rotates_in_place_and_back(rotary: ModuleType) -> None:

@@ -144,7 +144,7 @@ class LayoutChange:
         stated = source or named_layout(self.config) or self.row.rotary_keys.layout
         if stated is None:
             got = f"got model_type={self.architecture!r}, whose layout is not known"
-            raise InputError(got, "source='half' or 'interleaved' (--from), as its weights were trained with")
+            raise InputError(got, "source='half' or 'interleaved', as its weights were trained with")
         if stated == to:
             because = f"source={source!r}" if source else "the configuration"
             other = "interleaved" if to == "half" else "half"

@@ -111,7 +111,7 @@ def read_pretrained_input(folder: Path | str, dtype: torch.dtype | None = None) 
 def _token(source: _Source) -> PretrainedInput:
     config, inputs = source.config, source.row.inputs
     rows = required(config, "vocab_size")
-    width_key = next((key for key in inputs.width_keys if config.get(key) is not None), inputs.width_keys[0])
+    width_key = inputs.width_key(config)
     width = required(config, width_key)
     options: dict[str, Any] = {"vocab_size": rows, "d_model": width, "scale": _scale(config, inputs)}
     padding = config.get("pad_token_id")

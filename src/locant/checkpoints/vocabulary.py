@@ -151,12 +151,12 @@ class _Source:
             for entry in entries
             if self.rows in entry.shape[:1] and (entry.name == table or any(_ends(entry.name, end) for end in shared))
         }
-        self._require_known(entries, table)
+        self._require_known(entries, table, required(self.config, row.inputs.width_key(self.config)))
 
-    def _require_known(self, entries: Sequence[TensorEntry], table: str) -> None:
-        if table not in self.by_token:
-            shape = next(entry.shape for entry in entries if entry.name == table)
-            got = f"got {table} of shape {shape} in {self.folder}, where its {CONFIG} says vocab_size={self.rows}"
+    def _require_known(self, entries: Sequence[TensorEntry], table: str, width: int) -> None:
+        shape = next(entry.shape for entry in entries if entry.name == table)
+        if shape != (self.rows, width):
+            got = f"got {table} of shape {shape} in {self.folder}, where its {CONFIG} says {(self.rows, width)}"
             raise InputError(got, "the configuration and the weights of one model")
         unknown = [entry.name for entry in entries if self.rows in entry.shape and entry.name not in self.by_token]
         if unknown or "vocab_size_per_layer_input" in self.config:
@@ -165,7 +165,7 @@ class _Source:
             raise InputError(got, "a model whose tables are its embedding and its head")
 
     def tokenizer(self) -> Tokenizer:
-        tokenizer = Tokenizer.load(self.folder / TOKENIZER)
+        tokenizer = Tokenizer.load(self.folder)
         if tokenizer.vocab_size > self.rows:
             got = f"got a tokenizer of {tokenizer.vocab_size} entries for the {self.rows} rows of {self.folder}"
             raise InputError(got, "the tokenizer of this model")

@@ -133,7 +133,7 @@ def _as_typed(remedy: str, verb: click.Command) -> str:
 
     def typed(found: re.Match[str]) -> str:
         name, value = found.groups()
-        if name not in options:
+        if name not in options or value == "...":
             return found[0]
         flag = options[name].opts[-1]
         if value in ("None", "False"):

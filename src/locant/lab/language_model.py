@@ -67,8 +67,11 @@ def load_model(folder: str | Path, config: Any = None) -> Any:
         if hasattr(config, SWAPPED):
             return load_swapped(path, **options).eval()
         load = transformers.AutoModelForCausalLM.from_pretrained
-        model, told = load(path, config=config, output_loading_info=True, **options)
+        model, told = load(path, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     name = type(model).__name__
+    for key, has, expected in told["mismatched_keys"]:  # drawn at random, too
+        got = f"got {key} of shape {tuple(has)} in {path}, where its {CONFIG} says {tuple(expected)}"
+        raise InputError(got, "the configuration and the weights of one model")
     if told["missing_keys"]:  # transformers draws them at random, and says so in a table
         got = f"got {path} without {min(told['missing_keys'])}, a weight of {name}"
         raise InputError(got, "a causal language model with its head")
@@ -108,8 +111,9 @@ def one_line(what: object, remedy: str = "a model in safetensors, as save_pretra
         except InputError:
             raise
         except Exception as error:  # a configuration can make transformers fail in any way
-            why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            got = f"got {what}, which transformers cannot load: {shorten(why, 300, placeholder=' ...')}"
+            why = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+            why = shorten(" ".join(why[: 1 + why[0].endswith(":")]), 300, placeholder=" ...")
+            got = f"got {what}, which transformers cannot load: {why}"
             raise InputError(got, remedy) from error
 
 

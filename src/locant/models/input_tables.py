@@ -48,5 +48,8 @@ class InputTables:
     dropout_key: str | None = None
     why_not: Callable[[Config], str | None] | str | None = None
 
+    def width_key(self, config: Config) -> str:
+        return next((key for key in self.width_keys if config.get(key) is not None), self.width_keys[0])
+
 
 RMS_NORMED = InputTables(why_not="token rows are divided by their root mean square")

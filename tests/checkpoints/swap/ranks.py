@@ -6,7 +6,7 @@ import torch
 
 import locant
 from tests.checkpoints.swap.families import Family, tiny
-from tests.checkpoints.swap.work import ids
+from tests.checkpoints.swap.work import ids, shard
 
 __all__ = ["losses_on_two"]
 
@@ -20,11 +20,7 @@ def losses_on_two(name: str, sharded: bool = True) -> list[float]:
     else:
         locant.swap(model, locant.Kerple(4))
     if sharded:
-        from torch.distributed.fsdp import fully_shard
-
-        for layer in model.model.layers:
-            fully_shard(layer)
-        fully_shard(model)
+        shard(model)
     losses = []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for _ in range(3):

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import locant
 from locant.positions import PoPE
+from tests.checkpoints.swap.compiled_and_sharded import SPREAD, found_by_two
 from tests.checkpoints.swap.families import Family, tiny
 from tests.checkpoints.swap.ranks import losses_on_two
-from tests.checkpoints.swap.work import Work, adapted, generated, ids, in_bfloat16, packed, padded, trained
+from tests.checkpoints.swap.work import Work, adapted, compiled, generated, ids, in_bfloat16, packed, padded, trained
 from tests.ranks import found_on, needs_gloo
 from tests.tolerances import LOGITS
 
@@ -103,12 +103,18 @@ def test_positions_in_embeddings_begin_behind_the_padding(encoding: Any) -> None
 
 @pytest.mark.unchecked  # what is compiled is not run while shapes are checked
 @pytest.mark.slow
-@three
+@pytest.mark.parametrize("family", SPREAD, ids=lambda family: family.model_type)
 def test_compiled_it_is_one_graph(family: Family) -> None:
-    def compiled(model: Any) -> Tensor:
-        return torch.compile(model, fullgraph=True, backend="eager")(ids()).logits
-
     same(tiny(family), compiled)
+    model = tiny(family)
+    with locant.swap(model):
+        assert (compiled(model) - model(ids()).logits).abs().max() <= LOGITS
+
+
+@pytest.mark.unchecked
+@pytest.mark.slow
+@three
+def test_compiled_with_a_bias_it_is_one_graph(family: Family) -> None:
     model = tiny(family)
     with locant.swap(model, locant.Kerple(HEADS)):
         assert (compiled(model) - model(ids()).logits).abs().max() <= LOGITS
@@ -135,6 +141,14 @@ def test_lora_trains_the_encoding_beside_its_adapters() -> None:
     learned = {name: each.grad for name, each in lora.named_parameters() if "locant" in name and each.requires_grad}
     assert len(learned) == 2
     assert all(grad is not None and grad.abs().max() > 0 for grad in learned.values())
+
+
+@needs_gloo
+@pytest.mark.slow
+def test_sharded_over_two_processes_no_bit_changes() -> None:
+    """FSDP2: logits and gradients, beside those of the plain model sharded so."""
+    found = found_on(2, found_by_two, [[family.model_type, family.cls] for family in SPREAD])
+    assert found == [["same bits"] * len(SPREAD)] * 2
 
 
 @needs_gloo

@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Work", "adapted", "generated", "ids", "in_bfloat16", "of_bfloat16", "packed", "padded", "trained"]
+__all__ = [
+    "Work", "adapted", "compiled", "generated", "ids", "in_bfloat16", "of_bfloat16", "packed", "padded",
+    "shard", "sharded", "trained",
+]  # fmt: skip
 
 Work = Callable[[Any], Tensor]
 
@@ -66,3 +69,31 @@ def of_bfloat16(model: Any) -> Tensor:
     for parameter in model.parameters():
         parameter.data = parameter.data.bfloat16()
     return model(ids()).logits
+
+
+def compiled(model: Any) -> Tensor:
+    """The logits of one graph, whose operators run as they are traced."""
+    torch.compiler.reset()
+    with torch.no_grad():
+        return torch.compile(model, fullgraph=True, backend="eager")(ids()).logits
+
+
+def sharded(model: Any) -> Tensor:
+    """FSDP2 on the processes that run this, with the same tokens: those of others may ask for other experts."""
+    shard(model)
+    found = model(ids(), labels=ids())
+    found.loss.backward()
+    whole = [each.grad.full_tensor() for each in model.parameters() if each.grad is not None]
+    return torch.cat([each.detach().flatten() for each in (found.logits, *whole)])
+
+
+def shard(model: Any) -> None:
+    """Every layer by itself, and the rest."""
+    from torch.distributed.fsdp import fully_shard
+
+    lists = [name for name, each in model.named_modules() if isinstance(each, torch.nn.ModuleList)]
+    for name in lists:
+        if not any(name.startswith(f"{other}.") for other in lists):  # layers, not what they have of each kind
+            for layer in model.get_submodule(name):
+                fully_shard(layer)
+    fully_shard(model)

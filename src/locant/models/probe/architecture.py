@@ -99,7 +99,8 @@ def probe_config(
             subject = subject_of(each, config=built, layer_type=layer_type)
             if subject is not None:
                 return probe_rotation(subject, expected)
-    got = f"got {shown(getattr(built, 'model_type', config))}, whose class in transformers has no rotary module to call"
+    name = shown(getattr(built, "model_type", config))
+    got = f"got {name}, whose class in transformers has no rotary module that can be built of its configuration"
     raise InputError(got, "locant.probe(lambda x, positions: ..., head_dim=64), with a function of that model")
 
 
@@ -139,9 +140,9 @@ def _configuration(config: object) -> Any:
         return None
     try:
         return _of_text(CONFIG_MAPPING[name](**{key: value for key, value in config.items() if key != "model_type"}))
-    except FAILED as error:
+    except Exception as error:  # a configuration can make transformers fail in any way
         got = f"got a {name} configuration that transformers refuses: {error}"
-        raise InputError(got, "transformers.AutoConfig.from_pretrained, which says what it expects") from None
+        raise InputError(got, "transformers.AutoConfig.from_pretrained, which says what it expects") from error
 
 
 def _of_text(config: Any) -> Any:
