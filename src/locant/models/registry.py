@@ -11,6 +11,7 @@ from locant.arguments import shown
 from locant.errors import InputError, RangeError
 from locant.models import (
     alibi,
+    at_the_input,
     audio,
     bert,
     deepseek,
@@ -47,6 +48,7 @@ FAMILIES = (
     audio,
     vision,
     image_biases,
+    at_the_input,
     multimodal,
 )
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from locant import Convolutional, InputEmbedding, LocantError, Positions, RangeError
+from locant import Convolutional, InputEmbedding, LocantError, Positions, RangeError, encoding_from_config
 from tests.refusal import refuses
 from tests.tolerances import DIFFERENT, DRAWN, assert_close
 
@@ -19,13 +19,20 @@ LENGTHS = [9, 1, 14]
 LAYERS = {"kernel_size": 5, "depth": 3, "norm": "layer"}
 
 
-def published(model: str, kernel_size: int) -> nn.Module:
+def published(model: str, kernel_size: int) -> tuple[nn.Module, Convolutional]:
+    """The module of a model, and what is read of its configuration."""
     module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
-    names = {"wav2vec2": "Wav2Vec2", "wavlm": "WavLM", "hubert": "Hubert", "data2vec_audio": "Data2VecAudio"}
+    names = {"wav2vec2": "Wav2Vec2", "wavlm": "WavLM", "hubert": "Hubert"}
     config = getattr(importlib.import_module("transformers"), f"{names[model]}Config")(
         hidden_size=WIDTH, num_conv_pos_embedding_groups=GROUPS, num_conv_pos_embeddings=kernel_size
     )
-    return getattr(module, f"{names[model]}PositionalConvEmbedding")(config)
+    return getattr(module, f"{names[model]}PositionalConvEmbedding")(config), read(config)
+
+
+def read(config: Any) -> Convolutional:
+    encoding = encoding_from_config(config.to_dict())
+    assert isinstance(encoding, Convolutional)
+    return encoding
 
 
 def shaken(module: nn.Module) -> nn.Module:
@@ -67,9 +74,9 @@ def require_same(ours: Convolutional, theirs: Callable[[Tensor], Tensor], convol
     ("model", "kernel_size"), [("wav2vec2", 128), ("wav2vec2", 5), ("wav2vec2", 4), ("hubert", 7), ("wavlm", 6)]
 )
 def test_values_and_gradients_are_those_of_models_of_speech(model: str, kernel_size: int) -> None:
-    theirs = shaken(published(model, kernel_size))
-    ours = loaded(Convolutional(WIDTH, kernel_size=kernel_size, groups=GROUPS), [theirs.conv])
-    require_same(ours, theirs, [theirs.conv])
+    module, ours = published(model, kernel_size)
+    theirs = shaken(module)
+    require_same(loaded(ours, [theirs.conv]), theirs, [theirs.conv])
 
 
 @pytest.mark.parametrize("kernel_size", [19, 4])
@@ -80,8 +87,7 @@ def test_values_and_gradients_are_those_of_data2vec(kernel_size: int) -> None:
     )
     theirs = shaken(module.Data2VecAudioPositionalConvEmbedding(config))
     convolutions = [layer.conv for layer in theirs.layers]
-    ours = Convolutional(WIDTH, kernel_size=kernel_size, groups=GROUPS, depth=5, norm="layer")
-    require_same(loaded(ours, convolutions), theirs, convolutions)
+    require_same(loaded(read(config), convolutions), theirs, convolutions)
 
 
 def test_it_begins_as_wav2vec2_does() -> None:
@@ -128,7 +134,7 @@ def test_rows_that_are_packed_or_padded_get_what_each_gets_alone(name: str, opti
 
 def test_published_code_lets_packed_documents_leak() -> None:
     """Which is why a row is taken apart here, and not convolved as it is."""
-    theirs = shaken(published("wav2vec2", 8))
+    theirs = shaken(published("wav2vec2", 8)[0])
     a, b = torch.randn(1, 6, WIDTH).double(), torch.randn(1, 6, WIDTH).double()
     assert not torch.allclose(theirs(torch.cat([a, b], 1))[:, :6], theirs(a), atol=DIFFERENT)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from locant import InputEmbedding, Learned, LearnedGrid, Positions, ShapeError
+from locant import InputEmbedding, Learned, LearnedGrid, Positions, ShapeError, encoding_from_config
 from locant.positions.grids import Grid
 from tests.known_bugs.exhibit import compiles
 from tests.refusal import refuses
@@ -31,15 +31,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def published(model: str) -> nn.Module:
-    """The embeddings of a small model, with random positions."""
+def published(model: str) -> tuple[nn.Module, Any]:
+    """The embeddings of a small model, with random positions, and its configuration."""
     folder = importlib.import_module(f"transformers.models.{model}")
     name = MODELS[model][0].removesuffix("Embeddings") + "Config"
     sizes = {"hidden_size": WIDTH, "image_size": TABLE * PATCH, "patch_size": PATCH, "num_patches": TABLE**2}
     module = getattr(folder, f"modeling_{model}")
-    embeddings = getattr(module, MODELS[model][0])(getattr(folder, name)(**sizes)).eval()
+    config = getattr(folder, name)(**sizes)
+    embeddings = getattr(module, MODELS[model][0])(config).eval()
     nn.init.normal_(table_of(embeddings))
-    return embeddings
+    return embeddings, config
 
 
 def table_of(embeddings: Any) -> nn.Parameter:
@@ -64,8 +65,10 @@ def images_of(embeddings: Any, sizes: tuple[int, int]) -> Callable[[], Tensor]:
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("model", MODELS)
 def test_values_and_gradients_are_those_of_published_models(model: str, sizes: tuple[int, int]) -> None:
-    embeddings = published(model)
-    ours = LearnedGrid(TABLE, TABLE, WIDTH, **MODELS[model][1])
+    embeddings, config = published(model)
+    ours = encoding_from_config(config)
+    assert isinstance(ours, LearnedGrid)
+    assert repr(ours) == repr(LearnedGrid(TABLE, TABLE, WIDTH, **MODELS[model][1]))
     their_table, forward = table_of(embeddings), images_of(embeddings, sizes)
     ours.weight.data.copy_(their_table.data.view_as(ours.weight))
     expected = forward()
