@@ -18,7 +18,8 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.timing import Row, measure
-from locant import ALiBi, Fire, Kerple, PositionEncoding, Positions, T5Bias, attend
+from locant import ALiBi, Fire, Fox, Inkling, Kerple, PositionEncoding, Positions, T5Bias, attend
+from locant.positions.hidden_bias import HiddenBias
 
 __all__ = ["rows"]
 
@@ -49,6 +50,7 @@ def _forward() -> list[Row]:
         "ALiBi, locant flex": _ours(alibi, positions, "flex"),
         "T5, locant auto": _ours(t5, positions, "auto"),
         "FIRE, locant tiled": _ours(Fire(HEADS).to(DEVICE), positions, "tiled"),
+        **{f"{name}, locant auto": _ours(each, _read(each, positions), "auto") for name, each in _hidden().items()},
         "ALiBi, matrix through SDPA": _ours(alibi, positions, "sdpa"),
         **({"ALiBi, x-transformers": _peer(FORWARD)} if importlib.util.find_spec("x_transformers") else {}),
     }
@@ -84,6 +86,7 @@ def _arranged() -> list[Row]:
 
 def _training() -> list[Row]:
     positions = Positions.arange(TRAINING, device=DEVICE)
+    hidden = _hidden()
     encodings: dict[str, PositionEncoding] = {
         "ALiBi": ALiBi(HEADS),
         "ALiBi with learned slopes": ALiBi(HEADS, learned=True).to(DEVICE),
@@ -94,6 +97,7 @@ def _training() -> list[Row]:
     contenders = {
         "plain causal SDPA, without a bias": _plain,
         **{f"{name}, locant auto": _ours(each, positions, "auto") for name, each in encodings.items()},
+        **{f"{name}, locant auto": _ours(each, _read(each, positions), "auto") for name, each in hidden.items()},
         "ALiBi, matrix through SDPA": _ours(encodings["ALiBi"], positions, "sdpa"),
         "T5, matrix through SDPA": _ours(encodings["T5"], positions, "sdpa"),
         "T5, written out (eager)": _ours(encodings["T5"], positions, "eager"),
@@ -126,6 +130,22 @@ def _drawn(length: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def _plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def _hidden() -> dict[str, HiddenBias]:
+    """Those whose bias follows from hidden states."""
+    width = HEADS * HEAD_DIM
+    return {"FoX": Fox(HEADS, width).to(DEVICE), "Inkling": Inkling(HEADS, width).to(DEVICE)}
+
+
+def _read(encoding: HiddenBias, positions: Positions) -> Positions:
+    """With what is read of random hidden states, which is not measured: it is a projection, as that of the queries."""
+    with torch.no_grad():
+        read = encoding.read(torch.randn(1, positions.seq_len, encoding.d_model, device=DEVICE), positions)
+    for each in (read.as_query, read.as_key):
+        if each is not None:
+            each.requires_grad_()
+    return read
 
 
 def _ours(
@@ -175,18 +195,26 @@ def _require_right(name: str, attention: Attention, q: Tensor, k: Tensor, v: Ten
 
 def _require_right_gradients(name: str, attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> None:
     """With a cotangent for the last queries: every gradient there is, that of a table or an MLP included."""
-    encoding = getattr(attention, "encoding", None)
-    parameters = [] if encoding is None else list(encoding.parameters())
+    learned = _learned(attention)
     cotangent = torch.zeros_like(q)
     cotangent[:, :, -FEW:] = torch.randn_like(cotangent[:, :, -FEW:])
-    found = torch.autograd.grad(attention(q, k, v), [q, k, v, *parameters], cotangent)
+    found = torch.autograd.grad(attention(q, k, v), [q, k, v, *learned], cotangent)
     wide = [x.detach().double().requires_grad_() for x in (q[:, :, -FEW:], k, v)]
     y = _written_out(attention, *wide)
-    truth = torch.autograd.grad(y, [*wide, *parameters], cotangent[:, :, -FEW:].double())
+    truth = torch.autograd.grad(y, [*wide, *learned], cotangent[:, :, -FEW:].double())
     assert not found[0][:, :, :-FEW].any(), f"{name} has gradients for queries that were not asked"
     for ours, wanted in zip((found[0][:, :, -FEW:], *found[1:]), truth, strict=True):
         error = float((ours.double() - wanted).abs().max() / wanted.abs().max().clamp(min=1.0))
         assert error < NEAR[q.dtype], f"a gradient of {name} is off by {error} of its largest"
+
+
+def _learned(attention: Attention) -> list[Tensor]:
+    """Parameters; of an encoding that reads hidden states those that attention sees, and what was read."""
+    encoding, positions = getattr(attention, "encoding", None), getattr(attention, "positions", None)
+    if not isinstance(encoding, HiddenBias) or positions is None:
+        return [] if encoding is None else list(encoding.parameters())
+    seen = [encoding.curves] if isinstance(encoding, Inkling) else []
+    return [*seen, *(each for each in (positions.as_query, positions.as_key) if each is not None)]
 
 
 def _written_out(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ __all__ = ["attention_by_blocks"]
 
 BLOCK = 256
 """Queries, and keys, of a block."""
-HELD = 2**17
+HELD = 2**16
 """Scores that are held at a time: of as many heads as they suffice for."""
 HIDDEN = -1e30
 """The score of a key that the mask does not allow. A row of them gives no NaN, as infinities would."""
