@@ -45,9 +45,8 @@ class Fox(HiddenBias):
             of the weight of a key is forgotten with every seven tokens.
         head_slice: the heads of this rank under tensor parallelism; default: all.
 
-    Measured on a CPU, with one thread, for 8 192 tokens of 8 heads of 64, against plain causal attention: 1.44 times
-    its time and 1.15 times its memory beyond queries, keys and values (1.04 times with them); with the backward pass
-    1.81 and 1.16 times.
+    Measured on a CPU, with two threads, for 8 192 tokens of 8 heads of 64, against plain causal attention: 1.3 times
+    its time and 1.06 times its memory beyond queries, keys and values; with the backward pass 2.0 times its time.
 
     Limits:
         What is forgotten stays so: a sum only falls. `KVCache` carries the running sums, and `StaticKVCache` and

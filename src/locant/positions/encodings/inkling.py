@@ -35,9 +35,9 @@ class Inkling(HiddenBias):
     (https://arxiv.org/abs/1803.02155), with a projection of its own in the query's place.
 
     Costs a product over `d_rel` for every query and distance, ``query x extent`` numbers per head; attention on a CPU
-    holds those of a few heads and of some queries at a time. Measured there, with one thread, for 8 192 tokens of 8
-    heads of 64, against plain causal attention: 1.64 times its time and 1.42 times its memory beyond queries, keys and
-    values (1.11 times with them); with the backward pass 1.72 and 1.20 times.
+    holds those of one head and of some queries at a time. Measured there, with two threads, for 8 192 tokens of 8
+    heads of 64, against plain causal attention: 1.9 times its time and 1.29 times its memory beyond queries, keys and
+    values, what is read of queries included (1.06 times without); with the backward pass 2.4 times its time.
 
     Args:
         num_heads: the number of query heads.
