@@ -37,6 +37,10 @@ def test_all_models_of_a_seed_start_alike_but_for_the_encoding() -> None:
             assert torch.equal(dict(other.named_parameters())[key], parameter)
 
 
+def test_there_is_room_for_an_encoding_that_makes_more_heads() -> None:
+    assert model("rope_plus_plus")(torch.zeros(1, 5, dtype=torch.int64)).shape == (1, 5, VOCAB)
+
+
 def test_nothing_is_dropped_while_measuring() -> None:
     decoder = model("nope")
     expected = evaluate(decoder, ids(43), 8)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from locant import Positions, Rotary, ShapeError
+from locant import Positions, RangeError, Rotary, ShapeError
 from locant.positions.grids import Grid, cells
 from tests.refusal import refuses
 
@@ -79,6 +79,15 @@ def test_grids_of_other_sizes_are_joined() -> None:
 def test_beside_tokens_outside_of_grids_no_place_is_known() -> None:
     joined = Positions.cat([Positions.grid(2, 2), Positions.of([[[2, 2]]])])
     assert (joined.grids, joined.place_or_none) == ((), None)
+
+
+def test_sizes_may_be_lists_as_processors_of_transformers_give_them() -> None:
+    assert Positions.packed_grids([[2, 3], [4, 1]]) == Positions.packed_grids([(2, 3), (4, 1)])  # type: ignore[list-item]
+
+
+def test_sides_without_a_common_multiple_that_fits_are_refused_by_name() -> None:
+    with refuses(RangeError, "[23, 25, 27, 32, 37", "Positions.grid(height, width, centred=True)"):
+        Positions.packed_grids([[(32, 48)], [(37, 27)], [(41, 25)], [(43, 23)]], centred=True)
 
 
 @pytest.mark.parametrize("grids", [[], [[]], [(2, 2), [(2, 2)]], [(2, 2), (2,)], [(2, 2), 2], (2, 2), [()]], ids=repr)

@@ -147,7 +147,7 @@ def test_an_unknown_option_and_a_missing_size_are_named(name: str) -> None:
     with refuses(RangeError, "['thetta']", f"{name!r}"):
         find(name).for_model(SHAPE, thetta=1)
     if sizes:
-        with refuses(RangeError, next(iter(sizes)), f"{find(name).__name__}("):
+        with refuses(RangeError, next(iter(sizes)), f"locant.encoding({name!r}, "):
             encoding(name)
 
 

@@ -79,15 +79,18 @@ def train(
 
 
 def build(contestant: Contestant, seed: int, vocab_size: int, settings: Settings) -> Decoder:
-    """An untrained model. The encoding is built last: the weights that all models of a seed share start the same."""
-    with BUILDING, torch.random.fork_rng(devices=[]):
+    """An untrained model. What encodings draw comes after the weights: those that all models share start the same."""
+
+    def decoder(encoding: PositionEncoding) -> Decoder:
         torch.manual_seed(seed)
-        model = Decoder(
-            vocab_size, PositionEncoding(),
+        return Decoder(
+            vocab_size, encoding,
             d_model=settings.d_model, num_layers=settings.num_layers, num_heads=settings.num_heads,
         )  # fmt: skip
-        model.embedding.encoding = contestant.build(shape(settings))
-    return model
+
+    with BUILDING, torch.random.fork_rng(devices=[]):
+        decoder(PositionEncoding())
+        return decoder(contestant.build(shape(settings)))
 
 
 def shape(settings: Settings) -> ModelShape:

@@ -121,6 +121,7 @@ class Way:
             d_model=config.hidden_size,
             num_heads=config.num_attention_heads,
             num_kv_heads=getattr(config, "num_key_value_heads", None),
+            head_dim=getattr(config, "head_dim", None) or 0,
             max_seq_len=longest,
         )
         return find(self.name).for_model(sizes)

@@ -56,10 +56,11 @@ class ModelShape:
     max_seq_len: int
     num_kv_heads: int | None = None
     """Where there are fewer of keys and values."""
+    head_dim: int = 0
+    """Default: ``d_model // num_heads``."""
 
-    @property
-    def head_dim(self) -> int:
-        return self.d_model // self.num_heads
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "head_dim", self.head_dim or self.d_model // self.num_heads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,9 +322,10 @@ def build(kind: type[E], options: Mapping[str, Any]) -> E:
     missing = [option for option in kind.sizes() if option not in options]
     if unknown or missing:
         got = f"unknown options {unknown}" if unknown else f"no {' or '.join(missing)}"
+        name, sizes = kind.info.name, [f"{size}=..." for size in kind.sizes()]
         raise RangeError(
-            f"got {got} for {kind.info.name or kind.__name__!r}, which takes {', '.join(accepted or ['no options'])}",
-            f"{kind.__name__}({', '.join(f'{size}=...' for size in kind.sizes())})",
+            f"got {got} for {name or kind.__name__!r}, which takes {', '.join(accepted or ['no options'])}",
+            f"locant.encoding({', '.join([repr(name), *sizes])})" if name else f"{kind.__name__}({', '.join(sizes)})",
         )
     return kind(**options)
 

@@ -61,10 +61,11 @@ class GridWindows:
 
     def positions(self, batch: int = 1, *, device: torch.device | str | None = None) -> Positions:
         """Of the rows that `cut` makes of so many images; one row where all are the same."""
+        batch = whole("batch", batch, 0, remedy="the number of images")
         row = Positions.grid(self.window, self.window, device=device)
         if not self.shift:
             return row
-        document = self._document.on(row.device).repeat(whole("batch", batch, 0, remedy="the number of images"), 1)
+        document = self._document.on(row.device).repeat(batch, 1)
         return dataclasses.replace(row.expand(len(document)), document_or_none=document)
 
     def cut(self, x: Float[Tensor, "batch cells d_model"]) -> Float[Tensor, "rows tokens d_model"]:

@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from locant.arguments import entries, shown, whole
-from locant.errors import ShapeError
+from locant.arguments import MAX_INT32, entries, shown, whole
+from locant.errors import RangeError, ShapeError
 from locant.positions.checks import token_count
 from locant.positions.documents import pack
 
@@ -55,10 +55,13 @@ def grid_of(sizes: Sequence[Any], prefix: Any) -> Grid:
 
 
 def rows_of_grids(grids: Any, prefix: Any) -> list[list[Grid]]:
-    """The grids of every row, from a list per row or the list of the only row; a tuple holds the sizes of a grid."""
+    """The grids of every row, from a list per row or the list of the only row; a tuple holds the sizes of a grid.
+
+    So does a list of integers, as processors of `transformers` give them.
+    """
     remedy = "[(16, 24), (8, 8)], or [[(16, 24), (8, 8)], [(20, 20)]]"
     rows = entries("grids", grids, remedy)
-    nested = [row for row in rows if isinstance(row, list)]
+    nested = [row for row in rows if isinstance(row, list) and not (row and all(isinstance(each, int) for each in row))]
     rows = rows if nested else [rows]
     if not any(rows) or (nested and len(nested) < len(rows)):
         raise ShapeError(f"got {shown(grids)} for grids, expected (height, width) of each, or a list per row", remedy)
@@ -81,7 +84,10 @@ def indices(grids: Sequence[Grid], centred: bool, device: Device = None) -> tupl
     """The index at each place, 0 on all axes of a prefix token, and the denominator that it is over."""
     if not centred:
         return torch.cat([_laid_out(_counted(grid, device), grid.prefix, 0) for grid in grids]), 1
-    over = math.lcm(*(max(size, 1) for grid in grids for size in grid.sizes))
+    sides = {max(size, 1) for grid in grids for size in grid.sizes}
+    if (over := math.lcm(*sides)) > MAX_INT32:
+        got = f"got centred grids of sides {shown(sorted(sides))}, whose least common multiple is past {MAX_INT32}"
+        raise RangeError(got, "Positions.grid(height, width, centred=True) for one image at a time")
     parts = []
     for grid in grids:
         axes = [(2 * axis + 1 - len(axis)) * (over // max(len(axis), 1)) for axis in _counted(grid, device)]

@@ -95,6 +95,9 @@ class OffsetBias(PositionEncoding):
     @classmethod
     def for_model(cls, shape: ModelShape, **options: object) -> PositionEncoding:
         """For tokens in one row, unless `height` and `width` are given: sizes of a model say nothing of a grid."""
+        if "width" not in options and shape.max_seq_len > MAX_SIDE:
+            got = f"got {cls.__name__} for a text of {shape.max_seq_len} tokens, and its tables have {MAX_SIDE} places"
+            raise RangeError(got, "an encoding of texts, such as alibi")
         known = {size: getattr(shape, size) for size in cls.sizes() if hasattr(shape, size)}
         return build(cls, {**known, "height": 1, "width": shape.max_seq_len} | options)
 
@@ -103,8 +106,12 @@ class OffsetBias(PositionEncoding):
         raise LocantError(f"{type(self).__name__} does not define tables", "def tables(self, q)")
 
     def at(self: E, height: int, width: int) -> E:
-        """The same encoding for grids of another size. It shares its parameters: what one learns, the other knows."""
+        """The same encoding for grids of another size. It shares its parameters: what one learns, the other knows.
+
+        Where one of them is resized for good, it has parameters of its own from then on.
+        """
         other = copy.copy(self)
+        other._parameters, other._modules = {**self._parameters}, {**self._modules}
         other._resize(height, width)
         return other
 

@@ -172,7 +172,8 @@ class Positions:
         """Several images in one row, each as in `grid` and a document of its own; or one such list per row.
 
         A tuple holds the sizes of an image, ``(height, width)``. Rows are filled up with padding to `length` (default:
-        the longest row), so a batch of images of different sizes has one list for each (SigLIP 2, NaFlex).
+        the longest row), so a batch of images of different sizes has one list for each (SigLIP 2, NaFlex). With
+        `centred`, all sides in one call need a common multiple below 2^31.
 
         >>> Positions.packed_grids([(1, 2), (2, 1)], prefix=1).index[0].tolist()
         [[0, 0], [0, 0], [0, 1], [0, 0], [0, 0], [1, 0]]
@@ -612,7 +613,7 @@ class Positions:
             raise ShapeError(f"got positions on {self.device}, {what} is on {device}", f"positions.to({str(device)!r})")
 
     def __eq__(self, other: object) -> bool:
-        """Whether every token has the same index, document, order and place in a grid; not what was read of it."""
+        """Whether every token has the same index, document, order and place in grids of the same sizes."""
         if not isinstance(other, Positions):
             return NotImplemented
         known = [(each.denominator, each.device, each.grids) for each in (self, other)]

@@ -260,6 +260,17 @@ def test_it_compiles_at_most_twice(name: str) -> None:
     claims.compiles_at_most_twice(BUILDS[name])
 
 
+@pytest.mark.parametrize("resized", ["the copy", "the original"])
+def test_resizing_one_of_two_that_share_their_parameters_leaves_the_other_as_it_was(resized: str) -> None:
+    bias = GridBias(HEADS, 3, 5)
+    one, other = bias.at(4, 4), bias
+    if resized == "the original":
+        one, other = other, one
+    before = other.matrix(15).clone()
+    one.resize(6, 6)
+    assert torch.equal(other.matrix(15), before)
+
+
 # ---------------------------------------------------------------------- what is refused
 
 
