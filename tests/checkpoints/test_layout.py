@@ -341,7 +341,7 @@ def test_rows_that_do_not_fit_the_configuration_are_refused(
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"model_type": "unheard of"}, ("unheard of", "not known", "--from")),
+        ({"model_type": "unheard of"}, ("unheard of", "not known", "source='half'")),
         ({"alibi": True, "model_type": "falcon"}, ("alibi",)),
         ({"model_type": "falcon"}, ("multi_query",)),
         ({"model_type": "phi"}, ("partial_rotary_factor",)),
