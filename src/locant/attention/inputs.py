@@ -5,8 +5,8 @@ What `attend` accepts is checked here before anything is computed: errors of tor
 Values at padding may be anything, NaN in uninitialised memory included: a weight of 0 hides a finite number, but
 neither NaN nor infinity, forward or in gradients. So backends get `without_padding`: queries, keys and values
 are zeros at padding, which therefore gets a gradient of exactly zero. That costs a copy of each, where there is padding
-or, on a device and in compiled code, may be. Their values are not read to find out: compiled code could not, and copies
-with other strides have other last bits.
+or, on a device and in compiled code, may be. Their values are not read to find out. Copies with other strides have
+other last bits: where there are documents, all are in the order of copies.
 
 Decoding is the exception: a copy of the keys of a cache would cost ten times what the attention of one query does. So
 where there are 16 keys or more to a query, and nothing is differentiated, keys and values are taken as they are.
@@ -16,6 +16,7 @@ where there are 16 keys or more to a query, and nothing is differentiated, keys 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -122,15 +123,29 @@ class AttentionInputs:
 
     # ------------------------------------------------------------------ padding
 
-    def without_padding(self, is_decoding: bool | None = None) -> AttentionInputs:
+    def without_padding(self) -> AttentionInputs:
         """With zeros for queries, keys and values at padding; in decoding, with keys and values as they are."""
-        k, v = self.k, self.v
+        return self.in_order().cleared()
+
+    def in_order(self, is_decoding: bool | None = None) -> AttentionInputs:
+        """In the order in memory, where there are documents, that copies with zeros at padding have."""
+        return self._where_documents(lambda _, x: x.contiguous(), is_decoding)
+
+    def cleared(self, is_decoding: bool | None = None) -> AttentionInputs:
+        """Zeros at padding, whatever the order in memory."""
+        return self._where_documents(lambda positions, x: zero_padding(positions, x)[0], is_decoding)
+
+    def _where_documents(
+        self, change: Callable[[Positions, Tensor], Tensor], is_decoding: bool | None
+    ) -> AttentionInputs:
+        q, k, v = self.q, self.k, self.v
+        if self.mask.queries.document_or_none is not None:
+            q = change(self.mask.queries, q)
         # Documents come first: to ask whether it is decoding makes a guard.
         if self.mask.keys.document_or_none is not None and not (
             self.is_decoding if is_decoding is None else is_decoding
         ):
-            k, v = zero_padding(self.mask.keys, k, v)
-        (q,) = zero_padding(self.mask.queries, self.q)
+            k, v = change(self.mask.keys, k), change(self.mask.keys, v)
         return dataclasses.replace(self, q=q, k=k, v=v)
 
     @property

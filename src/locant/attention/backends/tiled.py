@@ -225,12 +225,13 @@ def _by_tiles(inputs: AttentionInputs) -> Attended:
 def _without_padding(inputs: AttentionInputs, rows: int) -> Iterator[AttentionInputs]:
     """Tiles with zeros at padding: those of a tile are copied, until as many keys have been as there are."""
     is_decoding, copied, is_clean = inputs.is_decoding, 0, False
+    inputs = inputs.in_order(is_decoding)
     for start in range(0, inputs.q.shape[2], rows):
         if not is_clean and copied >= inputs.k.shape[2]:
-            inputs, is_clean = inputs.without_padding(is_decoding), True
+            inputs, is_clean = inputs.cleared(is_decoding), True
         tile = inputs.tile(start, start + rows)
         if not is_clean:
-            filled = tile.without_padding(is_decoding)
+            filled = tile.cleared(is_decoding)
             copied += 0 if filled.k is tile.k else tile.k.shape[2]
             tile = filled
         yield tile
