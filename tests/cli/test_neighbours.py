@@ -32,6 +32,14 @@ def test_a_list_with_its_pictures(run: Run, folder: Path) -> None:
     assert (folder / "p.png").exists()
 
 
+def test_more_words_than_a_line_has_room_for_are_told_their_nearest(run: Run) -> None:
+    words = "king queen man woman paris london berlin cat dog mouse car truck bus".split()
+    lines = run("neighbours", MINILM, *words).stdout.splitlines()
+    rows = {line.split()[0]: line.split() for line in lines if line.strip()}
+    assert rows["king"] == ["king", "+0.627", "queen"]
+    assert not any("…" in line for line in lines)
+
+
 def test_what_cannot_be_shown_costs_a_line(complains: Complains) -> None:
     assert "no folder" in complains("neighbours", "bert-base-uncased", "king")
     assert "got no word" in complains("neighbours", MINILM)

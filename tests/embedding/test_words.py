@@ -103,8 +103,8 @@ def test_umap_gets_the_vectors_and_its_own_options(monkeypatch: pytest.MonkeyPat
     """With a module of that name in its place: what umap-learn documents is what it is called with."""
 
     class UMAP:
-        def __init__(self, *, n_neighbors: int, n_components: int, metric: str, random_state: int) -> None:
-            assert (n_neighbors, n_components, metric, random_state) == (8, 2, "cosine", 0)
+        def __init__(self, *, n_neighbors: int, n_components: int, metric: str, random_state: int, n_jobs: int) -> None:
+            assert (n_neighbors, n_components, metric, random_state, n_jobs) == (8, 2, "cosine", 0, 1)
 
         def fit_transform(self, X: np.ndarray) -> np.ndarray:  # as umap-learn calls it
             assert (type(X), X.dtype) == (np.ndarray, np.float32)

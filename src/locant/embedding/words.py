@@ -131,5 +131,6 @@ def _umap(vectors: Tensor) -> Tensor:
         import umap  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise InputError("layout 'umap' needs umap-learn, which is not installed", "pip install umap-learn") from None
-    made = umap.UMAP(n_components=2, metric="cosine", n_neighbors=min(15, len(vectors) - 1), random_state=0)
+    neighbours = min(15, len(vectors) - 1)
+    made = umap.UMAP(n_components=2, metric="cosine", n_neighbors=neighbours, random_state=0, n_jobs=1)
     return torch.as_tensor(made.fit_transform(vectors.numpy()))

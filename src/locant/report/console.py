@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = [
-    "BEST", "QUIET", "add_rows", "counted", "named_rows", "out", "print_json", "print_result", "progress_bar", "show",
-    "size", "table", "talk",
+    "BEST", "QUIET", "add_rows", "counted", "fits", "named_rows", "out", "print_json", "print_result", "progress_bar",
+    "show", "size", "table", "talk",
 ]  # fmt: skip
 
 BEST = "bold green"
@@ -41,6 +41,12 @@ def table(*numbers: str, name: str = "", title: str | None = None) -> Table:
     for heading in numbers:
         rows.add_column(heading, justify="right", no_wrap=True)
     return rows
+
+
+def fits(rows: Table) -> bool:
+    """Whether no cell is cut short."""
+    console = out()
+    return console.measure(rows, options=console.options.update(max_width=10**6)).minimum <= console.width
 
 
 def named_rows() -> Table:

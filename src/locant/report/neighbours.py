@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from locant.embedding.words import Term, Words
-from locant.report.console import show, table
+from locant.report.console import fits, show, table
 
 __all__ = ["nearest_facts", "print_nearest", "print_similarity", "similarity_facts"]
 
@@ -36,14 +36,18 @@ def print_nearest(facts: Mapping[str, Any]) -> None:
 
 
 def print_similarity(facts: Mapping[str, Any]) -> None:
-    """A table of every word with every word, and for each which other is nearest."""
+    """A table of every word with every word, if that fits into a line, and for each which other is nearest."""
     words = list(facts["words"])
-    rows = table(*words, "nearest", name="cosine")
+    rows, nearest = table(*words, "nearest", name="cosine"), table("cosine", "nearest", name="word")
     for place, (word, row) in enumerate(zip(words, facts["similarity"], strict=True)):
         others = {other: value for number, (other, value) in enumerate(zip(words, row, strict=True)) if number != place}
-        nearest = max(others, key=others.__getitem__, default="")
-        rows.add_row(word, *(f"{value:+.3f}" for value in row), nearest)
-    show(rows, *_notes(facts))
+        found = max(others, key=others.__getitem__, default="")
+        rows.add_row(word, *(f"{value:+.3f}" for value in row), found)
+        nearest.add_row(word, f"{others[found]:+.3f}" if others else "", found)
+    if fits(rows):
+        return show(rows, *_notes(facts))
+    show(nearest, "All pairs: --json, or --figure for a heat map.", *_notes(facts))
+    return None
 
 
 def _spelled(words: Words, listed: Sequence[str]) -> dict[str, list[str]]:
