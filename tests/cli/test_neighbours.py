@@ -33,7 +33,7 @@ def test_a_list_with_its_pictures(run: Run, folder: Path) -> None:
 
 
 def test_more_words_than_a_line_has_room_for_are_told_their_nearest(run: Run) -> None:
-    words = "king queen man woman paris london berlin cat dog mouse car truck bus".split()
+    words = ["king", "queen", "man", "woman", "paris", "london", "berlin", "cat", "dog", "mouse", "car", "truck", "bus"]
     lines = run("neighbours", MINILM, *words).stdout.splitlines()
     rows = {line.split()[0]: line.split() for line in lines if line.strip()}
     assert rows["king"] == ["king", "+0.627", "queen"]
