@@ -25,7 +25,7 @@ from locant import (
     TransformerXL,
     attend,
 )
-from locant.positions import ModelShape
+from locant.positions import ContinuousGridBias, ModelShape
 from locant.positions.registry import encodings
 from tests import oracles
 
@@ -60,6 +60,7 @@ ENCODINGS: dict[str, Callable[[], PositionEncoding | None]] = {
     "shaw": lambda: Shaw(HEAD_DIM, 3, key_term=True),
     "transformer_xl": lambda: TransformerXL(HEADS, 10, head_dim=HEAD_DIM),
     "deberta": lambda: Deberta(HEADS, HEAD_DIM, num_buckets=6, max_distance=9),
+    "continuous_grid_bias": lambda: ContinuousGridBias(HEADS, 1, 64, hidden=5, largest=4.0),
 }
 SHAPE = ModelShape(d_model=HEADS * HEAD_DIM, num_heads=HEADS, max_seq_len=64)
 ENCODINGS |= {
