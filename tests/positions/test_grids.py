@@ -82,7 +82,7 @@ def test_beside_tokens_outside_of_grids_no_place_is_known() -> None:
 
 
 def test_sizes_may_be_lists_as_processors_of_transformers_give_them() -> None:
-    assert Positions.packed_grids([[2, 3], [4, 1]]) == Positions.packed_grids([(2, 3), (4, 1)])  # type: ignore[list-item]
+    assert Positions.packed_grids([[2, 3], [4, 1]]) == Positions.packed_grids([(2, 3), (4, 1)])
 
 
 def test_sides_without_a_common_multiple_that_fits_are_refused_by_name() -> None:

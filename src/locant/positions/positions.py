@@ -162,7 +162,7 @@ class Positions:
     @classmethod
     def packed_grids(
         cls,
-        grids: Sequence[tuple[int, ...]] | Sequence[list[tuple[int, ...]]],
+        grids: Sequence[Sequence[int]] | Sequence[Sequence[Sequence[int]]],
         *,
         centred: bool = False,
         prefix: int = 0,
