@@ -72,6 +72,9 @@ def test_what_is_finished_is_not_done_again(
     assert results(folder)["records"][:2] == first[::-1]
     assert run("evaluate", "model", "--with", "own", *ASKED[:-4], "--keys", 0, "-o", "out").exit_code == 0
     assert measured == ["exact", "own"], "other settings"
+    monkeypatch.setattr(evaluation, "_measured", lambda model, *rest: measured.append(str(model.dtype)) or first[0])
+    assert run("evaluate", "model", "--with", "own", *ASKED, "--dtype", "bfloat16").exit_code == 0
+    assert measured[2:] == ["torch.bfloat16"]
 
 
 @pytest.mark.parametrize(
@@ -87,6 +90,7 @@ def test_what_is_finished_is_not_done_again(
         (("--with", "yarn"), "yarn:4"),
         (("--with", "yarrn:4"), "'yarrn'"),
         (("--lengths", "1"), "--lengths"),
+        (("--device", "tpu"), "finds on this machine: cpu"),
         (("--lengths", "1000000"), "too short for a window of 1,000,000"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from locant.cli.options import as_json, listed, only_given, output
+from locant.cli.options import as_json, device, listed, only_given, output
 
 __all__ = ["verb"]
 
@@ -37,6 +37,12 @@ __all__ = ["verb"]
     "--keys",
     type=click.IntRange(min=0),
     help="Pass keys, and keys with values, asked for at each of five depths; 0 for none. Default: 2.",
+)
+@device
+@click.option(
+    "--dtype",
+    type=click.Choice(("auto", "float32", "bfloat16", "float16")),
+    help="What the model is read in. Default: auto, as it was saved.",
 )
 @output("The folder of the report.", default="report")
 @click.option("--force", is_flag=True, help="Write into a folder that holds other things; they stay as they are.")

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from locant.cli.options import SEED, Place, as_json, only_given, output
+from locant.cli.options import SEED, Place, as_json, device, only_given, output
 from locant.errors import InputError
 
 __all__ = ["verb"]
@@ -23,6 +23,7 @@ METHODS = ("yarn", "linear", "ntk", "dynamic", "longrope", "llama3")
 @click.option("--generations", type=click.IntRange(min=0), help="Of the search, 12 forward passes each. Default: 8.")
 @click.option("--windows", type=click.IntRange(min=1), help="At most so many of TOKENS from TEXT. Default: 4.")
 @click.option("--seed", type=SEED, help="Of the search. Default: 0.")
+@device
 @output("The new configuration. Default: NAME-METHOD-TOKENS.json.")
 @click.option("--figure", type=Place(), help="Also draw a picture (.png, .svg, .pdf).")
 @as_json

@@ -13,8 +13,8 @@ from locant.errors import InputError
 from locant.figures import SIZES
 
 __all__ = [
-    "SEED", "Place", "as_json", "encoding_options", "files", "listed", "only_given", "output", "require_taken",
-    "tokenizer_options",
+    "SEED", "Place", "as_json", "device", "encoding_options", "files", "listed", "only_given", "output",
+    "require_taken", "tokenizer_options",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,6 +47,10 @@ class Place(click.Path):
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and nothing else, on stdout.")
+
+device = click.option(
+    "--device", metavar="NAME", help="cpu, cuda, cuda:1, ... Default: cuda where there is one, else cpu."
+)
 
 files = click.argument("files", nargs=-1, type=str, metavar="[FILE]...")
 

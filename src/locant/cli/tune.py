@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from locant.cli.options import SEED, as_json, files, only_given, output
+from locant.cli.options import SEED, as_json, device, files, only_given, output
 
 __all__ = ["verb"]
 
@@ -43,6 +43,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option("--rank", type=AT_LEAST_ONE, help="Of the adapters. Default: 16.")
 @click.option("--adapter", is_flag=True, default=None, help="Write the adapters alone, not merged into the weights.")
 @click.option("--seed", type=SEED, help="Of the order of the text and of what is new. Default: 0.")
+@device
 @output("The folder to write. Default: MODEL-NAME, such as model-yarn-8.")
 @click.option("--force", is_flag=True, help="Replace the folder of a model that is there; forget another run.")
 @as_json

@@ -18,11 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from locant.arguments import real, whole
+from locant.arguments import one_of, real, whole
 from locant.checkpoints.swap import swap
 from locant.errors import InputError
 from locant.lab.language_model import (
+    DTYPES,
     AsDecoder,
+    device_of,
     fingerprint,
     load_model,
     require_positions,
@@ -53,6 +55,8 @@ class EvaluationSettings:
         windows: at most so many of the longest length; the shorter ones read the same tokens.
         minutes: only as many windows as fit in these, timed before the first; one at least.
         keys: pass keys, and keys with values, that are asked for at each depth of each length; 0 for none.
+        device: such as ``cuda:1``; ``auto``: cuda where torch finds it, else the CPU.
+        dtype: what the model is read in, ``float32``, ``bfloat16`` or ``float16``; ``auto``: as it was saved.
     """
 
     lengths: tuple[int, ...] = (1024, 2048, 4096)
@@ -60,6 +64,8 @@ class EvaluationSettings:
     windows: int = 16
     minutes: float | None = None
     keys: int = 2
+    device: str = "auto"
+    dtype: str = "auto"
 
     def __post_init__(self) -> None:
         if not self.lengths or not self.ways:
@@ -71,6 +77,8 @@ class EvaluationSettings:
         if self.minutes is not None:
             real("minutes", self.minutes, above=0, remedy="--minutes 10")
         whole("keys", self.keys, 0, remedy="--keys 2, or 0 for none")
+        object.__setattr__(self, "device", str(device_of(self.device)))
+        one_of("dtype", self.dtype, DTYPES)
 
 
 def evaluate_model(
@@ -86,7 +94,7 @@ def evaluate_model(
 
     Encodings that an earlier call with the same model, text and settings finished are taken from there.
     """
-    model = load_model(folder)
+    model = load_model(folder, device=settings.device, dtype=settings.dtype)
     trained, longest = trained_length(model.config), settings.lengths[-1]
     require_positions(model, longest)
     encodings = {way: Way.of(way).encoding(model, trained, longest) for way in settings.ways}
@@ -129,7 +137,7 @@ def evaluate_model(
 def _results(settings: EvaluationSettings, text: dict[str, Any]) -> dict[str, Any]:
     """As `Results.to_dict`, without a record."""
     said = {name: [*value] if isinstance(value, tuple) else value for name, value in vars(settings).items()}
-    return {"settings": {**said, "text": text}, "environment": environment(), "records": []}
+    return {"settings": {**said, "text": text}, "environment": environment(settings.device), "records": []}
 
 
 def _facts(folder: str, corpus: Corpus, count: int, trained: int) -> dict[str, Any]:
@@ -161,7 +169,9 @@ def _planned(earlier: Mapping[str, Any], settings: Mapping[str, Any]) -> int | N
 
 def _fitting(model: Any, ids: np.ndarray, settings: EvaluationSettings, minutes: float) -> int:
     """How many windows of the longest length each encoding may take, by the time that one of them takes."""
-    longest, began = settings.lengths[-1], time.perf_counter()
+    longest = settings.lengths[-1]
+    evaluate(AsDecoder(model), ids[:2], 1)  # the first use of a device takes longer
+    began = time.perf_counter()
     evaluate(AsDecoder(model), ids, longest)
     taken = time.perf_counter() - began
     rows = len(TASKS) * settings.keys * len(DEPTHS) * sum(settings.lengths) / longest

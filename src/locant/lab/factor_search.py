@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from locant.arguments import whole
 from locant.checkpoints.extension import Extension, LongFactors
 from locant.checkpoints.swap import swap
 from locant.errors import InputError
 from locant.files import json_text, write_whole
-from locant.lab.language_model import AsDecoder, fingerprint, load_model, require_rows
+from locant.lab.language_model import AsDecoder, device_of, fingerprint, load_model, require_rows
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.training import evaluate
 from locant.positions.base import PositionEncoding
@@ -50,6 +51,7 @@ def search_factors(
     generations: int = 8,
     windows: int = 4,
     seed: int = 0,
+    device: str = "auto",
     on_step: Callable[[int, int], object] = lambda done, total: None,
 ) -> LongFactors:
     """The factors with which a model reads a text best in windows of the new length, of all that were tried.
@@ -59,11 +61,13 @@ def search_factors(
         extension: its configuration, extended by ``longrope``: where the search begins.
         record: the file of measurements, which is written anew after each; one of another search is refused.
         windows: at most so many, from the beginning of the text.
+        device: such as ``cuda:1``; ``auto``: cuda where torch finds it, else the CPU.
 
     Costs one forward pass over these windows for each of some ``3 + 12 * generations`` sets of factors.
     """
     generations = whole("generations", generations, 0, remedy="--generations 8")
-    model = load_model(folder)
+    where = device_of(device)
+    model = load_model(folder, device=where)
     corpus = read_corpus(files, tokenizer=folder, usual_vocab_size=VOCAB_SIZE)
     count = min(whole("windows", windows, 1, remedy="--windows 4"), (len(corpus.ids) - 1) // extension.to)
     if not count:
@@ -71,7 +75,7 @@ def search_factors(
         raise InputError(got, f"a text of more than {extension.to:,} tokens")
     require_rows(model, int(corpus.ids.max()))
     ids = corpus.ids[: count * extension.to + 1]
-    loss_of = _Losses(model, ids, extension, record, _identity(folder, corpus, extension, count))
+    loss_of = _Losses(model, ids, extension, record, _identity(folder, corpus, extension, count, where))
     first = _first(extension)
     total, done = len(first) + (VARIED + CROSSED) * generations, 0
     known: dict[Factors, float] = {}
@@ -92,11 +96,11 @@ def search_factors(
     )
 
 
-def _identity(folder: str, corpus: Corpus, extension: Extension, count: int) -> dict[str, Any]:
+def _identity(folder: str, corpus: Corpus, extension: Extension, count: int, device: torch.device) -> dict[str, Any]:
     """What a measurement depends on, beside the factors."""
     return {
         "model_sha256": fingerprint(folder), "text_sha256": corpus.sha256, "to": extension.to, "windows": count,
-        "config": json.loads(json.dumps(extension.config)),
+        "config": json.loads(json.dumps(extension.config)), "device": device.type,
     }  # fmt: skip
 
 
@@ -141,7 +145,7 @@ def _measured_before(record: Path, identity: dict[str, Any]) -> list[dict[str, A
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         readable, earlier, measured = False, None, []
     if not readable or earlier != identity:
-        got = f"got {record}, which is no record of a search with this model, text and length"
+        got = f"got {record}, which is no record of a search with this model, text, length and device"
         raise InputError(got, "-o another-name.json, or that file taken away")
     return measured
 

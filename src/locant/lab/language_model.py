@@ -18,15 +18,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from locant.arguments import shown
 from locant.checkpoints.checkpoint_folder import headers_of
 from locant.checkpoints.config_source import CONFIG, read_json
 from locant.checkpoints.swap import load_swapped
 from locant.checkpoints.swap.embedding_point import own_tables
-from locant.errors import InputError
+from locant.errors import InputError, RangeError
 
 __all__ = [
-    "AsDecoder", "Head", "at_once", "fingerprint", "load_config", "load_model", "one_line", "quiet",
-    "require_positions", "require_rows", "stated_length", "trained_length",
+    "DTYPES", "AsDecoder", "Head", "at_once", "device_of", "fingerprint", "load_config", "load_model", "one_line",
+    "quiet", "require_positions", "require_rows", "stated_length", "trained_length",
 ]  # fmt: skip
 
 ADAPTER = "adapter_config.json"
@@ -36,6 +37,27 @@ LOGITS = 2**27
 
 HELD = 2**25
 """Logits that are held at once where nothing is trained."""
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+"""What a model can be read in; ``auto``: as it was saved."""
+
+
+def device_of(name: str) -> torch.device:
+    """The device that a name such as ``cuda:1`` is for; ``auto`` is cuda where torch finds it, else the CPU.
+
+    Raises:
+        RangeError: a device that torch does not find on this machine.
+    """
+    there, found = ["cpu"], torch.accelerator.current_accelerator(check_available=True)
+    count = 0 if found is None else torch.accelerator.device_count()
+    if found is not None:
+        there += [found.type, *(f"{found.type}:{index}" for index in range(count))]
+    if name == "auto":
+        name = "cuda" if "cuda" in there else "cpu"
+    if name not in there:
+        got = f"got {shown(name)} for device, expected one that torch finds on this machine: {', '.join(there)}"
+        raise RangeError(got, "device='cpu'")
+    return torch.device(name if count > 1 else name.partition(":")[0])
 
 
 def load_config(folder: str | Path) -> Any:
@@ -53,19 +75,22 @@ def load_config(folder: str | Path) -> Any:
         return transformers.AutoConfig.from_pretrained(path, local_files_only=True)
 
 
-def load_model(folder: str | Path, config: Any = None) -> Any:
-    """A causal language model from a folder of this machine, in the dtype it was saved in, with its encoding.
+def load_model(
+    folder: str | Path, config: Any = None, *, device: torch.device | str = "cpu", dtype: str = "auto"
+) -> Any:
+    """A causal language model from a folder of this machine, with its encoding.
 
     Args:
         folder: as `save_pretrained` wrote it, with safetensors; also of a model that was saved while it was swapped.
         config: in the place of the folder's own, with other positions.
+        dtype: one of `DTYPES`.
     """
     path = Path(folder)
     config = load_config(path) if config is None else config
-    options: Any = {"local_files_only": True, "use_safetensors": True}
+    options: Any = {"local_files_only": True, "use_safetensors": True, "dtype": dtype}
     with one_line(path) as transformers:
         if hasattr(config, SWAPPED):
-            return load_swapped(path, **options).eval()
+            return load_swapped(path, **options).eval().to(device)
         load = transformers.AutoModelForCausalLM.from_pretrained
         model, told = load(path, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     name = type(model).__name__
@@ -79,7 +104,7 @@ def load_model(folder: str | Path, config: Any = None) -> Any:
     if told["unexpected_keys"]:
         got = f"got {path} with {min(told['unexpected_keys'])}, for which {name} of its {CONFIG} has no place"
         raise InputError(got, "the configuration and the weights of one causal language model")
-    return model.eval()
+    return model.eval().to(device)
 
 
 @contextmanager
@@ -159,14 +184,14 @@ def at_once(model: Any) -> int:
 
 
 class AsDecoder(nn.Module):
-    """A model of transformers, called as the lab's own are."""
+    """A model of transformers, called as the lab's own are; what it is given may be on another device."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, ids: Tensor, positions: object) -> Float[Tensor, "batch seq vocab"]:
-        return self.model(ids.long(), use_cache=False).logits.float()
+        return self.model(ids.to(self.model.device).long(), use_cache=False).logits.float()
 
     def losses(
         self, ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch seq"], positions: object
@@ -174,6 +199,7 @@ class AsDecoder(nn.Module):
         """Nats for each target, as those of `Decoder`; logits are held for some of the tokens at a time."""
         head = Head(self.model)
         hidden = head.hidden(ids.long())
+        targets = targets.to(hidden.device)
         size = max(1, HELD // self.model.config.get_text_config().vocab_size)
         found = [
             F.cross_entropy(head.logits(some[None]).transpose(1, 2), aims[None], reduction="none")[0]
@@ -204,7 +230,7 @@ class Head:
 
     def logits(self, hidden: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq vocab"]:
         """The layers are given one token for this."""
-        return self._logits(torch.zeros(1, 1, dtype=torch.long, device=hidden.device), lambda _: hidden)
+        return self._logits(torch.zeros(1, 1, dtype=torch.long), lambda _: hidden)
 
     def of_last(self, ids: Int[Tensor, "batch seq"], count: int) -> Float[Tensor, "batch count vocab"]:
         """The logits of the last tokens of each row."""
@@ -213,4 +239,4 @@ class Head:
     def _logits(self, ids: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
         hook = self.model.get_output_embeddings().register_forward_pre_hook(lambda module, args: change(args[0]))
         with hook:
-            return self.model(ids, use_cache=False).logits.float()
+            return self.model(ids.to(self.model.device), use_cache=False).logits.float()

@@ -85,7 +85,8 @@ def recalled(
             rows = [hide(tokenizer, length, depth, seed) for seed in range(count)]
             fit = [row for row in rows if row is not None]
             right = sum(
-                torch.equal(head.of_last(ids[None, :-1], answer)[0].argmax(-1), ids[-answer:]) for ids, answer in fit
+                torch.equal(head.of_last(ids[None, :-1], answer)[0].argmax(-1).cpu(), ids[-answer:])
+                for ids, answer in fit
             )
             found += [{"length": length, "depth": depth, "recalled": right, "asked": len(fit)}]
             step()

@@ -41,8 +41,9 @@ RECORD = "tuning.json"
 PAGE, BY_LENGTH, BY_POSITION = DRAWN = ("report.html", "loss_by_length.png", "loss_by_position.png")
 
 
-def environment() -> dict[str, str | int]:
-    """Versions and machine, without names of hosts, users or paths."""
+def environment(device: str = "cpu") -> dict[str, str | int]:
+    """Versions and machine, and the kind of a device; without names of hosts, users or paths."""
+    name = getattr(torch.get_device_module(device), "get_device_name", None)
     return {
         "locant": __version__,
         "torch": torch.__version__,
@@ -53,6 +54,7 @@ def environment() -> dict[str, str | int]:
         "machine": platform.machine(),
         "cpu_count": os.cpu_count() or 0,
         "torch_threads": torch.get_num_threads(),
+        **({} if device == "cpu" else {"device": device if name is None else name(device)}),
     }
 
 

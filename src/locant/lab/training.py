@@ -146,7 +146,7 @@ def evaluate(model: Any, ids: Int[np.ndarray, " tokens"], length: int) -> Losses
     """The losses of `ids` in windows of `length` tokens; each target counts once.
 
     Args:
-        model: a module with `losses`, as `Decoder` has it.
+        model: a module with `losses`, as `Decoder` has it; these may be on another device.
     """
     model.eval()
     windows = Windows(ids, length)
@@ -155,7 +155,7 @@ def evaluate(model: Any, ids: Int[np.ndarray, " tokens"], length: int) -> Losses
     batch_size = max(1, EVAL_TOKENS // length)
     for first in range(0, len(windows), batch_size):
         batch = windows.__getitems__(list(range(first, min(first + batch_size, len(windows)))))
-        loss = model.losses(**batch).double()
+        loss = model.losses(**batch).cpu().double()
         real = batch["targets"] >= 0
         total += loss.sum(0)
         count += real.sum(0)

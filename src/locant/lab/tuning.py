@@ -4,7 +4,8 @@ YaRN's recipe (Peng et al. 2023, arXiv 2309.00071) is a stretched rotary encodin
 length; DroPE's (Gelberg et al. 2025, arXiv 2512.12167) no positions at all and a short training at the old one.
 
 A run can be killed at any moment, and the same call goes on: the weights it ends with are those of a run that was not
-interrupted, to the bit, on the same machine with as many threads. So nothing depends on the clock but the number of
+interrupted, to the bit, on the same machine with as many threads; on another device than the CPU as far as torch's
+operators there add up in one order. So nothing depends on the clock but the number of
 steps, which `minutes` decides before the first of them.
 """
 
@@ -34,6 +35,7 @@ from locant.files import FaultError, flush, json_text, new_folder, require_apart
 from locant.lab.language_model import (
     AsDecoder,
     at_once,
+    device_of,
     fingerprint,
     load_config,
     load_model,
@@ -46,7 +48,7 @@ from locant.lab.language_model import (
 from locant.lab.results import RECORD, environment
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.training import CLIP_NORM, Losses, evaluate, optimizer_of, schedule, split_off
-from locant.lab.tuning_state import StateFolder, refusing_to_lose
+from locant.lab.tuning_state import StateFolder, random_numbers_kept, refusing_to_lose
 from locant.lab.ways import Way
 from locant.text.corpus import Corpus, read_corpus
 from locant.text.windows import Windows
@@ -93,6 +95,7 @@ class TuneSettings:
         rank: of the adapters.
         adapter: write the adapters alone, instead of weights that they are merged into.
         seed: of the order of the windows, of what is new, and of dropout.
+        device: such as ``cuda:1``; ``auto``: cuda where torch finds it, else the CPU.
 
     Raises:
         InputError: both steps and minutes, or an adapter of what has none.
@@ -112,6 +115,7 @@ class TuneSettings:
     rank: int = 16
     adapter: bool = False
     seed: int = 0
+    device: str = "auto"
 
     def __post_init__(self) -> None:
         one_of("train", self.train, TRAINED)
@@ -126,6 +130,7 @@ class TuneSettings:
             raise InputError(f"got adapter beside train={self.train}, which makes none", "--train lora")
         if self.num_steps is not None and self.minutes is not None:
             raise InputError("got both steps and minutes", "--steps or --minutes alone")
+        object.__setattr__(self, "device", str(device_of(self.device)))
 
 
 def tune(
@@ -171,7 +176,7 @@ def tune(
     length = settings.length or (way.stretched(trained) if way.stretches else stated_length(config))
     corpus = read_corpus(files, tokenizer=str(folder), usual_vocab_size=VOCAB_SIZE)
     asked = _asked(source, settings, length, corpus)
-    state = StateFolder(output)
+    state = StateFolder(output, settings.device)
     if (finished := _record(output)).get("settings") == asked:
         if state.path.exists():
             with state:
@@ -181,10 +186,10 @@ def tune(
         require_apart(output, read)
     require_output(output, force=force)
     training, held_out = split_off(corpus.ids, length)
-    model = load_model(source, _stretched(source, config, way, trained))
+    model = load_model(source, _stretched(source, config, way, trained), device=settings.device)
     require_rows(model, int(corpus.ids.max()))
     require_positions(model, length)
-    with state, torch.random.fork_rng(devices=()):
+    with state, random_numbers_kept(state.device):
         so_far = _begun(state, asked, force=force)
         run = _Run(_prepared(model, way, settings, length), training, held_out, length, settings)
         record = {**run.go(state, asked, so_far, on_step), "swapped": hasattr(model.config, "locant")}
@@ -220,6 +225,7 @@ def _asked(source: Path, settings: TuneSettings, length: int, corpus: Corpus) ->
     """Everything that decides the outcome, ready for JSON."""
     text = {**corpus.facts(), "tokenizer": source.name}
     chosen = {**vars(settings), "length": length, "learning_rate": settings.learning_rate or RATES[settings.train]}
+    chosen["device"] = torch.device(settings.device).type  # any of its kind
     if settings.num_steps is settings.minutes is None:
         chosen["num_steps"] = STEPS
     return {"model": source.name, "model_sha256": fingerprint(source), **chosen, "text": text}
@@ -304,8 +310,8 @@ class _Run:
             steps = self.settings.num_steps or STEPS
             if self.settings.minutes is not None:
                 steps = self._fitting(self.settings.minutes * 60)
-            so_far = {"settings": dict(asked), "environment": environment(), "num_steps": steps, "train_loss": [],
-                      "held_out": [[0, before.mean]], "before": before.by_window,
+            so_far = {"settings": dict(asked), "environment": environment(self.settings.device), "num_steps": steps,
+                      "train_loss": [], "held_out": [[0, before.mean]], "before": before.by_window,
                       "before_by_length": _by_length(before)}  # fmt: skip
             state.write(self.parameters, self.optimizer, self._with_place(so_far))
         else:
@@ -321,12 +327,12 @@ class _Run:
         return {**so_far, "after": after.by_window, "after_by_length": _by_length(after)}
 
     def finished(self) -> Any:
-        """The model in the dtypes that it had, with its adapters merged if they are not to stay alone."""
+        """The model in the dtypes that it had, on the host, with its adapters merged if they are not to stay alone."""
         merged = self.settings.train == "lora" and not self.settings.adapter
         model = self.model.merge_and_unload() if merged else self.model
         for parameter in model.parameters():
             parameter.data = parameter.data.to(self.dtypes[id(parameter)])
-        return model
+        return model.cpu()
 
     def _train(self, state: StateFolder, so_far: dict[str, Any], on_step: OnStep) -> None:
         steps, losses, held_out = so_far["num_steps"], so_far["train_loss"], so_far["held_out"]
@@ -365,7 +371,8 @@ class _Run:
         loss = 0.0
         for ids, targets in zip(batch["ids"].split(part), batch["targets"].split(part), strict=True):
             logits = AsDecoder(self.model)(ids, None)
-            some = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / batch["targets"].numel()
+            summed = F.cross_entropy(logits.flatten(0, 1), targets.to(logits.device).flatten(), reduction="sum")
+            some = summed / batch["targets"].numel()
             some.backward()
             loss += some.item()
         return loss
@@ -389,7 +396,7 @@ class _Run:
         """How many steps fit; what is timed leaves no trace."""
         batch = next(iter(self.loader))
         self.loader.set_epoch(0)
-        with torch.random.fork_rng(devices=()):
+        with random_numbers_kept(torch.device(self.settings.device)):
             self._gradients(batch)
             began = time.perf_counter()
             self._gradients(batch)

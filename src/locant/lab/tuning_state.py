@@ -23,12 +23,41 @@ from torch import Tensor
 from locant.errors import InputError
 from locant.files import replacing
 
-__all__ = ["StateFolder", "refusing_to_lose"]
+__all__ = ["StateFolder", "random_numbers_kept", "refusing_to_lose"]
 
 STATE = "state.safetensors"
 LOCK = "lock"
 KEY = "locant"
-WEIGHT, RANDOM = "weight.", "random"
+WEIGHT, RANDOM, RANDOM_THERE = "weight.", "random", "random_there"
+
+
+def _random_numbers(device: torch.device) -> dict[str, Tensor]:
+    """The states of the generators that a training on a device draws from: the host's, and its own."""
+    if device.type == "cpu":
+        return {RANDOM: torch.get_rng_state()}
+    there = torch.get_device_module(device).get_rng_state(*_named(device))
+    return {RANDOM: torch.get_rng_state(), RANDOM_THERE: there}
+
+
+def _set_random_numbers(states: Mapping[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[RANDOM])
+    if device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(states[RANDOM_THERE], *_named(device))
+
+
+def _named(device: torch.device) -> tuple[torch.device, ...]:
+    """A device with a number; the functions of a kind of which there is only one (mps) take none."""
+    return () if device.index is None else (device,)
+
+
+@contextmanager
+def random_numbers_kept(device: torch.device) -> Generator[None]:
+    """What is drawn in the block leaves no trace in torch's generators."""
+    before = _random_numbers(device)
+    try:
+        yield
+    finally:
+        _set_random_numbers(before, device)
 
 
 @contextmanager
@@ -47,8 +76,8 @@ class StateFolder:
     As a context it is this process's alone. It vanishes with the context where there is no state in it.
     """
 
-    def __init__(self, output: Path) -> None:
-        self.output = output.resolve()
+    def __init__(self, output: Path, device: torch.device | str = "cpu") -> None:
+        self.output, self.device = output.resolve(), torch.device(device)
         self.path = self.output.with_name(f"{self.output.name}-unfinished")
         self.file = self.path / STATE
 
@@ -91,22 +120,25 @@ class StateFolder:
         tensors = {f"{WEIGHT}{name}": each.detach() for name, each in parameters.items()}
         for name, parameter in parameters.items():
             tensors |= {f"{moment}.{name}": each for moment, each in optimizer.state.get(parameter, {}).items()}
-        tensors[RANDOM] = torch.get_rng_state()
+        tensors |= _random_numbers(self.device)
         with refusing_to_lose(self.file), replacing(self.file) as temporary:
-            save_file({name: each.contiguous() for name, each in tensors.items()}, temporary, {KEY: json.dumps(facts)})
+            whole = {name: each.cpu().contiguous() for name, each in tensors.items()}
+            save_file(whole, temporary, {KEY: json.dumps(facts)})
 
     @torch.no_grad()
     def read(self, parameters: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
         """Put the state into weights and optimizer, and into the random numbers of torch."""
+        random: dict[str, Tensor] = {}
         with safe_open(self.file, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118  # not a dictionary
                 kind, _, name = key.partition(".")
-                if key == RANDOM:
-                    torch.set_rng_state(file.get_tensor(key))
+                if kind in (RANDOM, RANDOM_THERE):
+                    random[kind] = file.get_tensor(key)
                 elif kind == WEIGHT[:-1]:
                     parameters[name].copy_(file.get_tensor(key))
                 else:
-                    optimizer.state[parameters[name]][kind] = file.get_tensor(key)
+                    optimizer.state[parameters[name]][kind] = file.get_tensor(key).to(parameters[name].device)
+        _set_random_numbers(random, self.device)
 
     def remove(self) -> None:
         """Forget the run, and what a killed one had begun to write of its output."""

@@ -171,4 +171,5 @@ def _command(settings: Mapping[str, Any]) -> str:
     text = settings["text"]
     words = ["locant", "evaluate", text["model"], *text["files"]]
     words += ["--lengths", ",".join(map(str, settings["lengths"])), "--with", ",".join(settings["ways"])]
-    return shlex.join([*words, "--windows", str(text["windows"]), "--keys", str(settings["keys"])])
+    words += ["--windows", str(text["windows"]), "--keys", str(settings["keys"])]
+    return shlex.join([*words, "--device", settings["device"], "--dtype", settings["dtype"]])

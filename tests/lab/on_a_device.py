@@ -1,0 +1,86 @@
+"""The work of `test_device.py`, in a process of its own: ``python -m tests.lab.on_a_device other FOLDER``."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import locant
+from locant.checkpoints.config_source import read_source
+from locant.checkpoints.extension import extend
+from locant.lab import TuneSettings, tune, tuning
+from locant.lab.evaluation import EvaluationSettings, evaluate_model
+from locant.lab.factor_search import search_factors
+
+__all__: list[str] = []
+
+TEXT = "the cat sat on the mat; the rat sat on the cat. a dog saw both of them and went away. " * 60
+WAYS = ("own", "exact", "nope", "yarn:4", "dynamic:2", "self-extend:4", "alibi", "sinusoidal", "cope")
+TUNED = {"way": "kerple", "num_steps": 4, "batch_size": 2, "learning_rate": 1e-2}
+
+
+def made(folder: Path) -> tuple[str, list[str]]:
+    """A model with dropout, and a text."""
+    (folder / "text.txt").write_text(TEXT)
+    tokenizer = locant.Tokenizer.train([TEXT], 290)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, attention_dropout=0.1,
+        vocab_size=tokenizer.vocab_size, max_position_embeddings=16, initializer_range=0.3,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    tokenizer.save(folder / "model" / "tokenizer.json")
+    return str(folder / "model"), [str(folder / "text.txt")]
+
+
+def interrupted(model: str, files: list[str], device: str, output: Path) -> dict[str, Any]:
+    """A tuning that stops after two steps, and then goes on; in between other numbers are drawn."""
+
+    def stop(done: int, total: int, said: str) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    tuning.SAVE_SECONDS = 0.0
+    settings = TuneSettings(**TUNED, device=device)
+    try:
+        tune(model, files, settings, output=output, on_step=stop)
+    except KeyboardInterrupt:
+        torch.manual_seed(99)
+    try:
+        tune(model, files, TuneSettings(**TUNED, device="cpu"), output=output)
+    except locant.InputError as error:
+        return {**tune(model, files, settings, output=output), "elsewhere": str(error)}
+    raise AssertionError("another device goes on with it")
+
+
+def main(device: str, folder: Path) -> dict[str, Any]:
+    """What there was found, on the CPU and on the device."""
+    if device != "cuda":
+        importlib.import_module(f"tests.gpu_without_gpu.{device}_device")
+    model, files = made(folder)
+    asked = {"lengths": (16, 64), "ways": WAYS, "windows": 4, "keys": 1}
+    extension = extend(read_source(model), to=64, method="longrope")
+    found: dict[str, Any] = {}
+    for where in ("cpu", device):
+        settings = EvaluationSettings(**asked, device=where)
+        place = folder / f"found-{where}"
+        found[f"evaluated {where}"] = evaluate_model(model, files, settings, output=place)
+        again = evaluate_model(model, files, settings, output=place)
+        assert again["records"] == found[f"evaluated {where}"]["records"], "finished, so nothing is done again"
+        measured = place / "search.json"
+        search_factors(model, files, extension, record=measured, generations=1, windows=1, device=where)
+        found[f"searched {where}"] = json.loads(measured.read_text())["measured"][:3]
+    found["tuned"] = tune(model, files, TuneSettings(**TUNED, device=device), output=folder / "whole")
+    found["tuned again"] = interrupted(model, files, device, folder / "interrupted")
+    return found
+
+
+if __name__ == "__main__":
+    there = Path(sys.argv[2])
+    (there / "found.json").write_text(json.dumps(main(sys.argv[1], there)))
