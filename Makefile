@@ -2,6 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # the targets share one environment
+unexport PYTHONDONTWRITEBYTECODE # every process that tests and notebooks start would compile the package anew
 
 # The first Python on the path that is new enough: `make PYTHON=... demo` to choose another.
 NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))

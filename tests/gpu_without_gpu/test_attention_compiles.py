@@ -51,12 +51,12 @@ pytestmark = [
 def in_turns() -> list[Case]:
     """Of each encoding one kind of rows with its backward pass, and decoding; kinds and dtypes in turn.
 
-    Graphs, and DeBERTa's kernels, take a quarter or half a minute each: of those no decoding. `compile_all.py` does
-    the rest.
+    Graphs, and DeBERTa's kernels, take a quarter or half a minute each: of those no decoding, nor of what belongs to
+    grids. `compile_all.py` does the rest.
     """
     dtypes, cases = ("bfloat16", "float16", "float32"), list[Case]()
     for n, name in enumerate(BIASES):
-        few = name in TILED or name == "deberta"
+        few = name in (*TILED, *ON_GRIDS, "deberta")
         kind = "prefill" if few else ("prefill", "window", "packed")[n % 3]
         kind = "grid" if name in ON_GRIDS else kind
         cases.append(Case(name, kind, dtypes[n // 3 % 3], learning=True))
