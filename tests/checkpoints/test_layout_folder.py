@@ -392,6 +392,8 @@ def broken_index(sharded: Path, change: Callable[[dict[str, Any]], None]) -> Non
         (lambda index: index["weight_map"].update(x=3), ("without a weight_map",)),
         (lambda index: index.pop("weight_map"), ("without a weight_map",)),
         (lambda index: index.update(weight_map={}), ("without a weight_map",)),
+        (lambda index: index["weight_map"].update(x=f"{'x' * 999}.safetensors"), ("xxx...", "beside it")),
+        (lambda index: index.update(metadata=3), ("metadata that is no object",)),
     ],
 )
 def test_an_index_of_another_checkpoint_is_refused(

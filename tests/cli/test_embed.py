@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 from tests.cli.conftest import Complains, Run
@@ -177,6 +177,14 @@ def test_a_model_embeds_with_its_own_tokenizer_and_tables(run: Run, folder: Path
     with torch.no_grad():
         assert_close(vectors["embeddings"], theirs(vectors["ids"]))
     assert "token [30522,384]" in " ".join(run("embed", "text.txt", "--model", MINILM).stdout.split())
+
+
+def test_a_table_that_holds_nan_is_still_json(run: Run, model: Path) -> None:
+    weights = load_file(model / "model.safetensors")
+    weights["model.embed_tokens.weight"].fill_(torch.nan)
+    save_file(weights, model / "model.safetensors")
+    done = run("embed", "text.txt", "--model", "model", "--json")
+    assert json.loads(done.stdout)["first"][0]["values"] == [None] * 4
 
 
 def test_what_a_model_decides_is_not_an_option_beside_it(complains: Complains) -> None:

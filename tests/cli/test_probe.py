@@ -43,6 +43,8 @@ def test_a_class_of_transformers_is_its_default_configuration(run: Run) -> None:
 def test_a_configuration_that_transformers_refuses_is_refused(complains: Complains, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(SMALL | {"num_hidden_layers": "two"}))
     assert "num_hidden_layers' expected int, got str" in complains("probe", ".")
+    (folder / "config.json").write_text(json.dumps(SMALL | {"dtype": [1]}))
+    assert "refuses: list index out of range" in complains("probe", ".")
 
 
 def test_a_model_without_rotary_positions_is_refused(complains: Complains) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
 
+from locant.models.config_values import TRAINED
 from tests.cli.conftest import Complains, Run
 
 ASKED = ("text.txt", "--steps", 2, "--batch", 2)
@@ -116,6 +118,14 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no length": (a_key("max_position_embeddings", None), "max_position_embeddings"),
     "a table of positions": (a_short_table, "whose table has 8 positions"),
     "another tokenizer": (fewer_tokens, "no row for"),
+    "layers without end": (a_key("num_hidden_layers", 2**40), "for the layers of a model, expected from 0 to 1,000"),
+    "fewer heads than none": (a_key("n_head", -4), "-4 for the heads of a model"),
+    "gigabytes of nothing": (a_key("intermediate_size", 2**26), "where its config.json describes 6,4"),
+    "a length that is none": (a_key("max_position_embeddings", 0), "0 for max_position_embeddings"),
+    "a trained length that is none": (
+        a_key("rope_parameters", {"rope_type": "default", "rope_theta": 1e4, TRAINED: math.nan}),
+        f"nan for {TRAINED}",
+    ),
 }
 
 

@@ -296,6 +296,13 @@ def test_nothing_of_anothers_is_overwritten(here: Path) -> None:
     assert (here / "out" / "text.txt").exists()
 
 
+def test_what_is_copied_in_the_end_is_read_before_the_training(here: Path) -> None:
+    (here / "model" / "tokenizer_config.json").write_text("[]")
+    with refuses(InputError, "tokenizer_config.json, which holds a list"):
+        tuned(here, "own")
+    assert not (here / "out-unfinished").exists()
+
+
 def test_another_run_is_not_gone_on_with(here: Path) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

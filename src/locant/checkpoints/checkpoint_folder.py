@@ -13,6 +13,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from locant.arguments import shown
 from locant.checkpoints.config_source import CONFIG, read_json
 from locant.errors import InputError
 from locant.files import require_new
@@ -21,6 +22,8 @@ __all__ = ["Header", "TensorEntry", "companions", "files_of_tensors", "headers_o
 
 INDEX = "model.safetensors.index.json"
 WHOLE = ("model.safetensors", "adapter_model.safetensors")
+LONGEST_NAME = 255
+"""Bytes of the name of a file, on any usual system."""
 LENGTH = struct.Struct("<Q")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 COMPANIONS = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".md")
@@ -126,12 +129,16 @@ def _weight_files(folder: Path) -> list[str]:
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
-    weights = read_json(folder / INDEX).get("weight_map")
+    index = read_json(folder / INDEX)
+    weights = index.get("weight_map")
     if not isinstance(weights, dict) or not weights or not all(isinstance(file, str) for file in weights.values()):
         raise InputError(f"got {folder / INDEX} without a weight_map of names to files", "the index of this checkpoint")
     for file in set(weights.values()):
-        if Path(file).name != file or not file.endswith(".safetensors"):
-            raise InputError(f"got {file!r} in {folder / INDEX}, expected safetensors files beside it", "their names")
+        if Path(file).name != file or not file.endswith(".safetensors") or len(file) > LONGEST_NAME:
+            got = f"got {shown(file)} in {folder / INDEX}, expected safetensors files beside it"
+            raise InputError(got, "their names")
+    if not isinstance(index.get("metadata", {}), dict):
+        raise InputError(f"got {folder / INDEX} with metadata that is no object", "the index of this checkpoint")
     return weights
 
 

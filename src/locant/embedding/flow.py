@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -118,8 +119,9 @@ class Flow:
     model: str | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return asdict(self)
+        """Ready for JSON, which has no word for NaN: ``None`` stands in its place."""
+        first = [{**asdict(token), "values": [*map(_finite, token.values)]} for token in self.first]
+        return {**asdict(self), "first": first}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,6 +247,10 @@ def _bias_shape(encoding: PositionEncoding, shape: ModelShape) -> tuple[int, ...
     k = torch.zeros(1, shape.num_heads, shape.max_seq_len, shape.head_dim)
     bias = encoding.bias(k[:, :, :1], k, Positions.arange(1), Positions.arange(shape.max_seq_len))
     return None if bias is None else (shape.num_heads, shape.max_seq_len, bias.shape[3])
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _first(corpus: Corpus, vectors: Vectors) -> Iterator[Token]:

@@ -6,9 +6,12 @@ that are not those of the configuration, weights that the model class has no pla
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+import math
+import warnings
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -23,12 +26,22 @@ from locant.checkpoints.checkpoint_folder import headers_of
 from locant.checkpoints.config_source import CONFIG, read_json
 from locant.checkpoints.swap import load_swapped
 from locant.checkpoints.swap.embedding_point import own_tables
+from locant.checkpoints.swap.weightless import Weightless
 from locant.errors import InputError, RangeError
+from locant.models.config_values import HEADS, TRAINED, WIDTHS, integer
 
 __all__ = [
     "DTYPES", "AsDecoder", "Head", "at_once", "device_of", "fingerprint", "load_config", "load_model", "one_line",
-    "quiet", "require_positions", "require_rows", "stated_length", "trained_length",
+    "quiet", "require_likely", "require_positions", "require_rows", "stated_length", "trained_length",
 ]  # fmt: skip
+
+MOST = {
+    "layers": (("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 1_000),
+    "width": (WIDTHS, 2**20),
+    "heads": (HEADS, 2**16),
+    "head_dim": (("head_dim",), 2**16),
+}
+"""No published model comes near; larger ones would be built module by module."""
 
 ADAPTER = "adapter_config.json"
 SWAPPED = "locant"
@@ -37,6 +50,9 @@ LOGITS = 2**27
 
 HELD = 2**25
 """Logits that are held at once where nothing is trained."""
+
+UNTOLD = 2**25
+"""Numbers that a configuration may describe beside those in the files before the files are said not to fit it."""
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 """What a model can be read in; ``auto``: as it was saved."""
@@ -65,7 +81,9 @@ def load_config(folder: str | Path) -> Any:
     path = Path(folder)
     if not (path / CONFIG).is_file():
         raise InputError(f"got {path}, expected the folder of a model with its {CONFIG}", "a folder as saved")
-    if "auto_map" in read_json(path / CONFIG):
+    facts = read_json(path / CONFIG)
+    require_likely(facts)
+    if "auto_map" in facts:
         raise InputError(f"got {path}, whose model has code of its own", "a model whose class is part of transformers")
     if (path / ADAPTER).exists():
         got = f"got {path}, an adapter, which changes a model in another folder"
@@ -73,6 +91,16 @@ def load_config(folder: str | Path) -> Any:
     headers_of(path)
     with one_line(path) as transformers:
         return transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+
+
+def require_likely(config: Mapping[str, Any]) -> None:
+    """Raise where a configuration has sizes that no model has: building it would not end, or running it would fail."""
+    parts = [config, *(part for part in config.values() if isinstance(part, Mapping))]
+    for what, (keys, most) in MOST.items():
+        for value in (part.get(key) for part in parts for key in keys):
+            if isinstance(value, int) and not 0 <= value <= most:
+                got = f"got {shown(value) if abs(value) > 2**63 else f'{value:,}'} for the {what} of a model"
+                raise InputError(f"{got}, expected from 0 to {most:,}", f"its {CONFIG}")
 
 
 def load_model(
@@ -87,6 +115,7 @@ def load_model(
     """
     path = Path(folder)
     config = load_config(path) if config is None else config
+    _require_its_size(path, config)
     options: Any = {"local_files_only": True, "use_safetensors": True, "dtype": dtype}
     with one_line(path) as transformers:
         if hasattr(config, SWAPPED):
@@ -107,9 +136,31 @@ def load_model(
     return model.eval().to(device)
 
 
+def _require_its_size(path: Path, config: Any) -> None:
+    """Raise where a configuration is of a far larger model than the files: transformers would make up what is missing.
+
+    Nothing is allocated for this. What cannot be built so is left to `from_pretrained`, which says why.
+    """
+    plain = copy.deepcopy(config)
+    if hasattr(plain, "quantization_config"):  # its files hold several numbers in one
+        return
+    if hasattr(plain, SWAPPED):
+        delattr(plain, SWAPPED)
+        plain._attn_implementation = None
+    expected = 0
+    with suppress(Exception), quiet(), Weightless():
+        from transformers import AutoModelForCausalLM
+
+        expected = sum(each.numel() for each in AutoModelForCausalLM.from_config(plain).parameters())
+    there = sum(math.prod(each.shape) for header in headers_of(path).values() for each in header.tensors)
+    if expected > 2 * there + UNTOLD:
+        got = f"got {path} with {there:,} numbers in its files, where its {CONFIG} describes {expected:,}"
+        raise InputError(got, "the configuration and the weights of one model")
+
+
 @contextmanager
 def quiet() -> Generator[None]:
-    """Keep back the bars and tables of transformers."""
+    """Keep back the bars, tables and warnings of transformers."""
     try:
         from transformers.utils import logging
     except ImportError:
@@ -119,7 +170,8 @@ def quiet() -> Generator[None]:
     logging.disable_progress_bar()
     logging.set_verbosity(50)  # CRITICAL: not even errors, which are ours to say
     try:
-        yield
+        with warnings.catch_warnings(action="ignore"):
+            yield
     finally:
         logging.set_verbosity(verbosity)
         if shown:
@@ -146,15 +198,15 @@ def one_line(what: object, remedy: str = "a model in safetensors, as save_pretra
 def trained_length(config: Any) -> int:
     """How many tokens a model was trained with before it was stretched, as far as its configuration says."""
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    return rope.get("original_max_position_embeddings") or stated_length(config)
+    return integer(TRAINED, rope[TRAINED]) if rope.get(TRAINED) else stated_length(config)
 
 
 def stated_length(config: Any) -> int:
     """How many tokens a model is made for, by its configuration."""
     found = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if not isinstance(found, int):
+    if found is None:
         raise InputError(f"got {type(config).__name__} without max_position_embeddings", "a model that states it")
-    return found
+    return integer("max_position_embeddings", found)
 
 
 def fingerprint(folder: str | Path) -> str:

@@ -176,6 +176,7 @@ def tune(
     length = settings.length or (way.stretched(trained) if way.stretches else stated_length(config))
     corpus = read_corpus(files, tokenizer=str(folder), usual_vocab_size=VOCAB_SIZE)
     asked = _asked(source, settings, length, corpus)
+    _stated_by_tokenizer(source / TOKENIZER_CONFIG)  # what cannot be read is better said before the training
     state = StateFolder(output, settings.device)
     if (finished := _record(output)).get("settings") == asked:
         if state.path.exists():
@@ -431,7 +432,11 @@ def _write(model: Any, source: Path, output: Path, record: Mapping[str, Any], *,
 
 def _let_through(path: Path, length: int) -> None:
     """The tokenizer of `transformers` warns of texts that are longer than it says the model reads."""
-    said = read_json(path) if path.is_file() else {}
+    said = _stated_by_tokenizer(path)
     stated = said.get("model_max_length")
     if isinstance(stated, int) and stated < length:
         path.write_text(json_text({**said, "model_max_length": length}), encoding="utf-8")
+
+
+def _stated_by_tokenizer(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}

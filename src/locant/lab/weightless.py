@@ -8,19 +8,10 @@ from typing import Any
 from locant.arguments import shown
 from locant.checkpoints.swap.weightless import Weightless
 from locant.errors import InputError
-from locant.lab.language_model import one_line
-from locant.models.config_values import HEADS, WIDTHS, integer_at
+from locant.lab.language_model import one_line, require_likely
 from locant.models.registry import with_defaults
 
 __all__ = ["without_weights"]
-
-MOST = {
-    "layers": (("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 1_000),
-    "width": (WIDTHS, 2**20),
-    "heads": (HEADS, 2**16),
-    "head_dim": (("head_dim",), 2**16),
-}
-"""No published model comes near; larger ones would be built module by module."""
 
 KINDS = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM", "AutoModelForImageTextToText")
 
@@ -39,10 +30,7 @@ def without_weights(config: Mapping[str, Any]) -> Any:
         raise InputError(got, "a model whose class is part of transformers")
     if "locant" in config:
         raise InputError("got the configuration of a model that is swapped already", "that of the model as it was")
-    full = with_defaults(config)
-    for what, (keys, most) in MOST.items():
-        if (value := integer_at(full, *keys) or 1) > most:
-            raise InputError(f"got {value:,} for the {what} of a model, expected at most {most:,}", "its config.json")
+    require_likely(with_defaults(config))
     with one_line(f"a configuration of {shown(kind)}", "a config.json as save_pretrained writes it") as transformers:
         made = transformers.AutoConfig.for_model(**config)
         for auto in (getattr(transformers, each) for each in KINDS):

@@ -35,6 +35,7 @@ class TestAFileThatIsNone:
             *("", "{", "[]", "{}", "null", "NaN", "5", '"text"', "\ufeff{}", "[" * 100_000),
             *('{"model": 5}', '{"model": {}}', '{"model": {"type": "Nope"}}'),
             '{"model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}',
+            '{"model": {"type": "BPE", "vocab": {"a": 0, "b": 0, "ab": 0}, "merges": ["a b"]}}',
         ],
     )
     def test_is_refused_by_name(self, text: str, tmp_path: Path) -> None:

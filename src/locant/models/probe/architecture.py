@@ -139,7 +139,9 @@ def _configuration(config: object) -> Any:
     if not isinstance(name, str) or name not in CONFIG_MAPPING:
         return None
     try:
-        return _of_text(CONFIG_MAPPING[name](**{key: value for key, value in config.items() if key != "model_type"}))
+        built = CONFIG_MAPPING[name](**{key: value for key, value in config.items() if key != "model_type"})
+        built.to_dict()  # which fails for some values that are taken
+        return _of_text(built)
     except Exception as error:  # a configuration can make transformers fail in any way
         got = f"got a {name} configuration that transformers refuses: {error}"
         raise InputError(got, "transformers.AutoConfig.from_pretrained, which says what it expects") from error

@@ -66,6 +66,9 @@ def parse(text: str, source: str) -> tuple[Definition, tokenizers.Tokenizer]:
         raise InputError(f"{source} has merges that do not fit its continuing_subword_prefix", remedy)
     with library_errors(f"{source} is no tokenizer that the tokenizers library can read", remedy):
         library = tokenizers.Tokenizer.from_str(text)
+    vocab = definition["model"].get("vocab")
+    if definition["model"].get("type") == "BPE" and len({*vocab.values()}) < len(vocab):  # it writes others' merges
+        raise InputError(f"{source} gives several entries of its vocabulary one id", remedy)
     for token in definition.get("added_tokens") or []:
         spelling, number = token["content"], library.token_to_id(token["content"])
         if spelling and number != token["id"]:
