@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.xdist_group("one build"),
     pytest.mark.skipif(sys.platform != "linux" or not shutil.which("gcc"), reason="there is no gcc"),
     pytest.mark.skipif(
         any(importlib.util.find_spec(name) is None for name in ("build", "hatchling")),
@@ -37,10 +38,19 @@ def run(command: list[str | Path], folder: Path, **surroundings: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """gcc, which leaves out what takes it most of the time."""
+    script = tmp_path_factory.mktemp("compiler") / "gcc"
+    script.write_text('#!/bin/sh\nexec gcc "$@" -O0\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, hasty: str) -> Path:
     """A folder with both, the wheel made from the source distribution."""
     folder = tmp_path_factory.mktemp("dist")
-    run([sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT], folder)
+    run([sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT], folder, CC=hasty)
     return folder
 
 
@@ -78,7 +88,9 @@ def test_the_wheel_is_native_in_an_empty_environment(built: Path, tmp_path: Path
     assert status.startswith("used, for ")
 
 
-def test_the_source_distribution_needs_no_compiler_and_says_what_is_missing(built: Path, tmp_path: Path) -> None:
+def test_the_source_distribution_needs_no_compiler_and_says_what_is_missing(
+    built: Path, hasty: str, tmp_path: Path
+) -> None:
     (packed,) = built.glob("*.tar.gz")
     with tarfile.open(packed) as file:
         names = file.getnames()
@@ -93,4 +105,4 @@ def test_the_source_distribution_needs_no_compiler_and_says_what_is_missing(buil
     assert (batch, shape) == ("[[5, 6, 7, 8]]", "torch.Size([1, 1, 2, 4])")
     assert status == "not built; with gcc: python -m locant.kernels.native build"
     assert status in run([python, "-m", "locant", "bench", "rotary"], tmp_path).splitlines()[-1]
-    assert "native kernels are used" in run([python, "-m", "locant.kernels.native", "build"], tmp_path)
+    assert "native kernels are used" in run([python, "-m", "locant.kernels.native", "build"], tmp_path, CC=hasty)

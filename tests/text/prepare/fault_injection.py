@@ -32,7 +32,7 @@ class FaultInjector:
 
 @contextmanager
 def fault_injector(folder: Path, **options: Any) -> Iterator[FaultInjector]:
-    """Three files of a few documents each, shards of 40 tokens: a dozen parts."""
+    """Three files of a few documents each, shards of 80 tokens: two parts, of four shards and of two."""
     corpus = folder / "corpus"
     corpus.mkdir(parents=True)
     for number in range(3):
@@ -45,5 +45,5 @@ def fault_injector(folder: Path, **options: Any) -> Iterator[FaultInjector]:
         text=True,
         env={**os.environ, **ONE_THREAD},
     ) as process:
-        yield FaultInjector(process, folder, {"separator": "\n\n", "shard_size": 40, **options})
+        yield FaultInjector(process, folder, {"separator": "\n\n", "shard_size": 80, **options})
         process.stdin.close()

@@ -1,6 +1,6 @@
 """Any string and any bytes, by either engine: the same ids, none special, and the text again or a declared loss.
 
-A hundred thousand texts for the slow suite, some hundred for the quick one. They are made of what has broken
+Ten thousand texts for the slow suite, some hundred for the quick one. They are made of what has broken
 tokenizers: surrogates, NUL, right-to-left text, invalid UTF-8, special tokens spelled out, runs of one character.
 """
 
@@ -74,10 +74,9 @@ def test_every_string_has_ids_and_comes_back(texts: list[bytes]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
-def test_a_hundred_thousand_strings_have_ids_and_come_back(seed: int) -> None:
-    """Drawn by an ordinary generator from the same parts: hypothesis would spend ten minutes on drawing alone."""
-    luck = random.Random(seed)
+def test_ten_thousand_strings_have_ids_and_come_back() -> None:
+    """Drawn by an ordinary generator from the same parts: hypothesis would spend a minute on drawing alone."""
+    luck = random.Random(0)
     for _ in range(5):
         check([drawn(luck) for _ in range(2000)])
 
