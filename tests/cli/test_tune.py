@@ -120,6 +120,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "another tokenizer": (fewer_tokens, "no row for"),
     "layers without end": (a_key("num_hidden_layers", 2**40), "for the layers of a model, expected from 0 to 1,000"),
     "fewer heads than none": (a_key("n_head", -4), "-4 for the heads of a model"),
+    "no share to drop": (a_key("attention_dropout", 2.5), "has to be between 0 and 1"),
     "gigabytes of nothing": (a_key("intermediate_size", 2**26), "where its config.json describes 6,4"),
     "a length that is none": (a_key("max_position_embeddings", 0), "0 for max_position_embeddings"),
     "a trained length that is none": (

@@ -119,7 +119,7 @@ def load_model(
     options: Any = {"local_files_only": True, "use_safetensors": True, "dtype": dtype}
     with one_line(path) as transformers:
         if hasattr(config, SWAPPED):
-            return load_swapped(path, **options).eval().to(device)
+            return _that_runs(path, load_swapped(path, **options).to(device))
         load = transformers.AutoModelForCausalLM.from_pretrained
         model, told = load(path, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     name = type(model).__name__
@@ -133,7 +133,15 @@ def load_model(
     if told["unexpected_keys"]:
         got = f"got {path} with {min(told['unexpected_keys'])}, for which {name} of its {CONFIG} has no place"
         raise InputError(got, "the configuration and the weights of one causal language model")
-    return model.eval().to(device)
+    return _that_runs(path, model.to(device))
+
+
+@torch.no_grad()
+def _that_runs(path: Path, model: Any) -> Any:
+    """The model, after one token: some values of a configuration are first met there, or where dropout is drawn."""
+    with one_line(path):
+        model.train()(torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False)
+    return model.eval()
 
 
 def _require_its_size(path: Path, config: Any) -> None:

@@ -66,6 +66,7 @@ def state(model: Any) -> tuple[Any, ...]:
         ({"encoding": locant.Sinusoidal(32)}, RangeError, ("d_model=64",)),
         ({"encoding": locant.Learned(100, 32)}, RangeError, ("d_model=64",)),
         ({"encoding": locant.ALiBi(4), "angles": "float32"}, InputError, ("angles='float32'",)),
+        ({"encoding": locant.encoding("fox", d_model=64, num_heads=4)}, InputError, ("Fox", "hidden states")),
         ({"layers": {}}, RangeError, ("{}", "every")),
         ({"layers": lambda layer, kind: None}, RangeError, ("none of 4 layers", "every")),
     ],
@@ -291,3 +292,9 @@ def test_what_lacks_something_is_not_loaded(tmp_path: Path) -> None:
         load_swapped(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     assert config["locant"]["layers"] == [0, 0, 0, 0]
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with refuses(InputError, "a pickle"):
+        load_swapped(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModelForCausalLM": "theirs.Model"}}))
+    with refuses(InputError, "code of its own"):
+        load_swapped(tmp_path)

@@ -37,7 +37,8 @@ def load_swapped(
 
     Raises:
         InputError: a folder of a model that was not swapped, or had its own encoding in every layer; one whose
-            ``locant`` entry is damaged, or without the parameters of its encoding.
+            ``locant`` entry is damaged, or without the parameters of its encoding; one with code of its own, pickles,
+            or files that are not whole.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -46,6 +47,9 @@ def load_swapped(
     if KEY not in given:
         got = f"got {path}, whose model is not swapped, or has its own encoding, which is not written down"
         raise InputError(got, f"from_pretrained({str(folder)!r}), then locant.swap")
+    if "auto_map" in given:
+        raise InputError(f"got {path}, whose model has code of its own", "a model whose class is part of transformers")
+    headers_of(path)
     plan, angles = _read_plan(path, given[KEY])
     if encoding is None and layers is None:
         if UNTOLD in plan:
@@ -55,6 +59,7 @@ def load_swapped(
     config: Any = AutoConfig.from_pretrained(path)
     delattr(config, KEY)
     config._attn_implementation = None
+    options = {"local_files_only": True, "use_safetensors": True, **options}
     model = (cls or AutoModelForCausalLM).from_pretrained(path, config=config, **options)
     swapped = swap(model, encoding, layers=layers, angles=angles)
     if len(swapped.sentences) != len(plan):
