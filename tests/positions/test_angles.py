@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from locant import ALiBi, PositionEncoding, Positions, RangeError, Rotary, Sinusoidal, T5Bias
 from locant.positions.frequencies import inverse_frequencies
@@ -117,6 +118,22 @@ def test_what_the_host_knows_of_the_positions_changes_no_bit() -> None:
         for ours, other, third in zip(*(rotary.cos_sin(p) for p in (known, unknown, far)), strict=True):
             assert torch.equal(ours, other)
             assert torch.equal(ours, third[:, :-1])
+
+
+def test_layers_share_the_tables_of_the_same_frequencies_wherever_the_first_was_built() -> None:
+    with torch.inference_mode():
+        first = Rotary(36, 321.0)  # of no other test, so that the tables are made here
+    with FakeTensorMode():
+        fake = Rotary(36, 321.5)
+    others = [Rotary(36, 321.0, layout="interleaved"), Rotary(36, 321.5)]
+    tables = [each.angles.tables(torch.device("cpu")).table for each in (first, *others, fake)]
+    assert tables[0] is tables[1]
+    assert tables[1] is not tables[2]
+    for each, table in zip(others, tables[1:3], strict=True):
+        assert type(table) is Tensor
+        assert not table.is_inference()
+        q = torch.randn(1, 1, 3, 36, requires_grad=True)
+        each.rotate_one(q, Positions.arange(3)).sum().backward()
 
 
 def test_frequencies_have_fifty_digits() -> None:

@@ -9,8 +9,9 @@ The tables hold float64 values whose angles were reduced in 96-bit fixed point, 
 float32 result (3e-8). The last byte is signed. Bytes known to be zero are skipped: T[0] is exactly 1. Where a device
 has no float64, each number is the sum of two of float32: of four million results one had another last bit.
 
-Cost: 16 KiB of tables per pair (1 MiB for a 128-dimensional head), made in a few milliseconds; two row look-ups and
-four products per angle below 65 536, up to twice that above. Nothing grows with the length of the sequence.
+Cost: 16 KiB of tables per pair (1 MiB for a 128-dimensional head), made in a few milliseconds, and once for all layers
+with the same frequencies; two row look-ups and four products per angle below 65 536, up to twice that above. Nothing
+grows with the length of the sequence.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from functools import cached_property
 from typing import Literal, get_args
+from weakref import WeakValueDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -29,6 +31,7 @@ from locant.arguments import one_of
 from locant.kernels.rotary.reference import cos_sin
 from locant.kernels.rotary.tables import Tables
 from locant.kernels.rotary.two_floats import two_floats
+from locant.kernels.transforms import is_watched
 from locant.positions.constant import Constant
 from locant.positions.frequencies import PRECISION, TWO_PI
 from locant.tensors import has_float64
@@ -65,10 +68,11 @@ class Angles:
         self.mode: AngleMode = mode
         self.attention_factor = attention_factor
         self.frequencies = tuple(frequencies)
-        nearest = torch.tensor([*map(float, self.frequencies)], dtype=torch.float32, device="cpu")
-        self._table = Constant(
-            _byte_tables(self.frequencies) if mode == "exact" else nearest if rounded is None else rounded
-        )
+        if mode == "exact":
+            self._table = _exact_table(self.frequencies)
+        else:
+            nearest = torch.tensor([*map(float, self.frequencies)], dtype=torch.float32, device="cpu")
+            self._table = Constant(nearest if rounded is None else rounded)
 
     def cos_sin(
         self,
@@ -106,6 +110,21 @@ def _num_bytes(min_index: int | None, max_index: int | None) -> int:
     if min_index is None or max_index is None or min_index < 0:
         return 4
     return 2 if max_index < 2**16 else 3 if max_index < 2**24 else 4
+
+
+_TABLES: WeakValueDictionary[tuple[Decimal, ...], Constant] = WeakValueDictionary()
+"""Those of all layers that there are, by their frequencies."""
+
+
+def _exact_table(frequencies: tuple[Decimal, ...]) -> Constant:
+    """The tables of these frequencies, which layers share; not where tensors may be other than they seem."""
+    if is_watched():
+        return Constant(_byte_tables(frequencies))
+    table = _TABLES.get(frequencies)
+    if table is None:
+        with torch.inference_mode(mode=False):  # or no other layer could be trained
+            table = _TABLES[frequencies] = Constant(_byte_tables(frequencies))
+    return table
 
 
 def _byte_tables(frequencies: Sequence[Decimal]) -> Float[Tensor, "4 256 pairs 2"]:

@@ -110,16 +110,9 @@ class Pairs:
         rotary_dim = whole("rotary_dim", rotary_dim, 1, MAX_DIM, remedy="the dimensions that are rotated, such as 64")
         if flag("axial", axial) and sections is None:
             raise RangeError("got axial=True without sections", "sections=(pairs of the first axis, ...)")
-        count = (rotary_dim + 1) // 2
-        dims = [(i, i + count) if layout == "half" else (2 * i, 2 * i + 1) for i in range(count)]
-        rungs = [(rotary_dim, rung) for rung in range(count)]
-        if sections is None:
-            return cls(dims=dims, rungs=rungs)
-        sections = sections_of(sections, count)
-        axes = [axis for axis, pairs in enumerate(sections) for _ in range(pairs)]
-        if axial:
-            rungs = [(2 * pairs, rung) for pairs in sections for rung in range(pairs)]
-        return cls(dims=dims, axes=axes, rungs=rungs, num_axes=len(sections))
+        if sections is not None:
+            sections = sections_of(sections, (rotary_dim + 1) // 2)
+        return _written(rotary_dim, layout, sections, axial)
 
     def __len__(self) -> int:
         return len(self.dims)
@@ -208,6 +201,20 @@ def _runs(order: Sequence[int]) -> list[tuple[int, int]]:
     """Where channels follow each other: the first of each run, and the one after its last."""
     breaks = [0, *(place for place in range(1, len(order)) if order[place] != order[place - 1] + 1), len(order)]
     return [(order[start], order[stop - 1] + 1) for start, stop in itertools.pairwise(breaks)]
+
+
+@functools.lru_cache(maxsize=64)
+def _written(rotary_dim: int, layout: Layout, sections: tuple[int, ...] | None, axial: bool) -> Pairs:
+    """The table of these; layers share it."""
+    count = (rotary_dim + 1) // 2
+    dims = [(i, i + count) if layout == "half" else (2 * i, 2 * i + 1) for i in range(count)]
+    rungs = [(rotary_dim, rung) for rung in range(count)]
+    if sections is None:
+        return Pairs(dims=dims, rungs=rungs)
+    axes = [axis for axis, pairs in enumerate(sections) for _ in range(pairs)]
+    if axial:
+        rungs = [(2 * pairs, rung) for pairs in sections for rung in range(pairs)]
+    return Pairs(dims=dims, axes=axes, rungs=rungs, num_axes=len(sections))
 
 
 def sections_of(sections: Any, pairs: int) -> tuple[int, ...]:
