@@ -16,6 +16,7 @@ from pathlib import Path
 # Before torch and transformers are imported, here and in the processes that tests start.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # by default a thread that waits keeps its core busy
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The workers of one run share what compilers make. Later runs start anew: a killed process leaves half a file behind.

@@ -162,7 +162,7 @@ def interrupted(words: list[str], folder: Path) -> tuple[int, str, str]:
     pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(words, **pipes, text=True, preexec_fn=hear) as process:
         while process.poll() is None and not parts_of(folder):
-            time.sleep(0.05)
+            time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         out, errors = process.communicate()
     return process.returncode, out, errors
@@ -172,8 +172,8 @@ def interrupted(words: list[str], folder: Path) -> tuple[int, str, str]:
 def test_ctrl_c_says_how_to_go_on_and_the_same_command_does(folder: Path) -> None:
     """A machine that makes all of it before Ctrl-C is typed gets a text twice as long."""
     words = [sys.executable, "-m", "locant", "prepare", "large.txt", "-o", "store", "--workers", "2", "--separator"]
-    words += [r"\n\n", "--shard-size", "100000", "--vocab-size", "1000", "--engine", "tokenizers"]
-    lines = 200_000
+    words += [r"\n\n", "--shard-size", "40000", "--vocab-size", "1000", "--engine", "tokenizers"]
+    lines = 80_000
     while True:
         with Path("large.txt").open("w") as file:
             file.writelines(f"line {number} of a text that takes a while\n\n" for number in range(lines))

@@ -19,6 +19,7 @@ from locant.explore.state import State
 from locant.lab import Settings, compare
 from locant.lab.comparison import Progress
 from locant.lab.summary import summarise
+from locant.text import sample_text
 from tests.tolerances import SHORT_SUM
 
 SMALL = {"encodings": "nope, alibi", "steps": "2", "train": "8"}
@@ -29,9 +30,9 @@ def numbers(session: Session, **given: str) -> dict[str, Any]:
 
 
 def finished(session: Session, key: str) -> dict[str, Any]:
-    while (shown := numbers(session, report=key))["state"] == "running":
+    while session.comparisons[key].state == "running":
         time.sleep(0.05)
-    return shown
+    return numbers(session, report=key)
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +156,8 @@ def test_what_cannot_be_compared_is_said_before_anything_starts(
 @pytest.mark.slow
 def test_a_comparison_runs_and_its_folder_is_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    session = Session()
+    (tmp_path / "text.txt").write_text(sample_text()[:20_000])
+    session = Session.of(["text.txt"], [])
     shown = finished(session, start(State(SMALL), session))
     assert shown["state"] == "finished"
     assert {name: len(curve["losses"]) for name, curve in shown["training"].items()} == {

