@@ -21,7 +21,7 @@ from locant.lab.factor_search import search_factors
 __all__: list[str] = []
 
 TEXT = "the cat sat on the mat; the rat sat on the cat. a dog saw both of them and went away. " * 60
-WAYS = ("own", "exact", "nope", "yarn:4", "dynamic:2", "self-extend:4", "alibi", "sinusoidal", "cope")
+WAYS = ("own", "exact", "nope", "yarn:4", "dynamic:2", "self-extend:4", "alibi", "learned", "cope")
 TUNED = {"way": "kerple", "num_steps": 4, "batch_size": 2, "learning_rate": 1e-2}
 
 

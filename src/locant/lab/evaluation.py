@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from locant.arguments import one_of, real, whole
 from locant.checkpoints.swap import swap
@@ -35,7 +36,9 @@ from locant.lab.recall import DEPTHS, TASKS, recalled
 from locant.lab.results import RESULTS, ResultsFolder, environment
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.training import evaluate
+from locant.lab.tuning_state import random_numbers_kept
 from locant.lab.ways import Way
+from locant.positions.base import PositionEncoding
 from locant.text.corpus import Corpus, read_corpus
 
 __all__ = ["EvaluationSettings", "evaluate_model", "interval_of_mean"]
@@ -97,7 +100,8 @@ def evaluate_model(
     model = load_model(folder, device=settings.device, dtype=settings.dtype)
     trained, longest = trained_length(model.config), settings.lengths[-1]
     require_positions(model, longest)
-    encodings = {way: Way.of(way).encoding(model, trained, longest) for way in settings.ways}
+    with random_numbers_kept(torch.device(settings.device)):
+        encodings = {way: _drawn(way, model, trained, longest) for way in settings.ways}
     corpus = read_corpus(files, tokenizer=folder, usual_vocab_size=VOCAB_SIZE)
     count = min(settings.windows, (len(corpus.ids) - 1) // longest)
     if not count:
@@ -132,6 +136,12 @@ def evaluate_model(
     finally:
         place.remove_if_empty()
     return results
+
+
+def _drawn(way: str, model: Any, trained: int, longest: int) -> PositionEncoding | None:
+    """The same encoding each time, also where it begins with random numbers."""
+    torch.manual_seed(0)
+    return Way.of(way).encoding(model, trained, longest)
 
 
 def _results(settings: EvaluationSettings, text: dict[str, Any]) -> dict[str, Any]:

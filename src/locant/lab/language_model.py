@@ -28,6 +28,7 @@ from locant.checkpoints.swap import load_swapped
 from locant.checkpoints.swap.embedding_point import own_tables
 from locant.checkpoints.swap.weightless import Weightless
 from locant.errors import InputError, RangeError
+from locant.lab.tuning_state import random_numbers_kept
 from locant.models.config_values import HEADS, TRAINED, WIDTHS, integer
 
 __all__ = [
@@ -119,7 +120,7 @@ def load_model(
     options: Any = {"local_files_only": True, "use_safetensors": True, "dtype": dtype}
     with one_line(path) as transformers:
         if hasattr(config, SWAPPED):
-            return _that_runs(path, load_swapped(path, **options).to(device))
+            return _that_runs(path, load_swapped(path, **options), torch.device(device))
         load = transformers.AutoModelForCausalLM.from_pretrained
         model, told = load(path, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     name = type(model).__name__
@@ -133,14 +134,15 @@ def load_model(
     if told["unexpected_keys"]:
         got = f"got {path} with {min(told['unexpected_keys'])}, for which {name} of its {CONFIG} has no place"
         raise InputError(got, "the configuration and the weights of one causal language model")
-    return _that_runs(path, model.to(device))
+    return _that_runs(path, model, torch.device(device))
 
 
 @torch.no_grad()
-def _that_runs(path: Path, model: Any) -> Any:
+def _that_runs(path: Path, model: Any, device: torch.device) -> Any:
     """The model, after one token: some values of a configuration are first met there, or where dropout is drawn."""
-    with one_line(path):
-        model.train()(torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False)
+    model.to(device)
+    with one_line(path), random_numbers_kept(device):
+        model.train()(torch.zeros(1, 1, dtype=torch.long, device=device), use_cache=False)
     return model.eval()
 
 
