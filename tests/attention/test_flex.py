@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from locant import ALiBi, KVCache, Positions, T5Bias, attend
+from locant import ALiBi, Deberta, KVCache, Positions, Shaw, T5Bias, attend
 from locant.attention.backends import flex
 from tests.attention.arrangements import (
     ARRANGEMENTS,
@@ -127,10 +128,19 @@ def test_growing_lengths_and_other_modules_are_compiled_once() -> None:
 # ------------------------------------------------- on a GPU: python -m pytest -m gpu tests/attention
 
 
+OF_HEADS = {
+    "shaw": partial(Shaw, 32, 20, key_term=True),
+    "deberta": partial(Deberta, HEADS, 32, num_buckets=12, max_distance=90),
+}
+"""Encodings whose tables are as wide as the heads below."""
+
+
 @pytest.mark.gpu
 @pytest.mark.filterwarnings(COMPILERS_OWN_WARNING)
 @pytest.mark.unchecked
-@pytest.mark.parametrize("encoding_name", ["none", "alibi", "alibi, learned", "t5", "kerple", "fire", "sandwich"])
+@pytest.mark.parametrize(
+    "encoding_name", ["none", "alibi", "alibi, learned", "t5", "kerple", "fire", "sandwich", *OF_HEADS]
+)
 @pytest.mark.parametrize("backend", ["flex", "tiled", "sdpa"])
 def test_on_a_gpu_outputs_and_gradients_are_those_of_float64(backend: str, encoding_name: str) -> None:
     kinds, lengths, dtypes = ("causal", "window", "packed", "left padding"), (1, 127, 300), TENSOR_CORES
@@ -147,7 +157,7 @@ def require_those_of_float64(backend: str, encoding_name: str, kind: str, length
         "left padding": Positions.from_mask(torch.arange(length).expand(2, -1) >= torch.tensor([[length // 2], [0]])),
     }[kind].to("cuda")
     options = {"positions": positions, "window": 50 if kind == "window" else None}
-    encoding = shaken(encoding_name, torch.float32)
+    encoding = OF_HEADS[encoding_name]() if encoding_name in OF_HEADS else shaken(encoding_name, torch.float32)
     encoding = encoding if encoding is None else encoding.cuda()
     shapes = [(2, HEADS, length, 32), (2, 2, length, 32), (2, 2, length, 32)]
     leaves = [torch.randn(*shape, device="cuda").to(dtype).requires_grad_() for shape in shapes]
@@ -158,7 +168,10 @@ def require_those_of_float64(backend: str, encoding_name: str, kind: str, length
     tolerance = TENSOR_CORES[dtype]
     assert float((y.double() - truth).abs().max()) <= tolerance * float(truth.abs().max())
     parameters = [] if encoding is None else list(encoding.parameters())
-    ours = torch.autograd.grad(y, [*leaves, *parameters], cotangent)
+    ours = torch.autograd.grad(y, [*leaves, *parameters], cotangent, retain_graph=True)
+    if backend == "flex" and encoding_name in OF_HEADS:
+        again = torch.autograd.grad(y, [*leaves, *parameters], cotangent)
+        assert all(map(torch.equal, ours, again)), "an order of its own in every run"
     theirs = torch.autograd.grad(truth, [*wide, *parameters], cotangent.double())
     for a, b in zip(ours, theirs, strict=True):
         assert float((a.double() - b).abs().max()) <= tolerance * max(float(b.abs().max()), 1.0)

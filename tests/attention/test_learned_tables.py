@@ -1,19 +1,22 @@
-"""Learned biases of the distance through flex: gradients out of our kernels, whatever the positions.
+"""Learned biases that are looked up by distance, through flex: gradients out of our kernels, whatever the positions.
 
 FlexAttention has no backward on a CPU, so plain operations stand in for it, and Triton's interpreter for a GPU.
 """
 
 from __future__ import annotations
 
+import copy
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from locant import ALiBi, Positions, attend
+from locant import ALiBi, Deberta, PositionEncoding, Positions, Shaw, attend
 from locant.attention.backends import flex
-from locant.kernels.distance_gradient import Pairs, op
+from locant.kernels.distance_gradient import Biases, Pairs, op
 from tests.attention.arrangements import ARRANGEMENTS, HEADS, Inputs, parameters_of, shaken
 from tests.kernels.interpreted import interpreted
 from tests.tolerances import assert_close
@@ -22,10 +25,23 @@ pytest.importorskip("triton", reason="there is no Triton for this platform")
 
 LEARNED = ("alibi, learned", "t5", "kerple", "t5, both ways", "kerple, power")
 
+PRODUCTS = ("shaw", "deberta", "inkling")
+"""Of which tokens have a number for every row; the others are tables."""
+
 FAST = [
+    ("packed", "shaw"), ("behind caches of two lengths", "deberta"),
     ("window both ways", "t5, both ways"), ("packed", "kerple"), ("holes", "alibi, learned"),
     ("behind caches of two lengths", "t5"), ("chunk with a window", "kerple, power"),
 ]  # fmt: skip
+
+
+BOTH_WAYS = {"causal": False}
+WITH_GAPS = Positions.of([i + i // 18 for i in range(40)])
+"""In some pairs of blocks, but not in all, there is a gap."""
+
+
+def slow(*case: Any) -> Any:
+    return pytest.param(*case, marks=pytest.mark.slow)
 
 
 @pytest.fixture
@@ -35,11 +51,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Pairs]:
     asked: list[Pairs] = []
 
     def in_the_interpreter(*given: Any) -> Tensor:
-        *tensors, queries, keys, some, first, low, high, offset, scale, softcap = given
+        *tensors, of_query, of_key, row_of, queries, keys, some, first, low, high, offset, scale, softcap = given
         asked.append(Pairs(first, low, high, offset, queries, keys, some))
-        return kernels.table_gradient(*tensors, asked[-1], scale, softcap)
+        found = kernels.gradients(*tensors, Biases(of_query, of_key, row_of), asked[-1], scale, softcap)
+        return tuple(torch.empty(0) if x is None else x for x in found)
 
-    monkeypatch.setattr(kernels, "BLOCKS", {4: 16})
+    monkeypatch.setattr(kernels, "BLOCKS", {2: 16, 4: 16})
     monkeypatch.setattr(op, "distance_gradient", in_the_interpreter)
     monkeypatch.setattr(flex, "obstacle", lambda inputs: None)
     monkeypatch.setattr(flex, "_filled_up", lambda inputs: inputs)
@@ -51,13 +68,14 @@ def plainly(
     q: Tensor, k: Tensor, v: Tensor, *, score_mod: Any, block_mask: Any, scale: float, return_aux: Any = None, **_: Any
 ) -> Any:
     """FlexAttention by its documentation."""
-    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    dtype, q = q.dtype, q.float()
+    k, v = (x.float().repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     places = torch.meshgrid(*map(torch.arange, (*q.shape[:3], k.shape[2])), indexing="ij")
     scores = q @ k.mT * scale
     scores = scores if score_mod is None else score_mod(scores, *places)
     scores = scores.masked_fill(~block_mask.mask_mod(*places), float("-inf"))
     blind = (scores == float("-inf")).all(-1, keepdim=True)
-    y = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0) @ v
+    y = (scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0) @ v).to(dtype)
     lse = scores.masked_fill(blind, 0.0).logsumexp(-1).masked_fill(blind[..., 0], float("-inf"))
     return y if return_aux is None else (y, type(return_aux)(lse=lse))
 
@@ -77,6 +95,12 @@ def test_every_gradient_of_every_bias_is(arrangement_name: str, name: str, calls
     require_that_of_numpy(arrangement_name, name)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("arrangement_name", "name"), list(zip(ARRANGEMENTS, itertools.cycle(PRODUCTS), strict=False)))
+def test_every_gradient_of_products_is(arrangement_name: str, name: str, calls: list[Pairs]) -> None:
+    require_that_of_numpy(arrangement_name, name)
+
+
 def require_that_of_numpy(arrangement_name: str, name: str) -> None:
     arrangement, encoding = ARRANGEMENTS[arrangement_name], shaken(name, torch.float32)
     inputs = Inputs.draw(arrangement, torch.float32)
@@ -86,7 +110,7 @@ def require_that_of_numpy(arrangement_name: str, name: str) -> None:
     assert_close(y, expected)
     leaves = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **parameters_of(encoding)}
     assert encoding is not None
-    terms = inputs.terms_of_gradients(arrangement, encoding, cotangent)
+    terms = {} if name in PRODUCTS else inputs.terms_of_gradients(arrangement, encoding, cotangent)
     for leaf, found in zip(leaves, torch.autograd.grad(y, list(leaves.values()), cotangent), strict=True):
         size = terms[leaf].clamp(min=1) if leaf in terms else 1
         assert_close(found / size, gradients[leaf] / size)
@@ -104,6 +128,49 @@ def test_documents_of_many_blocks_some_of_which_hold_no_pair(calls: list[Pairs])
     assert_close(torch.autograd.grad(y, encoding.slopes, cotangent)[0], truth)
     assert calls[0].some is not None
     assert calls[0].some.tolist() == [[[True, False], [False, True]], [[True, False], [True, True]]]
+
+
+@pytest.mark.parametrize(
+    ("make", "where", "options", "dtype"),
+    [
+        (lambda: Shaw(6, 18, max_later=0, key_term=True), Positions.arange(40), {}, torch.float32),
+        (lambda: Deberta(2, 6, num_buckets=10, max_distance=30), WITH_GAPS, BOTH_WAYS, torch.float16),
+        slow(lambda: Shaw(6, 9), Positions.packed([12, 28]), {"softcap": 2.0}, torch.float32),
+        slow(lambda: Deberta(2, 6, num_buckets=None, max_distance=20), Positions.arange(40), BOTH_WAYS, torch.float32),
+        slow(lambda: Deberta(2, 6, terms=["p2c"]), Positions.arange(40), BOTH_WAYS | {"window": 22}, torch.float32),
+    ],
+)
+def test_products_with_rows_of_many_blocks(
+    make: Callable[[], PositionEncoding], where: Positions, options: dict[str, Any], dtype: torch.dtype,
+    calls: list[Pairs],
+) -> None:  # fmt: skip
+    """Equal to plain operations in float64, and to itself in another run; 40 tokens are three blocks.
+
+    Some distances have a row of their own, others share one, up to all that are far.
+    """
+    encoding, options = make(), {"causal": True, "window": None, "softcap": None} | options
+    encoding.to(dtype).load_state_dict({name: torch.randn_like(x) / 4 for name, x in encoding.state_dict().items()})
+    q, k, v, onto_y = (torch.randn(1, heads, 40, 6).to(dtype).requires_grad_() for heads in (2, 1, 1, 2))
+    onto_lse, leaves = torch.randn(1, 2, 40), [q, k, v, *encoding.parameters()]
+    runs = []
+    for _ in range(2):
+        outputs = attend(q, k, v, encoding=encoding, positions=where, backend="flex", return_lse=True, **options)
+        runs.append(torch.autograd.grad(outputs, leaves, [onto_y, onto_lse]))
+
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    plain = copy.deepcopy(encoding).double()
+    scores = wide[0] @ wide[1].mT * 6**-0.5
+    scores = scores if options["softcap"] is None else (scores / options["softcap"]).tanh() * options["softcap"]
+    scores = scores + plain.bias(*wide[:2], where)
+    allowed = where.mask(causal=options["causal"], window=options["window"])
+    scores = scores.masked_fill(~allowed, float("-inf"))
+    truth = [scores.softmax(-1) @ wide[2], scores.logsumexp(-1)]
+    expected = torch.autograd.grad(truth, [*wide, *plain.parameters()], [onto_y.double(), onto_lse.double()])
+    for one, other, right in zip(*runs, expected, strict=True):
+        size = right.abs().max().clamp(min=1)
+        assert torch.equal(one, other)
+        assert_close(one / size, right / size)
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("counted", [True, False])

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import mmap
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -36,10 +37,28 @@ def interpreted(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    with mock.patch.dict(os.environ, TRITON_INTERPRET="1"):
+    package = name.rpartition(".")[0]
+    with mock.patch.dict(os.environ, TRITON_INTERPRET="1"), _without_kernels_of(package):
         spec.loader.exec_module(module)
     _count_in_tensors()
     return module
+
+
+@contextlib.contextmanager
+def _without_kernels_of(package: str) -> Iterator[None]:
+    """What is imported of it meanwhile is loaded a second time, too, where there are kernels in it."""
+    usual = _kernels_of(package)
+    for name in usual:
+        del sys.modules[name]
+    yield
+    for name in _kernels_of(package):
+        del sys.modules[name]
+    sys.modules.update(usual)
+
+
+def _kernels_of(package: str) -> dict[str, ModuleType]:
+    inside = {name: module for name, module in sys.modules.items() if name.startswith(f"{package}.")}
+    return {name: module for name, module in inside.items() if hasattr(module, "tl")}
 
 
 @functools.cache

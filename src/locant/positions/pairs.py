@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -11,7 +12,16 @@ from torch import Tensor
 from locant.positions.base import Bias, Keys, PositionEncoding, Queries, ScoreMod, require_heads
 from locant.positions.positions import Positions
 
-__all__ = ["MAX_DISTANCE", "Products", "TableBias", "distance_mod", "distances", "exact_dot", "require_tokens"]
+__all__ = [
+    "MAX_DISTANCE",
+    "LookedUp",
+    "Products",
+    "TableBias",
+    "distance_mod",
+    "distances",
+    "exact_dot",
+    "require_tokens",
+]
 
 Products = tuple[Float[Tensor, "batch heads query rows"] | None, Float[Tensor, "batch heads key rows"] | None]
 
@@ -45,20 +55,53 @@ def distance_mod(q: Tensor, positions: Positions, keys: Positions) -> Callable[[
     return distance
 
 
+class LookedUp(NamedTuple):
+    """Numbers of every query, and of every key, of which a pair gets those at the row of its distance."""
+
+    of_query: Float[Tensor, "batch heads query rows"] | None
+    of_key: Float[Tensor, "batch heads key rows"] | None
+    row_of: Callable[[Tensor], Tensor]
+    """Rows never fall, or never rise, with the distance (query index minus key index)."""
+    first: int
+    last: int
+    """Distances before the first have its row, those behind the last have that one's."""
+
+    def rows(self, device: torch.device) -> Int[Tensor, " distances"]:
+        """The row of each distance from the first to the last."""
+        return self.row_of(torch.arange(self.first, self.last + 1, device=device)).int()
+
+    def score_mod(self, distance: Callable[[Tensor, Tensor, Tensor], Tensor]) -> ScoreMod:
+        """The score function that adds these numbers."""
+        of_query, of_key, row_of = self.of_query, self.of_key, self.row_of
+
+        def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            row = row_of(distance(batch, query, key))
+            from_query = 0.0 if of_query is None else of_query[batch, head, query, row]
+            from_key = 0.0 if of_key is None else of_key[batch, head, key, row]
+            return score + (from_query + from_key)
+
+        return add
+
+
 class TableBias(PositionEncoding):
     """A bias made of products of tokens with the rows of a table, of which each distance has one.
 
-    A subclass has `head_dim`, `row_of` and `products`.
+    A subclass has `head_dim`, `ends`, `row_of` and `products`.
     """
 
     head_dim: int
+    ends: tuple[int, int]
+    """The distances from which on, before the first and behind the second, all have one row."""
 
     def rows(self, distance: Int[Tensor, "*pairs"]) -> Int[Tensor, "*pairs"]:
         """The table's row for every distance (query index minus key index)."""
         return self.row_of(distance.device)(distance)
 
     def row_of(self, device: torch.device) -> Callable[[Tensor], Tensor]:
-        """`rows` as a function that copies nothing to this device, which would end a CUDA graph."""
+        """`rows` as a function that copies nothing to this device, which would end a CUDA graph.
+
+        Rows never fall, or never rise, with the distance.
+        """
         raise NotImplementedError
 
     def products(self, q: Queries, k: Keys) -> Products:
@@ -76,17 +119,13 @@ class TableBias(PositionEncoding):
         return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
     def score_mod(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> ScoreMod:
-        keys = require_tokens(self, q, k, positions, k_positions, self.head_dim)
-        of_query, of_key = self.products(q, k)
-        distance, row_of = distance_mod(q, positions, keys), self.row_of(q.device)
+        keys = positions if k_positions is None else k_positions
+        return self.looked_up(q, k, positions, keys).score_mod(distance_mod(q, positions, keys))
 
-        def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            row = row_of(distance(batch, query, key))
-            from_query = 0.0 if of_query is None else of_query[batch, head, query, row]
-            from_key = 0.0 if of_key is None else of_key[batch, head, key, row]
-            return score + (from_query + from_key)
-
-        return add
+    def looked_up(self, q: Queries, k: Keys, positions: Positions, keys: Positions) -> LookedUp:
+        """What `score_mod` looks up."""
+        require_tokens(self, q, k, positions, keys, self.head_dim)
+        return LookedUp(*self.products(q, k), self.row_of(q.device), *self.ends)
 
 
 def _pick(products: Float[Tensor, "batch heads n rows"], rows: Int[Tensor, "#batch n m"]) -> Tensor:

@@ -8,8 +8,9 @@ there queries and keys are filled up with padding to powers of two. Blocks of pa
 
 The backward of queries, keys and values is torch's own. It takes the mean of a row from the output, rounded to the
 dtype of the queries, and adds up the gradient of a look-up with an atomic addition for every pair. So a learned table
-of distances is a constant in there, and `locant.kernels.distance_gradient` makes its gradient: the same bits in every
-run, with means of the weights themselves. The gradients of FIRE, Shaw and DeBERTa are still torch's.
+of distances, and products of tokens with rows of distances (Shaw, DeBERTa, Inkling), are constants in there, and
+`locant.kernels.distance_gradient` makes their gradients: the same bits in every run, with means of the weights
+themselves. The gradients of biases of rows and columns are still torch's.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,12 +28,13 @@ from locant.arguments import Real
 from locant.attention.inputs import Attended, AttentionInputs
 from locant.attention.mask import BLOCK, AttentionMask
 from locant.errors import LocantError
-from locant.kernels.distance_gradient import Pairs, with_table_gradient
+from locant.kernels.distance_gradient import Biases, Pairs, with_gradients
 from locant.positions import PositionEncoding, Positions
 from locant.positions.base import ScoreMod, has_bias, has_score_mod, owner_of
 from locant.positions.distance_bias import DistanceBias, look_up
 from locant.positions.documents import PADDING
-from locant.positions.pairs import distance_mod
+from locant.positions.encodings.inkling import Inkling
+from locant.positions.pairs import TableBias, distance_mod
 
 __all__ = ["flex_attention", "obstacle"]
 
@@ -74,8 +76,8 @@ def flex_attention(inputs: AttentionInputs) -> Attended:
     """The output and, where it is needed, the log-sum-exp; the bias is the encoding's `score_mod`."""
     queries = inputs.q.shape[2]
     inputs = _filled_up(inputs) if inputs.q.device.type == "cpu" else inputs
-    learned, mask = _learned_table(inputs), inputs.mask.block_mask()
-    score_mod = _capped(_score_mod(inputs) if learned is None else _constant_look_up(inputs, *learned), inputs.softcap)
+    learned, mask = _learned(inputs), inputs.mask.block_mask()
+    score_mod = _capped(_score_mod(inputs) if learned is None else learned.score_mod, inputs.softcap)
     options: dict[str, Any] = {"score_mod": score_mod, "block_mask": mask, "scale": inputs.scale}
     options |= {"enable_gqa": inputs.grouped, "kernel_options": _kernel_options(inputs)}
     if not inputs.needs_lse and learned is None:
@@ -84,9 +86,8 @@ def flex_attention(inputs: AttentionInputs) -> Attended:
 
     y, also = _run(inputs.q, inputs.k, inputs.v, **options, return_aux=AuxRequest(lse=True))
     if learned is not None:
-        table, first = learned
-        numbers = _pairs(inputs.mask, mask, first), inputs.scale, inputs.softcap
-        y, lse = with_table_gradient(y, also.lse, inputs.q, inputs.k, inputs.v, table, *numbers)
+        numbers = _pairs(inputs.mask, mask, learned.first), inputs.scale, inputs.softcap
+        y, lse = with_gradients(y, also.lse, inputs.q, inputs.k, inputs.v, learned.biases, *numbers)
         return Attended(y[:, :, :queries], lse[:, :, :queries])
     return Attended(y[:, :, :queries], also.lse[:, :, :queries])
 
@@ -103,21 +104,43 @@ def _kernel_options(inputs: AttentionInputs) -> dict[str, Any] | None:
 # ---------------------------------------------------------------------- learned biases of the distance
 
 
-def _learned_table(inputs: AttentionInputs) -> tuple[Tensor, int] | None:
-    """The table that is looked up in and wants a gradient, and the distance of its first entry, if it is so."""
-    encoding = inputs.encoding
-    if not isinstance(encoding, DistanceBias) or owner_of(encoding, "bias", "score_mod") is not DistanceBias:
-        return None
-    listed = encoding.listed(inputs.q, inputs.mask.queries, inputs.mask.keys) if inputs.needs_gradient else None
-    return listed if listed is not None and listed[0].requires_grad else None
+class _Learned(NamedTuple):
+    """Biases that want a gradient."""
+
+    biases: Biases
+    first: int
+    """The first distance that is listed."""
+    score_mod: ScoreMod
+    """Looks them up as constants."""
 
 
-def _constant_look_up(inputs: AttentionInputs, table: Tensor, first: int) -> ScoreMod:
-    return look_up(table.detach(), first, distance_mod(inputs.q, inputs.mask.queries, inputs.mask.keys))
+def _learned(inputs: AttentionInputs) -> _Learned | None:
+    """Where the bias of the encoding, unless a subclass overrides it, is looked up by distance, and is learned."""
+    encoding, q, k, queries, keys = inputs.encoding, inputs.q, inputs.k, inputs.mask.queries, inputs.mask.keys
+    owner = None if encoding is None or not inputs.needs_gradient else owner_of(encoding, "bias", "score_mod")
+    if isinstance(encoding, DistanceBias) and owner is DistanceBias:
+        listed = encoding.listed(q, queries, keys)
+        if listed is None or not listed[0].requires_grad:
+            return None
+        table, first = listed
+        return _Learned(Biases(table), first, look_up(table.detach(), first, distance_mod(q, queries, keys)))
+    if isinstance(encoding, (TableBias, Inkling)) and owner in (TableBias, Inkling):
+        found = encoding.looked_up(q, k, queries, keys)
+        of_query, of_key = found.of_query, found.of_key
+        if not any(x is not None and x.requires_grad for x in (of_query, of_key)):
+            return None
+        constant = found._replace(of_query=_detached(of_query), of_key=_detached(of_key))
+        biases = Biases(of_query, of_key, found.rows(q.device))
+        return _Learned(biases, found.first, constant.score_mod(distance_mod(q, queries, keys)))
+    return None
+
+
+def _detached(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.detach()
 
 
 def _pairs(mask: AttentionMask, block_mask: Any, first: int) -> Pairs:
-    """What the gradient of the table has to know of the mask."""
+    """What the gradient of the biases has to know of the mask."""
     span = FAR if mask.window is None else mask.window - 1
     bounds = first, 0 if mask.causal else -span, span
     if mask.offset is not None:

@@ -1,6 +1,6 @@
-"""The gradient of a bias of the distance that FlexAttention looks up in a table, without atomics; for CUDA."""
+"""The gradient of biases that FlexAttention looks up by distance, without atomics; for CUDA."""
 
-from locant.kernels.distance_gradient.op import with_table_gradient
-from locant.kernels.distance_gradient.pairs import Pairs
+from locant.kernels.distance_gradient.op import with_gradients
+from locant.kernels.distance_gradient.pairs import Biases, Pairs
 
-__all__ = ["Pairs", "with_table_gradient"]
+__all__ = ["Biases", "Pairs", "with_gradients"]

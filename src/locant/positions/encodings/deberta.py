@@ -103,7 +103,9 @@ class Deberta(TableBias):
         self.terms: tuple[DebertaTerm, ...] = _terms(terms)
         self.scale = scale_of(scale, (self.head_dim * (1 + len(self.terms))) ** -0.5)
         self.span = self.max_distance if self.num_buckets is None else self.num_buckets
-        self._bucket_of = Constant(_bucket_table(self.num_buckets, self.max_distance))
+        bucket_of = _bucket_table(self.num_buckets, self.max_distance)
+        self._bucket_of = Constant(bucket_of)
+        self.ends = 1 - len(bucket_of), len(bucket_of) - 1
         self.weight = nn.Parameter(torch.empty(2 * self.span, self.d_model))
         self.norm = nn.LayerNorm(self.d_model, eps=1e-7) if flag("norm", norm) else None
         width = len(self.heads) * self.head_dim

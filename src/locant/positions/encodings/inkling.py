@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from locant.arguments import MAX_WIDTH, Real, real, whole
 from locant.positions.base import EncodingInfo, Keys, Queries, ScoreMod, bias_dtype, require_heads
 from locant.positions.hidden_bias import HiddenBias, Read, projected
-from locant.positions.pairs import distance_mod, distances, exact_dot, require_tokens
+from locant.positions.pairs import LookedUp, distance_mod, distances, exact_dot, require_tokens
 from locant.positions.positions import Positions
 
 __all__ = ["Inkling"]
@@ -149,17 +149,17 @@ class Inkling(HiddenBias):
 
     def score_mod(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> ScoreMod:
         """A look-up of the query's product at the distance."""
+        keys = positions if k_positions is None else k_positions
+        return self.looked_up(q, k, positions, keys).score_mod(distance_mod(q, positions, keys))
+
+    def looked_up(self, q: Queries, k: Keys, positions: Positions, keys: Positions) -> LookedUp:
+        """What `score_mod` looks up: the products at all distances, between two zeros."""
         self.heads.require(self, q)
-        keys = require_tokens(self, q, k, positions, k_positions)
+        require_tokens(self, q, k, positions, keys)
         products = self._by_distance(self.read_of(positions, keys)[0], 0, self.extent - 1)
         by_distance = products.expand(q.shape[0], -1, -1, -1).to(bias_dtype(q))
-        distance = distance_mod(q, positions, keys)
-
-        def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            row = (distance(batch, query, key) + 1).clamp(0, self.extent + 1)
-            return score + by_distance[batch, head, query, row]
-
-        return add
+        end = self.extent
+        return LookedUp(by_distance, None, lambda distance: (distance + 1).clamp(0, end + 1), -1, end)
 
     def _by_distance(self, queries: Tensor | None, first: int, last: int) -> Float[Tensor, "batch heads query some"]:
         """The mixtures times the columns of B, from the first to the last, between two zeros."""

@@ -77,6 +77,7 @@ class Shaw(TableBias):
         self.max_distance = whole("max_distance", max_distance, 0, remedy="a number of tokens")
         max_later = self.max_distance if max_later is None else max_later
         self.max_later = whole("max_later", max_later, 0, remedy="a number of tokens")
+        self.ends = -self.max_later, self.max_distance
         self.key_term = flag("key_term", key_term)
         self.scale = scale_of(scale, self.head_dim**-0.5)
         self.weight = nn.Parameter(torch.empty(self.max_distance + 1 + self.max_later, self.head_dim))
