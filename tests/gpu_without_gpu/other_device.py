@@ -1,8 +1,8 @@
-"""A device of torch that is not the CPU, on a machine that has no other: ``other``, registered by importing this.
+"""A device of torch that is not the CPU, on a machine that has no other: ``other``, once it is registered.
 
 Its tensors hold tensors of the CPU and say that they are elsewhere. Every operator that is given tensors of both
 refuses, as CUDA does, but for copies and numbers without dimensions; so does all that reads memory. What is drawn there
-comes from a generator of its own. It cannot be unregistered: a process of its own imports it.
+comes from a generator of its own. It cannot be unregistered: that is for a process of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_leaves, tree_map
 
-__all__ = ["OTHER"]
+__all__ = ["OTHER", "register"]
 
 OTHER = "other"
 COPIES = ("aten::copy_", "aten::_to_copy")
@@ -110,5 +110,9 @@ def _computed(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 MODULE = _Module()
 LIBRARY = torch.library.Library("_", "IMPL")
-backend_registration._setup_privateuseone_for_python_backend(OTHER, backend_module=MODULE)
-LIBRARY.fallback(lambda operator, *args, **kwargs: _computed(operator, args, kwargs), "PrivateUse1")
+
+
+def register() -> None:
+    """Have torch know the device, for as long as this process lives."""
+    backend_registration._setup_privateuseone_for_python_backend(OTHER, backend_module=MODULE)
+    LIBRARY.fallback(lambda operator, *args, **kwargs: _computed(operator, args, kwargs), "PrivateUse1")

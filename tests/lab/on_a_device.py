@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from locant.checkpoints.extension import extend
 from locant.lab import TuneSettings, tune, tuning
 from locant.lab.evaluation import EvaluationSettings, evaluate_model
 from locant.lab.factor_search import search_factors
+from tests.gpu_without_gpu import other_device
 
 __all__: list[str] = []
 
@@ -61,8 +61,8 @@ def interrupted(model: str, files: list[str], device: str, output: Path) -> dict
 
 def main(device: str, folder: Path) -> dict[str, Any]:
     """What there was found, on the CPU and on the device."""
-    if device != "cuda":
-        importlib.import_module(f"tests.gpu_without_gpu.{device}_device")
+    if device == other_device.OTHER:
+        other_device.register()
     model, files = made(folder)
     asked = {"lengths": (16, 64), "ways": WAYS, "windows": 4, "keys": 1}
     extension = extend(read_source(model), to=64, method="longrope")

@@ -24,7 +24,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from locant.kernels.distance_gradient import by_distance, by_row
+from locant.kernels.distance_gradient.by_distance import table_gradient
+from locant.kernels.distance_gradient.by_row import product_gradients
 from locant.kernels.distance_gradient.pairs import FLAGGED, Biases, Pairs, Tokens
 from locant.kernels.distance_gradient.tiles import (
     ADD,
@@ -81,8 +82,8 @@ def gradients(
     with torch.cuda.device_of(q):
         _means[triton.cdiv(queries, block), heads, batch](*given, **constants)
         if biases.row_of is not None:
-            return by_row.product_gradients(biases, biases.row_of, pairs.first, given, constants)
-        return by_distance.table_gradient(of_query, k.shape[2], pairs, given, constants), None
+            return product_gradients(biases, biases.row_of, pairs.first, given, constants)
+        return table_gradient(of_query, k.shape[2], pairs, given, constants), None
 
 
 def _of_tokens(x: Tensor, q: Tensor) -> Tensor:
