@@ -41,7 +41,6 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device: python -m pytest -m gpu tests/attention"),
     pytest.mark.skipif(shutil.which("c++") is None, reason="torch without CUDA needs a compiler of C++ to pretend it"),
     pytest.mark.unchecked,
-    pytest.mark.xdist_group("an H100"),  # one process has it, which takes some seconds to begin
 ]
 
 

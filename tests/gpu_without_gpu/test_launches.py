@@ -20,8 +20,6 @@ from tests.gpu_without_gpu.launcher import CAPABILITIES, Launch, device, fresh_p
 
 pytest.importorskip("triton", reason="there is no Triton for this platform")
 
-pytestmark = pytest.mark.xdist_group("one driver")  # what one test compiles, another need not
-
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 HERE = Callable[..., list[Launch]]
 

@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("one build"),
     pytest.mark.skipif(sys.platform != "linux" or not shutil.which("gcc"), reason="there is no gcc"),
     pytest.mark.skipif(
         any(importlib.util.find_spec(name) is None for name in ("build", "hatchling")),

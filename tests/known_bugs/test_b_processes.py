@@ -17,7 +17,7 @@ from tests.known_bugs.subjects import EVERY, WIDTH, Build, differences, queries,
 from tests.known_bugs.twins import BufferRotary, GrowingRotary
 from tests.ranks import found_on, needs_gloo
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("two processes"), needs_gloo]
+pytestmark = [pytest.mark.slow, needs_gloo]
 
 WORLD = 2
 FAR = Positions.of([0, 1, 2, 100, 1857, 4095])

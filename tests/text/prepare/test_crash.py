@@ -19,8 +19,6 @@ import pytest
 from tests.text.prepare.corpus import contents, is_valid
 from tests.text.prepare.fault_injection import FaultInjector, fault_injector
 
-pytestmark = pytest.mark.xdist_group("a process that can be killed")
-
 QUICK = 8
 SHARDS = 6
 MOMENTS = 60
