@@ -62,7 +62,7 @@ suite: $(VENV)/dev.stamp ## the fast tests: with every shape in a signature chec
 
 # Tests of one file stay together: they share a process that takes seconds to begin.
 test-slow: $(VENV)/dev.stamp ## the tests marked slow, with many more hypothesis examples (PROFILE=fresh: new ones)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q -m slow --hypothesis-profile=$(PROFILE)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -q -m slow --hypothesis-profile=$(PROFILE)
 
 # Debian's and Ubuntu's package; elsewhere, put any Chromium on the path or name it in LOCANT_CHROMIUM.
 chromium: ## Chromium for `make test-browser`, where this user may install packages
