@@ -17,6 +17,7 @@ NATIVE := src/locant/kernels/native
 FRAME := pyproject.toml constraints.txt src/locant/_version.py hatch_build.py $(NATIVE)/build.py $(wildcard $(NATIVE)/*.[ch])
 WORKERS ?= 2
 PROFILE ?= thorough
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile # tests of a file share what takes seconds to begin
 
 .PHONY: help demo test lint types suite test-slow test-browser chromium docs bench gpu clean
 
@@ -57,12 +58,11 @@ types: $(VENV)/dev.stamp ## pyright
 	@$(BIN)/pyright
 
 suite: $(VENV)/dev.stamp ## the fast tests: with every shape in a signature checked at run time, then what needs it unchecked
-	@$(BIN)/python -m pytest -n $(WORKERS) -q -m 'not slow and not browser' --jaxtyping-packages=locant,beartype.beartype
-	@$(BIN)/python -m pytest -n $(WORKERS) -q -m 'unchecked and not slow'
+	@$(PYTEST) -q -m 'not slow and not browser' --jaxtyping-packages=locant,beartype.beartype
+	@$(PYTEST) -q -m 'unchecked and not slow'
 
-# Tests of one file stay together: they share a process that takes seconds to begin.
 test-slow: $(VENV)/dev.stamp ## the tests marked slow, with many more hypothesis examples (PROFILE=fresh: new ones)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -q -m slow --hypothesis-profile=$(PROFILE)
+	@$(PYTEST) -q -m slow --hypothesis-profile=$(PROFILE)
 
 # Debian's and Ubuntu's package; elsewhere, put any Chromium on the path or name it in LOCANT_CHROMIUM.
 chromium: ## Chromium for `make test-browser`, where this user may install packages
