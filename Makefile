@@ -19,7 +19,7 @@ WORKERS ?= 2
 PROFILE ?= thorough
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile # tests of a file share what takes seconds to begin
 
-.PHONY: help demo test lint types suite test-slow test-browser chromium docs bench gpu clean
+.PHONY: help demo test lint types suite test-slow test-browser chromium docs kernels bench gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -76,6 +76,10 @@ test-browser: $(VENV)/dev.stamp chromium ## the explorer, driven in a real Chrom
 docs: $(VENV)/dev.stamp ## the documentation, in docs/_build/html; its warnings are errors
 	@$(BIN)/python -m sphinx --quiet -j $(WORKERS) -W --keep-going -d docs/_build/doctrees -b html docs docs/_build/html
 	@$(BIN)/python -m pytest -q tests/docs
+
+kernels: $(VENV)/dev.stamp ## compile all GPU kernels anew, for devices that are not there, and write down what comes out
+	@rm -f tests/gpu_without_gpu/outcomes.jsonl
+	@LOCANT_KERNELS_ANEW=1 $(PYTEST) -q -m 'slow or not slow' tests/gpu_without_gpu
 
 bench: $(VENV)/dev.stamp ## the benchmarks, each against its peers
 	@$(PIP) -e '.[bench]'

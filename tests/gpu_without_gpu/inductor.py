@@ -1,7 +1,8 @@
 """torch.compile for an H100 that is not there: dynamo, Inductor, Triton and the assembler, up to machine code.
 
 Tensors are fake ones on "cuda", so nothing is computed, and nothing can be: what reads a value of the device, or copies
-from the host to it, is refused. What Inductor's code would launch is compiled and written down instead.
+from the host to it, is refused. What Inductor's code would launch is listed instead, and compiled where `outcomes` does
+not know it.
 
 The mock is global, and so is for processes of its own: `start` is what such a process begins with. torch may be built
 with CUDA or without.
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from tests.gpu_without_gpu import outcomes
 
 __all__ = ["Kernel", "compiled", "start", "to_device"]
 
@@ -78,15 +80,9 @@ class Kernel:
     """Machine code that would have been launched."""
 
     name: str
-    ptx: str
-    cubin: bytes
     shared: int
     """Bytes of shared memory of a program."""
-
-    @property
-    def atomics(self) -> int:
-        """Instructions that add to memory in whatever order programs come."""
-        return len(re.findall(r"^\s*(?:@\S+ )?(?:atom|red)\.global", self.ptx, re.MULTILINE))
+    outcome: outcomes.Outcome
 
 
 class _Driver:
@@ -198,6 +194,7 @@ def _triton() -> None:
     from triton.runtime.errors import OutOfResources
 
     driver.set_active(_Driver())
+    outcomes.remember()
 
     def load(kernel: Any) -> None:
         if kernel.metadata.shared > SHARED_MEMORY:
@@ -211,7 +208,7 @@ def _triton() -> None:
 
     def compile_and_keep(source: Any, *arguments: Any, **options: Any) -> Any:
         made = compile_(source, *arguments, **options)
-        _KERNELS.append(Kernel(made.metadata.name, made.asm["ptx"], made.asm["cubin"], made.metadata.shared))
+        _KERNELS.append(Kernel(made.metadata.name, made.metadata.shared, outcomes.of(made)))
         return made
 
     triton.compile = compile_and_keep

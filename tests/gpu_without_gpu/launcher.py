@@ -9,19 +9,17 @@ interpreted there, and tensors are those of the CPU, of which Triton reads dtype
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import os
-import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.gpu_without_gpu import outcomes
 
 __all__ = ["CAPABILITIES", "Launch", "device", "fresh_process", "launches", "start"]
 
@@ -43,10 +41,7 @@ class Launch:
     grid: tuple[int, ...]
     arguments: tuple[Any, ...]
     """Everything that the kernel takes, tensors as their addresses."""
-    ptx: str
-    registers: int
-    stack: int
-    """Bytes of every thread that did not fit into its registers."""
+    outcome: outcomes.Outcome
 
 
 class _Driver:
@@ -87,22 +82,7 @@ class _Launcher:
     def __call__(self, *given: Any) -> None:
         grid, kernel, arguments = given[:3], given[4], given[9:]
         addresses = tuple(x.data_ptr() if hasattr(x, "data_ptr") else x for x in arguments)
-        registers, stack = _resources(kernel.asm["cubin"])
-        _LAUNCHED.append(Launch(self.name, grid, addresses, kernel.asm["ptx"], registers, stack))
-
-
-@functools.cache
-def _resources(cubin: bytes) -> tuple[int, int]:
-    """Registers and bytes of stack of every thread, as the assembler has them."""
-    import triton
-
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        told = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
-    registers, stack, local = (int(n) for n in re.findall(r"\b(?:REG|STACK|LOCAL):(\d+)", told.stdout))
-    return registers, stack + local
+        _LAUNCHED.append(Launch(self.name, grid, addresses, outcomes.of(kernel)))
 
 
 @contextmanager
@@ -122,7 +102,7 @@ def launches(function: Callable[..., Any], *arguments: Any, **options: Any) -> l
     return list(_LAUNCHED)
 
 
-def start(cache: Path, folder: Path | None = None) -> None:
+def start(cache: Path, folder: Path | None = None, record: Path | None = outcomes.RECORD) -> None:
     """Give Triton the make-believe driver, for as long as this process lives: the one in `folder`, if given."""
     os.environ["TRITON_CACHE_DIR"] = str(cache)
     if folder is not None:
@@ -138,10 +118,13 @@ def start(cache: Path, folder: Path | None = None) -> None:
 
     CompiledKernel._init_handles = load_and_sign
     driver.set_active(_Driver())
+    outcomes.remember(record)
 
 
 @contextmanager
-def fresh_process(cache: Path, folder: Path | None = None) -> Iterator[Callable[..., Any]]:
+def fresh_process(
+    cache: Path, folder: Path | None = None, record: Path | None = outcomes.RECORD
+) -> Iterator[Callable[..., Any]]:
     """Calls functions in a process in which Triton, that of `folder` or else the usual one, has that driver."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), start, (cache, folder)) as process:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), start, (cache, folder, record)) as process:
         yield lambda function, *arguments: process.submit(function, *arguments).result()

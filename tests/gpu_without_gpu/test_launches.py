@@ -142,9 +142,10 @@ def require_fit(there: HERE, case: str, capability: int) -> None:
     for launch in there(call, function, (capability, *arguments), options):
         allowed = DIGITS if options.get("float32_angles") else UNCOUNTED.get(launch.kernel, 0)
         allowed = SPILLED.get((case, capability, launch.kernel), allowed)
-        assert launch.stack <= allowed, f"{launch.kernel} keeps {launch.stack} bytes of a thread in memory"
-        assert f"sm_{capability}" in launch.ptx
-        assert launch.kernel == "_forward" or not re.search(r"\b(?:atom|red)\.", launch.ptx), "an order of its own"
+        outcome = launch.outcome
+        assert outcome.stack <= allowed, f"{launch.kernel} keeps {outcome.stack} bytes of a thread in memory"
+        assert re.fullmatch(rf"sm_{capability}a?", outcome.target)
+        assert launch.kernel == "_forward" or outcome.atomics == 0, "an order of its own"
 
 
 def call(function: Callable[..., list[Launch]], arguments: tuple[Any, ...], options: dict[str, Any]) -> list[Launch]:
@@ -154,7 +155,7 @@ def call(function: Callable[..., list[Launch]], arguments: tuple[Any, ...], opti
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "dtype"), WIDTHS, ids=str)
 def test_an_embedding_of_any_width_keeps_to_its_registers(there: HERE, width: int, dtype: torch.dtype) -> None:
-    assert [launch.kernel for launch in there(embed, 90, width, dtype, *EVERYTHING) if launch.stack] == []
+    assert [launch.kernel for launch in there(embed, 90, width, dtype, *EVERYTHING) if launch.outcome.stack] == []
 
 
 @pytest.mark.slow
@@ -162,9 +163,9 @@ def test_an_embedding_of_any_width_keeps_to_its_registers(there: HERE, width: in
 def test_a_wide_token_is_shared_out_among_programs_of_one_size(there: HERE, width: int) -> None:
     """Where nothing is normed: registers, and what is compiled, do not depend on the width."""
     for launch in there(embed, 90, width, FP32, "position", "dropout"):
-        assert launch.stack == 0
+        assert launch.outcome.stack == 0
         assert launch.grid[1] >= width // 1_024
-        assert len(launch.ptx) < 120_000
+        assert launch.outcome.characters < 120_000
 
 
 @pytest.mark.slow

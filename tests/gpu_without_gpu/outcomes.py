@@ -1,0 +1,132 @@
+"""What came out of compiling a kernel: one that is as it was is not compiled again.
+
+A kernel costs Triton and the assembler seconds, and there are hundreds. Their machine code depends on the kernel in
+Triton's first language (TTIR), on options, on the device and on the version of Triton, and on nothing else. So tests
+write the kernels of the code as it is, and take from `RECORD` what such a kernel came to; what is not in there is
+compiled. `make kernels` compiles all anew and writes them down.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ANEW", "RECORD", "Outcome", "of", "remember"]
+
+RECORD = Path(__file__).parent / "outcomes.jsonl"
+"""A line for each kernel: its key, what Triton says of it, what `Outcome` says of it."""
+
+ANEW = "LOCANT_KERNELS_ANEW"
+"""In the environment of `make kernels`: every kernel that is compiled is written down."""
+
+Stage = Callable[[Any, dict[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What tests ask of the machine code of a kernel."""
+
+    target: str
+    """As the assembler names it: sm_90a."""
+    ptx: str
+    """A digest of its text."""
+    characters: int
+    """Of that text."""
+    atomics: int
+    """Instructions that change memory in whatever order programs come."""
+    registers: int
+    stack: int
+    """Bytes of every thread that did not fit into its registers."""
+
+
+def of(kernel: Any) -> Outcome:
+    """The outcome of a kernel of Triton's that was compiled, or not, after `remember`."""
+    return Outcome(**kernel.metadata.outcome)
+
+
+def remember(record: Path | None = RECORD) -> None:
+    """Let Triton take from `record` what it would compile, for as long as this process lives."""
+    import triton
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # or machine code tells where this folder is
+    add_stages, known = CUDABackend.add_stages, _read(record)
+
+    def add_fewer_stages(self: Any, stages: dict[str, Stage], options: Any, *rest: Any) -> None:
+        add_stages(self, stages, options, *rest)
+        compile_ = dict(stages)
+        told_before = dict[str, Any]()
+
+        def first(source: Any, metadata: dict[str, Any]) -> Any:
+            module = compile_["ttir"](source, metadata)
+            text = re.sub(r" loc\(.*?\)$|^#loc.*$", "", str(module), flags=re.MULTILINE)
+            told_before.update(metadata, key=_digest(triton.__version__, self.target, options, text))
+            if (found := known.get(told_before["key"])) is None:
+                return module
+            metadata.update(found)
+            return _Known()
+
+        def after(name: str) -> Stage:
+            return lambda source, metadata: source if isinstance(source, _Known) else compile_[name](source, metadata)
+
+        def ptx(source: Any, metadata: dict[str, Any]) -> Any:
+            made = after("ptx")(source, metadata)
+            if not isinstance(source, _Known):
+                told_before["text"] = made
+            return made
+
+        def last(source: Any, metadata: dict[str, Any]) -> bytes:
+            if isinstance(source, _Known):
+                return b""
+            made = compile_["cubin"](source, metadata)
+            metadata["outcome"] = asdict(_outcome(told_before.pop("text"), made))
+            key = told_before["key"]
+            known[key] = {name: value for name, value in metadata.items() if told_before.get(name) != value}
+            if record is not None and ANEW in os.environ:
+                with record.open("a", encoding="utf-8") as file:  # a short line: those of two processes do not mix
+                    file.write(json.dumps({"key": key, **known[key]}) + "\n")
+            return made
+
+        stages |= {name: after(name) for name in stages} | {"ttir": first, "ptx": ptx, "cubin": last}
+
+    CUDABackend.add_stages = add_fewer_stages
+
+
+class _Known:
+    """Stands for every form of a kernel that is not compiled."""
+
+    def __str__(self) -> str:
+        return ""
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:24]
+
+
+def _outcome(ptx: str, cubin: bytes) -> Outcome:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        told = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    registers, stack, local = (int(n) for n in re.findall(r"\b(?:REG|STACK|LOCAL):(\d+)", told.stdout))
+    (target,) = re.findall(r"^\.target (\w+)", ptx, re.MULTILINE)
+    atomics = len(re.findall(r"^\s*(?:@\S+ )?(?:atom|red)\.", ptx, re.MULTILINE))
+    return Outcome(target, _digest(ptx), len(ptx), atomics, registers, stack + local)
+
+
+def _read(record: Path | None) -> dict[str, dict[str, Any]]:
+    if record is None or not record.exists():
+        return {}
+    lines = map(json.loads, record.read_text(encoding="utf-8").splitlines())
+    return {line.pop("key"): line for line in lines}
