@@ -97,7 +97,8 @@ def pytest_collection() -> Iterator[None]:
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """A worker sends six messages for each of ten thousand tests; only what came of it is shown, unless one asks."""
     option = item.config.option
-    if "PYTEST_XDIST_WORKER" not in os.environ or option.durations is not None or option.verbose > 0 or option.xmlpath:
+    asked = option.durations is not None or option.verbose > 0 or item.config.getoption("xmlpath", None)
+    if asked or "PYTEST_XDIST_WORKER" not in os.environ:
         return None
     for report in runtestprotocol(item, nextitem=nextitem, log=False):
         if report.when == "call" or not report.passed:
