@@ -5,6 +5,7 @@ This file must not import locant: `make test` puts runtime shape checks into the
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import shutil
@@ -26,6 +27,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 import hypothesis
 import pytest
 import torch
+from _pytest.runner import runtestprotocol
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -75,7 +77,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure() -> None:
-    gc.unfreeze()  # libraries count what is left at the end
     if "PYTEST_XDIST_WORKER" not in os.environ:
         shutil.rmtree(os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
 
@@ -89,6 +90,20 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.enable()
         gc.freeze()
+        atexit.register(gc.unfreeze)  # libraries count what is left at the end; before, pytest collects five times
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """A worker sends six messages for each of ten thousand tests; only what came of it is shown, unless one asks."""
+    option = item.config.option
+    asked = option.durations is not None or option.verbose > 0 or item.config.getoption("xmlpath", None)
+    if asked or "PYTEST_XDIST_WORKER" not in os.environ:
+        return None
+    for report in runtestprotocol(item, nextitem=nextitem, log=False):
+        if report.when == "call" or not report.passed:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
 
 
 # What a test calls that cannot run while shapes are checked: compilers cannot follow the checks.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 from unittest import mock
 
@@ -48,12 +49,15 @@ def test_a_few_queries_over_a_cache_read_it_once() -> None:
         assert choice(q.requires_grad_(), k, v).name == "sdpa"
 
 
+WAYS = list(itertools.product([True, False], [None, 1, 7, 200], ["native", "torch"]))
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("path", ["native", "torch"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("window", [None, 1, 7, 200])
-@pytest.mark.parametrize("causal", [True, False])
-def test_every_bias_against_float64(causal: bool, window: int | None, dtype: torch.dtype, path: str) -> None:
+@pytest.mark.parametrize(("causal", "window", "path"), WAYS)
+def test_every_bias_against_float64(causal: bool, window: int | None, path: str) -> None:
+    """Each of the two directions, of the windows and of the paths with every dtype."""
+    dtype = DTYPES[WAYS.index((causal, window, path)) % 3]
     encodings = (None, ALiBi(HEADS), T5Bias(HEADS, bidirectional=True), Kerple(HEADS), Sandwich(HEADS))
     positions, keys = Positions.after(40, 1), Positions.arange(KEYS)
     sinks = torch.randn(HEADS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,21 +51,28 @@ def complains(folder: Path, run: Run) -> Complains:
     return complaint
 
 
-@pytest.fixture
-def model(folder: Path) -> Path:
-    """The folder of a model of some thousand weights, with configuration and tokenizer, in the current one."""
+@pytest.fixture(scope="session")
+def saved_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    saved = tmp_path_factory.mktemp("saved") / "model"
     tokenizer = locant.Tokenizer.train(["The pass key is 0123456789; the cat sat on the mat. " * 20], 300)
-    torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
         vocab_size=tokenizer.vocab_size, max_position_embeddings=32, initializer_range=0.3,
     )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
-    tokenizer.save(folder / "model" / "tokenizer.json")
-    return folder / "model"
+    with torch.random.fork_rng():  # the first test that asks has the random numbers of the others
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(saved)
+    tokenizer.save(saved / "tokenizer.json")
+    return saved
+
+
+@pytest.fixture
+def model(folder: Path, saved_model: Path) -> Path:
+    """The folder of a model of some thousand weights, with configuration and tokenizer, in the current one."""
+    return Path(shutil.copytree(saved_model, folder / "model"))
 
 
 def listing(folder: Path) -> dict[str, bytes | None]:

@@ -323,7 +323,7 @@ def test_a_picture_is_of_the_kind_its_name_says_and_the_same_every_time(
     tmp_path: Path, suffix: str, begin: bytes
 ) -> None:
     for name in ("one", "two"):
-        save(draw(ALiBi(2), length=8), tmp_path / (name + suffix))
+        save(draw(ALiBi(1), length=4), tmp_path / (name + suffix))
     one, two = ((tmp_path / (name + suffix)).read_bytes() for name in ("one", "two"))
     assert one.startswith(begin)
     assert one == two
@@ -354,7 +354,7 @@ def test_an_unknown_suffix_is_refused_with_the_known_ones(name: str) -> None:
 
 
 def test_a_failed_write_leaves_the_earlier_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figure = draw(ALiBi(2), length=8)
+    figure = draw(ALiBi(1), length=4)
     (tmp_path / "x.png").write_text("earlier")
 
     written = os.write

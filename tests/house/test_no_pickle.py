@@ -11,6 +11,7 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 
 RUN_WHAT_THEY_READ = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
 RUN_TEXT = {"eval", "exec"}
+LAST = {*RUN_TEXT, "load"}
 CATCH_ALL = {"BaseException", "Exception"}
 
 
@@ -38,7 +39,8 @@ def _called(node: ast.AST) -> str | None:
         return None
     if isinstance(node.func, ast.Name) and node.func.id in RUN_TEXT:
         return f"line {node.lineno}: calls {node.func.id}"
-    if ast.unparse(node.func) in ("torch.load", "torch.hub.load", "builtins.eval", "builtins.exec"):
+    last = getattr(node.func, "attr", "")
+    if last in LAST and ast.unparse(node.func) in ("torch.load", "torch.hub.load", "builtins.eval", "builtins.exec"):
         return f"line {node.lineno}: calls {ast.unparse(node.func)}"
     for keyword in node.keywords:
         if keyword.arg == "allow_pickle" and ast.unparse(keyword.value) != "False":

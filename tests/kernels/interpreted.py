@@ -7,9 +7,11 @@ under another name: the one that the package would use on a GPU stays as it is.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import importlib.util
+import inspect
 import mmap
 import os
 import sys
@@ -41,6 +43,7 @@ def interpreted(name: str) -> ModuleType:
     with mock.patch.dict(os.environ, TRITON_INTERPRET="1"), _without_kernels_of(package):
         spec.loader.exec_module(module)
     _count_in_tensors()
+    _leave_out_what_is_for_nothing()
     return module
 
 
@@ -73,6 +76,41 @@ def _count_in_tensors() -> None:
         tensor.__index__ = lambda self: self.handle.data.item()
 
     interpreter._patch_lang_tensor = patch_and_squeeze
+
+
+@functools.cache
+def _leave_out_what_is_for_nothing() -> None:
+    """Half of the interpreter's time: what it does again at every call, and checks whose outcome it drops."""
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    # Overflow of integers is computed, and asserted where `debug` is on only, which it is not.
+    options = interpreter.interpreter_builder.options
+    assert not options.debug
+    interpreter.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
+
+    # A table of all dtypes is made to look one up.
+    slowly = interpreter._get_np_dtype
+    quickly = functools.cache(slowly)
+    interpreter._get_np_dtype = lambda dtype: (slowly if dtype.scalar.is_ptr() else quickly)(dtype.scalar)
+
+    # The language is looked through, and NumPy's operations put into it, when kernels call one another, too.
+    members, patch = functools.cache(inspect.getmembers), interpreter._patch_lang
+
+    @functools.cache
+    def languages(function: Any) -> list[ModuleType]:
+        return [x for x in function.__globals__.values() if x is interpreter.tl or x is core]
+
+    def patch_unless_patched(function: Any) -> Any:
+        places = (*languages(function), core.tensor)
+        return patch(function) if any(core.is_builtin(x.atomic_add) for x in places) else None
+
+    def patch_builtins(package: Any, builder: Any, *scope: Any) -> None:
+        for name, member in members(package):
+            if core.is_builtin(member):
+                interpreter._patch_attr(package, name, member, builder, *scope)
+
+    interpreter._patch_lang, interpreter._patch_builtin = patch_unless_patched, patch_builtins
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from locant.errors import InputError
-from locant.kernels import native
 from locant.report.console import print_json
 
 __all__ = ["print_recorded", "recorded", "table"]
@@ -39,6 +38,8 @@ def print_recorded(names: Sequence[str], *, as_json: bool) -> None:
     if as_json:
         print_json(chosen)
         return
+    from locant.kernels import native  # which needs torch: two seconds, for one line
+
     for device, parts in chosen.items():
         for name, part in parts.items():
             made = part["environment"]

@@ -52,17 +52,21 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def the_page() -> Page:
-    return Page(page(results()))
+def text() -> str:
+    return page(results())
 
 
-def test_it_loads_nothing(the_page: Page) -> None:
-    whole = page(results())
+@pytest.fixture(scope="module")
+def the_page(text: str) -> Page:
+    return Page(text)
+
+
+def test_it_loads_nothing(the_page: Page, text: str) -> None:
     for _, attributes in the_page.tags:
         for name in ("src", "srcset", "href"):
             assert (attributes.get(name) or "data:").startswith("data:")
     assert not {"script", "link", "iframe"} & {tag for tag, _ in the_page.tags}
-    without_pictures = re.sub(r"base64,[A-Za-z0-9+/=]+", "", whole)
+    without_pictures = re.sub(r"base64,[A-Za-z0-9+/=]+", "", text)
     assert not re.search(r"https?://|url\(|@import", without_pictures)
 
 
@@ -114,9 +118,9 @@ def test_text_of_others_is_never_taken_for_tags() -> None:
     assert any("<script>" in text for text in shown.text)
 
 
-def test_the_command_holds_every_setting_and_the_text() -> None:
+def test_the_command_holds_every_setting_and_the_text(the_page: Page) -> None:
     line = command(results()["settings"])
-    assert line in "".join(Page(page(results())).text)
+    assert line in "".join(the_page.text)
     words = shlex.split(line)
     assert words[:5] == ["locant", "compare", "a.txt", "--vocab-size", "300"]
     given = dict(zip(words[5::2], words[6::2], strict=True))
@@ -127,6 +131,6 @@ def test_the_command_holds_every_setting_and_the_text() -> None:
     assert (given["--steps"], given["--seeds"], given["--learning-rate"]) == ("301", "0,1", "0.0025")
 
 
-def test_the_report_is_the_page_and_two_pictures(tmp_path: Path) -> None:
-    assert write_report(results(), tmp_path).read_text(encoding="utf-8") == page(results())
+def test_the_report_is_the_page_and_two_pictures(text: str, tmp_path: Path) -> None:
+    assert write_report(results(), tmp_path).read_text(encoding="utf-8") == text
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([PAGE, BY_LENGTH, BY_POSITION])

@@ -170,8 +170,7 @@ def batches(draw: st.DrawFn) -> tuple[list[bytes], list[tuple[list[bytes], bool]
 
 class TestStream:
     @pytest.mark.parametrize("kind", ["byte level", "bytes", "Llama 3", "byte fallback", "byte level, every flag"])
-    @pytest.mark.parametrize("part", [1, 8, 2**20])
-    @given(given=batches())
+    @given(given=batches(), part=st.sampled_from([1, 8, 2**20]))
     def test_is_encode_of_each_document(
         self, kind: str, part: int, given: tuple[list[bytes], list[tuple[list[bytes], bool]]]
     ) -> None:

@@ -14,6 +14,7 @@ The `tokenizers` library does the work; what is promised here beyond it:
 
 from __future__ import annotations
 
+import functools
 import json
 import operator
 import re
@@ -91,8 +92,11 @@ class Tokenizer:
         """Whether it is a BPE over bytes, of which every id stands for known bytes."""
         self.only_bytes: bool = self.lossless and definitions.is_bytes(self._canonical)
         """Whether every byte of a text is its own id."""
-        self.fingerprint: str = definitions.fingerprint(definition)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
         """A SHA-256 of what decides the ids. It survives saving and loading, and differs where ids can."""
+        return definitions.fingerprint(self._definition)
 
     @classmethod
     def bytes(cls) -> Tokenizer:
