@@ -16,6 +16,8 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet -c c
 NATIVE := src/locant/kernels/native
 FRAME := pyproject.toml constraints.txt src/locant/_version.py hatch_build.py $(NATIVE)/build.py $(wildcard $(NATIVE)/*.[ch])
 WORKERS ?= 2
+# Byte code is written by several processes, which pip does not do. Some packages hold files that no Python compiles.
+COMPILE = $(BIN)/python -W ignore -m compileall -qq -j $(WORKERS) $(VENV)/lib || true
 PROFILE ?= thorough
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile # tests of a file share what takes seconds to begin
 
@@ -28,17 +30,20 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "found no Python 3.11 or newer with venv; try: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
 	@echo "making $(VENV) with $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --upgrade pip # older ones take twice as long to find what fits together
 
 # The two stamps are kept apart so that a demo need not wait for the tools that tests need; what dev installs serves both.
 $(VENV)/demo.stamp: $(FRAME) | $(BIN)/python
 	@echo "installing locant"
-	@$(PIP) -e '.[lab]'
+	@$(PIP) --no-compile -e '.[lab]'
+	@$(COMPILE)
 	@$(BIN)/python -m locant.kernels.native
 	@touch $@
 
 $(VENV)/dev.stamp: $(FRAME) | $(BIN)/python
 	@echo "installing locant and what its tests need"
-	@$(PIP) -e '.[dev]'
+	@$(PIP) --no-compile -e '.[dev]'
+	@$(COMPILE)
 	@$(BIN)/python -m locant.kernels.native
 	@touch $(VENV)/demo.stamp $@
 
@@ -75,7 +80,7 @@ test-browser: $(VENV)/dev.stamp chromium ## the explorer, driven in a real Chrom
 
 docs: $(VENV)/dev.stamp ## the documentation, in docs/_build/html; its warnings are errors
 	@$(BIN)/python -m sphinx --quiet -j $(WORKERS) -W --keep-going -d docs/_build/doctrees -b html docs docs/_build/html
-	@$(BIN)/python -m pytest -q tests/docs
+	@$(BIN)/python -m pytest -q tests/docs/test_site.py tests/docs/test_search.py
 
 kernels: $(VENV)/dev.stamp ## compile all GPU kernels anew, for devices that are not there, and write down what comes out
 	@rm -f tests/gpu_without_gpu/outcomes.jsonl

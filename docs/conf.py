@@ -31,6 +31,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_design",
     "docs.generator.docstrings",
+    "docs.generator.kernels",
     "docs.generator.llms",
     "docs.generator.mathml",
     "docs.generator.reference",
