@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -134,6 +135,20 @@ def test_layers_share_the_tables_of_the_same_frequencies_wherever_the_first_was_
         assert not table.is_inference()
         q = torch.randn(1, 1, 3, 36, requires_grad=True)
         each.rotate_one(q, Positions.arange(3)).sum().backward()
+
+
+def test_the_first_layer_may_be_built_inside_a_transform() -> None:
+    made: list[Rotary] = []
+
+    def loss(x: Tensor) -> Tensor:
+        made.append(Rotary(36, 322.0))  # of no other test
+        return made[0].rotate_one(x, Positions.arange(3)).sum()
+
+    x = torch.randn(1, 1, 3, 36)
+    torch.func.grad(lambda x: torch.func.grad(loss)(x).square().sum())(x)
+    later, again = Rotary(36, 322.0), pickle.loads(pickle.dumps(Rotary(36, 322.0)))  # noqa: S301
+    assert later.angles.tables(torch.device("cpu")).table is made[0].angles.tables(torch.device("cpu")).table
+    assert torch.equal(later.rotate_one(x, Positions.arange(3)), again.rotate_one(x, Positions.arange(3)))
 
 
 def test_frequencies_have_fifty_digits() -> None:
