@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import locant
 from locant.lab import evaluation, recall
@@ -111,6 +112,19 @@ def test_a_configuration_that_lies_is_named(complains: Complains, model: Path, l
     config = model / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | lie))
     assert said in complains("evaluate", "model", "--with", "own", "--lengths", "16")
+
+
+def test_what_a_model_is_not_for_is_said_before_anything_is_measured(complains: Complains, model: Path) -> None:
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
+    vocab_size = locant.Tokenizer.load(str(model)).vocab_size
+    GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, **sizes)).save_pretrained(model.with_name("gpt2"))
+    shutil.copy(model / "tokenizer.json", model.with_name("gpt2"))
+    said = complains("evaluate", "gpt2", "--lengths", "16")
+    assert "got exact for GPT2LMHeadModel, which has no rotary positions; try: --with own,nope" in said
+    config = model / "config.json"
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 0.0}}
+    config.write_text(json.dumps(json.loads(config.read_text()) | rope))
+    assert "got 0.0 for base" in complains("evaluate", "model", "--lengths", "16", "--with", "own,exact")
 
 
 def test_an_interval_knows_that_neighbours_are_alike() -> None:
