@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from locant.arguments import one_of, shown, whole
 from locant.checkpoints.checkpoint_folder import headers_of
-from locant.checkpoints.config_source import CONFIG, read_json
+from locant.checkpoints.config_source import CONFIG, read_json, require_no_code
 from locant.checkpoints.swap.handle import swap
 from locant.checkpoints.swap.saving import KEY, SAVED, built, damaged
 from locant.errors import InputError
@@ -47,8 +47,7 @@ def load_swapped(
     if KEY not in given:
         got = f"got {path}, whose model is not swapped, or has its own encoding, which is not written down"
         raise InputError(got, f"from_pretrained({str(folder)!r}), then locant.swap")
-    if "auto_map" in given:
-        raise InputError(f"got {path}, whose model has code of its own", "a model whose class is part of transformers")
+    require_no_code(path, given)
     headers_of(path)
     plan, angles = _read_plan(path, given[KEY])
     if encoding is None and layers is None:
