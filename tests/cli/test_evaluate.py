@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -166,6 +167,19 @@ def test_a_value_is_asked_for_among_others(model: Path) -> None:
         assert question == (question[0], tokenizer.decode(ids[-answer:].tolist()).strip())
         assert abs(pairs.index(question) - depth * (len(pairs) - 1)) <= 1
     assert recall.key_value(tokenizer, 20, 0.0, 0) is None
+
+
+def test_what_a_tokenizer_leaves_out_is_not_asked_for() -> None:
+    digits, letters = (
+        SimpleNamespace(encode=lambda text, known=known: [known.index(each) for each in text if each in known])
+        for known in ("0123456789", "aeiou")
+    )
+    no_filler: Any = digits
+    no_answer: Any = letters
+    assert recall.pass_key(no_filler, 200, 0.5, 0) is None
+    assert recall.pass_key(no_answer, 200, 0.5, 0) is None
+    assert recall.key_value(no_answer, 200, 0.5, 0) is None
+    assert recall.key_value(no_filler, 200, 0.5, 0) is not None
 
 
 def test_minutes_decide_how_many_windows_once(
