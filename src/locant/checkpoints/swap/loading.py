@@ -49,8 +49,9 @@ def load_swapped(
         raise InputError(got, f"from_pretrained({str(folder)!r}), then locant.swap")
     require_no_code(path, given)
     headers_of(path)
-    plan, angles = _read_plan(path, given[KEY])
-    if encoding is None and layers is None:
+    by_configuration = encoding is None and layers is None
+    plan, angles = _read_plan(path, given[KEY], build=by_configuration)
+    if by_configuration:
         if UNTOLD in plan:
             got = f"got {path}, with an encoding that is none of locant's"
             raise InputError(got, "load_swapped(folder, encoding=...) with one like it")
@@ -67,10 +68,13 @@ def load_swapped(
     return model
 
 
-def _read_plan(folder: Path, said: Any) -> tuple[list[Any], AngleMode]:
-    """What `record` wrote: the encoding of each layer, and the angles of its own."""
+def _read_plan(folder: Path, said: Any, *, build: bool) -> tuple[list[Any], AngleMode]:
+    """What `record` wrote: the encoding of each layer, and the angles of its own.
+
+    Not built where they are given: those of a package that is not installed here could not be.
+    """
     try:
-        known = [UNTOLD if each is None else built(each) for each in said["encodings"]]
+        known = [built(each) if build and each is not None else UNTOLD for each in said["encodings"]]
         last = len(known) - 1
         places = [None if each is None else whole("layers", each, 0, last, remedy=SAVED) for each in said["layers"]]
         angles = one_of("angles", said.get("angles", "exact"), ("exact", "float32"), SAVED)
