@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import locant
 from locant.lab import evaluation, recall
@@ -113,6 +115,19 @@ def test_a_configuration_that_lies_is_named(complains: Complains, model: Path, l
     assert said in complains("evaluate", "model", "--with", "own", "--lengths", "16")
 
 
+def test_what_a_model_is_not_for_is_said_before_anything_is_measured(complains: Complains, model: Path) -> None:
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
+    vocab_size = locant.Tokenizer.load(str(model)).vocab_size
+    GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, **sizes)).save_pretrained(model.with_name("gpt2"))
+    shutil.copy(model / "tokenizer.json", model.with_name("gpt2"))
+    said = complains("evaluate", "gpt2", "--lengths", "16")
+    assert "got exact for GPT2LMHeadModel, which has no rotary positions; try: --with own,nope" in said
+    config = model / "config.json"
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 0.0}}
+    config.write_text(json.dumps(json.loads(config.read_text()) | rope))
+    assert "got 0.0 for base" in complains("evaluate", "model", "--lengths", "16", "--with", "own,exact")
+
+
 def test_an_interval_knows_that_neighbours_are_alike() -> None:
     """Four levels in runs of 16: as independent numbers their mean would look four times as sure."""
     runs = [*np.repeat([1.0, 2.0, 3.0, 4.0], 16)]
@@ -152,6 +167,19 @@ def test_a_value_is_asked_for_among_others(model: Path) -> None:
         assert question == (question[0], tokenizer.decode(ids[-answer:].tolist()).strip())
         assert abs(pairs.index(question) - depth * (len(pairs) - 1)) <= 1
     assert recall.key_value(tokenizer, 20, 0.0, 0) is None
+
+
+def test_what_a_tokenizer_leaves_out_is_not_asked_for() -> None:
+    digits, letters = (
+        SimpleNamespace(encode=lambda text, known=known: [known.index(each) for each in text if each in known])
+        for known in ("0123456789", "aeiou")
+    )
+    no_filler: Any = digits
+    no_answer: Any = letters
+    assert recall.pass_key(no_filler, 200, 0.5, 0) is None
+    assert recall.pass_key(no_answer, 200, 0.5, 0) is None
+    assert recall.key_value(no_answer, 200, 0.5, 0) is None
+    assert recall.key_value(no_filler, 200, 0.5, 0) is not None
 
 
 def test_minutes_decide_how_many_windows_once(

@@ -101,6 +101,7 @@ def test_what_is_refused_is_said_with_its_remedy(folder: Path) -> None:
     ("changed", "words"),
     [
         ({"auto_map": {"AutoModel": "theirs.Model"}}, "code of its own"),
+        ({"attn_implementation": "theirs/kernel"}, "code of its own"),
         ({"locant": {"encodings": [], "layers": []}}, "swapped already"),
         ({"num_hidden_layers": 10**6}, "1,000,000 for the layers"),
         ({"hidden_size": 2**30}, "for the width"),

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from decimal import Decimal
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from locant import ALiBi, PositionEncoding, Positions, RangeError, Rotary, Sinusoidal, T5Bias
+from locant.positions import angles
 from locant.positions.frequencies import inverse_frequencies
 from tests import oracles
 from tests.refusal import refuses
@@ -134,6 +139,34 @@ def test_layers_share_the_tables_of_the_same_frequencies_wherever_the_first_was_
         assert not table.is_inference()
         q = torch.randn(1, 1, 3, 36, requires_grad=True)
         each.rotate_one(q, Positions.arange(3)).sum().backward()
+
+
+def test_layers_that_threads_build_at_once_share_their_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    make, both = angles._byte_tables, Barrier(2)
+
+    def made_while_the_other_does(frequencies: Sequence[Decimal]) -> Tensor:
+        both.wait(60)
+        return make(frequencies)
+
+    monkeypatch.setattr(angles, "_byte_tables", made_while_the_other_does)
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(lambda base: Rotary(36, base), (323.0, 323.0))  # of no other test
+    host = torch.device("cpu")
+    assert first.angles.tables(host).table is second.angles.tables(host).table
+
+
+def test_the_first_layer_may_be_built_inside_a_transform() -> None:
+    made: list[Rotary] = []
+
+    def loss(x: Tensor) -> Tensor:
+        made.append(Rotary(36, 322.0))  # of no other test
+        return made[0].rotate_one(x, Positions.arange(3)).sum()
+
+    x = torch.randn(1, 1, 3, 36)
+    torch.func.grad(lambda x: torch.func.grad(loss)(x).square().sum())(x)
+    later, again = Rotary(36, 322.0), pickle.loads(pickle.dumps(Rotary(36, 322.0)))  # noqa: S301
+    assert later.angles.tables(torch.device("cpu")).table is made[0].angles.tables(torch.device("cpu")).table
+    assert torch.equal(later.rotate_one(x, Positions.arange(3)), again.rotate_one(x, Positions.arange(3)))
 
 
 def test_frequencies_have_fifty_digits() -> None:

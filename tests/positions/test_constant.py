@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, fx
+from torch._C import _functorch as functorch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.func import functionalize, grad
 
 from locant import ALiBi, PositionEncoding, Positions
 from locant.positions import ModelShape
@@ -125,9 +127,29 @@ def test_what_inference_mode_copied_serves_training() -> None:
     (weight * constant.on(ELSEWHERE)).sum().backward()
 
 
-def test_copies_stay_behind_where_it_is_copied_or_pickled() -> None:
+@pytest.mark.parametrize("transform", [grad, lambda f: grad(lambda x: grad(f)(x).sum()), functionalize])
+def test_what_a_transform_made_or_copied_serves_others(transform: Callable[..., Callable[..., object]]) -> None:
+    made: list[Constant] = []
+
+    def scaled(x: Tensor) -> Tensor:
+        made.append(Constant(torch.arange(3.0)))
+        made[0].on(ELSEWHERE)
+        return (x * made[0].on(HOST)).sum()
+
+    transform(scaled)(torch.ones(3))
+    assert torch.equal(pickle.loads(pickle.dumps(made[0])).on(HOST), torch.arange(3.0))  # noqa: S301
+    assert not functorch.is_functorch_wrapped_tensor(made[0].on(ELSEWHERE))
+    assert made[0].on(ELSEWHERE) is made[0].on(ELSEWHERE)
+
+
+def test_copies_stay_behind_where_it_is_pickled() -> None:
     constant = Constant(torch.arange(3))
     constant.on(ELSEWHERE)
-    for other in (copy.deepcopy(constant), pickle.loads(pickle.dumps(constant))):  # noqa: S301
-        assert torch.equal(other.on(HOST), torch.arange(3))
-        assert not other._copies
+    other = pickle.loads(pickle.dumps(constant))  # noqa: S301
+    assert torch.equal(other.on(HOST), torch.arange(3))
+    assert not other._copies
+
+
+def test_layers_that_are_copied_from_one_share_it() -> None:
+    constant = Constant(torch.arange(3))
+    assert copy.deepcopy([constant])[0] is constant

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.registry import presets
 
-__all__ = ["CONFIG", "read_json", "read_source"]
+__all__ = ["CONFIG", "read_json", "read_source", "require_no_code"]
 
 CONFIG = "config.json"
 LARGEST = 2**28
+ATTENTION = ("attn_implementation", "_attn_implementation")
 
 
 def read_source(source: str | Path) -> dict[str, Any]:
@@ -45,6 +48,24 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f"got {path}, which holds a {type(value).__name__}", "a fresh copy of it, a JSON object")
     return value
+
+
+def require_no_code(source: object, config: Mapping[str, Any]) -> None:
+    """Raise where a configuration names code: files beside it, or attention of a repository of the Hub.
+
+    `transformers` fetches such a repository and runs it where the package `kernels` is installed.
+    """
+    if "auto_map" in config:
+        raise InputError(
+            f"got {source}, whose model has code of its own", "a model whose class is part of transformers"
+        )
+    for part in (config, *(each for each in config.values() if isinstance(each, Mapping))):
+        for key in ATTENTION:
+            names = part.get(key)
+            for name in names.values() if isinstance(names, Mapping) else (names,):
+                if isinstance(name, str) and "/" in name:
+                    got = f"got {source}, whose attention is code of its own: {key} is {shown(name)}"
+                    raise InputError(got, f"{CONFIG} without {key}")
 
 
 def _preset(name: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ __all__ = [
     "is_mapping",
     "is_transforming",
     "is_watched",
+    "untransformed",
     "wants_result_alone",
 ]
 
@@ -122,6 +123,13 @@ def _layers(tensor: Tensor) -> Iterator[Tensor]:
         yield tensor
         tensor = functorch.get_unwrapped(tensor)
     yield tensor
+
+
+def untransformed(tensor: Tensor) -> Tensor:
+    """What is left of a tensor when all transforms have ended: those at work wrap whatever operators return."""
+    if is_transforming():
+        *_, tensor = _layers(tensor)
+    return tensor
 
 
 def _is_graph_differentiated() -> bool:

@@ -21,6 +21,7 @@ import torch
 
 from locant.arguments import one_of, real, whole
 from locant.checkpoints.swap import swap
+from locant.checkpoints.swap.rotary_point import rotary_points
 from locant.errors import InputError
 from locant.lab.language_model import (
     DTYPES,
@@ -141,7 +142,12 @@ def evaluate_model(
 def _drawn(way: str, model: Any, trained: int, longest: int) -> PositionEncoding | None:
     """The same encoding each time, also where it begins with random numbers."""
     torch.manual_seed(0)
-    return Way.of(way).encoding(model, trained, longest)
+    name, encoding = Way.of(way).name, Way.of(way).encoding(model, trained, longest)
+    if name == "exact" and not rotary_points(model, angles="exact"):
+        raise InputError(f"got exact for {type(model).__name__}, which has no rotary positions", "--with own,nope")
+    if name != "own":  # what cannot be put in is refused now: measuring those before it may take hours
+        swap(model, encoding).undo()
+    return encoding
 
 
 def _results(settings: EvaluationSettings, text: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from locant.arguments import shown
 from locant.checkpoints.checkpoint_folder import headers_of
-from locant.checkpoints.config_source import CONFIG, read_json
+from locant.checkpoints.config_source import CONFIG, read_json, require_no_code
 from locant.checkpoints.swap import load_swapped
 from locant.checkpoints.swap.embedding_point import own_tables
 from locant.checkpoints.swap.weightless import Weightless
@@ -84,8 +84,7 @@ def load_config(folder: str | Path) -> Any:
         raise InputError(f"got {path}, expected the folder of a model with its {CONFIG}", "a folder as saved")
     facts = read_json(path / CONFIG)
     require_likely(facts)
-    if "auto_map" in facts:
-        raise InputError(f"got {path}, whose model has code of its own", "a model whose class is part of transformers")
+    require_no_code(path, facts)
     if (path / ADAPTER).exists():
         got = f"got {path}, an adapter, which changes a model in another folder"
         raise InputError(got, "the model with its adapter merged: model.merge_and_unload().save_pretrained(folder)")

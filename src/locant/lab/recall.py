@@ -28,7 +28,7 @@ Row = tuple[Tensor, int]
 """Token ids that end with the answer, and of how many tokens that is."""
 
 Hide = Callable[[Tokenizer, int, float, int], Row | None]
-"""A row of so many tokens for a depth and a seed; ``None`` where the question does not fit."""
+"""A row of so many tokens for a depth and a seed; ``None`` where the question does not fit, or has no tokens."""
 
 
 def pass_key(tokenizer: Tokenizer, length: int, depth: float, seed: int) -> Row | None:
@@ -36,10 +36,10 @@ def pass_key(tokenizer: Tokenizer, length: int, depth: float, seed: int) -> Row 
     key = int(np.random.default_rng((length, int(100 * depth), seed)).integers(*NUMBERS))
     needle = _encoded(tokenizer, f"The pass key is {key}. Remember it. {key} is the pass key. ")
     question, answer = _encoded(tokenizer, QUESTION), _encoded(tokenizer, f" {key}")
-    room = length - len(needle) - len(question) - len(answer)
-    if room < 0:
-        return None
     sentence = _encoded(tokenizer, FILLER)
+    room = length - len(needle) - len(question) - len(answer)
+    if room < 0 or not answer or not sentence:
+        return None
     filler = (sentence * (room // len(sentence) + 1))[:room]
     before = int(depth * room)
     return torch.tensor([*filler[:before], *needle, *filler[before:], *question, *answer]), len(answer)
@@ -54,7 +54,7 @@ def key_value(tokenizer: Tokenizer, length: int, depth: float, seed: int) -> Row
     needle = _encoded(tokenizer, f"Key {key} has value {value}. ")
     question, answer = _encoded(tokenizer, f"Key {key} has value"), _encoded(tokenizer, f" {value}")
     room = length - len(needle) - len(question) - len(answer)
-    if room < 0:
+    if room < 0 or not answer:
         return None
     behind, before = room - int(depth * room), []
     after: list[int] = []

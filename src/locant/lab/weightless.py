@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from locant.arguments import shown
+from locant.checkpoints.config_source import require_no_code
 from locant.checkpoints.swap.weightless import Weightless
 from locant.errors import InputError
 from locant.lab.language_model import one_line, require_likely
@@ -25,9 +26,7 @@ def without_weights(config: Mapping[str, Any]) -> Any:
         InputError: a configuration that `transformers` makes no language model of, or with code of its own.
     """
     kind = config.get("model_type")
-    if "auto_map" in config:
-        got = f"got a configuration of {shown(kind)} with code of its own"
-        raise InputError(got, "a model whose class is part of transformers")
+    require_no_code(f"a configuration of {shown(kind)}", config)
     if "locant" in config:
         raise InputError("got the configuration of a model that is swapped already", "that of the model as it was")
     require_likely(with_defaults(config))

@@ -123,7 +123,7 @@ def _exact_table(frequencies: tuple[Decimal, ...]) -> Constant:
     table = _TABLES.get(frequencies)
     if table is None:
         with torch.inference_mode(mode=False):  # or no other layer could be trained
-            table = _TABLES[frequencies] = Constant(_byte_tables(frequencies))
+            table = _TABLES.setdefault(frequencies, Constant(_byte_tables(frequencies)))  # another thread's, if first
     return table
 
 

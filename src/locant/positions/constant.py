@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from locant.kernels.transforms import is_watched
+from locant.kernels.transforms import is_watched, untransformed
 from locant.tensors import has_float64
 
 __all__ = ["Constant"]
@@ -33,9 +33,12 @@ class Constant:
     """
 
     def __init__(self, value: Tensor) -> None:
-        self._value = value.detach()
+        self._value = untransformed(value.detach())
         self._copies: dict[torch.device, Tensor] = {}
         CONSTANTS.add(self)
+
+    def __deepcopy__(self, memo: object) -> Constant:
+        return self  # layers are made by copying one, and nothing can change a constant
 
     def __reduce__(self) -> tuple[type[Constant], tuple[Tensor]]:
         return Constant, (self._value,)
@@ -61,7 +64,7 @@ class Constant:
         if device == self._value.device or device in self._copies:
             return
         with torch.inference_mode(mode=False):  # or training could not use it later
-            copy = self._value.to(device)
+            copy = untransformed(self._value.to(device))
         if not isinstance(copy, FakeTensor):  # as in `torch.export`, whose graph keeps what it needs
             self._copies[device] = copy
 

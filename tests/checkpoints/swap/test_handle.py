@@ -248,6 +248,34 @@ def test_an_encoding_of_ones_own_is_given_again(tmp_path: Path) -> None:
     assert torch.equal(load_swapped(tmp_path, encoding=Slanted(4))(ids()).logits, model(ids()).logits)
 
 
+class Kept(Slanted):
+    """What it is registered as tells all."""
+
+
+class Forgetful(locant.Rotary):
+    """Nothing that it keeps tells at what speed it was built to turn."""
+
+    def __init__(self, head_dim: int, *, speed: float = 1.0) -> None:
+        super().__init__(head_dim, scaling=locant.scaling.Linear(factor=speed))
+
+    def extra_repr(self) -> str:
+        return ""
+
+
+def test_one_that_is_registered_is_built_again_where_all_of_its_options_are_kept(tmp_path: Path) -> None:
+    locant.register_encoding("test_of_kept", Kept)
+    locant.register_encoding("test_of_forgetful", Forgetful)
+    model = tiny(LLAMA)
+    with locant.swap(model, Forgetful(16, speed=4.0)) as swapped:
+        assert "load_swapped(folder, encoding=...)" in swapped.sentences[0]
+    assert "load_swapped" not in locant.swap(model, Kept(4)).sentences[0]
+    trained(model).save_pretrained(tmp_path)
+    assert torch.equal(load_swapped(tmp_path)(ids()).logits, model(ids()).logits)
+    text = (tmp_path / "config.json").read_text(encoding="utf-8")
+    (tmp_path / "config.json").write_text(text.replace("test_of_kept", "of_a_package_that_is_not_here"))
+    assert torch.equal(load_swapped(tmp_path, encoding=Kept(4))(ids()).logits, model(ids()).logits)
+
+
 @pytest.mark.parametrize(
     "entry",
     [

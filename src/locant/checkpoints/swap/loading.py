@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from locant.arguments import one_of, shown, whole
 from locant.checkpoints.checkpoint_folder import headers_of
-from locant.checkpoints.config_source import CONFIG, read_json
+from locant.checkpoints.config_source import CONFIG, read_json, require_no_code
 from locant.checkpoints.swap.handle import swap
 from locant.checkpoints.swap.saving import KEY, SAVED, built, damaged
 from locant.errors import InputError
@@ -47,11 +47,11 @@ def load_swapped(
     if KEY not in given:
         got = f"got {path}, whose model is not swapped, or has its own encoding, which is not written down"
         raise InputError(got, f"from_pretrained({str(folder)!r}), then locant.swap")
-    if "auto_map" in given:
-        raise InputError(f"got {path}, whose model has code of its own", "a model whose class is part of transformers")
+    require_no_code(path, given)
     headers_of(path)
-    plan, angles = _read_plan(path, given[KEY])
-    if encoding is None and layers is None:
+    by_configuration = encoding is None and layers is None
+    plan, angles = _read_plan(path, given[KEY], build=by_configuration)
+    if by_configuration:
         if UNTOLD in plan:
             got = f"got {path}, with an encoding that is none of locant's"
             raise InputError(got, "load_swapped(folder, encoding=...) with one like it")
@@ -68,10 +68,13 @@ def load_swapped(
     return model
 
 
-def _read_plan(folder: Path, said: Any) -> tuple[list[Any], AngleMode]:
-    """What `record` wrote: the encoding of each layer, and the angles of its own."""
+def _read_plan(folder: Path, said: Any, *, build: bool) -> tuple[list[Any], AngleMode]:
+    """What `record` wrote: the encoding of each layer, and the angles of its own.
+
+    Not built where they are given: those of a package that is not installed here could not be.
+    """
     try:
-        known = [UNTOLD if each is None else built(each) for each in said["encodings"]]
+        known = [built(each) if build and each is not None else UNTOLD for each in said["encodings"]]
         last = len(known) - 1
         places = [None if each is None else whole("layers", each, 0, last, remedy=SAVED) for each in said["layers"]]
         angles = one_of("angles", said.get("angles", "exact"), ("exact", "float32"), SAVED)

@@ -33,6 +33,8 @@ KEY = "locant"
 FUNCTION = "attn_implementation"
 SENTENCE = "the positions of this model are locant's: load it with locant.checkpoints.load_swapped(folder)"
 SAVED = "the folder as it was saved"
+OURS = "locant."
+HEADS = "head_slice"
 UNTOLD_WORDS = "an encoding that is none of locant's"
 
 
@@ -65,12 +67,17 @@ def forget(config: Any) -> None:
 
 def described(encoding: PositionEncoding) -> dict[str, Any] | None:
     """Its name and options; ``None`` where these are not enough to build it again."""
-    name = encoding.info.name
-    if encodings().get(name) is not type(encoding):
+    kind = type(encoding)
+    name = next((name for name, each in encodings().items() if each is kind), None)
+    if name is None:
         return None
     options = {}
-    for option, parameter in inspect.signature(type(encoding)).parameters.items():
-        value = _plain(getattr(encoding, option, parameter.default))
+    for option, parameter in inspect.signature(kind).parameters.items():
+        kept = getattr(encoding, option, parameter.default)
+        value = _plain(kept)
+        is_told = hasattr(encoding, option) and (value is not None or kept is None)
+        if not (is_told or option == HEADS or kind.__module__.startswith(OURS)):
+            return None  # ours show such options in their `repr`, where they matter
         if value is not None and value != parameter.default:
             options[option] = value
     weightless = any(each.is_meta for each in encoding.parameters())
