@@ -15,7 +15,8 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def remember(record: Path | None = RECORD) -> None:
         def first(source: Any, metadata: dict[str, Any]) -> Any:
             module = compile_["ttir"](source, metadata)
             text = re.sub(r" loc\(.*?\)$|^#loc.*$", "", str(module), flags=re.MULTILINE)
-            told_before.update(metadata, key=_digest(triton.__version__, self.target, options, text))
+            told_before.update(metadata, key=_digest(triton.__version__, self.target, _anywhere(options), text))
             if (found := known.get(told_before["key"])) is None:
                 return module
             metadata.update(found)
@@ -105,6 +106,16 @@ class _Known:
 
     def __str__(self) -> str:
         return ""
+
+
+def _anywhere(options: Any) -> Any:
+    """These options with the libraries of Triton by what they hold: where they lie differs between machines."""
+    return replace(options, extern_libs=tuple((name, _held(path)) for name, path in options.extern_libs))
+
+
+@cache
+def _held(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def _digest(*parts: object) -> str:
