@@ -17,6 +17,7 @@ from locant.positions.registry import ENCODINGS
 from locant.report.comparison import terminal
 from locant.report.comparison.terminal import Screen
 from tests.cli.conftest import Complains, Run, listing
+from tests.registries import restore
 
 pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
 
@@ -209,9 +210,7 @@ def test_scalings_take_part_beside_the_encoding_they_scale(run: Run, folder: Pat
 def test_an_encoding_that_somebody_registered_takes_part(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dict(ENCODINGS.items())
-    for name in ("_values", "_aliases"):  # other tests do not see it
-        monkeypatch.setattr(ENCODINGS, name, {**getattr(ENCODINGS, name)})
+    restore(ENCODINGS, monkeypatch)
     locant.register_encoding("test_of_compare", type("Mine", (locant.Sinusoidal,), {}), aliases=("mine",))
     result = run("compare", "text.txt", *TINY, "--encodings", "nope,mine", "--seeds", 0, "-o", "out")
     assert result.exit_code == 0, result.output

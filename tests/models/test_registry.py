@@ -33,6 +33,7 @@ from locant.models import (
 from locant.models.registry import ARCHITECTURES
 from tests.models.configurations import ROTARY_KEYS
 from tests.refusal import refuses
+from tests.registries import restore
 
 CONFIG: dict[str, Any] = {
     "model_type": "strange", "width": 48, "n_attn": 6, "rotary_base": 5e5, "seq_len": 2048, "vocab_size": 7,
@@ -49,9 +50,7 @@ STRANGE = Architecture(
 
 @pytest.fixture
 def strange(monkeypatch: pytest.MonkeyPatch) -> None:
-    ARCHITECTURES.find("llama")
-    for table in ("_values", "_aliases"):
-        monkeypatch.setattr(ARCHITECTURES, table, dict(getattr(ARCHITECTURES, table)))
+    restore(ARCHITECTURES, monkeypatch)
     locant.register_architecture("strange", STRANGE, aliases=("strange_text",))
 
 
@@ -122,8 +121,7 @@ def test_what_cannot_be_registered_is_refused() -> None:
 def test_an_installed_package_offers_one(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = importlib.metadata.EntryPoint("strange", "tests.models.test_registry:STRANGE", "locant.architectures")
     broken = importlib.metadata.EntryPoint("broken", "tests.models.no_such_module:ROW", "locant.architectures")
-    for table in ("_values", "_aliases"):
-        monkeypatch.setattr(ARCHITECTURES, table, dict(getattr(ARCHITECTURES, table)))
+    restore(ARCHITECTURES, monkeypatch)
     monkeypatch.setattr(ARCHITECTURES, "_offers", {"strange": entry, "broken": broken})
     monkeypatch.setattr(ARCHITECTURES, "broken", {})
     assert Rotary.from_config(CONFIG).layout == "interleaved"

@@ -16,10 +16,12 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, Qwen2VLConfig, 
 import locant
 from locant.checkpoints import load_swapped
 from locant.errors import InputError, LocantError, RangeError
+from locant.positions.registry import ENCODINGS
 from locant.positions.temperature import Temperature
 from tests.checkpoints.swap.families import Family, tiny
 from tests.checkpoints.swap.work import ids
 from tests.refusal import refuses
+from tests.registries import restore
 from tests.tolerances import LOGITS
 
 LLAMA = Family("llama", "LlamaForCausalLM")
@@ -262,7 +264,10 @@ class Forgetful(locant.Rotary):
         return ""
 
 
-def test_one_that_is_registered_is_built_again_where_all_of_its_options_are_kept(tmp_path: Path) -> None:
+def test_one_that_is_registered_is_built_again_where_all_of_its_options_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restore(ENCODINGS, monkeypatch)
     locant.register_encoding("test_of_kept", Kept)
     locant.register_encoding("test_of_forgetful", Forgetful)
     model = tiny(LLAMA)

@@ -15,6 +15,7 @@ from locant.text.store import TokenStore, export_store, store
 from locant.text.store.formats import FORMATS
 from tests.cli.conftest import run as run  # a fixture
 from tests.refusal import refuses
+from tests.registries import restore
 from tests.text.store.made import BYTES, SHARDS, TOKENS, make
 from tests.text.store.npy_format import Npy
 
@@ -23,8 +24,7 @@ OFFSETS = [0, *np.cumsum([len(document) for shard in SHARDS for document in shar
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_values", "_aliases"):
-        monkeypatch.setattr(FORMATS, name, dict(getattr(FORMATS, name)))
+    restore(FORMATS, monkeypatch)
     formats.register_format("npy", Npy)
 
 

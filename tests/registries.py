@@ -1,0 +1,18 @@
+"""Registries that tests add to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from locant.registry import Registry
+
+__all__ = ["restore"]
+
+
+def restore(registry: Registry[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is registered from here on is forgotten with the test."""
+    dict(registry.items())  # this package's own are filled in when they are first asked for
+    for table in ("_values", "_aliases"):
+        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
