@@ -16,8 +16,9 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet -c c
 NATIVE := src/locant/kernels/native
 FRAME := pyproject.toml constraints.txt src/locant/_version.py hatch_build.py $(NATIVE)/build.py $(wildcard $(NATIVE)/*.[ch])
 WORKERS ?= 2
+RARE := '/(tests|ray|transformers/models)/' # of these little is imported
 # Byte code is written by several processes, which pip does not do. Some packages hold files that no Python compiles.
-COMPILE = $(BIN)/python -W ignore -m compileall -qq -j $(WORKERS) $(VENV)/lib || true
+COMPILE = $(BIN)/python -W ignore -m compileall -qq -j $(WORKERS) -x $(RARE) $(VENV)/lib || true
 PROFILE ?= thorough
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile # tests of a file share what takes seconds to begin
 
@@ -53,7 +54,9 @@ demo: $(VENV)/demo.stamp ## embed and compare on the sample text; the report lan
 	@$(BIN)/locant compare -o demo/report
 	@echo "The report: demo/report/report.html"
 
-test: lint types suite ## lint, types and the fast tests
+test: lint ## lint, types and the fast tests; types are checked meanwhile, on what the tests leave of the cores
+	@$(BIN)/pyright >$(VENV)/types.txt 2>&1 & types=$$!; $(MAKE) suite; tests=$$?; \
+	wait $$types || { cat $(VENV)/types.txt; exit 1; }; exit $$tests
 
 lint: $(VENV)/dev.stamp ## ruff, as a linter and as a formatter
 	@$(BIN)/ruff check --quiet

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import os
 import shutil
 import socket
@@ -74,6 +75,18 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests import shape_checks
 
         shape_checks.install()
+    if config.getoption("--hypothesis-profile") != "fresh":
+        _draw_no_numbers_of_other_files()
+
+
+def _draw_no_numbers_of_other_files() -> None:
+    """Hypothesis parses every module of ours that is loaded and draws the numbers that are written in it.
+
+    That takes each worker seconds, and examples are others whenever some file is changed.
+    """
+    providers = importlib.import_module("hypothesis.internal.conjecture.providers")
+    if hasattr(providers, "_get_local_constants"):
+        providers._get_local_constants = lambda: providers._local_constants
 
 
 def pytest_unconfigure() -> None:

@@ -236,13 +236,14 @@ def test_what_is_no_keys_values_and_positions_is_refused() -> None:
         assert len(cache) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.unchecked
 @pytest.mark.parametrize(
     ("padding", "max_len", "mode"),
     [
         (0, None, torch.no_grad),
-        pytest.param(4, None, torch.inference_mode, marks=pytest.mark.slow),
-        pytest.param(0, 64, torch.no_grad, marks=pytest.mark.slow),
+        (4, None, torch.inference_mode),
+        (0, 64, torch.no_grad),
     ],
 )
 def test_four_compiled_programs_serve_every_length(padding: int, max_len: int | None, mode: Any) -> None:
@@ -269,9 +270,8 @@ def test_four_compiled_programs_serve_every_length(padding: int, max_len: int | 
 
 
 @pytest.mark.unchecked
-@pytest.mark.parametrize(
-    "encoding", [pytest.param(ALiBi(4), marks=pytest.mark.slow), Rotary(8)], ids=["alibi", "rotary"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", [ALiBi(4), Rotary(8)], ids=["alibi", "rotary"])
 def test_a_window_over_plain_positions_needs_no_program_for_each_length(encoding: ALiBi | Rotary) -> None:
     """A prompt, the first step, steps over fewer than 16 keys, and the others: with room, and without."""
     torch.compiler.reset()

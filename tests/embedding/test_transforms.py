@@ -48,7 +48,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, backend="aot_eager")
 
 
-HOW = pytest.mark.parametrize("how", [as_given, pytest.param(compiled, marks=compiles)])
+HOW = pytest.mark.parametrize("how", [as_given, pytest.param(compiled, marks=[compiles, pytest.mark.slow])])
 
 
 @HOW

@@ -25,6 +25,7 @@ def launched(case: str, capability: int = 90, **changed: Any) -> tuple[list[Laun
         return function(capability, *arguments, **options, **changed), made.call_count
 
 
+@pytest.mark.slow
 def test_what_is_known_is_not_compiled_and_what_differs_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = tmp_path / "record.jsonl"
     monkeypatch.setenv(outcomes.ANEW, "1")

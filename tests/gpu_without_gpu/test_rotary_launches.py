@@ -109,5 +109,6 @@ def remembered(limit: int, kinds: int) -> int:
     return len(triton._LAUNCHES)
 
 
+@pytest.mark.slow
 def test_not_more_launches_are_kept_than_have_a_place(there: Callable[..., Any]) -> None:
     assert there(remembered, 5, 13) <= 5

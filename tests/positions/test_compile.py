@@ -185,7 +185,7 @@ def test_a_model_from_ids_to_attention_is_one_graph(name: str, place: str) -> No
     assert 1 <= counter.frame_count <= 2
 
 
-@pytest.mark.parametrize("name", ["rotary", "alibi"])
+@pytest.mark.parametrize("name", ["rotary", pytest.param("alibi", marks=pytest.mark.slow)])
 def test_decoding_token_by_token_takes_three_compilations(name: str) -> None:
     """One query behind a cache that grows: one for the first length, one for any other, and below 16 keys, where it is
     not taken for decoding but for a small matrix, another. From 16 on, or below, there are two.

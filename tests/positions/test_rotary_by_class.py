@@ -155,9 +155,8 @@ def test_no_matrix_of_all_pairs_is_made(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.unchecked
-@pytest.mark.parametrize(
-    "name", ["self-extend", *(pytest.param(x, marks=pytest.mark.slow) for x in ("rerope", "dual chunk"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["self-extend", "rerope", "dual chunk"])
 def test_two_graphs_serve_short_rows_and_long_ones_backward_included(name: str) -> None:
     """With the bits of what is not compiled; dual chunks are then masked instead of cut, and summed otherwise."""
     torch.compiler.reset()

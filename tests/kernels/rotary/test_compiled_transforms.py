@@ -52,7 +52,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @compiles
-@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("inplace", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_compiled_transform_is_the_transform(inplace: bool) -> None:
     index, x, other = far_positions(2, 5), torch.randn(SHAPE), torch.randn(SHAPE)
     rotation = rotating(index, inplace)

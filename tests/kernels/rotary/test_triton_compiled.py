@@ -133,6 +133,7 @@ def tokens(head_dim: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, 
     return torch.empty(1, 8, 5, head_dim, dtype=dtype), torch.empty(1, 2, 5, head_dim, dtype=dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_tokens_move_16_bytes_at_a_time_and_products_are_rounded(layout: str, machine_code: MachineCode) -> None:
     ptx = machine_code(launch(*tokens(128), layout=layout, levels=2), 90)
@@ -142,6 +143,7 @@ def test_tokens_move_16_bytes_at_a_time_and_products_are_rounded(layout: str, ma
     assert widths(ptx, "ld") == {".v4.b32"}
 
 
+@pytest.mark.slow
 def test_contracted_products_would_be_seen(machine_code: MachineCode) -> None:
     fused = {**launch(*tokens(64), levels=2), "enable_fp_fusion": True}
     assert contracted(machine_code(fused, 90))
