@@ -195,6 +195,7 @@ for work in (lambda: rotary.rotate_one(q[:, :, :1], short), lambda: rotary.rotat
 
 
 @needs_library
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
 def test_one_token_starts_no_thread_and_many_those_that_torch_goes_on_with() -> None:
     assert run(THREADS).split() == ["0", "2", "2"]
@@ -219,6 +220,7 @@ print(os.waitpid(child, 0)[1], native.threads())
 
 
 @needs_library
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_forked_process_does_not_wait_for_threads_that_it_lacks() -> None:
     """The OpenMP library would: in the child it knows of its parent's threads, which are not there."""
