@@ -55,7 +55,7 @@ demo: $(VENV)/demo.stamp ## embed and compare on the sample text; the report lan
 	@echo "The report: demo/report/report.html"
 
 test: lint ## lint, types and the fast tests; types are checked meanwhile, on what the tests leave of the cores
-	@$(BIN)/pyright >$(VENV)/types.txt 2>&1 & types=$$!; $(MAKE) suite; tests=$$?; \
+	@$(BIN)/pyright >$(VENV)/types.txt 2>&1 & types=$$!; $(MAKE) --no-print-directory suite; tests=$$?; \
 	wait $$types || { cat $(VENV)/types.txt; exit 1; }; exit $$tests
 
 lint: $(VENV)/dev.stamp ## ruff, as a linter and as a formatter

@@ -131,7 +131,7 @@ def test_where_both_sides_count_equal_positions_share_one_block_mask() -> None:
 def test_a_block_mask_goes_with_its_positions_and_is_no_part_of_them() -> None:
     packed = Positions.packed([200, 100])
     mask = weakref.ref(made(packed))
-    assert pickle.loads(pickle.dumps(packed)) == packed  # noqa: S301
+    assert pickle.loads(pickle.dumps(packed)) == packed  # noqa: S301  # what is read was written in this line
     assert mask() is not None
     del packed
     assert mask() is None, "kept without a garbage collection having to find a cycle"

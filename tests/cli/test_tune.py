@@ -103,8 +103,8 @@ def a_short_table(folder: Path) -> None:
 HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "remote code": (a_key("auto_map", {"AutoModel": "theirs.Model"}), "code of its own"),
     "attention of the Hub": (a_key("attn_implementation", "theirs/kernel"), "is 'theirs/kernel'"),
-    "attention of the Hub, in a part": (
-        a_key("text_config", {"_attn_implementation": {"": "theirs/kernel@main"}}),
+    "attention of the Hub, in a part of a part": (
+        a_key("thinker_config", {"text_config": {"_attn_implementation": {"": "theirs/kernel@main"}}}),
         "code of its own",
     ),
     "a pickle": (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), "a pickle"),

@@ -59,13 +59,21 @@ def require_no_code(source: object, config: Mapping[str, Any]) -> None:
         raise InputError(
             f"got {source}, whose model has code of its own", "a model whose class is part of transformers"
         )
-    for part in (config, *(each for each in config.values() if isinstance(each, Mapping))):
+    for part in _parts(config):
         for key in ATTENTION:
             names = part.get(key)
             for name in names.values() if isinstance(names, Mapping) else (names,):
                 if isinstance(name, str) and "/" in name:
                     got = f"got {source}, whose attention is code of its own: {key} is {shown(name)}"
                     raise InputError(got, f"{CONFIG} without {key}")
+
+
+def _parts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The configuration, those of the models in it, and what else they hold, at any depth."""
+    parts = [config]
+    for part in parts:
+        parts += [each for each in part.values() if isinstance(each, Mapping)]
+    return parts
 
 
 def _preset(name: str) -> dict[str, Any]:

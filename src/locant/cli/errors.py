@@ -100,7 +100,7 @@ def _guarded(run: Callable[[], int | None]) -> int:
         where = f": {error.filename}" if error.filename else ""
         cause = f"the system says {(error.strerror or str(error)).lower()!r}{where}"
         return _say(cause, "a place with room that you may read and write")
-    except Exception as error:
+    except Exception as error:  # the last answer: too little memory, or a mistake of a plug-in or of ours
         raise SystemExit(_say(*_unexpected(error))) from error
 
 

@@ -142,10 +142,11 @@ def evaluate_model(
 def _drawn(way: str, model: Any, trained: int, longest: int) -> PositionEncoding | None:
     """The same encoding each time, also where it begins with random numbers."""
     torch.manual_seed(0)
-    name, encoding = Way.of(way).name, Way.of(way).encoding(model, trained, longest)
-    if name == "exact" and not rotary_points(model, angles="exact"):
+    chosen = Way.of(way)
+    encoding = chosen.encoding(model, trained, longest)
+    if chosen.name == "exact" and not rotary_points(model, angles="exact"):
         raise InputError(f"got exact for {type(model).__name__}, which has no rotary positions", "--with own,nope")
-    if name != "own":  # what cannot be put in is refused now: measuring those before it may take hours
+    if chosen.name != "own":  # what cannot be put in is refused now: measuring those before it may take hours
         swap(model, encoding).undo()
     return encoding
 
