@@ -14,7 +14,7 @@ from locant.attention.backends import flex, tiled
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask
 from locant.positions.base import ScoreMod, has_bias, has_score_mod
-from locant.positions.distance_bias import follows_distance
+from locant.positions.score_bias import ByDistance
 from tests.refusal import refuses
 from tests.tolerances import assert_close
 

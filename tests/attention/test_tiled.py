@@ -12,7 +12,7 @@ from locant import PositionEncoding, Positions, T5Bias, attend
 from locant.attention.backends import tiled
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask
-from locant.positions.distance_bias import follows_distance
+from locant.positions.score_bias import ByDistance
 from locant.positions.offset_bias import HeadTable
 from tests import oracles
 from tests.attention.arrangements import (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,20 +13,11 @@ from torch.nn import functional as F
 
 from locant.arguments import whole
 from locant.errors import LocantError, RangeError, ShapeError
-from locant.positions.base import (
-    Bias,
-    Keys,
-    ModelShape,
-    PositionEncoding,
-    Queries,
-    ScoreMod,
-    bias_dtype,
-    build,
-    require_heads,
-)
+from locant.positions.base import Keys, ModelShape, PositionEncoding, Queries, bias_dtype, build, require_heads
 from locant.positions.grids import cells
 from locant.positions.heads import Heads
 from locant.positions.positions import Positions
+from locant.positions.score_bias import Entries, Lookup
 from locant.tensors import has_values
 
 __all__ = ["HeadTable", "OffsetBias", "Table"]
@@ -38,39 +29,16 @@ E = TypeVar("E", bound="OffsetBias")
 
 
 class Table(NamedTuple):
-    """A number for every offset of a query from a key, for each head, or for each head and query.
+    """What is held for every offset of a query from a key; the entry in the middle is that of no offset."""
 
-    The entry in the middle is that of no offset.
-    """
-
-    values: Float[Tensor, "heads entries"] | Float[Tensor, "batch heads query entries"]
     per_row: int
     """How many entries farther the next row is."""
     per_column: int
+    of_head: Float[Tensor, "heads entries"] | None = None
+    of_query: Float[Tensor, "entries head_dim"] | None = None
+    """What queries are multiplied with."""
     of_prefix: Float[Tensor, "heads 3"] | None = None
     """From a prefix token to a cell, from a cell to a prefix token, and among prefix tokens; ``None``: nothing."""
-
-    def codes(self, positions: Positions) -> Int[Tensor, "batch seq"]:
-        """A number for each token, so that the entry of a pair follows from their difference."""
-        if positions.axes == 1:
-            return positions.index * self.per_column
-        row, column = positions.index.unbind(-1)
-        return row * self.per_row + column * self.per_column
-
-    @property
-    def middle(self) -> int:
-        return self.values.shape[-1] // 2
-
-    def with_prefix(self) -> Table:
-        """With further entries behind the last, for pairs with a prefix token."""
-        more = F.pad(self.values, (0, 3)) if self.of_prefix is None else torch.cat([self.values, self.of_prefix], -1)
-        return self._replace(values=more)
-
-    def pick(self, entries: Int[Tensor, "_ query key"]) -> Float[Tensor, "_ heads query key"]:
-        """These entries, for each head."""
-        if self.values.ndim == 2:
-            return self.values.index_select(1, entries.flatten()).unflatten(1, entries.shape).transpose(0, 1)
-        return self.values.gather(3, entries[:, None].expand(*self.values.shape[:3], entries.shape[-1]))
 
 
 class OffsetBias(PositionEncoding):
@@ -115,22 +83,19 @@ class OffsetBias(PositionEncoding):
         other._resize(height, width)
         return other
 
-    def bias(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> Bias:
-        """What the tables have for every pair of tokens, float32 at least."""
-        keys = self._require(q, k, positions, k_positions)
-        prefix = _prefix_of(positions, keys)
-        return _sum([_picked(table, positions, keys, prefix) for table in self.tables(q)])
+    def score_bias(self, q: Queries, k: Keys, queries: Positions, keys: Positions) -> Lookup:
+        """What the tables have for every pair of tokens."""
+        self._require(q, k, queries, keys)
 
-    def score_mod(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> ScoreMod:
-        """One look-up in each of the tables."""
-        keys = self._require(q, k, positions, k_positions)
-        rows = (positions.expand(q.shape[0]), keys.expand(q.shape[0]))
-        tables = [_look_up(table, *rows, _prefix_of(*rows)) for table in self.tables(q)]
+        def make() -> tuple[Entries, ...]:
+            return tuple(_entries(table, queries, keys) for table in self.tables(q))
 
-        def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return score + _sum([look_up(batch, head, query, key) for look_up in tables])
+        of_query = q if self.of_products else None
+        sources = (*self.parameters(), *self.buffers())
+        return Lookup(q=q, queries=queries, keys=keys, make=make, of_query=of_query, sources=sources)
 
-        return add
+    of_products: ClassVar[bool] = False
+    """Whether tables hold what queries are multiplied with."""
 
     def _require(self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None) -> Positions:
         """Raise unless queries, keys and positions fit each other and the grid; returns those of the keys."""
@@ -199,7 +164,7 @@ class HeadTable(OffsetBias):
     def tables(self, q: Tensor) -> Sequence[Table]:
         self.heads.require(self, q)
         dtype = bias_dtype(q)
-        return [Table(self.of_offsets(dtype), 2 * self.width - 1, 1, self.of_prefix(dtype))]
+        return [Table(2 * self.width - 1, 1, self.of_offsets(dtype), None, self.of_prefix(dtype))]
 
     def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:
         """What `bias` adds among the cells of the grid, row by row: keys are the first, and queries the last of them.
@@ -221,49 +186,42 @@ class HeadTable(OffsetBias):
         return f"{self.heads}, height={self.height}, width={self.width}"
 
 
-def _sum(terms: Sequence[Tensor]) -> Tensor:
-    return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+def _entries(table: Table, queries: Positions, keys: Positions) -> Entries:
+    """Entries by a code of each token; those of prefix tokens are farther off than any two cells are apart."""
+    values = table.of_head if table.of_head is not None else table.of_query.T  # type: ignore[union-attr]
+    last = values.shape[-1]
+    middle = last // 2
+    q_code, k_code = _code(table, queries), _code(table, keys)
+
+    def entry_of(offset: Tensor) -> Tensor:
+        return offset + middle
+
+    if any(grid.prefix for grid in (*queries.grids, *keys.grids)):
+        beyond = 2 * middle + 1
+        q_code = torch.where(_is_prefix(queries), beyond, q_code)
+        k_code = torch.where(_is_prefix(keys), -(2 * beyond + 1), k_code)
+        more = F.pad(values, (0, 3)) if table.of_prefix is None else torch.cat([values, table.of_prefix], -1)
+        values = more
+
+        def entry_of(offset: Tensor) -> Tensor:  # a prefix token is farther than cells are
+            behind = torch.where(offset > 2 * beyond + middle + 1, last + 2, torch.where(offset > beyond, last + 1, last))
+            return torch.where(offset > middle, behind, offset + middle)
+
+    where = (Positions(code.to(torch.int32)) for code in (q_code, k_code))
+    q_at, k_at = where
+    of_head, of_query = (values, None) if table.of_head is not None else (None, values.T)
+    return Entries(queries=q_at, keys=k_at, entry_of=entry_of, of_head=of_head, of_query=of_query)
 
 
-Prefix = tuple[Bool[Tensor, "_ query"], Bool[Tensor, "_ key"]]
-
-
-def _prefix_of(positions: Positions, keys: Positions) -> Prefix | None:
-    """Which queries and which keys are prefix tokens; ``None`` where there can be none."""
-    if not any(grid.prefix for grid in (*positions.grids, *keys.grids)):
-        return None
-    return _is_prefix(positions), _is_prefix(keys)
+def _code(table: Table, positions: Positions) -> Int[Tensor, "batch seq"]:
+    """A number for each token, so that the entry of a pair follows from their difference."""
+    if positions.axes == 1:
+        return positions.index * table.per_column
+    row, column = positions.index.unbind(-1)
+    return row * table.per_row + column * table.per_column
 
 
 def _is_prefix(positions: Positions) -> Bool[Tensor, "batch seq"]:
     if positions.place_or_none is None:
         return torch.zeros(positions.index.shape[:2], dtype=torch.bool, device=positions.device)
     return (cells(positions.grids, positions.device)[:, 0] < 0)[positions.place_or_none]
-
-
-def _behind(table: Table, entries: Tensor, of_query: Tensor, of_key: Tensor) -> Tensor:
-    """These entries, or those behind the last where one of the pair is a prefix token, or both are."""
-    last = table.values.shape[-1]
-    return torch.where(of_query, torch.where(of_key, last + 2, last), torch.where(of_key, last + 1, entries))
-
-
-def _picked(table: Table, positions: Positions, keys: Positions, prefix: Prefix | None) -> Tensor:
-    """The entries of all pairs."""
-    entries = table.codes(positions)[:, :, None] - table.codes(keys)[:, None] + table.middle
-    if prefix is None:
-        return table.pick(entries)
-    return table.with_prefix().pick(_behind(table, entries, prefix[0][:, :, None], prefix[1][:, None]))
-
-
-def _look_up(table: Table, positions: Positions, keys: Positions, prefix: Prefix | None) -> Callable[..., Tensor]:
-    """The entry of one pair: ``(batch, head, query, key) -> entry``."""
-    of_query, of_key = (table.codes(each).to(torch.int32) for each in (positions, keys))
-    of_query, values = of_query + table.middle, (table if prefix is None else table.with_prefix()).values
-
-    def look_up(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        entry = of_query[batch, query] - of_key[batch, key]
-        if prefix is not None:
-            entry = _behind(table, entry, prefix[0][batch, query], prefix[1][batch, key])
-        return values[head, entry] if values.ndim == 2 else values[batch, head, query, entry]
-
-    return look_up

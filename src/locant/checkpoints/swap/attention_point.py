@@ -9,7 +9,7 @@ Distances are right in padded and packed rows and behind every cache, because on
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from locant.attention import attend
 from locant.errors import InputError, LocantError
 from locant.positions.base import PositionEncoding, has_bias
 from locant.positions.positions import Positions
-from locant.positions.rotary_by_class import RotaryByClass
+from locant.positions.rotary_by_class import PairClass, products
 
 __all__ = [
     "KEY", "AttentionPoint", "attention_modules", "has_learned_bias", "name_again", "name_our_function",
@@ -196,8 +196,9 @@ def attention(
         query, key = encoding.rotate(query, key, positions, k_positions)
         scaling = _for_width(scaling, width, query)
         bias = encoding.bias(query, key, positions, k_positions) if has_bias(encoding) else None
-        if isinstance(encoding, RotaryByClass):
-            bias = _scores_by_class(encoding, query, key, positions, k_positions, scaling, others.get("softcap"))
+        counted = (replace(each, order_or_none=None) for each in (positions, k_positions))  # as slots do in a document
+        if (classes := encoding.pair_classes(*counted)) is not None:
+            bias = _scores_by_class(classes, query, key, scaling, others.get("softcap"))
             query = query * 0.0  # whose scores are these, and no others
         if bias is not None:  # float32, whatever the model computes in: 16 bits cannot tell far distances apart
             query, key, value = (x.to(bias.dtype) for x in (query, key, value))
@@ -211,12 +212,10 @@ def attention(
 
 
 def _scores_by_class(
-    encoding: RotaryByClass, query: Tensor, key: Tensor, positions: Positions, k_positions: Positions,
-    scaling: float | None, softcap: float | None,
-) -> Tensor:  # fmt: skip
+    classes: Sequence[PairClass], query: Tensor, key: Tensor, scaling: float | None, softcap: float | None
+) -> Tensor:
     """As a matrix: where a row is padded or packed, only the model's mask says which pairs there are."""
-    counted = (replace(each, order_or_none=None) for each in (positions, k_positions))  # as slots do in a document
-    scores = encoding.products(query, key, *counted) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = products(classes, query, key) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     return scores if softcap is None else (scores / softcap).tanh() * softcap
 
 

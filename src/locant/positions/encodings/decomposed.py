@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from locant.arguments import MAX_WIDTH, whole
 from locant.positions.base import EncodingInfo, bias_dtype
 from locant.positions.offset_bias import OffsetBias, Table
-from locant.positions.pairs import exact_dot
 
 __all__ = ["DecomposedBias"]
 
@@ -70,11 +69,13 @@ class DecomposedBias(OffsetBias):
         for table in (self.rows, self.columns):
             nn.init.normal_(table, std=INIT_STD)
 
+    of_products = True
+
     def tables(self, q: Tensor) -> Sequence[Table]:
         """The products of every query with every row of both tables."""
         dtype = bias_dtype(q)
-        of_rows, of_columns = (exact_dot(q, table, dtype).to(dtype) for table in self._interpolated(dtype))
-        return [Table(of_rows, 1, 0), Table(of_columns, 0, 1)]
+        of_rows, of_columns = self._interpolated(dtype)
+        return [Table(1, 0, of_query=of_rows), Table(0, 1, of_query=of_columns)]
 
     def resize(self, height: int, width: int) -> None:
         """Interpolate the tables for grids of this size, in place, as `at` does.
