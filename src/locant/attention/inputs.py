@@ -30,6 +30,7 @@ from locant.attention.mask import AttentionMask
 from locant.errors import RangeError, ShapeError
 from locant.kernels.transforms import hides_gradient, is_differentiated
 from locant.positions import PositionEncoding, Positions
+from locant.positions.base import bias_of
 from locant.positions.documents import PADDING
 from locant.positions.score_bias import ScoreBias
 from locant.tensors import bounds, require_arithmetic, require_tensor
@@ -93,11 +94,11 @@ class AttentionInputs:
         if self.encoding is None:
             return None
         if torch.compiler.is_compiling():
-            return self.encoding.score_bias(self.q, self.k, self.mask.queries, self.mask.keys)
-        if "asked" not in vars(self):
-            asked = self.encoding.score_bias(self.q, self.k, self.mask.queries, self.mask.keys)
-            vars(self)["asked"] = asked  # not by `functools.cached_property`, whose lock the compiler cannot follow
-        return vars(self)["asked"]
+            return bias_of(self.encoding, self.q, self.k, self.mask.queries, self.mask.keys)
+        memo = vars(self)  # not `functools.cached_property`, whose lock the compiler cannot follow
+        if "asked" not in memo:
+            memo["asked"] = bias_of(self.encoding, self.q, self.k, self.mask.queries, self.mask.keys)
+        return memo["asked"]
 
     def capped(self, scores: Tensor) -> Tensor:
         """Scaled scores between ``-softcap`` and ``softcap``, before a bias is added."""

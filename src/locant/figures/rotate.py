@@ -82,7 +82,9 @@ def draw_by_class(part: Figure | SubFigure, encoding: RotaryByClass, length: int
     """The product of a query of ones with a key of ones, for every pair, and for the last query."""
     ones = torch.ones(1, 1, length, encoding.head_dim)
     with torch.no_grad():
-        product = (products(encoding.pair_classes(Positions.arange(length)), ones, ones)[0, 0] / encoding.head_dim).numpy()
+        product = (
+            products(encoding.pair_classes(Positions.arange(length)), ones, ones)[0, 0] / encoding.head_dim
+        ).numpy()
     left, right = part.subplots(1, 2)
     theme.color_bar(heat_map(left, product, SIGNED, -1.0, 1.0), "q · k / head_dim")
     theme.dress(left, title="The product of ones, of every pair", x="key", y="query")

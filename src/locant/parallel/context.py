@@ -41,6 +41,7 @@ from locant.positions.documents import PADDING
 from locant.positions.heads import Heads
 from locant.positions.hidden_bias import HiddenBias
 from locant.positions.positions import require_positions
+from locant.positions.score_bias import ScoreBias
 from locant.tensors import readable
 
 __all__ = ["Method", "attend", "gather_positions", "head_slice"]
@@ -80,7 +81,7 @@ def attend(
         q, k, v: of this rank's tokens, rotated by `positions`; `k` and `v` may have fewer heads.
         group: the ranks that share the row, or a mesh of one dimension; default: all ranks.
         method: how ranks meet, never what is computed. ``"ulysses"`` needs a number of heads that divides by the ranks,
-            and an encoding with a bias for each head has to hold the heads of this rank (`head_slice`).
+            and asks an encoding of all heads for those of this rank.
         positions: of this rank's tokens, such as ``Positions.packed(lengths).shard(rank, world)``.
         k_positions: those of all ranks, as `gather_positions` returns them: made once per forward pass, they save a
             small all-gather in every layer. Encodings that read hidden states (`HiddenBias`) send what they read
@@ -286,7 +287,7 @@ def _by_heads(
 ) -> Any:  # fmt: skip
     """Every rank computes a part of the heads, over tokens in the order of the row where that allows fast paths."""
     mine = head_slice(q.shape[1], group=mesh)
-    _require_heads_here(options["encoding"], q.shape[1], mine)
+    options = {**options, "encoding": _of_heads(options["encoding"], q.shape[1], mine)}
     more = mesh.size() // math.gcd(k.shape[1], mesh.size())  # ranks without a key head of their own get a copy
     k, v = (x if more == 1 else x.repeat_interleave(more, dim=1) for x in (k, v))
     q, k, v = (_moved(x, mesh, SEQUENCE, HEADS) for x in (q, k, v))
@@ -310,17 +311,32 @@ def _require_divisible(num_heads: int, world: int) -> None:
         )
 
 
-def _require_heads_here(encoding: PositionEncoding | None, num_heads: int, mine: slice) -> None:
-    """Raise where an encoding has heads of its own that are not these of a model, whole or split in neighbours."""
-    heads = getattr(encoding, "heads", None)
-    if not isinstance(heads, Heads) or heads.mine.step != 1:
-        return
-    here = mine.stop - mine.start
-    if heads.num_heads < num_heads or len(heads) != here or (heads.mine.start - mine.start) % num_heads:
+class HeadsOf(PositionEncoding):
+    """An encoding of which this rank asks for some heads."""
+
+    def __init__(self, encoding: PositionEncoding, heads: slice) -> None:
+        super().__init__()
+        self.encoding, self.part = encoding, heads
+
+    def score_bias(
+        self, q: Tensor, k: Tensor, queries: Positions, keys: Positions, heads: slice | None = None
+    ) -> ScoreBias | None:
+        return self.encoding.score_bias(q, k, queries, keys, self.part)
+
+
+def _of_heads(encoding: PositionEncoding | None, num_heads: int, mine: slice) -> PositionEncoding | None:
+    """The encoding for this rank's heads, which it may have been made for (`head_slice`) or be asked for."""
+    heads, here = getattr(encoding, "heads", None), mine.stop - mine.start
+    if encoding is None or not isinstance(heads, Heads):
+        return encoding
+    first = 0 if len(heads) == num_heads else mine.start
+    is_theirs = heads.mine.step != 1 or (heads.mine.start - first) % num_heads == 0
+    if heads.num_heads < num_heads or len(heads) not in (num_heads, here) or not is_theirs:
         raise ShapeError(
             f"got {type(encoding).__name__}({heads}) for heads {mine.start} to {mine.stop - 1} of {num_heads}",
-            f"head_slice=locant.parallel.head_slice({num_heads}, group=group) for an encoding of all heads",
+            f"an encoding of all {num_heads} heads, or head_slice=locant.parallel.head_slice({num_heads}, group=group)",
         )
+    return encoding if len(heads) == here else HeadsOf(encoding, mine)
 
 
 def _in_row_order(everyone: Positions) -> tuple[Positions, Tensor | None]:

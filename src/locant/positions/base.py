@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bias", "EncodingInfo", "Keys", "ModelShape", "Output", "PositionEncoding", "Queries", "ScoreMod", "bias_dtype",
-    "bias_matrix", "build", "has_bias", "require_embeddings", "require_heads", "require_tokens", "require_width",
+    "bias_matrix", "bias_of", "build", "has_bias", "require_embeddings", "require_heads", "require_tokens",
+    "require_width",
 ]  # fmt: skip
 
 DOORS = {
@@ -139,20 +140,26 @@ class PositionEncoding(nn.Module):
         super().__init_subclass__()
         if "info" not in vars(cls):
             cls.info = EncodingInfo()
-        if "score_bias" in vars(cls):  # of `bias` and `score_bias` one is written, and the other follows from it
-            own = cls.score_bias
-            cls.bias, cls.score_mod = _dense(own), _function(own)  # type: ignore[method-assign]
-        elif vars(cls).keys() & {"bias", "score_mod"}:
-            cls.score_bias = _written(vars(cls).get("score_mod"))  # type: ignore[method-assign]
+        if "score_bias" in vars(cls):  # one of the two is written, and the other follows from it
+            cls.bias, cls.score_mod = _matrix_of(cls.score_bias), _function_of(cls.score_bias)
+        elif vars(cls).keys() & {"bias", "score_mod"} and "bias" in cls.doors():
+            cls.score_bias = _written(vars(cls).get("score_mod"))
 
-    def score_bias(self, q: Queries, k: Keys, queries: Positions, keys: Positions) -> ScoreBias | None:
-        """What is added to the attention scores after scaling, as backends want it; or ``None``.
+    def score_bias(
+        self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
+    ) -> ScoreBias | None:
+        """What is added to the attention scores after scaling, as a value that every backend takes; or ``None``.
 
-        A subclass writes this, or `bias` alone.
+        A subclass writes this, from which `bias` and `score_mod` follow, or `bias` alone, from which this follows.
+
+        Args:
+            q, k: queries and keys.
+            queries, keys: where they stand.
+            heads: which heads of this encoding those of `q` are; default: all.
         """
         return None
 
-    def pair_classes(self, queries: Positions, k_positions: Positions | None = None) -> Sequence[PairClass] | None:
+    def pair_classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass] | None:
         """The classes of pairs that are rotated alike, where there are several; ``None``: `rotate` has done it."""
         return None
 
@@ -239,7 +246,7 @@ class PositionEncoding(nn.Module):
     def score_mod(
         self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None
     ) -> ScoreMod | None:
-        """The same bias as a function for FlexAttention; or ``None`` where that would have to look it up in a matrix."""
+        """The same as a function for FlexAttention; or ``None`` where that would have to look it up in a matrix."""
         return None
 
     def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:
@@ -267,34 +274,46 @@ def has_bias(encoding: PositionEncoding | None) -> bool:
     return encoding is not None and "bias" in encoding.doors()
 
 
-def _dense(own: Any) -> Any:
+def bias_of(encoding: PositionEncoding, q: Queries, k: Keys, queries: Positions, keys: Positions) -> ScoreBias | None:
+    """`PositionEncoding.score_bias`, or what `bias` writes where this one object has a `bias` of its own.
+
+    FSDP gives it one, which gathers parameters (``register_fsdp_forward_method``).
+    """
+    own = vars(encoding)
+    if "bias" not in own:
+        return encoding.score_bias(q, k, queries, keys)
+    return _written(own.get("score_mod"))(encoding, q, k, queries, keys)
+
+
+def _matrix_of(score_bias: Any) -> Any:
     def bias(
         self: PositionEncoding, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None
     ) -> Bias | None:
         """`score_bias` of every pair, float32 at least."""
-        found = own(self, q, k, positions, positions if k_positions is None else k_positions)
-        return None if found is None else found.dense()
+        value = score_bias(self, q, k, positions, positions if k_positions is None else k_positions)
+        return None if value is None else value.dense()
 
     return bias
 
 
-def _function(own: Any) -> Any:
+def _function_of(score_bias: Any) -> Any:
     def score_mod(
         self: PositionEncoding, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None
     ) -> ScoreMod | None:
         """`score_bias` as a function for FlexAttention."""
-        found = own(self, q, k, positions, positions if k_positions is None else k_positions)
-        return None if found is None else found.score_mod()
+        value = score_bias(self, q, k, positions, positions if k_positions is None else k_positions)
+        return None if value is None else value.score_mod()
 
     return score_mod
 
 
-def _written(mod: Any) -> Any:
-    def score_bias(self: PositionEncoding, q: Queries, k: Keys, queries: Positions, keys: Positions) -> ScoreBias:
+def _written(score_mod: Any) -> Any:
+    def score_bias(
+        self: PositionEncoding, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
+    ) -> ScoreBias:
         """What `bias` writes."""
-        learned = (*self.parameters(), *self.buffers())
-        of_pair = None if mod is None else self.score_mod
-        return Written(q=q, k=k, queries=queries, keys=keys, write=self.bias, mod=of_pair, sources=learned)
+        sources, mod = (*self.parameters(), *self.buffers()), None if score_mod is None else self.score_mod
+        return Written(q=q, k=k, queries=queries, keys=keys, write=self.bias, mod=mod, sources=sources)
 
     return score_bias
 

@@ -17,6 +17,7 @@ from locant.positions.score_bias import ByDistance
 
 __all__ = ["DistanceBias"]
 
+
 class DistanceBias(PositionEncoding):
     """A bias that a subclass writes once, as a function of distance and head, and every backend of attention uses.
 
@@ -73,18 +74,20 @@ class DistanceBias(PositionEncoding):
         """
         return {}
 
-    def score_bias(self, q: Queries, k: Keys, queries: Positions, keys: Positions) -> ByDistance:
+    def score_bias(
+        self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
+    ) -> ByDistance:
         """`of_distance` of every pair of tokens."""
-        self.heads.require(self, q)
+        some, of_all = self.heads.some(heads), self._numbers.on
+        some.require(self, q)
         require_tokens(self, q, k, queries, keys)
         return ByDistance(
-            q=q, queries=queries, keys=keys, of_distance=self.of_distance, operands=self.operands, heads=self.heads,
-            number=self._numbers.on, along=self.along, is_arithmetic=self.is_arithmetic,
-            is_for_pairs=self.is_for_pairs, sources=(*self.parameters(), *self.buffers()),
+            q=q, queries=queries, keys=keys, sources=(*self.parameters(), *self.buffers()), heads=some,
+            of_distance=self.of_distance, operands=self.operands,
+            numbers=of_all if heads is None else lambda device: of_all(device)[heads],
+            along=getattr(self, "along", None) if heads is None else None,  # quicker on one thread, for all heads
+            is_arithmetic=self.is_arithmetic, is_for_pairs=self.is_for_pairs,
         )  # fmt: skip
-
-    along: ClassVar[Any] = None
-    """``(q, distances)``: some distances for every head, quicker on one thread."""
 
     def distance_table(self, q: Queries, first: int, last: int) -> Float[Tensor, "heads distances"]:
         """What is added at the distances from `first` to `last`, for every head that is here; the bits of `bias`.

@@ -124,25 +124,32 @@ class HiddenBias(PositionEncoding):
         as_query, as_key = self.of_hidden(x, rows, past if past is not None and past.seq_len else None)
         return dataclasses.replace(rows, as_query=as_query, as_key=as_key)
 
-    def score_bias(self, q: Queries, k: Keys, queries: Positions, keys: Positions) -> ScoreBias:
+    def score_bias(
+        self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
+    ) -> ScoreBias:
         """`of_pair` of what was read."""
-        self.heads.require(self, q)
-        require_tokens(self, q, k, queries, keys)
-        of_query, of_key = (None if x is None else x.transpose(1, 2) for x in self.read_of(queries, keys))
+        of_query, of_key = self.read_of(q, k, queries, keys, heads)
         return Pairwise(
-            q=q, queries=queries, keys=keys, of_query=of_query, of_key=of_key, of_pair=self.of_pair, operands=dict,
-            heads=range(len(self.heads)), sources=(queries.as_query, keys.as_key), far=self.far, separate=self.of_far,
-            is_for_pairs=self.is_for_pairs,
+            q=q, queries=queries, keys=keys, sources=(of_query, of_key), of_query=of_query, of_key=of_key,
+            of_pair=self.of_pair, heads=range(len(self.heads))[heads or slice(None)], far=self.far,
+            separate=self.of_far, is_for_pairs=self.is_for_pairs,
         )  # fmt: skip
 
-    def read_of(self, positions: Positions, keys: Positions) -> Read:
-        """What was read of queries and keys; raises where that was for other heads."""
-        read = positions.as_query, keys.as_key
-        if all(x is None or x.shape[2] == len(self.heads) for x in read):
-            return read
-        found = next(x for x in read if x is not None)
-        got = f"got positions of which {found.shape[2]} heads were read, {type(self).__name__} has {len(self.heads)}"
-        raise LocantError(got, REMEDY)
+    def read_of(
+        self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None
+    ) -> tuple[Float[Tensor, "_ heads query *_"] | None, Float[Tensor, "_ heads key *_"] | None]:
+        """What was read of queries, and of keys, of these heads; raises where that was for other heads."""
+        self.heads.some(heads).require(self, q)
+        require_tokens(self, q, k, queries, keys)
+        read = queries.as_query, keys.as_key
+        for x in read:
+            if x is not None and x.shape[2] != len(self.heads):
+                got = (
+                    f"got positions of which {x.shape[2]} heads were read, {type(self).__name__} has {len(self.heads)}"
+                )
+                raise LocantError(got, REMEDY)
+        of_query, of_key = (None if x is None else x.transpose(1, 2)[:, heads or slice(None)] for x in read)
+        return of_query, of_key
 
     def require_read(self, name: str, read: Tensor | None) -> Tensor:
         """What was read of queries, or of keys; raises where nothing was."""

@@ -52,6 +52,9 @@ class OffsetBias(PositionEncoding):
         height, width: of the grid, or of a window of it, in tokens.
     """
 
+    of_products: ClassVar[bool] = False
+    """Whether tables hold what queries are multiplied with."""
+
     def __init__(self, height: int, width: int) -> None:
         super().__init__()
         self._resize(height, width)
@@ -69,9 +72,9 @@ class OffsetBias(PositionEncoding):
         known = {size: getattr(shape, size) for size in cls.sizes() if hasattr(shape, size)}
         return build(cls, {**known, "height": 1, "width": shape.max_seq_len} | options)
 
-    def tables(self, q: Tensor) -> Sequence[Table]:
-        """What is added up for the offset of each query from each key, float32 at least: a subclass writes this."""
-        raise LocantError(f"{type(self).__name__} does not define tables", "def tables(self, q)")
+    def tables(self, dtype: torch.dtype) -> Sequence[Table]:
+        """What is added up for the offset of each query from each key, in this dtype: a subclass writes this."""
+        raise LocantError(f"{type(self).__name__} does not define tables", "def tables(self, dtype)")
 
     def at(self: E, height: int, width: int) -> E:
         """The same encoding for grids of another size. It shares its parameters: what one learns, the other knows.
@@ -83,19 +86,18 @@ class OffsetBias(PositionEncoding):
         other._resize(height, width)
         return other
 
-    def score_bias(self, q: Queries, k: Keys, queries: Positions, keys: Positions) -> Lookup:
+    def score_bias(
+        self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
+    ) -> Lookup:
         """What the tables have for every pair of tokens."""
         self._require(q, k, queries, keys)
 
         def make() -> tuple[Entries, ...]:
-            return tuple(_entries(table, queries, keys) for table in self.tables(q))
+            tables = tuple(_entries(table, queries, keys) for table in self.tables(bias_dtype(q)))
+            return tables if heads is None else tuple(table.of_heads(heads) for table in tables)
 
-        of_query = q if self.of_products else None
-        sources = (*self.parameters(), *self.buffers())
-        return Lookup(q=q, queries=queries, keys=keys, make=make, of_query=of_query, sources=sources)
-
-    of_products: ClassVar[bool] = False
-    """Whether tables hold what queries are multiplied with."""
+        of_query, sources = q if self.of_products else None, (*self.parameters(), *self.buffers())
+        return Lookup(q=q, queries=queries, keys=keys, sources=sources, make=make, of_query=of_query)
 
     def _require(self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None) -> Positions:
         """Raise unless queries, keys and positions fit each other and the grid; returns those of the keys."""
@@ -161,9 +163,13 @@ class HeadTable(OffsetBias):
         """From a prefix token to a cell, from a cell to a prefix token, and among prefix tokens; ``None``: nothing."""
         return None
 
-    def tables(self, q: Tensor) -> Sequence[Table]:
-        self.heads.require(self, q)
-        dtype = bias_dtype(q)
+    def score_bias(
+        self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
+    ) -> Lookup:
+        self.heads.some(heads).require(self, q)
+        return super().score_bias(q, k, queries, keys, heads)
+
+    def tables(self, dtype: torch.dtype) -> Sequence[Table]:
         return [Table(2 * self.width - 1, 1, self.of_offsets(dtype), None, self.of_prefix(dtype))]
 
     def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:
@@ -180,7 +186,7 @@ class HeadTable(OffsetBias):
         device = next(self.parameters()).device
         keys = Positions.grid(self.height, self.width, device=device).slice(0, key_len)
         q, k = (torch.empty(1, len(self.heads), length, 0, device=device) for length in (query_len, key_len))
-        return self.bias(q, k, keys.slice(key_len - query_len, key_len), keys)[0]
+        return self.score_bias(q, k, keys.slice(key_len - query_len, key_len), keys).dense()[0]
 
     def extra_repr(self) -> str:
         return f"{self.heads}, height={self.height}, width={self.width}"
@@ -200,15 +206,15 @@ def _entries(table: Table, queries: Positions, keys: Positions) -> Entries:
         beyond = 2 * middle + 1
         q_code = torch.where(_is_prefix(queries), beyond, q_code)
         k_code = torch.where(_is_prefix(keys), -(2 * beyond + 1), k_code)
-        more = F.pad(values, (0, 3)) if table.of_prefix is None else torch.cat([values, table.of_prefix], -1)
-        values = more
+        values = F.pad(values, (0, 3)) if table.of_prefix is None else torch.cat([values, table.of_prefix], -1)
 
         def entry_of(offset: Tensor) -> Tensor:  # a prefix token is farther than cells are
-            behind = torch.where(offset > 2 * beyond + middle + 1, last + 2, torch.where(offset > beyond, last + 1, last))
+            behind = torch.where(
+                offset > 2 * beyond + middle + 1, last + 2, torch.where(offset > beyond, last + 1, last)
+            )
             return torch.where(offset > middle, behind, offset + middle)
 
-    where = (Positions(code.to(torch.int32)) for code in (q_code, k_code))
-    q_at, k_at = where
+    q_at, k_at = (Positions(code.to(torch.int32)) for code in (q_code, k_code))
     of_head, of_query = (values, None) if table.of_head is not None else (None, values.T)
     return Entries(queries=q_at, keys=k_at, entry_of=entry_of, of_head=of_head, of_query=of_query)
 

@@ -55,8 +55,8 @@ class PairClass(NamedTuple):
 
     def rotated(self, q: Queries, k: Keys) -> tuple[Tensor, Tensor]:
         """The queries and keys of this class, out of all of them, as they are for it."""
-        assert self.rotary is not None
-        return self.rotary.rotate(q[:, :, slice(*self.rows)], k[:, :, slice(*self.columns)], self.q_at, self.k_at)
+        part = q[:, :, slice(*self.rows)], k[:, :, slice(*self.columns)]
+        return part if self.rotary is None else self.rotary.rotate(*part, self.q_at, self.k_at)
 
 
 class RotaryByClass(PositionEncoding):
@@ -101,9 +101,7 @@ class RotaryByClass(PositionEncoding):
         return f"{self.rotary}"
 
 
-def products(
-    classes: Sequence[PairClass], q: Queries, k: Keys
-) -> Float[Tensor, "batch heads query key"]:
+def products(classes: Sequence[PairClass], q: Queries, k: Keys) -> Float[Tensor, "batch heads query key"]:
     """``q . k`` of every pair, each rotated as its class is, and 0 where a causal mask hides the key.
 
     A matrix, float32 at least: to look at, and for attention that knows masks by a matrix alone.

@@ -1,12 +1,14 @@
-"""`RowBias`: products of tokens with the rows of a table, of which each distance has one."""
+"""`RowBias`: the base of encodings whose bias is a product of the query or the key with a row for their distance."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
+from locant.errors import LocantError
 from locant.positions.base import Keys, PositionEncoding, Queries, require_tokens
 from locant.positions.heads import for_query_heads
 from locant.positions.pairs import bias_dtype
@@ -17,34 +19,47 @@ __all__ = ["RowBias"]
 
 
 class RowBias(PositionEncoding):
-    """A bias made of products of tokens with the rows of a table; a subclass has `head_dim`, `scale`, `ends`, `row_of`
-    and `rows_of`."""
+    """A bias made of products of tokens with the rows of a table; every distance has a row.
+
+    A subclass writes `row_of` and `vectors`, and sets in its constructor what is declared here.
+    """
 
     head_dim: int
     scale: float
+    """Of the products."""
     ends: tuple[int, int]
-    """The distances from which on, before the first and behind the second, all have one row."""
+    """Distances before the first and behind the second have the row of these."""
+    of_queries: bool = True
+    of_keys: bool = False
+    """Whether queries, and keys, have products."""
+
+    def rows(self, distance: Int[Tensor, "*pairs"]) -> Int[Tensor, "*pairs"]:
+        """The table's row for every distance (query index minus key index)."""
+        return self.row_of(distance.device)(distance)
 
     def row_of(self, device: torch.device) -> Callable[[Tensor], Tensor]:
-        """The row of every distance, as a function that copies nothing to this device. Rows never turn back."""
-        raise NotImplementedError
+        """`rows` as a function that copies nothing to this device. They never turn back as the distance grows."""
+        raise LocantError(f"{type(self).__name__} does not define row_of", "def row_of(self, device)")
 
-    def rows_of(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+    def vectors(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
         """What queries, and what keys, are multiplied with: ``rows head_dim``, or so for each head; or ``None``."""
-        raise NotImplementedError
+        raise LocantError(f"{type(self).__name__} does not define vectors", "def vectors(self, dtype)")
 
-    def score_bias(self, q: Queries, k: Keys, queries: Positions, keys: Positions) -> Lookup:
+    def score_bias(
+        self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
+    ) -> Lookup:
+        """The products of every pair of tokens with the row of their distance."""
         require_tokens(self, q, k, queries, keys, self.head_dim)
 
         def make() -> tuple[Entries, ...]:
-            of_query, of_key = self.rows_of(bias_dtype(q))
-            options = {"queries": queries, "keys": keys, "ends": self.ends, "scale": self.scale}
-            return (Entries(entry_of=self.row_of(q.device), of_query=of_query, of_key=of_key, **options),)
+            of_query, of_key = self.vectors(bias_dtype(q))
+            table = Entries(
+                queries=queries, keys=keys, entry_of=self.row_of(q.device), ends=self.ends, of_query=of_query,
+                of_key=of_key, scale=self.scale,
+            )  # fmt: skip
+            return (table if heads is None else table.of_heads(heads),)
 
-        vectors = q if self.of_queries else None, for_query_heads(k, q.shape[1]) if self.of_keys else None
-        where, sources = {"q": q, "queries": queries, "keys": keys}, (*self.parameters(), *self.buffers())
-        return Lookup(**where, make=make, of_query=vectors[0], of_key=vectors[1], sources=sources)
-
-    of_queries: bool = True
-    of_keys: bool = False
-    """Which of them have products."""
+        return Lookup(
+            q=q, queries=queries, keys=keys, sources=(*self.parameters(), *self.buffers()), make=make,
+            of_query=q if self.of_queries else None, of_key=for_query_heads(k, q.shape[1]) if self.of_keys else None,
+        )  # fmt: skip

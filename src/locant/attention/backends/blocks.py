@@ -223,7 +223,8 @@ class _ByBlocks(torch.autograd.Function):
                 for block in blocks:
                     k_here, v_here = part.those_of(k, block.keys), part.those_of(v, block.keys)
                     some = block.bias.of_heads(part.heads)
-                    leaves = [x if x is None else x.detach().requires_grad_(asked) for x, asked in zip(some.tensors, wanted)]
+                    asked = zip(some.tensors, wanted, strict=True)
+                    leaves = [x if x is None else x.detach().requires_grad_(is_asked) for x, is_asked in asked]
                     with torch.enable_grad():
                         bias = some.with_tensors(leaves).dense()
                     weights, bounded = part.scores(k_here, bias.detach())
@@ -243,12 +244,10 @@ class _ByBlocks(torch.autograd.Function):
         return None, *(x.to(q.dtype) for x in (onto_q, onto_k, onto_v)), *found
 
 
-def _add_gradients(
-    onto: Sequence[Tensor | None], sources: Sequence[Tensor | None], bias: Tensor, grad: Tensor
-) -> None:
+def _add_gradients(onto: Sequence[Tensor | None], sources: Sequence[Tensor | None], bias: Tensor, grad: Tensor) -> None:
     """The gradients of what one bias was made from, added to those of all."""
     pairs = [(total, x) for total, x in zip(onto, sources, strict=True) if total is not None and x is not None]
     found = torch.autograd.grad(bias, [x for _, x in pairs], grad.sum_to_size(bias.shape), allow_unused=True)
     for (total, _), gradient in zip(pairs, found, strict=True):
         if gradient is not None:
-            total += gradient  # noqa: PLW2901
+            total += gradient

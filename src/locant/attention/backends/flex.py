@@ -32,7 +32,9 @@ from locant.kernels.distance_gradient import Biases, Pairs, with_gradients
 from locant.positions import Positions
 from locant.positions.documents import PADDING
 from locant.positions.pairs import ScoreMod, distance_mod
-from locant.positions.score_bias import ByDistance, Lookup, Pairwise, ScoreBias, Written, added, look_up
+from locant.positions.score_bias import ByDistance, Lookup
+from locant.positions.score_bias.by_distance import look_up
+from locant.positions.score_bias.lookup import sum_of
 
 __all__ = ["flex_attention", "obstacle"]
 
@@ -55,7 +57,7 @@ def obstacle(inputs: AttentionInputs) -> str | None:
         return "which has no derivative in forward mode or inside torch.func.grad and the like"
     if inputs.dropout_p > 0:
         return "which drops no weights"
-    if inputs.bias is not None and not _has_score_mod(inputs.bias):
+    if inputs.bias is not None and not inputs.bias.has_score_mod:
         return f"for which {type(encoding).__name__} has a bias but no score_mod on {device}"
     if dtype not in DTYPES:
         return f"which does not compute in {dtype}"
@@ -124,10 +126,10 @@ def _learned(inputs: AttentionInputs) -> _Learned | None:
         table, first = listed
         return _Learned(Biases(table), first, look_up(table.detach(), first, distance))
     if isinstance(bias, Lookup) and (table := bias.tables[0]).ends is not None:
-        numbers = bias.numbers(table)
+        numbers = bias.products(table)
         if any(x is not None and x.requires_grad for x in numbers):
-            constant = added([bias.entry_mod(table, *(_detached(x) for x in numbers))])
-            return _Learned(Biases(*numbers, table.entries(inputs.q.device)), table.ends[0], constant)
+            constant = sum_of([bias.entry_mod(table, *(_detached(x) for x in numbers))])
+            return _Learned(Biases(*numbers, table.between_ends(inputs.q.device)), table.ends[0], constant)
     return None
 
 
@@ -173,18 +175,6 @@ def _capped(score_mod: ScoreMod | None, softcap: Real | None) -> ScoreMod | None
         return bounded if score_mod is None else score_mod(bounded, batch, head, query, key)
 
     return capped
-
-
-def _has_score_mod(bias: ScoreBias) -> bool:
-    match bias:
-        case ByDistance():
-            return bias.has_score_mod()
-        case Pairwise():
-            return bias.is_for_pairs
-        case Written():
-            return bias.mod is not None
-        case _:
-            return True
 
 
 def _filled_up(inputs: AttentionInputs) -> AttentionInputs:

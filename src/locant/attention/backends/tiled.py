@@ -135,7 +135,13 @@ def _by_documents(inputs: AttentionInputs, rows: list[list[Segment]]) -> Attende
 
 
 def _row(
-    inputs: AttentionInputs, q: Tensor, k: Tensor, v: Tensor, table: Tensor, row: list[Segment], onto: tuple[Tensor, ...]
+    inputs: AttentionInputs,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    row: list[Segment],
+    onto: tuple[Tensor, ...],
 ) -> Attended:
     """`table` has an entry for each distance within the longest document.
 

@@ -134,13 +134,15 @@ class Deberta(RowBias):
         bucket_of = self._bucket_of.on(device)
         return lambda distance: (_bucket(distance, bucket_of) + self.span).clamp(0, 2 * self.span - 1)
 
-    def rows_of(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+    def vectors(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
         """The table as keys, for queries, and as queries, for keys."""
         return self._projected(self.key_projection, dtype), self._projected(self.query_projection, dtype)
 
-    def score_bias(self, q: Queries, k: Keys, queries: Positions, keys: Positions) -> Lookup:
-        self.heads.require(self, q)
-        return super().score_bias(q, k, queries, keys)
+    def score_bias(
+        self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
+    ) -> Lookup:
+        self.heads.some(heads).require(self, q)
+        return super().score_bias(q, k, queries, keys, heads)
 
     def _projected(self, projection: nn.Linear | None, dtype: torch.dtype) -> Tensor | None:
         if projection is None:

@@ -10,7 +10,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, real, whole
-from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, bias_dtype, bias_matrix, require_tokens
+from locant.positions.base import (
+    Bias,
+    EncodingInfo,
+    Keys,
+    PositionEncoding,
+    Queries,
+    bias_dtype,
+    bias_matrix,
+    require_tokens,
+)
 from locant.positions.heads import Heads, blank_linear
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Pairwise
@@ -32,9 +41,7 @@ class Fire(PositionEncoding):
 
     An MLP of one ReLU layer over one number is a function of straight pieces: they are worked out once per call
     (``hidden + 1`` per head), and a pair of tokens costs one search among the ``hidden`` kinks, one look-up and one
-    line per head. In causal attention on a CPU, where positions are counted one by one, each piece is a run of keys:
-    native code writes the bias of a few rows at a time (`locant.kernels.distance_pieces`), without a search. Values and
-    gradients are those of the MLP.
+    line per head. Values and gradients are those of the MLP.
 
     Args:
         num_heads: the number of query heads.
@@ -103,9 +110,11 @@ class Fire(PositionEncoding):
                 state_dict[name] = torch.atleast_1d(state_dict[name])
         super()._load_from_state_dict(state_dict, prefix, *args, **options)
 
-    def score_bias(self, q: Queries, k: Keys, queries: Positions, keys: Positions) -> Pairwise:
+    def score_bias(
+        self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
+    ) -> Pairwise:
         """The function of every pair."""
-        self.heads.require(self, q)
+        self.heads.some(heads).require(self, q)
         require_tokens(self, q, k, queries, keys)
         dtype = bias_dtype(q)
 
@@ -116,9 +125,10 @@ class Fire(PositionEncoding):
             return {"c": c, "threshold": threshold, "kinks": kinks, "slopes": slopes, "offsets": offsets}
 
         return Pairwise(
-            q=q, queries=queries, keys=keys, of_query=queries.index[:, None], of_key=keys.index[:, None],
-            of_pair=_of_pair, shared=_ratio, heads=range(len(self.heads)), operands=operands, sources=tuple(self.parameters()),
-            is_for_pairs=q.device.type != "cuda",  # it takes minutes to compile, and each pair adds to the gradient of c
+            q=q, queries=queries, keys=keys, of_query=queries.index.unsqueeze(1), of_key=keys.index.unsqueeze(1),
+            shared=_ratio, of_pair=_of_pairs, of_one_pair=_of_one_pair, operands=operands,
+            heads=range(len(self.heads))[heads or slice(None)], sources=tuple(self.parameters()),
+            is_for_pairs=q.device.type != "cuda",  # it would compile for minutes, and every pair add to c's gradient
         )  # fmt: skip
 
     def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:
@@ -154,11 +164,13 @@ def _ratio(query: Tensor, key: Tensor, c: Tensor, threshold: Tensor, **_: Tensor
     return torch.log1p(c * distance) / (torch.log1p(c * torch.maximum(later, threshold)) + EPS)
 
 
-def _of_pair(ratio: Tensor, head: Tensor, kinks: Tensor, slopes: Tensor, offsets: Tensor, **_: Tensor) -> Tensor:
-    if ratio.ndim:
-        piece = torch.bucketize(ratio[:, 0].detach(), kinks)
-        slope, offset = (_by_head(table[:, head.flatten()], piece) for table in (slopes, offsets))
-        return slope * ratio + offset
+def _of_pairs(ratio: Tensor, head: Tensor, kinks: Tensor, slopes: Tensor, offsets: Tensor, **_: Tensor) -> Bias:
+    piece = torch.bucketize(ratio[:, 0].detach(), kinks)
+    slope, offset = (_by_head(table[:, head.flatten()], piece) for table in (slopes, offsets))
+    return slope * ratio + offset
+
+
+def _of_one_pair(ratio: Tensor, head: Tensor, kinks: Tensor, slopes: Tensor, offsets: Tensor, **_: Tensor) -> Tensor:
     piece = torch.zeros_like(ratio, dtype=torch.int32)
     for unit in range(kinks.shape[0]):  # one by one: a score function may not reduce over a dimension
         piece = piece + (ratio > kinks.select(0, unit))  # not kinks[unit], which makes a tensor of the number

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, Real, real, whole
-from locant.positions.base import EncodingInfo, Keys, Queries, bias_dtype, require_heads, require_tokens
+from locant.positions.base import EncodingInfo, Keys, Queries, bias_dtype, require_heads
 from locant.positions.hidden_bias import HiddenBias, Read, projected
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Entries, Lookup
@@ -122,18 +122,20 @@ class Inkling(HiddenBias):
         mixed = mixed if self.floor is None else mixed * self.temperature(positions, dtype)[..., None]
         return mixed.unflatten(-1, (-1, self.d_rel)), None
 
-    def score_bias(self, q: Queries, k: Keys, queries: Positions, keys: Positions) -> Lookup:
-        """The products of what was read with the columns of B, between two zeros."""
-        self.heads.require(self, q)
-        require_tokens(self, q, k, queries, keys)
-        mixed, end = self.require_read("positions", self.read_of(queries, keys)[0]).transpose(1, 2), self.extent
+    def score_bias(
+        self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
+    ) -> Lookup:
+        """The products of what was read with the columns of B, between two rows of zeros."""
+        mixed, _ = self.read_of(q, k, queries, keys, heads)
+        mixed, end = self.require_read("positions", mixed), self.extent
+
+        def make() -> tuple[Entries, ...]:
+            rows = F.pad(self.curves.T, (0, 0, 1, 1))
+            row_of = lambda distance: (distance + 1).clamp(0, end + 1)  # noqa: E731
+            return (Entries(queries=queries, keys=keys, entry_of=row_of, ends=(-1, end), of_query=rows),)
+
         sources = (mixed, *self.parameters())
-        return Lookup(q=q, queries=queries, keys=keys, of_query=mixed, sources=sources, make=lambda: (
-            Entries(
-                queries=queries, keys=keys, entry_of=lambda distance: (distance + 1).clamp(0, end + 1), ends=(-1, end),
-                of_query=F.pad(self.curves.T, (0, 0, 1, 1)),
-            ),
-        ))  # fmt: skip
+        return Lookup(q=q, queries=queries, keys=keys, sources=sources, make=make, of_query=mixed)
 
     def extra_repr(self) -> str:
         floor = "" if self.floor is None else f", floor={self.floor}, alpha={self.alpha:g}"

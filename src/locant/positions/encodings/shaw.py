@@ -89,7 +89,7 @@ class Shaw(RowBias):
         """Row 0 belongs to the farthest key before."""
         return lambda distance: (-distance).clamp(-self.max_distance, self.max_later) + self.max_distance
 
-    def rows_of(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    def vectors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """Queries, and with `key_term` keys, are multiplied with one table."""
         return self.weight, self.weight if self.key_term else None
 
