@@ -231,13 +231,14 @@ def _as_read(
     mesh: DeviceMesh, encoding: HiddenBias, positions: Positions, everyone: Positions
 ) -> tuple[Positions, Positions]:
     """This rank's tokens and those of all, with what the ranks have read of them, as if of the whole row at once."""
-    keys = positions.as_key
+    keys = positions.read.of_key
     if keys is None:
         return positions, everyone
     everyone = everyone.expand(positions.batch)
     keys = _moved(keys, mesh, Shard(1), Replicate())
-    queries, keys = encoding.of_row(positions.as_query, keys, everyone, mesh.get_local_rank(), mesh.size())
-    return dataclasses.replace(positions, as_query=queries), dataclasses.replace(everyone, as_key=keys)
+    queries, keys = encoding.of_row(positions.read.of_query, keys, everyone, mesh.get_local_rank(), mesh.size())
+    mine = dataclasses.replace(positions, read=positions.read._replace(of_query=queries))
+    return mine, dataclasses.replace(everyone, read=everyone.read._replace(of_key=keys))
 
 
 def _require_even(positions: Positions, mesh: DeviceMesh) -> None:

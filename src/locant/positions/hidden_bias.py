@@ -23,14 +23,15 @@ from locant.positions.documents import PADDING
 from locant.positions.heads import Heads
 from locant.positions.pairs import exact_dot
 from locant.positions.positions import Positions
+from locant.positions.pytree import Read
 from locant.positions.score_bias import Pairwise, ScoreBias
 
-__all__ = ["HiddenBias", "Read", "projected"]
+__all__ = ["HiddenBias", "OfTokens", "projected"]
 
 AT_ONCE = 2**17
 """Numbers of the hidden states that are held in float64 at a time."""
 
-Read = tuple[Float[Tensor, "_ query heads *_"] | None, Float[Tensor, "_ key heads *_"] | None]
+OfTokens = tuple[Float[Tensor, "_ query heads *_"] | None, Float[Tensor, "_ key heads *_"] | None]
 """Of every token, for every head: what a query has to know of itself, and what keys are known by; or ``None``."""
 
 REMEDY = "positions = encoding.read(x, positions), and cache.append(k, v, positions) behind it"
@@ -69,7 +70,9 @@ class HiddenBias(PositionEncoding):
         self.num_heads = self.heads.num_heads
         self.d_model = whole("d_model", d_model, 1, MAX_WIDTH, remedy="the width of the hidden states")
 
-    def of_hidden(self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None) -> Read:
+    def of_hidden(
+        self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None
+    ) -> OfTokens:
         """What is read of every token, as a query and as a key: a subclass writes this.
 
         What is read for keys is kept in the cache beside them, and has to be all that `past` is asked for.
@@ -100,7 +103,7 @@ class HiddenBias(PositionEncoding):
     far: int | None = None
     is_for_pairs: ClassVar[bool] = True
 
-    def of_row(self, queries: Tensor | None, keys: Tensor, everyone: Positions, rank: int, ranks: int) -> Read:
+    def of_row(self, queries: Tensor | None, keys: Tensor, everyone: Positions, rank: int, ranks: int) -> OfTokens:
         """What is known of the queries of this rank, and of all keys of a row of which each rank has read its part.
 
         A subclass overrides this where what is read of a token depends on tokens before it, which other ranks have.
@@ -121,8 +124,8 @@ class HiddenBias(PositionEncoding):
         rows = positions.expand(x.shape[0])
         if rows.document_or_none is not None:
             x = x.masked_fill((rows.document_or_none == PADDING)[..., None], 0.0)
-        as_query, as_key = self.of_hidden(x, rows, past if past is not None and past.seq_len else None)
-        return dataclasses.replace(rows, as_query=as_query, as_key=as_key)
+        read = self.of_hidden(x, rows, past if past is not None and past.seq_len else None)
+        return dataclasses.replace(rows, read=Read(*read))
 
     def score_bias(
         self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
@@ -141,7 +144,7 @@ class HiddenBias(PositionEncoding):
         """What was read of queries, and of keys, of these heads; raises where that was for other heads."""
         self.heads.some(heads).require(self, q)
         require_tokens(self, q, k, queries, keys)
-        read = queries.as_query, keys.as_key
+        read = queries.read.of_query, keys.read.of_key
         for x in read:
             if x is not None and x.shape[2] != len(self.heads):
                 got = (

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.positions.positions import Positions
+from locant.positions.slot_functions import index_mod
 
 __all__ = ["MAX_DISTANCE", "ScoreMod", "bias_dtype", "distance_mod", "distances", "exact_dot"]
 
@@ -31,7 +32,7 @@ def distances(positions: Positions, keys: Positions) -> Int[Tensor, "batch query
 
 def distance_mod(q: Tensor, positions: Positions, keys: Positions) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """The same for one pair: ``(batch, query, key) -> query index minus key index``, all three broadcast."""
-    q_index, k_index = positions.expand(q.shape[0]).index_mod(), keys.expand(q.shape[0]).index_mod()
+    q_index, k_index = (index_mod(each.expand(q.shape[0])) for each in (positions, keys))
 
     def distance(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return q_index(batch, query) - k_index(batch, key)

@@ -1,12 +1,12 @@
-"""Attention with a bias from hidden states: a block of queries and keys at a time, written out, forward and backward.
+"""Attention with a `Lookup` or `Pairwise` bias: a block of queries and keys at a time, forward and backward.
 
-Such a bias is a function of two tokens, and its gradient is that of the scores: neither has to be held for all of them.
-The encoding is asked for the bias of one block of some heads, in either direction. The softmax over a row is joined
-from blocks by their log-sum-exp. Scores are float32 at least, and a few times `HELD` of them are all that is held.
+Any part of such a bias is known by itself, and its gradient is that of the scores: neither has to be held for all of
+them. The bias is asked for one block of some heads, in either direction. The softmax over a row is joined from blocks
+by their log-sum-exp. Scores are float32 at least, and a few times `HELD` of them are all that is held.
 
-Where keys are far enough for the bias to be a sum of a number of the query and one of the key (`HiddenBias.far`), the
-forward pass goes through torch's fused kernel: the number of the key is a mask whose rows are all the same memory, and
-that of the query moves the log-sum-exp.
+Where keys are far enough for the bias to be a sum of a number of the query and one of the key (its `far`), the forward
+pass goes through torch's fused kernel: the number of the key is a mask whose rows are all the same memory, and that of
+the query moves the log-sum-exp.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from locant.kernels.distance_gradient import Biases, Pairs, with_gradients
 from locant.positions import Positions
 from locant.positions.documents import PADDING
 from locant.positions.pairs import ScoreMod, distance_mod
+from locant.positions.pytree import Read
 from locant.positions.score_bias import ByDistance, Lookup
 from locant.positions.score_bias.by_distance import look_up
 from locant.positions.score_bias.lookup import sum_of
@@ -192,10 +193,9 @@ def _filled(x: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
     if not more:
         return x, positions
     padding = _padding(positions, more)
-    read = (None if each is None else _longer(each, more) for each in (positions.as_query, positions.as_key))
-    filled = Positions.cat([dataclasses.replace(positions, as_query=None, as_key=None), padding])
-    as_query, as_key = read
-    return F.pad(x, (0, 0, 0, more)), dataclasses.replace(filled, as_query=as_query, as_key=as_key)
+    read = Read(*(None if each is None else _longer(each, more) for each in positions.read))
+    filled = Positions.cat([dataclasses.replace(positions, read=Read()), padding])
+    return F.pad(x, (0, 0, 0, more)), dataclasses.replace(filled, read=read)
 
 
 def _padding(positions: Positions, more: int) -> Positions:

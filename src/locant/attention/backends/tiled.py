@@ -1,11 +1,10 @@
 """Attention without a matrix for bias and mask, forward or backward, in one of four ways.
 
 * ``"table"``: where the bias follows from the distance and both sides count one by one, one number per head and
-  distance is all that is held: see `locant.kernels.distance_attention`. So it is with FIRE's in causal attention, with
-  one number per distance and one per query: see `locant.kernels.distance_pieces`.
+  distance is all that is held: see `locant.kernels.distance_attention`.
 * ``"documents"``: in packed and padded rows of a few documents, each of these is such attention, with one table.
-* ``"blocks"``: where the bias is made from hidden states, a block of queries and keys is written out at a time: see
-  `locant.attention.backends.blocks`.
+* ``"blocks"``: where the bias is a function of two tokens, or made of products of them with rows of a table, a block
+  of queries and keys is written out at a time: see `locant.attention.backends.blocks`.
 * ``"tiles"``: otherwise a tile of queries at a time asks the encoding for the bias of its queries and of the keys that
   one of them attends to, goes through torch's fused attention, and is computed once more in the backward pass:
   ``tile x keys`` memory, gradients for everything the bias is made of, and a second forward pass as the price. Dropout

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from locant.arguments import Real, real
 from locant.positions.base import EncodingInfo, bias_dtype
 from locant.positions.documents import PADDING
-from locant.positions.hidden_bias import HiddenBias, Read, projected
+from locant.positions.hidden_bias import HiddenBias, OfTokens, projected
 from locant.positions.positions import Positions
 
 __all__ = ["Fox"]
@@ -92,17 +92,19 @@ class Fox(HiddenBias):
         gates = F.logsigmoid(projected(x, self.weight, torch.float64) + self.offset.double())
         return gates if dtype == torch.float64 else gates + ((gates / GRID).round() * GRID - gates).detach()
 
-    def of_hidden(self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None) -> Read:
+    def of_hidden(
+        self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None
+    ) -> OfTokens:
         """The running sums within documents, which go on from those of the cached tokens."""
         gates = self.gates(x)
         if positions.document_or_none is not None:
             gates = gates.masked_fill((positions.document_or_none == PADDING)[..., None], 0.0)
         sums = gates.cumsum(1) if positions.start is not None else _within_documents(gates, positions)
         if past is not None:
-            sums = sums + _last(positions, past, self.require_read("past", past.as_key))
+            sums = sums + _last(positions, past, self.require_read("past", past.read.of_key))
         return sums, sums
 
-    def of_row(self, queries: Tensor | None, keys: Tensor, everyone: Positions, rank: int, ranks: int) -> Read:
+    def of_row(self, queries: Tensor | None, keys: Tensor, everyone: Positions, rank: int, ranks: int) -> OfTokens:
         """The sums of each rank's part are taken apart into gates, without rounding, and summed over the row."""
         own = [everyone.slice(i * everyone.seq_len // ranks, (i + 1) * everyone.seq_len // ranks) for i in range(ranks)]
         gates = [_gates(sums, where) for sums, where in zip(keys.chunk(ranks, dim=1), own, strict=True)]

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, Real, real, whole
 from locant.positions.base import EncodingInfo, Keys, Queries, bias_dtype, require_heads
-from locant.positions.hidden_bias import HiddenBias, Read, projected
+from locant.positions.hidden_bias import HiddenBias, OfTokens, projected
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Entries, Lookup
 
@@ -115,7 +115,9 @@ class Inkling(HiddenBias):
         grown = (q * self.temperature(positions, bias_dtype(q))[:, None, :, None]).to(q.dtype)
         return (q.copy_(grown) if inplace else grown), k
 
-    def of_hidden(self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None) -> Read:
+    def of_hidden(
+        self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None
+    ) -> OfTokens:
         """r, times the temperature of the token; nothing of keys."""
         dtype = bias_dtype(x)
         mixed = projected(x, self.weight, dtype)
