@@ -22,7 +22,6 @@ from locant.lab.results import Results
 from locant.lab.training import Losses, evaluate, shape, split_off, unigram_loss
 from locant.scaling import NTK, Linear, Llama3, YaRN
 from tests.refusal import refuses
-from tests.tolerances import FORMULA
 
 VOCAB = 17
 SMALL = {"train_length": 5, "num_steps": 3, "batch_size": 4, "d_model": 16, "num_layers": 1, "num_heads": 2}
@@ -143,11 +142,11 @@ def test_progress_reaches_the_total_and_results_come_after_every_run():
 
 
 def test_how_long_it_will_take_is_said_before_the_first_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock on which a step takes 2 s (of nope, 1 s), and to read a token of the held-out text 0.1 s."""
+    """By a clock on which a step takes 2 s (of nope, 1 s), and to read a token of the held-out text an eighth."""
     clock, called = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now), []
 
     def reading(model: object, ids: np.ndarray, length: int) -> Losses:
-        clock.now += 0.1 * (len(ids) - 1)
+        clock.now += 0.125 * (len(ids) - 1)
         return Losses(mean=0.0, by_position=[0.0] * length, by_window=[0.0])
 
     def training(encoding: str, *rest: Any) -> tuple[Any, float]:
@@ -163,8 +162,8 @@ def test_how_long_it_will_take_is_said_before_the_first_training(monkeypatch: py
         compare(ids(), VOCAB, settings, on_plan=lambda results, seconds: called.append((results, seconds)))
     (results, seconds), *after = called
     assert (results.settings.num_steps, results.records, results.text["train_tokens"]) == (50, (), 810)
-    measuring = 0.1 * 89 * len(settings.lengths)
-    assert seconds == pytest.approx(3 * ((50 * 1.0 + measuring) + (50 * 2.0 + 2 * measuring)), rel=FORMULA)
+    measuring = 0.125 * 89 * len(settings.lengths)
+    assert seconds == 3 * ((50 * 1.0 + measuring) + (50 * 2.0 + 2 * measuring))
     assert after == [("trained", 0.0)] * 6
 
 
