@@ -147,6 +147,15 @@ def test_what_the_page_reads_out_is_what_python_computed(opened: Opens) -> None:
     assert told == [f"{each['mean'][17]:.4g}".replace("-", "−") for each in numbers["encodings"]]
 
 
+def test_the_legend_reads_each_curve_beside_its_name(opened: Opens) -> None:
+    """Also where one in front of it is not drawn."""
+    page = opened("compare?1=convolutional&2=nope&3=alibi&length=64&at=17")
+    entries = page.locator("[data-picture=score-by-distance] .legend li").all_inner_texts()
+    told = page.locator("[data-picture=score-by-distance] .read").all_inner_texts()
+    assert [entry.split()[0].rstrip(",") for entry in entries] == ["convolutional", "nope", "alibi"]
+    assert told == ["", "6", f"{6 - 17 / 2**4:.4g}"]
+
+
 def test_keys_alone_suffice(opened: Opens) -> None:
     page = opened("compare?length=64")
     page.keyboard.press("ArrowRight")

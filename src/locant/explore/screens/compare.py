@@ -30,7 +30,7 @@ NONE = "none"
 MAX_LENGTH = 2**17
 POINTS, SIDE = 256, 128
 """At how many distances a curve is computed, and at how many positions a map, where there are more."""
-DRAWS, COSTLY_DRAWS = 32, 8
+DRAWS, COSTLY_DRAWS = 32, 4
 """Pairs of contents: where a bias looks at the contents, or heads are rotated differently, every one costs a matrix."""
 
 VISIBLE = 16.0
@@ -78,6 +78,7 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     high = max((float(curve.max()) for curve in curves), default=1.0)
     low = max(min((float(curve.min()) for curve in curves), default=0.0), high - VISIBLE)
     return {
+        "length": length,
         "distances": distances,
         "positions": positions,
         "at": min(at, length - 1),
