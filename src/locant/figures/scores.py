@@ -126,7 +126,7 @@ def score_map(
 
 
 def _contents(encoding: PositionEncoding, draws: int, alike: float, seed: int) -> Float[Tensor, "2 scores 1 width"]:
-    """Vectors of length sqrt(width) in random directions, with this cosine between those of a pair, and their opposites.
+    """Vectors of length sqrt(width) in random directions, and their opposites; this is the cosine between those of a pair.
 
     A product of a content with a position is 0 in the mean over all directions: with the opposites it is so in the mean
     over these, and no position of the query is above another by chance.
