@@ -126,10 +126,10 @@ def score_map(
 
 
 def _contents(encoding: PositionEncoding, draws: int, alike: float, seed: int) -> Float[Tensor, "2 scores 1 width"]:
-    """Vectors of length sqrt(width) in random directions, and their opposites; this is the cosine between those of a pair.
+    """Vectors of length sqrt(width) in random directions, this cosine apart, and their opposites.
 
-    A product of a content with a position is 0 in the mean over all directions: with the opposites it is so in the mean
-    over these, and no position of the query is above another by chance.
+    A product of a content and a position is 0 in the mean over all directions. With opposites it is so in the mean over
+    those that are drawn, too: no position of the query is above another by chance.
     """
     width = getattr(encoding, "head_dim", getattr(encoding, "d_model", SIZES["head_dim"]))
     q, other = torch.randn(2, draws, 1, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
