@@ -112,7 +112,11 @@ def test_an_exported_page_has_no_path_of_this_machine(screen: str, tmp_path: Pat
     for name in ("report", "model"):
         (folder / name).mkdir(parents=True)
     (folder / "story.txt").write_text("the cat sat on the mat " * 40)
-    (folder / "report" / "results.json").write_text(json.dumps(EVALUATED))
+    text = folder / "story.txt"
+    read = {"source": str(text), "files": [str(text)]}
+    evaluated = {**EVALUATED, "settings": {**EVALUATED["settings"], "text": read}}
+    (folder / "report" / "results.json").write_text(json.dumps(evaluated))
+    assert str(text) in json.dumps(answer("results", {}, Session([folder / "report"]))["numbers"]["said"])
     config = {**presets()["mistral-7b"], "_name_or_path": str(folder / "model")}
     (folder / "model" / "config.json").write_text(json.dumps(config))
     session = Session.of([str(folder / each) for each in ("story.txt", "report", "model")], [])

@@ -54,6 +54,8 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
         results = _read(dropped[name].content, dropped[name].name)
     elif name != NOTHING:
         results = _in_folder(known[name], required=run is None)
+    if session.is_shared:
+        results = _without_folders(results)
     return {
         "folder": "" if name == NOTHING else titles.get(name, name),
         "state": None if run is None else run.state,
@@ -87,6 +89,16 @@ def start(state: State, session: Session) -> str:
     folder = next(folder for folder in numbered if not folder.exists())
     files = [str(session.texts[text])] if text in session.texts else []
     return session.compare(lambda: Comparison(files, chosen, folder))
+
+
+def _without_folders(value: Any) -> Any:
+    """A report whose texts are called by their names alone."""
+    if not isinstance(value, dict):
+        return value
+    named = {key: _without_folders(each) for key, each in value.items()}
+    if files := isinstance(value.get("files"), list) and [Path(str(file)).name for file in value["files"]]:
+        named |= {"source": ", ".join(files), "files": files}
+    return named
 
 
 def _in_folder(folder: Path, *, required: bool) -> dict[str, Any] | None:
