@@ -13,7 +13,7 @@ from locant.arguments import MAX_INT32, shown, whole
 from locant.attention.choice import choose_backend
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask
-from locant.errors import RangeError
+from locant.errors import LocantError, RangeError
 from locant.explore.screen import Screen
 from locant.explore.session import Session
 from locant.explore.state import State
@@ -107,7 +107,7 @@ def _of_documents(state: State, indices: str) -> Asked:
     zigzag = world > 1 and state.one_of("split", "zigzag", ["zigzag", "contiguous"]) == "zigzag"
     parts = world * (1 + zigzag) if world > 1 else 1
     lengths, padding = [_multiple(each, parts) for each in lengths], _multiple(padding, parts)
-    below = 0 if counted else state.whole("below", 2048, max(lengths), MAX_INT32, log=True)
+    below = 0 if counted else state.whole("below", 2048, max(lengths), MAX_INT32, log=True, follows=True)
     seed = 0 if counted else state.whole("seed", 0, 0, 99)
 
     def row(times: int) -> Row:
@@ -200,15 +200,19 @@ def _ranks(positions: Positions, world: int, zigzag: bool) -> np.ndarray:
 
 def _backend(row: Row, name: str, causal: bool, window: int | None) -> dict[str, Any]:
     """What `attend` would choose on a CPU, and why; its tensors take no memory."""
-    encoding = PositionEncoding() if name == NONE else encoding_to_draw(name, length=row.queries.seq_len)
     mask = AttentionMask(row.queries, row.keys, causal, window)
     number = torch.zeros(())
     q, k = (number.expand(1, SIZES["num_heads"], side.seq_len, SIZES["head_dim"]) for side in (mask.queries, mask.keys))
-    with torch.no_grad():
-        choice = choose_backend("auto", AttentionInputs(q, k, k, mask, encoding))
+    try:
+        encoding = PositionEncoding() if name == NONE else encoding_to_draw(name, length=row.queries.seq_len)
+        with torch.no_grad():
+            choice = choose_backend("auto", AttentionInputs(q, k, k, mask, encoding))
+        chosen, reason = choice.name, choice.reason
+    except LocantError as error:  # the row is shown all the same
+        chosen, reason = NONE, error.cause
     return {
-        "name": choice.name,
-        "reason": choice.reason,
+        "name": chosen,
+        "reason": reason,
         "queries": mask.queries.seq_len,
         "keys": mask.keys.seq_len,
         "heads": SIZES["num_heads"],
