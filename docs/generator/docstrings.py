@@ -19,4 +19,4 @@ def _attributes_are_described_in_words(
     app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]
 ) -> None:
     if what in ("attribute", "data", "property"):
-        lines.insert(0, "")  # a type would stand in the first line
+        lines[:0] = ["..", ""]  # a type would stand in the first line that is not empty: a comment is in its place

@@ -48,6 +48,11 @@ def test_it_leaves_results_pictures_and_a_page_and_the_command_asks_for_the_same
     assert "Loss (nats per token)" in result.stdout
     told = re.findall(r"(?m)^(?:alibi|nope) +seed [35] +train: \d\.\d{3} +4: \d\.\d{3} +8: ", result.stderr)
     assert len(told) == 4
+    before, _, _ = result.stderr.partition("alibi ")
+    counted = json.loads((folder / "out" / "results.json").read_text())["settings"]["text"]["unigram_loss"]
+    assert f"a unigram count (how often each token is in the training text) has a loss of {counted:.3f} there" in before
+    assert re.search(r"(?m)^this takes about \d+ s$", before)
+    assert f"unigram  {counted:.3f}" in re.sub(" +", "  ", result.stdout)
 
     results = json.loads((folder / "out" / "results.json").read_text())
     assert set(results) == {"settings", "environment", "records"}

@@ -80,6 +80,26 @@ def test_what_is_finished_is_not_done_again(
     assert measured[2:] == ["torch.bfloat16"]
 
 
+@torch.no_grad()
+def test_a_model_trained_on_in_place_is_measured_anew(
+    run: Run, folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files have the names and sizes that they had; what answers must not be the report of the old weights."""
+    monkeypatch.setattr("locant.report.evaluation.write_evaluation", lambda results, folder: folder / "report.html")
+    asked = ("evaluate", "model", "--lengths", 16, "--with", "own", "--windows", 2, "--keys", 0, "-o")
+    assert run(*asked, "out").exit_code == 0
+    before, size = results(folder)["records"][0]["loss_by_length"], (model / "model.safetensors").stat().st_size
+    trained = AutoModelForCausalLM.from_pretrained(model)
+    trained.lm_head.weight *= 1.7
+    trained.save_pretrained(model)
+    assert (model / "model.safetensors").stat().st_size == size
+    assert run(*asked, "out").exit_code == 0
+    assert run(*asked, "fresh").exit_code == 0
+    after = results(folder)["records"][0]["loss_by_length"]
+    assert after == json.loads((folder / "fresh" / "results.json").read_text())["records"][0]["loss_by_length"]
+    assert after != before
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -140,10 +140,30 @@ def test_factors_are_searched_on_a_text_and_what_is_measured_is_not_measured_aga
         assert again.exit_code == 2
         assert "no record of a search with this model" in again.stderr
     (folder / "new.search.json").write_text(json.dumps(whole))
+    kept = {path: path.read_bytes() for path in (folder / "text.txt", *model.iterdir())}
+    for change in (write_another_text, save_other_weights_in_place, save_another_tokenizer):
+        change(folder)
+        again = run(*words)
+        assert again.exit_code == 2, change.__name__
+        assert "no record of a search with this model" in again.stderr
+        for path, content in kept.items():
+            path.write_bytes(content)
+    assert run(*words, "--generations", 0).exit_code == 0
+
+
+def write_another_text(folder: Path) -> None:
     (folder / "text.txt").write_text("another text altogether, " * 100)
-    again = run(*words)
-    assert again.exit_code == 2
-    assert "no record of a search with this model" in again.stderr
+
+
+@torch.no_grad()
+def save_other_weights_in_place(folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    model.lm_head.weight *= 1.5
+    model.save_pretrained(folder / "model")
+
+
+def save_another_tokenizer(folder: Path) -> None:
+    locant.Tokenizer.train(["The dog saw both of them. " * 20], 280).save(folder / "model" / "tokenizer.json")
 
 
 def loss_of_transformers(folder: Path, config: dict[str, Any], text: str) -> float:

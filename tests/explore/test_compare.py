@@ -8,6 +8,8 @@ import torch
 
 from locant.explore.answers import answer
 from locant.explore.session import Session
+from locant.figures import SIZES
+from locant.figures.plot import encoding_to_draw
 from locant.figures.scores import score_by_distance, score_map
 from locant.positions import ALiBi, PoPE, PositionEncoding, Rotary, Sinusoidal
 from locant.positions.registry import encodings
@@ -18,13 +20,14 @@ DISTANCES = np.array([0, 1, 2, 5, 13, 101])
 
 
 def contents(draws: int, alike: float) -> tuple[np.ndarray, np.ndarray]:
-    """Vectors of length sqrt(WIDTH) with this cosine between those of a pair, made anew in NumPy."""
+    """Vectors of length sqrt(WIDTH) with this cosine between those of a pair, and their opposites, anew in NumPy."""
     generator = torch.Generator().manual_seed(0)
     q, other = torch.randn(2, draws, 1, WIDTH, generator=generator, dtype=torch.float64).numpy()[:, :, 0]
     q = q / np.linalg.norm(q, axis=1, keepdims=True)
     other = other - (other * q).sum(1, keepdims=True) * q
     other = other / np.linalg.norm(other, axis=1, keepdims=True)
-    return q * WIDTH**0.5, (alike * q + (1 - alike**2) ** 0.5 * other) * WIDTH**0.5
+    q, k = q * WIDTH**0.5, (alike * q + (1 - alike**2) ** 0.5 * other) * WIDTH**0.5
+    return np.concatenate([q, -q]), np.concatenate([k, -k])
 
 
 def test_rotation_gives_the_sum_over_pairs_of_the_papers_formula() -> None:
@@ -67,6 +70,34 @@ def test_an_added_embedding_is_part_of_query_and_key() -> None:
     expected = ((q + table[101])[:, None] * (k[:, None] + table[101 - DISTANCES])).sum(-1) / WIDTH**0.5
     scores = score_by_distance(Sinusoidal(WIDTH), DISTANCES, alike=0.0, draws=3)
     np.testing.assert_allclose(scores.mean, expected.mean(0), **SHORT_SUM)
+
+
+def test_no_position_of_the_query_is_above_another_by_chance() -> None:
+    """Sinusoidal products of two positions depend on their distance alone, so the mean over all contents does too."""
+    for length in (2, 33, 128, 4096):
+        (shown,) = compared("sinusoidal", length=length)
+        product = np.cos(shown_distances(length) * 10_000.0 ** (-np.arange(32)[:, None] / 32)).sum(0)
+        np.testing.assert_allclose(shown["mean"], 0.75 * 8 + product / 8, **SHORT_SUM)
+
+
+@pytest.mark.parametrize("name", encodings())
+def test_all_encodings_have_one_head_dim(name: str) -> None:
+    """Else the scores of one would be larger than those of another: they grow with its square root."""
+    encoding = encoding_to_draw(name)
+    assert getattr(encoding, "head_dim", SIZES["head_dim"]) == SIZES["head_dim"]
+    rotates_alone = {*encoding.doors()} <= {"rotate", "unrotate"}
+    if rotates_alone and not [*encoding.parameters()]:
+        (shown,) = compared(name, length=33)
+        np.testing.assert_allclose(shown["mean"][0], 0.75 * 64**0.5, **SHORT_SUM)
+
+
+def shown_distances(length: int) -> np.ndarray:
+    return answer("compare", {"length": str(length)}, Session())["numbers"]["distances"]
+
+
+def compared(name: str, **settings: object) -> list[dict[str, np.ndarray]]:
+    asked = {"1": name, "2": "none", "3": "none"} | {name: str(value) for name, value in settings.items()}
+    return answer("compare", asked, Session())["numbers"]["encodings"]
 
 
 def test_the_map_holds_the_curve_in_its_last_row() -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from locant.errors import RangeError
 from locant.explore.answers import answer
 from locant.explore.session import Session
-from tests.refusal import refuses
 from tests.tolerances import DOUBLE
 
 SIZES = {"frames": "2", "rows": "3", "columns": "5", "before": "4", "after": "2"}
@@ -104,11 +102,9 @@ def test_without_text_the_image_stands_alone() -> None:
     assert shown["image"] == [0, 30]
 
 
-def test_sections_that_leave_nothing_for_columns_are_refused() -> None:
-    with refuses(RangeError, "row_pairs=5"):
-        numbers(frame_pairs="2", row_pairs="6")
-    with refuses(RangeError, "at"):
-        numbers(at="36")
+def test_sections_leave_a_pair_for_columns() -> None:
+    shown = numbers(frame_pairs="2", row_pairs="6")
+    assert [int((shown["axis_of_pair"] == axis).sum()) for axis in range(3)] == [2, 5, 1]
 
 
 @pytest.mark.parametrize("scheme", ["contiguous", "stride", "turns", "axial", "heads"])

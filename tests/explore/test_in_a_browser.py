@@ -147,6 +147,15 @@ def test_what_the_page_reads_out_is_what_python_computed(opened: Opens) -> None:
     assert told == [f"{each['mean'][17]:.4g}".replace("-", "−") for each in numbers["encodings"]]
 
 
+def test_the_legend_reads_each_curve_beside_its_name(opened: Opens) -> None:
+    """Also where one in front of it is not drawn."""
+    page = opened("compare?1=convolutional&2=nope&3=alibi&length=64&at=17")
+    entries = page.locator("[data-picture=score-by-distance] .legend li").all_inner_texts()
+    told = page.locator("[data-picture=score-by-distance] .read").all_inner_texts()
+    assert [entry.split()[0].rstrip(",") for entry in entries] == ["convolutional", "nope", "alibi"]
+    assert told == ["", "6", f"{6 - 17 / 2**4:.4g}"]
+
+
 def test_keys_alone_suffice(opened: Opens) -> None:
     page = opened("compare?length=64")
     page.keyboard.press("ArrowRight")
@@ -253,6 +262,46 @@ def test_a_hostile_address_is_said_and_changes_nothing(opened: Opens, value: str
     assert "for length" in page.inner_text("#notice")
     assert page.locator("#notice").evaluate("each => each.children.length") == 0
     assert page.inner_html("#screen") == before
+    close_and_forget(page, opened)
+
+
+@pytest.mark.parametrize(
+    ("link", "words", "picture"),
+    [("compare?1=foo&length=64", "got 'foo' for 1", "map-2"), ("rotary?head_dim=33&pair=5", "got 33", "clock"),
+     ("nowhere?x=1", "There is no screen “nowhere”", "map-1")],
+)  # fmt: skip
+def test_a_bad_link_is_said_and_the_rest_is_shown(opened: Opens, link: str, words: str, picture: str) -> None:
+    page = opened(link)
+    page.wait_for_selector("#notice[data-kind=problem]")
+    assert words in page.inner_text("#notice")
+    assert page.locator(f"[data-picture='{picture}'] svg[role=img]").count() == 1
+    theme = page.get_by_role("button", name="Light or dark")
+    theme.click()  # what was not understood is asked for no more
+    page.wait_for_selector("#notice", state="hidden")
+    page.reload()
+    page.wait_for_selector(SHOWN)
+    assert page.locator("#notice").is_hidden()
+
+
+def test_what_is_refused_does_not_hold_the_other_controls(opened: Opens) -> None:
+    page = opened("rotary?head_dim=32")
+    field = page.locator("[aria-label='Dimensions of a head, as a number']")
+    field.fill("33")
+    field.press("Enter")
+    page.wait_for_selector("#notice[data-kind=problem]")
+    field.blur()
+    page.locator("[data-setting=scaling]").select_option("ntk")
+    until(page, scaling="ntk", head_dim="32")
+    assert page.locator("#notice").is_hidden()
+    assert field.input_value() == "32"
+    slider = page.locator("[data-setting=head_dim]")
+    slider.press("ArrowRight")
+    until(page, head_dim="34")
+    for value in ("300", "301", "305"):
+        slider.evaluate("(each, value) => { each.value = value; each.dispatchEvent(new Event('input')); }", value)
+    page.wait_for_function("() => !document.querySelector('#screen').ariaBusy")
+    assert int(state_of(page)["head_dim"]) % 2 == 0
+    assert page.locator("#notice").is_hidden()
     close_and_forget(page, opened)
 
 
@@ -397,3 +446,7 @@ def test_a_widget_of_a_notebook_shows_what_python_answers(opened: Opens) -> None
     page.locator("[aria-label='Length, as a number'], [aria-label^=Length]").last.fill("1")
     page.keyboard.press("Enter")
     page.wait_for_selector("text=for length")
+    page.locator("[data-setting='3']").select_option("alibi")  # not with what was refused
+    page.wait_for_selector('#screen[data-shown*=\'"3":"alibi"\']')
+    assert made.settings["length"] == "64"
+    assert made.refused == ""

@@ -60,7 +60,7 @@ def test_a_model_that_was_swapped_shows_which_layer_has_what(tmp_path: Path) -> 
     with swap(model, layers=lambda layer, _: {0: alibi, 3: nope, 4: alibi}.get(layer)):
         model.save_pretrained(tmp_path)
     session = Session.of([str(tmp_path)], [])
-    shown = answer("model", {"model": str(tmp_path)}, session)["numbers"]
+    shown = answer("model", {"model": tmp_path.name}, session)["numbers"]
     kinds = [kind["kind"] for kind in shown["kinds"]]
     assert [kinds[layer["kind"]] for layer in shown["layers"]] == [
         "alibi(num_heads=2)", "Rotary", "Rotary", "nope()", "alibi(num_heads=2)",

@@ -81,7 +81,7 @@ def test_an_evaluation_is_shown_with_its_intervals_and_pass_keys(tmp_path: Path,
     content = json.dumps(EVALUATED)
     (tmp_path / "results.json").write_text(content)
     session = Session() if dropped else Session.of([str(tmp_path)], [])
-    shown = numbers(session, report=session.drop("results.json", content.encode()) if dropped else str(tmp_path))
+    shown = numbers(session, report=session.drop("results.json", content.encode()) if dropped else tmp_path.name)
     own, yarn = shown["rows"]
     np.testing.assert_array_equal([own["low"], own["by_length"], own["high"]], [[1.5, 2.5], [2, 3], [2.5, 3.5]])
     np.testing.assert_array_equal([yarn["low"], yarn["by_length"]], [[2.5, np.nan], [3, np.nan]])
@@ -107,7 +107,7 @@ def test_a_tuning_is_shown_over_steps_and_by_length(tmp_path: Path, dropped: boo
     (tmp_path / "tuning.json").write_text(content)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')  # a model, too
     session = Session() if dropped else Session.of([str(tmp_path)], [])
-    shown = numbers(session, report=session.drop("tuning.json", content.encode()) if dropped else str(tmp_path))
+    shown = numbers(session, report=session.drop("tuning.json", content.encode()) if dropped else tmp_path.name)
     assert {name: curve["steps"].tolist() for name, curve in shown["training"].items()} == {
         "training": [1, 2, 3], "held-out": [0, 2, 3],
     }  # fmt: skip

@@ -83,8 +83,6 @@ def test_a_position_past_the_sequence_makes_it_longer() -> None:
 def test_settings_that_no_encoding_has_are_refused() -> None:
     with refuses(RangeError, "head_dim", "even"):
         numbers(head_dim="7")
-    with refuses(RangeError, "pair"):
-        numbers(pair="32")
     with refuses(RangeError, "position"):
         numbers(position=str(2**31))
 

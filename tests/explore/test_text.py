@@ -12,6 +12,7 @@ import safetensors
 from locant.errors import InputError
 from locant.explore.answers import answer
 from locant.explore.session import Session
+from locant.positions.registry import encodings
 from tests.minilm import MINILM
 from tests.tolerances import SHORT_SUM
 
@@ -22,7 +23,7 @@ def numbers(session: Session | None = None, **given: str) -> dict[str, Any]:
     return answer("text", given, session or Session())["numbers"]
 
 
-@pytest.mark.parametrize("encoding", ["none", "sinusoidal", "learned"])
+@pytest.mark.parametrize("encoding", ["none", *(name for name, kind in encodings().items() if "embed" in kind.doors())])
 @pytest.mark.parametrize("tokenizer", ["bytes", "trained on this text"])
 def test_its_python_makes_the_same_vectors(encoding: str, tokenizer: str) -> None:
     shown, made = numbers(typed=STORY, encoding=encoding, tokenizer=tokenizer, vocabulary="300"), dict[str, Any]()

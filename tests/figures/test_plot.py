@@ -121,6 +121,32 @@ def test_t5_shows_the_table_entry_of_every_distance() -> None:
         assert image.norm.vmin == -image.norm.vmax < 0
 
 
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (8, 11), (4, 40), (64, 1000)])
+def test_t5_marks_the_first_distance_of_its_last_bucket(
+    num_buckets: int, max_distance: int, bidirectional: bool
+) -> None:
+    """By the bucket of `transformers`, in the direction that is drawn."""
+    t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
+    distances = torch.arange(2 * max_distance)
+    bucket_of = t5.T5Attention._relative_position_bucket
+    last = bucket_of(-distances, bidirectional, num_buckets, max_distance)
+    first = int((last == last[-1]).nonzero()[0])
+    figure = draw(T5Bias(2, num_buckets=num_buckets, max_distance=max_distance, bidirectional=bidirectional))
+    (mark,) = [line for line in figure.axes[0].lines if len({*line.get_xdata()}) == 1]
+    assert mark.get_xdata()[0] == first
+    assert f"from {first} on" in "".join(text.get_text() for text in figure.axes[0].texts)
+
+
+@pytest.mark.parametrize("length", [2, 6, 8])
+def test_only_a_zero_is_written_as_zero(length: int) -> None:
+    figure = draw(ALiBi(4), length=length)
+    for table, image in zip(written(figure), maps(figure), strict=True):
+        values = image.get_array().compressed()
+        np.testing.assert_array_equal(np.array(table) == 0, values == 0)
+        np.testing.assert_allclose(table, values, rtol=0, atol=0.0050001)
+
+
 def test_both_directions_are_shown_where_t5_has_both() -> None:
     for image in maps(draw(T5Bias(1, bidirectional=True), length=6)):
         assert not np.ma.getmaskarray(image.get_array()).any()

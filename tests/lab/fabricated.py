@@ -23,6 +23,7 @@ def results(
     by_position: Mapping[str, Sequence[float | None]] | None = None,
     windows: Mapping[str, Sequence[float]] | None = None,
     train_loss: float | None = None,
+    unigram_loss: float | None = None,
 ) -> dict[str, Any]:
     """Records as the lab writes them; `by_position` replaces the flat curve that an encoding otherwise has.
 
@@ -48,8 +49,11 @@ def results(
         for name, rows in losses.items()
         for seed, row in enumerate(rows)
     ]
+    chosen = settings(losses, lengths)
+    if unigram_loss is not None:
+        chosen["text"]["unigram_loss"] = unigram_loss
     return {
-        "settings": settings(losses, lengths),
+        "settings": chosen,
         "environment": {"locant": "0.0.1", "torch": "9.8.7"},
         "records": records,
     }

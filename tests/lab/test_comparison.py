@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from locant.lab import Decoder, Settings, compare, comparison
 from locant.lab.comparison import Progress
 from locant.lab.contestants import Contestant
 from locant.lab.results import Results
-from locant.lab.training import Losses, evaluate, shape, split_off
+from locant.lab.training import Losses, evaluate, shape, split_off, unigram_loss
 from locant.scaling import NTK, Linear, Llama3, YaRN
 from tests.refusal import refuses
 
@@ -58,6 +59,8 @@ def test_results_are_json_of_the_promised_form():
     assert {length: len(losses) for length, losses in record["loss_by_window"].items()} == {"5": 18, "10": 9, "40": 3}
     losses = [*record["loss_by_length"].values(), *record["loss_by_position"], *record["loss_by_window"]["40"]]
     assert all(math.isfinite(loss) for loss in [*losses, record["train_loss"]])
+    counted = data["settings"]["text"].pop("unigram_loss")
+    assert counted == unigram_loss(ids()[:810], ids()[810:], VOCAB)
     assert data["settings"]["text"] == {"tokens": 900, "train_tokens": 810, "held_out_tokens": 90}
 
 
@@ -136,6 +139,40 @@ def test_progress_reaches_the_total_and_results_come_after_every_run():
     assert [step.done for step in steps] == list(range(1, 13))
     assert {step.total for step in steps} == {12}
     assert seen == [1, 2, 3, 4]
+
+
+def test_how_long_it_will_take_is_said_before_the_first_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which a step takes 2 s (of nope, 1 s), and to read a token of the held-out text an eighth."""
+    clock, called = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now), []
+
+    def reading(model: object, ids: np.ndarray, length: int) -> Losses:
+        clock.now += 0.125 * (len(ids) - 1)
+        return Losses(mean=0.0, by_position=[0.0] * length, by_window=[0.0])
+
+    def training(encoding: str, *rest: Any) -> tuple[Any, float]:
+        return timed(encoding, *rest)[0], 1.0 if encoding == "nope" else 2.0
+
+    timed = comparison.timed
+    monkeypatch.setattr(comparison, "time", clock)
+    monkeypatch.setattr(comparison, "fit", lambda *given, **also: called.append(("trained", 0.0)) or 0.0)
+    monkeypatch.setattr(comparison, "evaluate", reading)
+    monkeypatch.setattr(comparison, "timed", training)
+    settings = small(encodings=("nope", "rotary", "rotary+ntk"), seeds=(0, 1, 2), num_steps=50)
+    with threads_of_torch(1):
+        compare(ids(), VOCAB, settings, on_plan=lambda results, seconds: called.append((results, seconds)))
+    (results, seconds), *after = called
+    assert (results.settings.num_steps, results.records, results.text["train_tokens"]) == (50, (), 810)
+    measuring = 0.125 * 89 * len(settings.lengths)
+    assert seconds == 3 * ((50 * 1.0 + measuring) + (50 * 2.0 + 2 * measuring))
+    assert after == [("trained", 0.0)] * 6
+
+
+def test_what_is_timed_before_has_no_part_in_the_numbers() -> None:
+    settings = small(encodings=("learned", "fire"), seeds=(0, 1))
+    plain = compare(ids(), VOCAB, settings)
+    planned = compare(ids(), VOCAB, settings, on_plan=lambda results, seconds: None)
+    for one, other in zip(plain.records, planned.records, strict=True):
+        assert (one.loss_by_window, one.train_loss) == (other.loss_by_window, other.train_loss)
 
 
 def test_training_lowers_the_loss_of_a_text_with_a_pattern():

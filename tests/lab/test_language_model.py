@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.nn import functional as F
 
 from locant.lab import language_model
-from locant.lab.language_model import AsDecoder, Head
+from locant.lab.language_model import AsDecoder, Head, fingerprint
 from tests.checkpoints.swap.families import Family, tiny
 from tests.largest import Largest
 from tests.tolerances import LOGITS
@@ -39,3 +43,31 @@ def test_losses_are_those_of_all_logits_and_few_of_these_are_held(
     assert (losses - expected).abs().max() <= LOGITS
     assert (Head(model).of_last(ids, 3) - logits[:, -3:]).abs().max() <= LOGITS
     assert torch.equal(model(ids).logits, logits), "no hook is left"
+
+
+def test_a_fingerprint_is_of_what_the_files_hold(tmp_path: Path) -> None:
+    """As the cache of a hub has them: links to files whose names say nothing, in two shards."""
+    folder, blobs = tmp_path / "snapshot", tmp_path / "blobs"
+    folder.mkdir()
+    blobs.mkdir()
+    place = {"a": "one.safetensors", "b": "two.safetensors"}
+    (blobs / "config").write_text("{}")
+    for name, file in place.items():
+        save_file({name: torch.zeros(3)}, blobs / file[:3])
+        (folder / file).symlink_to(f"../blobs/{file[:3]}")
+    (folder / "config.json").symlink_to("../blobs/config")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": place}))
+    seen = [fingerprint(folder)]
+    save_file({"b": torch.ones(3)}, blobs / "two")
+    seen.append(fingerprint(folder))
+    (blobs / "config").write_text("[]")
+    seen.append(fingerprint(folder))
+    save_file({"unread": torch.ones(3)}, folder / "consolidated.safetensors")
+    (folder / "README.md").write_text("What is not read has no part in it.")
+    assert fingerprint(folder) == seen[-1]
+    assert len({*seen}) == 3
+    for name in ("one.safetensors", "two.safetensors", "config.json"):
+        plain = (folder / name).read_bytes()
+        (folder / name).unlink()
+        (folder / name).write_bytes(plain)
+    assert fingerprint(folder) == seen[-1], "files in the place of links to the same"

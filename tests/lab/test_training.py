@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from locant import RangeError
 from locant.lab import Settings, generate, train
 from locant.lab.contestants import Contestant
-from locant.lab.training import CALIBRATION_STEPS, build, evaluate, num_steps, schedule
+from locant.lab.training import CALIBRATION_STEPS, build, evaluate, num_steps, schedule, unigram_loss
 from tests.refusal import refuses
 from tests.tolerances import FEW_ROUNDINGS, LOSS
 
@@ -63,6 +64,27 @@ def test_evaluation_is_the_mean_over_all_targets_and_ignores_filling() -> None:
     assert losses.mean == pytest.approx(np.mean(np.concatenate(by_position)), abs=LOSS)
     assert losses.by_position == pytest.approx([np.mean(row) for row in by_position], abs=LOSS)
     assert losses.by_window == pytest.approx([np.mean(row) for row in by_window], abs=LOSS)
+
+
+@pytest.mark.parametrize("vocab_size", [VOCAB, 1000])
+def test_a_unigram_count_is_measured_as_a_model_is(vocab_size: int) -> None:
+    """On the same tokens at any length, as a model that gives each token its share wherever it stands."""
+    training, held_out = np.minimum(ids() ** 2 % VOCAB, ids()), ids(43)
+    times = Counter(training.tolist())
+    assert len(times) < VOCAB, "some do not occur"
+    weights = torch.tensor([times[token] + len(times) / vocab_size for token in range(vocab_size)]).double()
+    shares = weights / (900 + len(times))
+
+    class Counted(torch.nn.Module):
+        def losses(self, ids: torch.Tensor, targets: torch.Tensor, positions: object) -> torch.Tensor:
+            logits = shares.log().expand(*targets.shape, -1)
+            return torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+
+    assert float(shares.sum()) == pytest.approx(1, abs=LOSS)
+    for length in (5, 8, 42):
+        assert unigram_loss(training, held_out, vocab_size) == pytest.approx(
+            evaluate(Counted(), held_out, length).mean, abs=LOSS
+        )
 
 
 def test_the_rate_rises_over_a_tenth_and_falls_to_a_tenth() -> None:

@@ -327,3 +327,14 @@ def test_another_run_is_not_gone_on_with(here: Path) -> None:
         tuned(here, "alibi")
     tuned(here, "alibi", force=True)
     assert not torch.equal(first["lm_head.weight"], weights(here / "out")["lm_head.weight"])
+
+
+def test_weights_that_were_saved_in_place_are_of_another_run(here: Path) -> None:
+    tuned(here, "own")
+    file = here / "model" / "model.safetensors"
+    size, trained = file.stat().st_size, LlamaForCausalLM.from_pretrained(here / "model")
+    trained.lm_head.weight.data *= 1.5
+    trained.save_pretrained(here / "model")
+    assert file.stat().st_size == size
+    with refuses(InputError, "not empty", "a new folder"):
+        tuned(here, "own")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -110,6 +111,8 @@ def test_names_of_the_field_are_known(alias: str, name: str) -> None:
 def test_sizes_and_options_reach_the_encoding() -> None:
     assert find("rotary").for_model(SHAPE, base=5e5).head_dim == 8
     assert find("learned").for_model(SHAPE).weight.shape == (17, 24)
+    wide = dataclasses.replace(SHAPE, head_dim=10)  # heads that do not share d_model
+    assert {getattr(find(name).for_model(wide), "head_dim", 10) for name in encodings()} == {10}
     assert find("t5").for_model(SHAPE, bidirectional=True).num_heads == 3
     grouped = ModelShape(d_model=24, num_heads=4, num_kv_heads=2, max_seq_len=17)
     assert [find(name).for_model(grouped).num_heads for name in ("alibi", "pope", "fope")] == [4, 2, 2]

@@ -21,7 +21,7 @@ from locant import (
     attend,
 )
 from locant.attention.backends import eager
-from locant.positions import RotaryByClass, Temperature
+from locant.positions import RotaryByClass, Temperature, randomized
 from locant.positions.rotary_by_class import products
 from locant.positions.scaling import YaRN
 from tests.refusal import refuses
@@ -192,7 +192,7 @@ def test_what_is_no_causal_row_in_order_is_refused() -> None:
     with refuses(LocantError, "causal=False", "encoding.rotary"):
         attend(q, k, v, encoding=encoding, positions=where, causal=False)
     with refuses(ShapeError, "order", "Positions.packed"):
-        attend(q, k, v, encoding=encoding, positions=Positions.randomized(LENGTH, 100))
+        attend(q, k, v, encoding=encoding, positions=randomized(LENGTH, 100))
     with refuses(RangeError, "rotary", "ReRoPE(locant.Rotary"):
         ReRoPE(64)  # type: ignore[arg-type]
     with refuses(RangeError, "local_size", "local_size=256"):

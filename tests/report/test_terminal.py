@@ -89,6 +89,21 @@ def test_the_losses_are_all_there_best_first_with_a_star_for_the_best(
     assert first == ["alibi", "nope", "sinusoidal"]
 
 
+def test_a_star_stands_only_where_a_difference_is_clear_and_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    losses: dict[str, list[tuple[float, float]]] = {"a": [(2.0, 2.0)], "b": [(3.0, 3.0)]}
+    legend = "* the lowest of its column, and what is not clearly different from it"
+    for windows, stars in ((9, 0), (10, 2)):
+        print_losses(results(losses, (8, 16), windows={name: [0.0] * windows for name in losses}))
+        text = capsys.readouterr().out
+        assert (text.replace(legend, "").count("*"), legend in text) == (stars, stars > 0)
+
+
+def test_the_unigram_count_stands_below_the_losses(capsys: pytest.CaptureFixture[str]) -> None:
+    print_losses(results(unigram_loss=5.3912))
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("unigram "))
+    assert line.split() == ["unigram", *["5.391"] * 4]
+
+
 def test_text_is_printed_as_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     flow("[b]")
     assert "[1,4] → [1,4,256] + [4,256] → [1,4,256]" in capsys.readouterr().out

@@ -31,6 +31,7 @@ def verb(
     FILES are texts, folders that compare wrote, and folders of models. The address answers this machine only, and only
     who knows it; it ends with Ctrl-C.
     """
+    from dataclasses import replace
     from importlib.util import find_spec
 
     from locant.errors import InputError
@@ -44,7 +45,7 @@ def verb(
         from locant.explore.answers import answer_alone
         from locant.explore.document import exported
 
-        write_whole(page, exported(answer_alone(screen, settings, session)))
+        write_whole(page, exported(answer_alone(screen, settings, replace(session, is_shared=True))))
         _print({"page": str(page)}, as_json)
         return
     if find_spec("uvicorn") is None or find_spec("starlette") is None:

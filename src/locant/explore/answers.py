@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from locant.errors import InputError
+from locant.errors import InputError, LocantError
 from locant.explore.screen import find_screen
 from locant.explore.session import Session
 from locant.explore.state import State
 
-__all__ = ["answer", "answer_alone", "as_json"]
+__all__ = ["answer", "answer_alone", "answer_link", "as_json", "sentence"]
 
 
 def answer(name: str, given: Mapping[str, str], session: Session) -> dict[str, Any]:
@@ -28,11 +28,47 @@ def answer(name: str, given: Mapping[str, str], session: Session) -> dict[str, A
     return {"screen": name, "state": state.settled, "controls": state.controls, "numbers": numbers}
 
 
+class Reading(dict[str, str]):
+    """Settings that remember which of them was read last."""
+
+    last = ""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """As of any dictionary."""
+        if name in self:
+            self.last = name
+        return super().get(name, default)
+
+
+def answer_link(name: str, given: Mapping[str, str], session: Session) -> dict[str, Any]:
+    """The same, for an address that was written elsewhere: settings that cannot be shown are left out, and said.
+
+    ``refused`` holds what was wrong with them, ``left_out`` their names: of an error, the setting read last.
+    """
+    taken, refused = Reading(given), list[str]()
+    while True:
+        try:
+            found = answer(name, taken, session)
+        except LocantError as error:
+            if taken.last not in taken:
+                raise
+            refused.append(sentence(error))
+            del taken[taken.last]
+        else:
+            left_out = [setting for setting in given if setting not in taken]
+            return {**found, "refused": [*dict.fromkeys(refused)], "left_out": left_out}
+
+
+def sentence(error: LocantError) -> str:
+    """What a page says of an error."""
+    return f"{error.cause}. Try: {error.remedy}" if error.remedy else error.cause
+
+
 def answer_alone(name: str, given: Mapping[str, str], session: Session) -> dict[str, Any]:
     """The same, for a screen that is shown without the others: it has to show every file and every configuration."""
     found = answer(name, given, session)
     offered = {choice for control in found["controls"].values() for choice in control.get("choices", ())}
-    unseen = [file for file in dict.fromkeys([*map(str, session.files), *session.configs]) if file not in offered]
+    unseen = [name for name in dict.fromkeys([*session.names, *session.configs]) if name not in offered]
     if unseen:
         remedy = "the screen text for texts and models, model for configurations, results for reports"
         raise InputError(f"the screen {name} shows nothing of {', '.join(unseen)}", remedy)

@@ -18,7 +18,7 @@ FIRST = "qwen2.5-7b"
 
 def chosen_model(state: State, session: Session) -> tuple[str, str, Mapping[str, Any]]:
     """By the name of a preset, as the command line named it, or by the key of a dropped file; and what it is called."""
-    known: dict[str, Any] = {**session.configs, **presets()}
+    known: dict[str, Any] = {**session.configs, **presets(), **session.configs}  # first, and before one of a preset
     dropped = session.dropped_files(state.text("model"))
     titles = {key: file.name for key, file in dropped.items()}
     first = next(iter(session.configs), FIRST)

@@ -8,7 +8,7 @@ import anywidget
 import traitlets
 
 from locant.errors import LocantError
-from locant.explore.answers import answer, answer_alone, as_json
+from locant.explore.answers import answer, answer_alone, as_json, sentence
 from locant.explore.document import bundle, stylesheet
 from locant.explore.screen import find_screen
 from locant.explore.session import Session
@@ -44,6 +44,6 @@ class Widget(anywidget.AnyWidget):
         try:
             self.answer = as_json(answer(self._screen, change["new"], self._session))
         except LocantError as error:
-            self.refused = f"{error.cause}. Try: {error.remedy}"
+            self.refused = sentence(error)
         else:
             self.refused = ""

@@ -10,6 +10,7 @@ import json
 import secrets
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -19,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from locant.errors import InputError, LocantError
-from locant.explore.answers import answer, as_json
+from locant.explore.answers import answer, answer_link, as_json
 from locant.explore.document import exported, modules, served, stylesheet
 from locant.explore.screens.results import start
 from locant.explore.session import MAX_DROPPED, Session
@@ -68,7 +69,8 @@ def application(session: Session, token: str) -> ASGIApp:
 
     async def numbers(request: Request) -> Response:
         settings = _settings(await _body(request, MAX_SETTINGS, "settings"))
-        return await _in_thread(lambda: _json(answer(request.path_params["screen"], settings, session)))
+        asked = answer_link if "link" in request.query_params else answer
+        return await _in_thread(lambda: _json(asked(request.path_params["screen"], settings, session)))
 
     async def drop(request: Request) -> Response:
         content = await _body(request, MAX_DROPPED, "a dropped file")
@@ -85,8 +87,9 @@ def application(session: Session, token: str) -> ASGIApp:
     async def save(request: Request) -> Response:
         settings = dict(request.query_params)
         screen = settings.pop("screen", "")
+        shared = replace(session, is_shared=True)
         named = {"Content-Disposition": 'attachment; filename="locant.html"'}
-        return await _in_thread(lambda: HTMLResponse(exported(answer(screen, settings, session)), headers=named))
+        return await _in_thread(lambda: HTMLResponse(exported(answer(screen, settings, shared)), headers=named))
 
     routes = [
         Route("/", page),

@@ -6,6 +6,8 @@ import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,13 +45,15 @@ class Session:
 
     Args:
         files: texts, folders of reports and folders of models, from the command line.
-        configs: configurations from the command line, by the name they were given.
+        configs: configurations from the command line, by name.
+        is_shared: the answer leaves this machine, and says nothing of its folders.
     """
 
     files: Sequence[Path] = ()
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
     dropped: dict[str, Dropped] = field(default_factory=dict)
     comparisons: dict[str, Comparison] = field(default_factory=dict)
+    is_shared: bool = False
     _starting: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
@@ -62,19 +66,36 @@ class Session:
                 got = f"got the folder {file}, which has neither a {CONFIG} nor a {RESULTS}"
                 raise InputError(got, "the folder of a model, or one that `locant compare` or `locant evaluate` wrote")
         session = cls([Path(file) for file in files])
-        session.configs = {source: read_source(source) for source in (*configs, *session.models)}
+        there = _named([Path(source) for source in configs if Path(source).exists()])
+        presets = {source: source for source in configs if not Path(source).exists()}
+        sources = {**there, **presets, **session.models}
+        session.configs = {name: read_source(source) for name, source in sources.items()}
         return session
 
+    @cached_property
+    def names(self) -> dict[str, Path]:
+        """The files by what an address and a page call them."""
+        return _named(self.files)
+
+    def written(self, name: str) -> str:
+        """How Python names the file."""
+        return name if self.is_shared else str(self.names[name])
+
     @property
-    def models(self) -> list[str]:
+    def texts(self) -> dict[str, Path]:
+        """All that is no folder."""
+        return {name: file for name, file in self.names.items() if file.is_file()}
+
+    @property
+    def models(self) -> dict[str, Path]:
         """Folders of models: those with a configuration."""
-        return [str(file) for file in self.files if (file / CONFIG).is_file()]
+        return {name: file for name, file in self.names.items() if (file / CONFIG).is_file()}
 
     @property
     def reports(self) -> dict[str, Path]:
-        """All other folders, and those of models that `locant tune` wrote, by the names they were given."""
-        folders = [file for file in self.files if file.is_dir()]
-        return {str(each): each for each in folders if str(each) not in self.models or (each / RECORD).is_file()}
+        """All other folders, and those of models that `locant tune` wrote."""
+        folders = {name: file for name, file in self.names.items() if file.is_dir()}
+        return {name: each for name, each in folders.items() if name not in self.models or (each / RECORD).is_file()}
 
     def drop(self, name: str, content: bytes) -> str:
         """Keep a file that was dropped on the page; returns the key by which an address names it."""
@@ -108,3 +129,15 @@ class Session:
         """End what still runs; what it has measured is written."""
         for comparison in self.comparisons.values():
             comparison.close()
+
+
+def _named(files: Sequence[Path]) -> dict[str, Path]:
+    """By as much of the ends of their paths as tells them apart."""
+    parts = {file.resolve().parts: file for file in files}
+
+    def name(own: tuple[str, ...]) -> str:
+        others = [each for each in parts if each != own]
+        size = next(size for size in count(1) if own[-size:] not in [each[-size:] for each in others])
+        return "/".join(own[-size:])
+
+    return {name(own): file for own, file in parts.items()}

@@ -49,16 +49,25 @@ class State:
         """The settings whose names begin with this, by the rest of their names."""
         return State(self._given, f"{self._prefix}{prefix}.", self.controls)
 
-    def whole(self, name: str, default: int, low: int, high: int = MAX_INT32, *, log: bool = False) -> int:
-        """An integer; `log`: the slider moves by factors."""
+    def whole(
+        self, name: str, default: int, low: int, high: int = MAX_INT32, *, log: bool = False, even: bool = False,
+        follows: bool = False,
+    ) -> int:  # fmt: skip
+        """An integer, an even one where that is asked for; `log`: the slider moves by factors.
+
+        `follows`: the limits depend on other settings, so a number that was within them may lie beyond when these
+        change, and is then the nearest limit.
+        """
         text = self._text(name, default)
         remedy = f"{name}={default}"
         try:
             value = int(text) if len(text) < 20 else text
         except ValueError:
             value = text
-        number = whole(name, value, low, high, remedy=remedy)
-        return self._settle(name, "whole", number, low=low, high=high, log=log)
+        if follows and isinstance(value, int):
+            value = min(max(value, low), high)
+        number = whole(name, value, low, high, even=even, remedy=remedy)
+        return self._settle(name, "whole", number, low=low, high=high, log=log, step=2 if even else 1)
 
     def real(self, name: str, default: float, low: Real, high: Real, *, log: bool = False) -> float:
         """A number; `log` as in `whole`."""

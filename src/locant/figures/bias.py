@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from locant.figures.canvas import ONE_SIGN, SIGNED, Theme, heat_map, spread
 from locant.figures.scores import bias_map, with_random_tables
@@ -100,9 +101,11 @@ def _scale_as_buckets(axes: Axes, encoding: T5Bias, length: int, theme: Theme) -
         axes.xaxis.set_minor_locator(ticker.NullLocator())
         axes.xaxis.set_major_formatter("{x:.0f}")
         axes.set_xlim(-0.5, length - 1)
-    if encoding.max_distance < length:
-        axes.axvline(encoding.max_distance, color=theme.muted, linewidth=1, linestyle=(0, (2, 3)))
-        words, place = "one bucket\nfor all farther ", (encoding.max_distance, 1.0)
+    buckets = encoding.buckets(torch.arange(encoding.max_distance + 1))
+    last = int(torch.searchsorted(buckets, buckets[-1]))
+    if last < length:
+        axes.axvline(last, color=theme.muted, linewidth=1, linestyle=(0, (2, 3)))
+        words, place = f"one bucket \nfrom {last} on ", (last, 1.0)
         ends = ("data", "axes fraction")
         axes.annotate(words, place, xycoords=ends, va="top", ha="right", fontsize=8.5, color=theme.muted)
 

@@ -159,7 +159,7 @@ def _write_numbers(axes: Axes, image: AxesImage, values: np.ndarray) -> None:
         value = float(values[row, column])
         red, green, blue, _ = image.to_rgba(np.array([[value]]))[0, 0]
         ink = "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
-        text = f"{round(value, 2) + 0.0:.2f}"
+        text = f"{value:.1g}" if value and not round(value, 2) else f"{value + 0.0:.2f}"
         axes.text(column, row, text, color=ink, ha="center", va="center", fontsize=min(8.0, cell / 4))
 
 

@@ -149,19 +149,18 @@ def encoding_to_draw(
     """
     kind = find(name) if isinstance(name, str) else name
     sizes = {**SIZES, **({} if length is None else {"max_seq_len": length})}
-    if kind.for_model.__func__ is PositionEncoding.for_model.__func__:
-        options = {**{size: sizes[size] for size in kind.sizes() if size in sizes}, **options}
     if isinstance(scaling, str):
         takes = inspect.signature(kind).parameters
         if "scaling" not in takes:
             raise RangeError(f"got a scaling for {name}, which has no frequencies to scale", "plot('rotary', ...)")
         base = options.get("base", takes["base"].default)
-        scaling = scaling_by_name(scaling, trained, options.get("rotary_dim", options["head_dim"]), base)
+        width = options.get("rotary_dim", options.get("head_dim", sizes["head_dim"]))
+        scaling = scaling_by_name(scaling, trained, width, base)
     if scaling is not None:
         options["scaling"] = scaling
     if length is None and GRID.keys() <= {*kind.sizes()}:
         options = {**GRID, **options}
-    shape = ModelShape(**{size: sizes[size] for size in ("d_model", "num_heads", "max_seq_len")})
+    shape = ModelShape(**sizes)
     with seeded(TABLES + seed):
         return kind.for_model(shape, **options)
 

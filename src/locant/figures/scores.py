@@ -93,7 +93,7 @@ def score_by_distance(
         distances: how far before the query the keys stand, ascending.
         alike: the cosine between the contents of query and key, from 0 to 1: the same content.
         head: whose bias is taken, of those that the encoding has.
-        draws: pairs of contents.
+        draws: pairs of contents; each is taken with its opposite, too.
     """
     q, k = _contents(encoding, draws, alike, seed)
     last = int(distances[-1])
@@ -121,17 +121,23 @@ def score_map(
         found = _products(encoding, q, k, positions, positions)
         return (found.mean(0) / math.sqrt(q.shape[-1]) + bias.mean(0)).numpy()
     q, k = (each.transpose(0, 1).reshape(len(index), -1) for each in (q, k))  # the sum over draws within one product
-    return (q @ k.T / (draws * math.sqrt(q.shape[-1] // draws)) + bias.mean(0)).numpy()
+    scores = 2 * draws
+    return (q @ k.T / (scores * math.sqrt(q.shape[-1] // scores)) + bias.mean(0)).numpy()
 
 
-def _contents(encoding: PositionEncoding, draws: int, alike: float, seed: int) -> Float[Tensor, "2 draws 1 width"]:
-    """Vectors of length sqrt(width) in random directions, with this cosine between those of a pair."""
+def _contents(encoding: PositionEncoding, draws: int, alike: float, seed: int) -> Float[Tensor, "2 scores 1 width"]:
+    """Vectors of length sqrt(width) in random directions, this cosine apart, and their opposites.
+
+    A product of a content and a position is 0 in the mean over all directions. With opposites it is so in the mean over
+    those that are drawn, too: no position of the query is above another by chance.
+    """
     width = getattr(encoding, "head_dim", getattr(encoding, "d_model", SIZES["head_dim"]))
     q, other = torch.randn(2, draws, 1, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     q = q / q.norm(dim=-1, keepdim=True)
     other = other - (other * q).sum(-1, keepdim=True) * q
     k = alike * q + math.sqrt(1 - alike**2) * other / other.norm(dim=-1, keepdim=True)
-    return (torch.stack([q, k]) * math.sqrt(width)).float()
+    contents = torch.stack([q, k]) * math.sqrt(width)
+    return torch.cat([contents, -contents], dim=1).float()
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import math
 import threading
 import time
@@ -22,7 +23,7 @@ from locant.lab.contestants import Contestant
 from locant.lab.decoder import Decoder
 from locant.lab.results import Record, Results, ResultsFolder
 from locant.lab.settings import VOCAB_SIZE, Settings
-from locant.lab.training import build, evaluate, fit, num_steps, shape, split_off
+from locant.lab.training import build, evaluate, fit, num_steps, shape, split_off, timed, unigram_loss
 from locant.text.corpus import Corpus, read_corpus
 
 __all__ = ["Progress", "Watcher", "compare", "compare_files"]
@@ -52,6 +53,7 @@ def compare(
     vocab_size: int,
     settings: Settings | None = None,
     *,
+    on_plan: Callable[[Results, float], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_record: Callable[[Results], None] | None = None,
 ) -> Results:
@@ -67,6 +69,8 @@ def compare(
     Args:
         ids: the text, as token ids.
         vocab_size: of its tokenizer.
+        on_plan: called before the first training, with the results that have no record yet, and about how many seconds
+            it all will take; for this, some steps of each encoding are timed, and the longest of the windows.
         on_progress: called after every step, in the thread of the training, one call at a time.
         on_record: called with all results so far after every measured model, in the thread of the caller.
 
@@ -106,11 +110,17 @@ def compare(
             for contestant in contestants if contestant.encoding == encoding
         }  # fmt: skip
 
-    text = {"tokens": len(ids), "train_tokens": len(training), "held_out_tokens": len(held_out)}
+    text = {
+        "tokens": len(ids), "train_tokens": len(training), "held_out_tokens": len(held_out),
+        "unigram_loss": unigram_loss(training, held_out, vocab_size),
+    }  # fmt: skip
     with _one_thread_each(len(encodings) * len(chosen.seeds)) as at_once, ThreadPoolExecutor(at_once) as pool:
         chosen = dataclasses.replace(chosen, num_steps=num_steps(training, vocab_size, chosen, at_once))
         total = chosen.steps_for(len(training)) * len(chosen.seeds) * len(encodings)
         results = Results(settings=chosen, text=text)
+        if on_plan is not None:
+            seconds = list(pool.map(lambda each: _seconds(each, training, held_out, vocab_size, chosen), encodings))
+            on_plan(results, _in_turn(seconds * len(chosen.seeds), at_once))
         try:
             models = {(seed, each): pool.submit(measured, each, seed) for seed in chosen.seeds for each in encodings}
             for seed in chosen.seeds:
@@ -123,6 +133,31 @@ def compare(
             interrupted.set()
             pool.shutdown(cancel_futures=True)
     return results
+
+
+def _seconds(encoding: str, training: np.ndarray, held_out: np.ndarray, vocab_size: int, settings: Settings) -> float:
+    """About how long one training and all that is measured with it will take: some steps and one window are timed."""
+    model, step = timed(encoding, training, vocab_size, settings)
+    contestants = [each for each in map(Contestant.of, settings.encodings) if each.encoding == encoding]
+    longest, window = settings.lengths[-1], 0.0
+    for _ in range(2):  # the first use of an operation takes longer
+        began = time.perf_counter()
+        for contestant in contestants:
+            _measured(Trained(model, 0.0, 0.0), contestant, 0, held_out[: longest + 1], settings)
+        window = time.perf_counter() - began
+    return step * settings.steps_for(len(training)) + window * (len(held_out) - 1) / longest
+
+
+def _in_turn(seconds: Sequence[float], at_once: int) -> float:
+    """When the last of these ends, where each begins as soon as there is room for it.
+
+    >>> _in_turn([3.0, 1.0, 1.0, 1.0], 2), _in_turn([1.0, 1.0, 1.0, 3.0], 2)
+    (3.0, 4.0)
+    """
+    ends = [0.0] * at_once
+    for each in seconds:
+        heapq.heapreplace(ends, ends[0] + each)
+    return max(ends)
 
 
 @contextmanager
@@ -141,6 +176,9 @@ class Watcher:
 
     def begin(self, corpus: Corpus, settings: Settings, folder: ResultsFolder) -> None:
         """Before the first training; what can be wrong with the input has been checked."""
+
+    def plan(self, results: Results, seconds: float) -> None:
+        """Before the first training, with the results so far, which have no record, and how long it will about take."""
 
     def advance(self, progress: Progress) -> None:
         """After every training step."""
@@ -174,7 +212,10 @@ def compare_files(
     complete = False
     try:
         watcher.begin(corpus, settings, place)
-        compare(corpus.ids, corpus.tokenizer.vocab_size, settings, on_progress=watcher.advance, on_record=keep)
+        compare(
+            corpus.ids, corpus.tokenizer.vocab_size, settings,
+            on_plan=watcher.plan, on_progress=watcher.advance, on_record=keep,
+        )  # fmt: skip
         complete = True
     finally:
         try:

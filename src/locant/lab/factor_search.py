@@ -99,7 +99,8 @@ def search_factors(
 def _identity(folder: str, corpus: Corpus, extension: Extension, count: int, device: torch.device) -> dict[str, Any]:
     """What a measurement depends on, beside the factors."""
     return {
-        "model_sha256": fingerprint(folder), "text_sha256": corpus.sha256, "to": extension.to, "windows": count,
+        "model_sha256": fingerprint(folder), "tokenizer_fingerprint": corpus.tokenizer.fingerprint,
+        "text_sha256": corpus.sha256, "to": extension.to, "windows": count,
         "config": json.loads(json.dumps(extension.config)), "device": device.type,
     }  # fmt: skip
 
@@ -145,7 +146,7 @@ def _measured_before(record: Path, identity: dict[str, Any]) -> list[dict[str, A
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         readable, earlier, measured = False, None, []
     if not readable or earlier != identity:
-        got = f"got {record}, which is no record of a search with this model, text, length and device"
+        got = f"got {record}, which is no record of a search with this model, its tokenizer, text, length and device"
         raise InputError(got, "-o another-name.json, or that file taken away")
     return measured
 

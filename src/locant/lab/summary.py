@@ -102,6 +102,8 @@ class Summary:
     train_length: int
     lengths: tuple[int, ...]
     rows: tuple[Row, ...]
+    unigram_loss: float | None
+    """Of `locant.lab.training.unigram_loss`; ``None`` where it was not counted."""
 
     @property
     def num_seeds(self) -> int:
@@ -126,8 +128,23 @@ class Summary:
         first = self.ranked(length)[0]
         return first if first.by_length.get(length) else None
 
+    def measured(self, length: int) -> list[Row]:
+        """Those with a finite loss at this length, the lowest first."""
+        return [row for row in self.ranked(length) if row.by_length.get(length)]
+
+    def leaders(self, length: int) -> list[Row]:
+        """The encoding with the lowest loss, and those that do not clearly differ from it: what may be called best.
+
+        None where that would be all of them, or where there is not enough text to tell.
+        """
+        measured = self.measured(length)
+        if not self.has_enough(length):
+            return []
+        leaders = [row for row in measured if row is measured[0] or not row.is_clear(length, measured[0], length)]
+        return leaders if len(leaders) < len(measured) else []
+
     def ranked(self, length: int) -> list[Row]:
-        """Best first; those without a finite loss last."""
+        """The lowest loss first; those without a finite one last."""
         return sorted(self.rows, key=lambda row: cell.mean if (cell := row.by_length.get(length)) else math.inf)
 
 
@@ -139,7 +156,12 @@ def summarise(results: Mapping[str, Any]) -> Summary:
     lengths = sorted({int(length) for record in records for length in record["loss_by_length"]})
     names = dict.fromkeys(record["encoding"] for record in records)
     rows = [_row(name, [record for record in records if record["encoding"] == name], lengths) for name in names]
-    return Summary(train_length=int(records[0]["train_length"]), lengths=tuple(lengths), rows=tuple(rows))
+    return Summary(
+        train_length=int(records[0]["train_length"]),
+        lengths=tuple(lengths),
+        rows=tuple(rows),
+        unigram_loss=results["settings"]["text"].get("unigram_loss"),
+    )
 
 
 def _row(name: str, records: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> Row:

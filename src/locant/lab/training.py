@@ -27,7 +27,7 @@ from locant.text import Tokenizer, Windows
 
 __all__ = [
     "CLIP_NORM", "HELD_OUT", "Losses", "build", "evaluate", "fit", "num_steps", "optimizer_of", "schedule",
-    "split_off", "train",
+    "split_off", "timed", "train", "unigram_loss",
 ]  # fmt: skip
 
 HELD_OUT = 0.1
@@ -133,6 +133,24 @@ def split_off(ids: Int[np.ndarray, " tokens"], longest: int) -> tuple[np.ndarray
     return ids[:cut], ids[cut:]
 
 
+def unigram_loss(training: Int[np.ndarray, " tokens"], held_out: Int[np.ndarray, " more"], vocab_size: int) -> float:
+    """What counting alone knows: nats per token of a held-out text, by how often each token is in the training text.
+
+    Nothing of what stands before a token is used, so a model that learned anything of the order is below. The targets
+    are those of `evaluate`, at any length.
+
+    Tokens that do not occur share what Witten & Bell (1991, method C) leave them: as much as if each of those that do
+    had once been new.
+
+    >>> round(unigram_loss(np.array([0, 0, 0, 1]), np.array([1, 0, 1]), 2), 4)  # shares of 4/6 and 2/6
+    0.752
+    """
+    counts = np.bincount(training, minlength=vocab_size)
+    new = np.count_nonzero(counts)
+    shares = (counts + new / vocab_size) / (len(training) + new)
+    return float(-np.log(shares[held_out[1:]]).mean())
+
+
 class Losses(NamedTuple):
     """Nats per token: over all targets, at each position of the window, and in each window."""
 
@@ -172,17 +190,22 @@ def num_steps(ids: Int[np.ndarray, " tokens"], vocab_size: int, settings: Settin
         return settings.steps_for(len(ids))
 
     def seconds_of_a_step(encoding: str) -> float:
-        model = build(Contestant(encoding), settings.seeds[0], vocab_size, settings)
-        fit(model, ids, dataclasses.replace(settings, num_steps=2), seed=0)
-        began = time.perf_counter()
-        fit(model, ids, dataclasses.replace(settings, num_steps=CALIBRATION_STEPS), seed=0)
-        return (time.perf_counter() - began) / CALIBRATION_STEPS
+        return timed(encoding, ids, vocab_size, settings)[1]
 
     encodings = {Contestant.of(name).encoding for name in settings.encodings}
     with ThreadPoolExecutor(at_once) as pool:
         seconds = statistics.fmean(pool.map(seconds_of_a_step, encodings))
     rounds = math.ceil(len(encodings) * len(settings.seeds) / at_once)
     return max(1, int(0.85 * settings.minutes * 60 / (seconds * rounds)))
+
+
+def timed(encoding: str, ids: Int[np.ndarray, " tokens"], vocab_size: int, settings: Settings) -> tuple[Decoder, float]:
+    """A model after a few training steps, and the seconds that each of them took."""
+    model = build(Contestant(encoding), settings.seeds[0], vocab_size, settings)
+    fit(model, ids, dataclasses.replace(settings, num_steps=2), seed=0)  # the first use of an operation takes longer
+    began = time.perf_counter()
+    fit(model, ids, dataclasses.replace(settings, num_steps=CALIBRATION_STEPS), seed=0)
+    return model, (time.perf_counter() - began) / CALIBRATION_STEPS
 
 
 def optimizer_of(parameters: Iterable[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:

@@ -56,6 +56,12 @@ def text() -> str:
     return page(results())
 
 
+@pytest.fixture
+def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the curves, which take most of the time."""
+    monkeypatch.setattr("locant.report.comparison.page.picture", lambda draw, caption: "")
+
+
 @pytest.fixture(scope="module")
 def the_page(text: str) -> Page:
     return Page(text)
@@ -89,6 +95,27 @@ def test_the_table_has_every_mean_spread_and_ratio_and_marks_the_best(the_page: 
     assert rows["alibi"][4].split() == ["3.520", "±", "0.014", "±0.000", "·", "×0.989", "·", "best"]
     marked = [(name, place) for name, cells in rows.items() for place, cell in enumerate(cells) if "best" in cell]
     assert marked == [("alibi", 2), ("alibi", 3), ("alibi", 4), ("sinusoidal", 1)]
+
+
+@pytest.mark.usefixtures("_undrawn")
+def test_nothing_is_marked_where_the_sentences_see_no_difference() -> None:
+    """Nine windows, and all within the spread: the lowest may be so by chance."""
+    few, close = {name: [0.0] * 9 for name in "ab"}, {"a": [(2.0, 2.0), (2.2, 2.2)], "b": [(2.15, 2.15), (2.1, 2.1)]}
+    for unclear in (results({"a": [(2.0, 2.0)], "b": [(3.0, 3.0)]}, (8, 16), windows=few), results(close, (8, 16))):
+        text = page(unclear)
+        assert 'class="best"' not in text
+        assert "best" not in "".join(Page(text).text).lower()
+    alike = page(results({**close, "c": [(4.0, 4.0)] * 2}, (8, 16)))
+    assert alike.count('class="best"') == 4, "a and b, of which neither is clearly better"
+    assert "Best, and bold, are the lowest of a column and what is not clearly different from it" in alike
+
+
+@pytest.mark.usefixtures("_undrawn")
+def test_the_table_shows_what_counting_alone_knows() -> None:
+    text = page(results(unigram_loss=5.3912))
+    assert ["unigram", "", *["5.391"] * 4] in [[cell.strip() for cell in row] for row in Page(text).cells]
+    assert "Unigram is the loss of a count" in text
+    assert "nigram" not in page(results())
 
 
 def test_every_setting_version_and_run_is_told(the_page: Page) -> None:

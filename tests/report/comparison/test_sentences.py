@@ -60,6 +60,17 @@ def test_nothing_is_concluded_from_too_few_windows() -> None:
     assert not any("Not enough" in sentence for sentence in sentences())
 
 
+def test_what_is_hardly_below_a_unigram_count_is_called_little() -> None:
+    losses: Losses = {"a": [(5.0, 5.0)], "b": [(3.0, 3.0)]}
+    said = one_with("Little was learned", sentences(losses, (8, 16), unigram_loss=5.39))
+    assert "at 8 tokens a (5.000) is not 10% below the 5.390 of a unigram count" in said
+    assert said.endswith("More steps may help.")
+    assert not any("Little was" in sentence for sentence in sentences(losses, (8, 16), unigram_loss=5.6))
+    assert not any("Little was" in sentence for sentence in sentences(losses, (8, 16)))
+    overfitted = sentences(losses, (8, 16), unigram_loss=5.39, train_loss=1.0)
+    assert "More steps" not in " ".join(overfitted), "fewer are advised"
+
+
 def test_overfitting_is_told_from_training_loss_and_held_out_loss() -> None:
     said = sentences({"a": [(4.0, 4.0)]}, (8, 16), train_loss=2.0)
     assert "a (2.00 in training, 4.00 held out)" in one_with("Overfitted", said)

@@ -117,8 +117,8 @@ function slider(name, { label, unit = "" }, change) {
   range.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1 }[event.key];
     if (!step || control.kind !== "whole" || control.log) return;
-    event.preventDefault(); // of an integer, one step is one
-    change(Math.min(control.high, Math.max(control.low, control.value + step)), true);
+    event.preventDefault(); // of an integer, one step is the next that may be
+    change(Math.min(control.high, Math.max(control.low, control.value + step * control.step)), true);
   });
   exact.addEventListener("change", () => change(exact.value.replaceAll(/[\s,]/g, ""), true));
   const show = (next) => {
@@ -136,11 +136,11 @@ function shareOf(value, { low, high, log }) {
   return (at - from) / (to - from);
 }
 
-function valueAt(share, { kind, low, high, log }) {
+function valueAt(share, { kind, low, high, log, step }) {
   let value = low + share * (high - low);
   if (log && low > 0) value = low * (high / low) ** share;
   else if (log) value = Math.expm1(share * Math.log1p(high));
-  if (kind === "whole") value = Math.round(value);
+  if (kind === "whole") value = low + step * Math.round((value - low) / step);
   const digits = kind === "whole" && (share === 0 || share === 1 || value < 1000 || !log) ? 15 : 3;
   return Math.min(high, Math.max(low, Number(value.toPrecision(digits))));
 }

@@ -12,14 +12,15 @@ export class Numbers {
     this.answers = new Map(); // of the last addresses: going back is at once
   }
 
-  async ask(screen, settings) {
+  // `link`: the settings were not made on this page, so what is wrong with them is left out.
+  async ask(screen, settings, link) {
     if (this.exported) {
       if (screen !== this.exported.screen) throw new Saved("This saved page holds one screen only.");
       return this.exported;
     }
-    const key = JSON.stringify([screen, settings]);
+    const key = JSON.stringify([screen, settings, link]);
     if (!this.answers.has(key)) {
-      const answer = await post(`numbers/${screen}`, JSON.stringify(settings));
+      const answer = await post(`numbers/${screen}${link ? "?link" : ""}`, JSON.stringify(settings));
       this.answers.set(key, decoded(answer));
       if (this.answers.size > KEPT) this.answers.delete(this.answers.keys().next().value);
     }

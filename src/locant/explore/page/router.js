@@ -33,6 +33,13 @@ export class Router {
     this.read();
   }
 
+  // Instead of settings that were refused: they would be refused with every later change, too.
+  take(settings) {
+    this.settings = settings;
+    this.address = addressOf(this.screen, settings);
+    history.replaceState(null, "", this.address);
+  }
+
   // What goes along to another screen.
   kept() {
     return this.settings.theme ? { theme: this.settings.theme } : {};

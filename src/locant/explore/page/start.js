@@ -64,7 +64,14 @@ async function show() {
   theme(router.settings.theme);
   if (!screen) {
     asking = null;
-    return say(`There is no screen “${router.screen}”. Choose one above.`);
+    const words = `There is no screen “${router.screen}”. Choose one above.`;
+    if (open) stay();
+    else {
+      router.screen = data.screens[0].name;
+      router.take(router.kept());
+      await show();
+    }
+    return say(words);
   }
   if (asking?.screen === screen) {
     asking.changed = true;
@@ -75,12 +82,19 @@ async function show() {
   try {
     while (own.changed) {
       own.changed = false;
-      const answer = await said(() => numbers.ask(screen.name, router.settings));
+      const asked = router.settings;
+      const isNew = open?.name !== screen.name;
+      const answer = await said(() => numbers.ask(screen.name, asked, isNew));
       if (own !== asking) return; // another screen was asked for meanwhile
-      if (!answer) continue;
-      if (open?.name !== screen.name) await change(screen);
+      if (!answer) {
+        if (!own.changed && open) stay();
+        continue;
+      }
+      if (isNew) await change(screen);
       if (own !== asking) return;
       open.view.show(answer);
+      open.settings = asked;
+      if (answer.left_out?.length) leaveOut(answer, own.changed);
       place.dataset.shown = JSON.stringify(answer.state);
     }
   } finally {
@@ -89,6 +103,20 @@ async function show() {
       place.removeAttribute("aria-busy");
     }
   }
+}
+
+// After what was refused: the address, and with it the next change, is of what is shown.
+function stay() {
+  if (data.exported) return;
+  router.screen = open.name;
+  router.take(open.settings);
+}
+
+// What a link asks for and cannot be had.
+function leaveOut({ refused, left_out: names }, changed) {
+  open.settings = Object.fromEntries(Object.entries(open.settings).filter(([name]) => !names.includes(name)));
+  if (!changed) stay();
+  say(refused.join(" "));
 }
 
 async function change(screen) {
@@ -102,7 +130,7 @@ async function change(screen) {
     else link.removeAttribute("aria-current");
   }
   links.get(screen.name).scrollIntoView?.({ block: "nearest", inline: "nearest" });
-  open = { name: screen.name, view: build(place, page) };
+  open = { name: screen.name, view: build(place, page), settings: {} };
   keyboard.keys = open.view.keys ?? {};
 }
 

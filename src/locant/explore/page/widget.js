@@ -14,13 +14,15 @@ export async function render({ model, el }) {
   root.append(html("style", {}, model.get("style")), main);
   el.dataset.theme = model.get("settings").theme ?? (isDark() ? "dark" : "light");
   let settled = true;
+  let shown = model.get("settings");
+  const taken = () => (model.get("refused") ? shown : model.get("settings")); // what was refused once would be again
   const page = {
     exported: null,
-    settings: () => model.get("settings"),
+    settings: taken,
     settled: () => settled,
     announce: (text) => (announced.textContent = text),
     change(values, options = {}) {
-      const settings = { ...model.get("settings") };
+      const settings = { ...taken() };
       for (const [name, value] of Object.entries(values)) {
         if (value === null) delete settings[name];
         else settings[name] = String(value);
@@ -38,6 +40,7 @@ export async function render({ model, el }) {
   const show = () => {
     const answer = decoded(JSON.parse(model.get("answer")));
     view.show(answer);
+    shown = model.get("settings");
     place.dataset.shown = JSON.stringify(answer.state);
   };
   const refuse = () => {

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from locant.errors import LocantError
 from locant.explore.screen import Screen
 from locant.explore.session import Session
 from locant.explore.state import State
@@ -30,7 +31,7 @@ NONE = "none"
 MAX_LENGTH = 2**17
 POINTS, SIDE = 256, 128
 """At how many distances a curve is computed, and at how many positions a map, where there are more."""
-DRAWS, COSTLY_DRAWS = 32, 8
+DRAWS, COSTLY_DRAWS = 32, 4
 """Pairs of contents: where a bias looks at the contents, or heads are rotated differently, every one costs a matrix."""
 
 VISIBLE = 16.0
@@ -73,11 +74,12 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     at = state.whole("at", 0, 0, MAX_LENGTH)
     chosen = [choice for slot in SLOTS if (choice := _chosen(state, slot, head)) is not None]
     distances, positions = _spread(length, POINTS), _spread(length, SIDE)
-    shown = [_shown(choice, length, distances, positions, alike, head) for choice in chosen]
+    shown = [_shown_or_why_not(choice, length, distances, positions, alike, head) for choice in chosen]
     curves = [each["mean"] for each in shown if "mean" in each]
     high = max((float(curve.max()) for curve in curves), default=1.0)
     low = max(min((float(curve.min()) for curve in curves), default=0.0), high - VISIBLE)
     return {
+        "length": length,
         "distances": distances,
         "positions": positions,
         "at": min(at, length - 1),
@@ -124,6 +126,17 @@ def _built(name: str, options: tuple[tuple[str, Any], ...], length: int | None) 
     return with_random_tables(encoding_to_draw(name, length=length, **dict(options)))
 
 
+def _shown_or_why_not(
+    choice: Choice, length: int, distances: np.ndarray, positions: np.ndarray, alike: float, head: int
+) -> Mapping[str, Any]:
+    """What one encoding refuses, the others may draw."""
+    facts = {"slot": int(choice.slot), "name": choice.name, "label": choice.label, "doors": list(choice.kind.doors())}
+    try:
+        return {**facts, **_shown(choice, length, distances, positions, alike, head)}
+    except LocantError as error:
+        return {**facts, "note": error.cause}
+
+
 def _shown(
     choice: Choice, length: int, distances: np.ndarray, positions: np.ndarray, alike: float, head: int
 ) -> Mapping[str, Any]:
@@ -131,16 +144,15 @@ def _shown(
     encoding = _built(choice.name, choice.options, length if has_rows else None)
     if isinstance(encoding, Rotary) and encoding.scaling.length_that_matters is not None:
         encoding = encoding.for_length(length)
-    facts = {"slot": int(choice.slot), "name": choice.name, "label": choice.label, "doors": list(encoding.doors())}
     if isinstance(encoding, Cope) and length > SIDE:
-        return {**facts, "note": f"counts every token between query and key: drawn up to {SIDE} tokens"}
+        return {"note": f"counts every token between query and key: drawn up to {SIDE} tokens"}
     if isinstance(encoding, Convolutional):
-        return {**facts, "note": "made from all tokens around, so it has no score for two of them"}
+        return {"note": "made from all tokens around, so it has no score for two of them"}
     curve = score_by_distance(encoding, distances, alike=alike, head=head, draws=choice.draws)
     matrix = score_map(encoding, positions, alike=alike, head=head, draws=choice.draws)
     if not getattr(encoding, "bidirectional", False):
         matrix[np.triu_indices(len(matrix), 1)] = np.nan
-    return {**facts, **curve._asdict(), "map": matrix}
+    return {**curve._asdict(), "map": matrix}
 
 
 def _spread(length: int, most: int) -> np.ndarray:

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from locant.checkpoints.rotary_settings import pair_settings
-from locant.errors import RangeError
 from locant.explore.screen import Screen
 from locant.explore.session import Session
 from locant.explore.state import State
@@ -42,7 +41,7 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     grid = frames * rows * columns
     parts = [before, (frames, rows, columns, step), after]
     positions, behind = (Positions.multimodal([*parts[:2], text], goes_on=goes_on) for text in (after, 1))
-    at = state.whole("at", before + rows * columns // 2 + columns // 2, 0, positions.seq_len - 1)
+    at = state.whole("at", before + rows * columns // 2 + columns // 2, 0, positions.seq_len - 1, follows=True)
     return {
         "axes": list(AXES),
         "index": positions.index[0].numpy(),
@@ -65,11 +64,8 @@ def _by_head(state: State, pairs: int) -> tuple[list[int], dict[str, Any]]:
 
 def _by_pair(state: State, pairs: int, scheme: str) -> tuple[list[int], dict[str, Any]]:
     """All heads alike: so many pairs for each axis."""
-    first = state.whole("frame_pairs", min(16, pairs - 2), 1, pairs - 2)
-    second = state.whole("row_pairs", min(24, pairs - first - 1), 1, pairs - 2)
-    if first + second >= pairs:
-        got = f"got {first} pairs for frames and {second} for rows of {pairs} in all, expected one for columns"
-        raise RangeError(got, f"row_pairs={pairs - first - 1}")
+    first = state.whole("frame_pairs", min(16, pairs - 2), 1, pairs - 2, follows=True)
+    second = state.whole("row_pairs", min(24, pairs - first - 1), 1, pairs - first - 1, follows=True)
     sections = (first, second, pairs - first - second)
     axes = _axes(scheme, sections)
     return axes, _table(scheme, sections, axes)

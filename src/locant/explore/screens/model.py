@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 from locant.checkpoints.explanation import Explanation, explain
@@ -38,14 +39,14 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     return {
         "model": told,
         "model_type": explanation.model_type,
-        "pair": state.whole("pair", pairs // 2, 0, max(pairs - 1, 0)),
+        "pair": state.whole("pair", pairs // 2, 0, max(pairs - 1, 0), follows=True),
         "facts": _rows(summary_rows(explanation, told)),
         "kinds": [*map(_kind, explanation.layers), *map(_swapped_kind, swapped_layers(explanation))],
         "layers": _layers(config, explanation),
         "wavelengths": [_wavelengths(layers) for layers in explanation.layers if layers.rotary is not None],
-        "extension": None if extension is None else _extension(extension),
+        "extension": None if extension is None else _extension(extension, session),
         "refused": refused,
-        "python": _code(name if name in presets() else "config.json", to, method),
+        "python": _code("config.json" if name in session.configs or name not in presets() else name, to, method),
     }
 
 
@@ -107,8 +108,9 @@ def _wavelengths(layers: Any) -> Mapping[str, Any]:
     }
 
 
-def _extension(extension: Extension) -> Mapping[str, Any]:
+def _extension(extension: Extension, session: Session) -> Mapping[str, Any]:
     before, after = extension.wavelengths
+    config = _without_folders(extension.config) if session.is_shared else extension.config
     return {
         "method": extension.method,
         "trained": extension.trained,
@@ -119,8 +121,20 @@ def _extension(extension: Extension) -> Mapping[str, Any]:
         "stretches": extension.stretches,
         "notes": list(extension.notes),
         "changed": [[key, json.dumps(old), json.dumps(new)] for key, (old, new) in extension.changed.items()],
-        "config": json.dumps(extension.config, indent=2, ensure_ascii=False) + "\n",
+        "config": json.dumps(config, indent=2, ensure_ascii=False) + "\n",
     }
+
+
+def _without_folders(value: Any) -> Any:
+    """A configuration without the paths of a machine: `transformers` writes down where it found a model."""
+    if isinstance(value, Mapping):
+        return {key: _without_folders(each) for key, each in value.items() if not _is_absolute(each)}
+    return value
+
+
+def _is_absolute(value: Any) -> bool:
+    """Of this system or another one."""
+    return isinstance(value, str) and any(kind(value).is_absolute() for kind in (PurePosixPath, PureWindowsPath))
 
 
 def _code(source: str, to: int, method: str) -> str:

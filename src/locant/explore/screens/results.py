@@ -43,6 +43,7 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     runs = {key: run.folder for key, run in session.comparisons.items()}
     known = {**folders, **runs, **{key: Path(file.name) for key, file in dropped.items()}}
     titles = {key: str(known[key]) for key in (*runs, *dropped)}
+    written = {**titles, **{key: session.written(key) for key in folders}}
     # What was dropped may be a file of another screen, so it is opened only where an address names it.
     first = next(iter({**folders, **runs}), NOTHING)
     name = state.one_of("report", first, [*known, *([NOTHING] if first == NOTHING else [])], titles)
@@ -53,21 +54,23 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
         results = _read(dropped[name].content, dropped[name].name)
     elif name != NOTHING:
         results = _in_folder(known[name], required=run is None)
+    if session.is_shared:
+        results = _without_folders(results)
     return {
-        "folder": str(known.get(name, "")),
+        "folder": "" if name == NOTHING else titles.get(name, name),
         "state": None if run is None else run.state,
         "done": 0 if run is None else run.done,
         "total": 0 if run is None else run.total,
         "training": {} if run is None else {label: _thinned(losses) for label, losses in run.losses.items()},
-        "python": _code(known.get(name)),
-        **_shown(results, titles.get(name, name)),
+        "python": _code(written.get(name, "report")),
+        **_shown(results, written.get(name, name)),
     }
 
 
 def options(state: State, session: Session) -> dict[str, Any]:
     """What a new comparison would be of; all of it are settings of this screen."""
     names = tuple(filter(None, map(str.strip, state.text("encodings", "nope, rotary, alibi", 400).split(","))))
-    texts = [SAMPLE, *(str(file) for file in session.files if file.is_file())]
+    texts = [SAMPLE, *session.texts]
     return {
         "text": state.one_of("text", texts[-1], texts),
         "encodings": names,
@@ -84,7 +87,18 @@ def start(state: State, session: Session) -> str:
     Settings(**chosen)  # what is wrong is said now, and not by a process
     numbered = (Path(f"explore-report-{number}") for number in itertools.count(1))
     folder = next(folder for folder in numbered if not folder.exists())
-    return session.compare(lambda: Comparison([] if text == SAMPLE else [text], chosen, folder))
+    files = [str(session.texts[text])] if text in session.texts else []
+    return session.compare(lambda: Comparison(files, chosen, folder))
+
+
+def _without_folders(value: Any) -> Any:
+    """A report whose texts are called by their names alone."""
+    if not isinstance(value, dict):
+        return value
+    named = {key: _without_folders(each) for key, each in value.items()}
+    if files := isinstance(value.get("files"), list) and [Path(str(file)).name for file in value["files"]]:
+        named |= {"source": ", ".join(files), "files": files}
+    return named
 
 
 def _in_folder(folder: Path, *, required: bool) -> dict[str, Any] | None:
@@ -213,10 +227,10 @@ def _thinned(losses: list[float]) -> dict[str, np.ndarray]:
     return {"steps": steps + 1, "losses": np.array(losses)[steps]}
 
 
-def _code(folder: Path | None) -> str:
+def _code(folder: str) -> str:
     return (
         "import json\nfrom pathlib import Path\n\nfrom locant.lab.summary import summarise\n\n"
-        f"results = json.loads((Path({str(folder or 'report')!r}) / 'results.json').read_text())\n"
+        f"results = json.loads((Path({folder!r}) / 'results.json').read_text())\n"
         "for row in summarise(results).rows:\n"
         "    print(row.encoding, {length: cell.mean for length, cell in row.by_length.items() if cell})\n"
     )

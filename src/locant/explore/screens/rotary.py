@@ -11,7 +11,6 @@ import torch
 
 from locant.arguments import MAX_INT32
 from locant.checkpoints.rotary_settings import bands_of, pair_settings, rounding_errors
-from locant.errors import RangeError
 from locant.explore.screen import Screen
 from locant.explore.session import Session
 from locant.explore.state import State
@@ -35,15 +34,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
     """For one rotary encoding: its pairs at a position, beside those of every scaling, and what is lost."""
-    dim = state.whole("head_dim", 64, 4, 256)
-    if dim % 2:
-        raise RangeError(f"got {dim} for head_dim, expected an even number", f"head_dim={dim + 1}")
+    dim = state.whole("head_dim", 64, 4, 256, even=True)
     base = state.real("base", 10_000.0, 2, 1e9, log=True)
     trained = state.whole("trained", 4096, 16, MAX_LENGTH, log=True)
     method = state.one_of("scaling", "yarn", [NONE, *SCALINGS])
     factor = state.real("factor", 8.0, 1, 128, log=True)
     position = state.whole("position", 1000, 0, MAX_INT32, log=True)
-    pair = state.whole("pair", min(dim // 2 - 1, 12), 0, dim // 2 - 1)
+    pair = state.whole("pair", min(dim // 2 - 1, 12), 0, dim // 2 - 1, follows=True)
     length = min(round(trained * factor), MAX_INT32)
     plain, rotary = _rotary(dim, base, NONE, factor, trained), _rotary(dim, base, method, factor, trained)
     if rotary.seq_len is not None and position >= length:

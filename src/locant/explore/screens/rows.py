@@ -13,13 +13,13 @@ from locant.arguments import MAX_INT32, shown, whole
 from locant.attention.choice import choose_backend
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask
-from locant.errors import RangeError
+from locant.errors import LocantError, RangeError
 from locant.explore.screen import Screen
 from locant.explore.session import Session
 from locant.explore.state import State
 from locant.figures import SIZES
 from locant.figures.plot import encoding_to_draw
-from locant.positions import PositionEncoding, Positions
+from locant.positions import PositionEncoding, Positions, generalizing
 from locant.positions.registry import encodings
 
 __all__ = ["SCREEN"]
@@ -78,7 +78,8 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     ranks = _ranks(row.queries, asked.world, asked.zigzag)
     options = ["k_positions"] * (row.keys is not None) + ["causal=False"] * (not causal)
     options += [] if window is None else [f"window={window}"]
-    python = f"from locant import Positions\n\n{row.python}"
+    used = "from locant.positions import generalizing\n" if "generalizing." in row.python else ""
+    python = f"from locant import Positions\n{used}\n{row.python}"
     if asked.world > 1:
         python += f"mine = positions.shard(rank, {asked.world}, zigzag={asked.zigzag})  # of each rank\n"
     return {
@@ -107,7 +108,7 @@ def _of_documents(state: State, indices: str) -> Asked:
     zigzag = world > 1 and state.one_of("split", "zigzag", ["zigzag", "contiguous"]) == "zigzag"
     parts = world * (1 + zigzag) if world > 1 else 1
     lengths, padding = [_multiple(each, parts) for each in lengths], _multiple(padding, parts)
-    below = 0 if counted else state.whole("below", 2048, max(lengths), MAX_INT32, log=True)
+    below = 0 if counted else state.whole("below", 2048, max(lengths), MAX_INT32, log=True, follows=True)
     seed = 0 if counted else state.whole("seed", 0, 0, 99)
 
     def row(times: int) -> Row:
@@ -115,9 +116,9 @@ def _of_documents(state: State, indices: str) -> Asked:
         if counted:
             return _row(longer, padding * times, side, cached * times)
         length = sum(longer) + padding * times
-        python = f"positions = Positions.randomized([{longer}], {below}, seed={seed}, length={length})\n"
+        python = f"positions = generalizing.randomized([{longer}], {below}, seed={seed}, length={length})\n"
         largest = max(below, *longer)  # a row for the backend, which may be too long for this limit
-        return Row(Positions.randomized([longer], largest, seed=seed, length=length), None, python)
+        return Row(generalizing.randomized([longer], largest, seed=seed, length=length), None, python)
 
     return Asked(row, cached, world, zigzag, parts)
 
@@ -129,15 +130,16 @@ def _of_a_sum(state: State, indices: str) -> Asked:
     if indices == "coupled" and not re.fullmatch(r"[0-9]+([^0-9][0-9]+)+", text):
         raise RangeError(f"got {shown(text)} for sum, expected numbers with one sign between two", f"sum={SUM}")
     if indices == "coupled":
-        coupled = Row(Positions.coupled(numbers), None, f"positions = Positions.coupled({numbers})\n")
-        return Asked(lambda _: coupled, characters=text)
+        python = f"positions = generalizing.coupled({numbers})\n"
+        sum_row = Row(generalizing.coupled(numbers), None, python)
+        return Asked(lambda _: sum_row, characters=text)
     if not numbers:
         raise RangeError(f"got {shown(text)} for sum, expected a text with numbers", f"sum={SUM}")
     ids, digits = [*map(ord, text)], [*map(ord, "0123456789")]
     python = f"ids, digits = [*map(ord, {text!r})], [*map(ord, '0123456789')]\n"
-    python += "positions = Positions.abacus(ids, digits)\n"
-    abacus = Row(Positions.abacus(ids, digits), None, python)
-    return Asked(lambda _: abacus, characters=text)
+    python += "positions = generalizing.abacus(ids, digits)\n"
+    digit_row = Row(generalizing.abacus(ids, digits), None, python)
+    return Asked(lambda _: digit_row, characters=text)
 
 
 def _lengths(text: str) -> list[int]:
@@ -200,15 +202,19 @@ def _ranks(positions: Positions, world: int, zigzag: bool) -> np.ndarray:
 
 def _backend(row: Row, name: str, causal: bool, window: int | None) -> dict[str, Any]:
     """What `attend` would choose on a CPU, and why; its tensors take no memory."""
-    encoding = PositionEncoding() if name == NONE else encoding_to_draw(name, length=row.queries.seq_len)
     mask = AttentionMask(row.queries, row.keys, causal, window)
     number = torch.zeros(())
     q, k = (number.expand(1, SIZES["num_heads"], side.seq_len, SIZES["head_dim"]) for side in (mask.queries, mask.keys))
-    with torch.no_grad():
-        choice = choose_backend("auto", AttentionInputs(q, k, k, mask, encoding))
+    try:
+        encoding = PositionEncoding() if name == NONE else encoding_to_draw(name, length=row.queries.seq_len)
+        with torch.no_grad():
+            choice = choose_backend("auto", AttentionInputs(q, k, k, mask, encoding))
+        chosen, reason = choice.name, choice.reason
+    except LocantError as error:  # the row is shown all the same
+        chosen, reason = NONE, error.cause
     return {
-        "name": choice.name,
-        "reason": choice.reason,
+        "name": chosen,
+        "reason": reason,
         "queries": mask.queries.seq_len,
         "keys": mask.keys.seq_len,
         "heads": SIZES["num_heads"],

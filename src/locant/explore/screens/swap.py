@@ -41,7 +41,7 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     """The sentence of each layer, the frequencies before and after, and the code; or why it is refused."""
     name, told, config = chosen_model(state, session)
     way = _way(state)
-    folder = name if name in session.models else "MODEL"
+    folder = session.written(name) if name in session.models else "MODEL"
     answer: dict[str, Any] = {"model": told, "way": _text(way), "pair": 0, "layers": [], "groups": [], "pairs": None,
                               "refused": None, "ways": [], "python": ""}  # fmt: skip
     try:
@@ -92,7 +92,7 @@ def _plan(state: State, way: Way, types: Sequence[str | None]) -> tuple[int | No
         return None, None
     kinds = [kind for kind in dict.fromkeys(types) if kind is not None]
     plan = state.one_of("layers", ALL, [ALL, EVERY, *(kinds if len(kinds) > 1 else [])])
-    every = state.whole("every", min(4, len(types)), 1, len(types)) if plan == EVERY else None
+    every = state.whole("every", min(4, len(types)), 1, len(types), follows=True) if plan == EVERY else None
     return every, plan if plan in kinds else None
 
 
@@ -126,7 +126,7 @@ def _pairs(
     before = _at_length(own.get(of_type) or next(iter(own.values())), trained)
     after = _at_length(encoding, to)
     return {
-        "pair": state.whole("pair", len(before.pairs) // 2, 0, len(before.pairs) - 1),
+        "pair": state.whole("pair", len(before.pairs) // 2, 0, len(before.pairs) - 1, follows=True),
         "pairs": {
             "before": before.inv_freq.tolist(),
             "after": after.inv_freq.tolist(),

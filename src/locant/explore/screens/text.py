@@ -31,33 +31,39 @@ MOST_CHARACTERS = 200_000
 MOST_TOKENS = 160
 WIDTH = 64
 """Of untrained embeddings; of a model's, so many dimensions are drawn."""
-NO_MODEL = "untrained"
+NO_MODEL, NONE = "untrained", "none"
 NEIGHBOURS = 8
+SIZES = {"d_model": WIDTH, "max_seq_len": MOST_TOKENS, "height": 1, "width": MOST_TOKENS}
+"""Of an encoding; to one of grids, the text is its only row."""
 
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
     """The tokens from a place on, the windows over them, and their vectors with and without position."""
     typed = state.text("typed", "", longest=4000)
-    name, text = _chosen(state, session)
+    name, opened, text = _chosen(state, session)
     text = typed or text
-    model = state.one_of("model", session.models[0], [*session.models, NO_MODEL]) if session.models else NO_MODEL
-    kind = state.one_of("tokenizer", TRAINED, [TRAINED, BYTES]) if model == NO_MODEL else model
+    models = session.models
+    model = state.one_of("model", next(iter(models)), [*models, NO_MODEL]) if models else NO_MODEL
+    folder = "" if model == NO_MODEL else str(models[model])
+    kind = folder or state.one_of("tokenizer", TRAINED, [TRAINED, BYTES])
     vocab_size = state.whole("vocabulary", 512, 257, 8192, log=True) if kind == TRAINED else 257
     tokenizer = _tokenizer(kind, vocab_size, text)
     ids = _encoded(kind, vocab_size, text)
-    start = state.whole("start", 0, 0, max(len(ids) - 1, 0), log=True)
+    start = state.whole("start", 0, 0, max(len(ids) - 1, 0), log=True, follows=True)
     count = state.whole("count", 48, 4, MOST_TOKENS)
     length = state.whole("length", 8, 2, 64)
     stride = state.whole("stride", 4, 1, 64)
     part = ids[start : start + count]
     at = min(state.whole("at", 0, 0, MOST_TOKENS), len(part) - 1)
     if model == NO_MODEL:
-        embedders = ["none", *(each for each, kind in encodings().items() if "embed" in kind.doors())]
+        embedders = [NONE, *(each for each, kind in encodings().items() if "embed" in kind.doors() and _fits(kind))]
         added = state.one_of("encoding", "sinusoidal", embedders)
-        scale = state.one_of("scale", "sqrt_d_model", ["none", "sqrt_d_model"])
+        scale = state.one_of("scale", "sqrt_d_model", [NONE, "sqrt_d_model"])
         embedding, built = _embedding(tokenizer.vocab_size, added, scale), _code_of_untrained(added, scale)
+        spelled = kind
     else:
-        embedding, built = _pretrained(model), _code_of_pretrained(model, at)
+        spelled = session.written(model)
+        embedding, built = _pretrained(folder), _code_of_pretrained(spelled, at)
     with torch.no_grad():
         tokens = torch.from_numpy(part).long()[None]
         alone = embedding.token(tokens)
@@ -79,23 +85,29 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
         "alone": alone[:, :WIDTH],
         "places": _alike(places),
         "nearest": _alike(vectors),
-        "neighbours": [] if model == NO_MODEL else _neighbours(model, int(part[at])),
-        "python": _code(typed, name, kind, vocab_size, start, count, length, stride) + built,
+        "neighbours": _neighbours(folder, int(part[at])) if folder else [],
+        "python": _code(
+            typed, opened, session.written(model) if folder else kind, vocab_size, start, count, length, stride
+        )
+        + built,
     }
 
 
-def _chosen(state: State, session: Session) -> tuple[str, str]:
-    """A file of the command line, one that was dropped, or the sample text."""
-    files = {str(file): file for file in session.files if file.is_file()}
+def _chosen(state: State, session: Session) -> tuple[str, str, str]:
+    """A file of the command line, one that was dropped, or the sample text: its name, what Python opens, and the text.
+
+    Of a dropped file only the name is known.
+    """
+    files = session.texts
     asked = state.text("file")
     dropped = session.dropped_files(asked)
     titles = {key: file.name for key, file in dropped.items()}
     first = next(iter(files), SAMPLE)
     name = state.one_of("file", first, [*files, SAMPLE, *titles], titles)
     if name == SAMPLE:
-        return name, sample_text()[:MOST_CHARACTERS]
+        return name, SAMPLE, sample_text()[:MOST_CHARACTERS]
     if name in files:
-        return name, read_texts(files[name])[0][:MOST_CHARACTERS]
+        return name, session.written(name), read_texts(files[name])[0][:MOST_CHARACTERS]
     try:
         text = dropped[name].content.decode()
     except UnicodeDecodeError as error:
@@ -103,7 +115,7 @@ def _chosen(state: State, session: Session) -> tuple[str, str]:
         raise InputError(cause, "a text file") from None
     if not text:
         raise InputError(f"got {titles[name]!r}, which is empty", "a file with text in it")
-    return titles[name], text[:MOST_CHARACTERS]
+    return titles[name], titles[name], text[:MOST_CHARACTERS]
 
 
 @lru_cache(maxsize=8)
@@ -121,11 +133,19 @@ def _encoded(kind: str, vocab_size: int, text: str) -> np.ndarray:
 @lru_cache(maxsize=8)
 def _embedding(vocab_size: int, added: str, scale: str) -> InputEmbedding:
     """Untrained, from the same random numbers each time."""
-    sizes = {"d_model": WIDTH} | ({"max_seq_len": MOST_TOKENS} if added == "learned" else {})
     with seeded(0):
-        encoding = PositionEncoding() if added == "none" else find(added)(**sizes)
-        options: dict[str, Any] = {} if scale == "none" else {"scale": scale}
+        encoding = PositionEncoding() if added == NONE else find(added)(**_sizes(added))
+        options: dict[str, Any] = {} if scale == NONE else {"scale": scale}
         return InputEmbedding(vocab_size, WIDTH, encoding=encoding, **options).eval()
+
+
+def _sizes(added: str) -> dict[str, int]:
+    """What the constructor of this encoding requires."""
+    return {size: SIZES[size] for size in find(added).sizes()}
+
+
+def _fits(kind: type[PositionEncoding]) -> bool:
+    return {*kind.sizes()} <= SIZES.keys()
 
 
 @lru_cache(maxsize=2)
@@ -167,7 +187,6 @@ def _alike(vectors: np.ndarray) -> np.ndarray:
 
 
 def _code(typed: str, name: str, kind: str, vocab_size: int, start: int, count: int, length: int, stride: int) -> str:
-    """Of a dropped file only the name is known, so that is what is opened."""
     read = f"open({name!r}, encoding='utf-8').read()"
     text = repr(typed) if typed else f"{'locant.text.sample_text()' if name == SAMPLE else read}[:{MOST_CHARACTERS}]"
     makers = {BYTES: "locant.Tokenizer.bytes()", TRAINED: f"locant.Tokenizer.train(text, {vocab_size})"}
@@ -181,9 +200,11 @@ def _code(typed: str, name: str, kind: str, vocab_size: int, start: int, count: 
 
 
 def _code_of_untrained(added: str, scale: str) -> str:
-    sizes = f"d_model={WIDTH}" + (f", max_seq_len={MOST_TOKENS}" if added == "learned" else "")
-    encoding = "" if added == "none" else f", encoding=locant.encoding({added!r}, {sizes})"
-    scaled = "" if scale == "none" else f", scale={scale!r}"
+    encoding = ""
+    if added != NONE:
+        sizes = ", ".join(f"{size}={value}" for size, value in _sizes(added).items())
+        encoding = f", encoding=locant.encoding({added!r}, {sizes})"
+    scaled = "" if scale == NONE else f", scale={scale!r}"
     return (
         "torch.manual_seed(0)\n"
         f"embedding = locant.InputEmbedding(tokenizer.vocab_size, {WIDTH}{encoding}{scaled})\n"

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, scale_of, whole
 from locant.positions.angles import Angles
-from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, bias_dtype, require_tokens
+from locant.positions.base import (
+    Bias,
+    EncodingInfo,
+    Keys,
+    ModelShape,
+    PositionEncoding,
+    Queries,
+    bias_dtype,
+    require_tokens,
+)  # fmt: skip
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.heads import Heads, for_query_heads
 from locant.positions.pairs import exact_dot
@@ -94,6 +104,11 @@ class TransformerXL(PositionEncoding):
         self.u = nn.Parameter(torch.empty(here, self.head_dim))
         self.v = nn.Parameter(torch.empty(here, self.head_dim))
         self.reset_parameters()
+
+    @classmethod
+    def for_model(cls, shape: ModelShape, **options: Any) -> PositionEncoding:
+        """With the model's own heads, which need not share `d_model`."""
+        return super().for_model(shape, **{"head_dim": shape.head_dim} | options)
 
     def reset_parameters(self) -> None:
         for parameter, width in ((self.u, ()), (self.v, ()), (self.weight, (self.d_model,))):

@@ -38,7 +38,7 @@ def draw_loss_by_length(summary: Summary, theme: Theme = LIGHT) -> Figure:
     if few := [length for length in summary.lengths if not summary.has_enough(length)]:
         words = f"from {few[0]:,} tokens on, not enough text to tell: fewer than {ENOUGH_WINDOWS} windows"
         axes.text(0.99, 0.01, words, transform=axes.transAxes, ha="right", fontsize=8.5, color=theme.muted)
-    theme.legend(axes, title=f"at {summary.lengths[-1]:,}, best first;\nhollow: training loss")
+    theme.legend(axes, title=f"at {summary.lengths[-1]:,}, lowest first;\nhollow: training loss")
     return figure
 
 
@@ -54,7 +54,7 @@ def draw_loss_by_position(summary: Summary, theme: Theme = LIGHT) -> Figure:
         axes.set_ylim(low, high + 0.07 * (high - low))  # room for the words above the curves
         words, place, ends = " not seen in training →", (summary.train_length, 0.985), ("data", "axes fraction")
         axes.annotate(words, place, xycoords=ends, va="top", fontsize=8.5, color=theme.muted)
-    theme.legend(axes, title=f"at {longest:,}, best first")
+    theme.legend(axes, title=f"at {longest:,}, lowest first")
     return figure
 
 

@@ -123,21 +123,26 @@ def _facts(summary: Summary, settings: Mapping[str, Any]) -> str:
 
 
 def _losses(summary: Summary) -> str:
-    """Mean and standard deviation of every encoding at every length, best first at the longest."""
+    """Mean and standard deviation of every encoding at every length, the lowest at the longest first."""
     lengths = summary.lengths
-    best = {length: row for length in lengths if (row := summary.best(length))}
+    leaders = {length: summary.leaders(length) for length in lengths}
     multiples = [f"{length:,}<small>{length / summary.train_length:g}×</small>" for length in lengths]
     rows = []
     for row in summary.ranked(lengths[-1]):
-        losses = [_loss(row, length, summary, marked=best.get(length) is row) for length in lengths]
+        losses = [_loss(row, length, summary, marked=row in leaders[length]) for length in lengths]
         rows.append([escape(row.encoding), f"{row.train_loss.mean:.3f}" if row.train_loss else MISSING, *losses])
     rows.append(["windows", "", *(f"{summary.num_windows(length):,}" for length in lengths)])
+    if summary.unigram_loss is not None:
+        rows.append(["unigram", "", *[f"{summary.unigram_loss:.3f}"] * len(lengths)])
     spread = " ± standard deviation over seeds" if summary.num_seeds > 1 else ""
     note = (
         f"Nats per token, mean{spread}: over the last steps of training, and on held-out text in windows. "
         f"Below, half of the 95% interval over the windows, and the ratio to the loss at {summary.base_length:,}. "
-        "The lowest of each column is bold and marked."
     )
+    if summary.unigram_loss is not None:
+        note += "Unigram is the loss of a count: how often each token is in the training text. "
+    if any(leaders.values()):
+        note += "Best, and bold, are the lowest of a column and what is not clearly different from it."
     rows_of_losses = table(["encoding", "training", *multiples], rows, "losses")
     return f'<div class="scroll">{rows_of_losses}</div>\n<p class="note">{escape(note)}</p>'
 

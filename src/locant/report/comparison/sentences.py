@@ -15,6 +15,9 @@ LEVEL = 0.02
 CLEAR = 0.06
 """Shares of the loss at the training length: within the first it stays level, above the second it is much worse."""
 
+LITTLE = 0.1
+"""Share of the loss of a unigram count: who is not so far below it has learned little but which tokens are frequent."""
+
 OVERFITTED = 1.25
 """Held-out loss over training loss, above which the models know their training text rather than the language."""
 
@@ -22,12 +25,29 @@ OVERFITTED = 1.25
 def sentences(summary: Summary) -> list[str]:
     """What a comparison found, the most important first; nothing about lengths with too few windows."""
     base, longest = summary.base_length, summary.lengths[-1]
-    found = [_too_little_text(summary), _winner(summary, base)]
+    overfitted = _overfitted(summary)
+    found = [_little_learned(summary, more_steps=not overfitted), _too_little_text(summary), _winner(summary, base)]
     if longest > base:
         found.append(_winner(summary, longest))
         if summary.has_enough(longest):
             found += [*_trends(summary), _rises(summary)]
-    return [sentence for sentence in [*found, _overfitted(summary), _missing(summary), _caution(summary)] if sentence]
+    return [sentence for sentence in [*found, overfitted, _missing(summary), _caution(summary)] if sentence]
+
+
+def _little_learned(summary: Summary, *, more_steps: bool) -> str:
+    unigram, base = summary.unigram_loss, summary.base_length
+    if unigram is None:
+        return ""
+    losses = {row.encoding: cell.mean for row in summary.measured(base) if (cell := row.by_length[base])}
+    little = [f"{name} ({loss:.3f})" for name, loss in losses.items() if loss > (1 - LITTLE) * unigram]
+    if not little:
+        return ""
+    return (
+        f"Little was learned, so that the losses say little about the encoding: at {base:,} tokens {_and(little)} "
+        f"{'is' if len(little) == 1 else 'are'} not {LITTLE:.0%} below the {unigram:.3f} of a unigram count, which "
+        "knows how often each token is in the training text, and nothing of what stands before it."
+        f"{' More steps may help.' if more_steps else ''}"
+    )
 
 
 def _too_little_text(summary: Summary) -> str:
@@ -54,12 +74,13 @@ def _winner(summary: Summary, length: int) -> str:
     where = f"At {length:,} tokens, {where}"
     perplexity = f"{math.exp(cell.mean):,.1f}" if cell.mean < 20 else "beyond measure"
     loss = f"{cell.mean:.3f} nats per token (perplexity {perplexity})"
-    if len(summary.rows) == 1:
+    measured = summary.measured(length)
+    if len(measured) == 1:
         return f"{where}, {best.encoding} has a held-out loss of {loss}."
-    others = [row for row in summary.rows if row is not best and row.by_length[length]]
-    ties = [row.encoding for row in others if not row.is_clear(length, best, length)]
+    leaders = summary.leaders(length)
+    ties = [row.encoding for row in leaders or measured if row is not best]
     tied = f"{_and(ties)} {'is' if len(ties) == 1 else 'are'} within {_spread(summary)}" if ties else ""
-    if ties and len(ties) == len(others):
+    if not leaders:
         return f"{where}, no encoding is clearly better: {best.encoding} has {loss}, and {tied}."
     lowest = "the lowest held-out loss" + (" of one seed" if summary.num_seeds == 1 else "")
     return f"{where}, {best.encoding} has {lowest}: {loss}{tied and f'; {tied}'}."

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from locant.lab.comparison import Progress, Watcher
-from locant.lab.results import ResultsFolder
+from locant.lab.results import Results, ResultsFolder
 from locant.lab.settings import Settings
 from locant.lab.summary import Row, summarise
 from locant.lab.training import split_off
@@ -42,6 +42,11 @@ class Screen(Watcher):
         talk(f"training {contestants} on {training:,} tokens, in windows of {settings.train_length:,} ({amount})")
         talk(f"measuring on the last {held_out:,} tokens, in windows: {windows}")
 
+    def plan(self, results: Results, seconds: float) -> None:
+        loss = results.text["unigram_loss"]
+        talk(f"a unigram count (how often each token is in the training text) has a loss of {loss:.3f} there")
+        talk(f"this takes about {_duration(seconds)}")
+
     def advance(self, progress: Progress) -> None:
         self._bar.total = progress.total
         self._bar.set_description(f"{progress.encoding}, seed {progress.seed}, loss {progress.loss:.2f}", refresh=False)
@@ -66,8 +71,19 @@ def record_line(record: Mapping[str, Any]) -> str:
     return f"{record['encoding']:<12} seed {record['seed']:<3} {'   '.join(cells)}   {record['seconds']:.0f} s"
 
 
+def _duration(seconds: float) -> str:
+    """For a person who waits: seconds below two minutes, then minutes, then hours.
+
+    >>> [_duration(seconds) for seconds in (0.2, 41.7, 130, 9000)]
+    ['1 s', '42 s', '2 minutes', '2.5 hours']
+    """
+    if seconds < 120:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
+
+
 def print_losses(results: Mapping[str, Any]) -> None:
-    """The table of losses, best first at the longest length, and what it says."""
+    """The table of losses, the lowest at the longest length first, and what it says."""
     from rich.text import Text
 
     summary = summarise(results)
@@ -78,19 +94,22 @@ def print_losses(results: Mapping[str, Any]) -> None:
     rows.add_column("train", justify="right", style=QUIET, overflow="fold")
     for length in lengths:
         rows.add_column(f"{length:,}\n{length / summary.train_length:g}×", justify="right", overflow="fold")
-    best = {length: summary.best(length) for length in lengths}
+    leaders = {length: summary.leaders(length) for length in lengths}
     for row in summary.ranked(lengths[-1]):
         cells = [Text(_loss(row, length, between)) for length in lengths]
         for length, cell in zip(lengths, cells, strict=True):
-            if best[length] is row:  # a star too, for where there is no colour
+            if row in leaders[length]:  # a star too, for where there is no colour
                 cell.plain, cell.style = f"*{cell.plain}", BEST
         rows.add_row(row.encoding, f"{row.train_loss.mean:.3f}" if row.train_loss else "–", *cells)
-    margins = [row.margin(length) if row else None for length, row in best.items()]
+    margins = [row.margin(length) if (row := summary.best(length)) else None for length in lengths]
     rows.add_section()
     rows.add_row("windows", "", *(f"{summary.num_windows(length):,}" for length in lengths), style=QUIET)
     intervals = ("–" if margin is None else f"{margin:.3f}" for margin in margins)
     rows.add_row("interval ±", "", *intervals, style=QUIET)
-    show(rows, "\n".join(f"· {sentence}" for sentence in sentences(summary)))
+    if summary.unigram_loss is not None:
+        rows.add_row("unigram", "", *[f"{summary.unigram_loss:.3f}"] * len(lengths), style=QUIET)
+    legend = ["* the lowest of its column, and what is not clearly different from it"] if any(leaders.values()) else []
+    show(rows, *legend, "\n".join(f"· {sentence}" for sentence in sentences(summary)))
 
 
 def _loss(row: Row, length: int, between: str) -> str:

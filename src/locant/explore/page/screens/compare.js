@@ -44,8 +44,8 @@ export function open(place, page) {
     chart.drawn?.point(at);
     const { distances, positions, encodings } = last.numbers;
     const distance = at === null ? null : distances[at];
-    chart.read(drawn(encodings).map(({ mean }) => (at === null ? "" : number(mean[at]))));
-    chart.note.textContent = noteOf(distance);
+    chart.read(encodings.map(({ mean }) => (mean && at !== null ? number(mean[at]) : "")));
+    chart.note.textContent = noteOf(last.numbers.length, distance);
     const query = positions.length - 1;
     const key = distance === null ? null : nearest(positions, positions[query] - distance);
     for (const { slot, map } of drawn(encodings)) {
@@ -157,8 +157,8 @@ function drawn(encodings) {
   return encodings.filter((one) => one.mean);
 }
 
-function noteOf(distance) {
-  const what = "The mean over random contents, and between what eight of ten scores are.";
+function noteOf(length, distance) {
+  const what = `Of the query at position ${number(length - 1)}, with keys before it: the mean over random contents, and between what eight of ten scores are.`;
   return distance === null ? what : `${what} At distance ${number(distance)}:`;
 }
 
