@@ -35,7 +35,7 @@ def test_randomized_positions_are_different_numbers_in_order_and_of_each_documen
         randomized([2, 5], 4)
 
 
-def abacus(row: list[int], digits: set[int], document: list[int]) -> list[int]:
+def places(row: list[int], digits: set[int], document: list[int]) -> list[int]:
     """One token after the other."""
     places: list[int] = []
     for slot, token in enumerate(row):
@@ -51,7 +51,7 @@ def test_abacus_counts_digits_within_their_numbers(offset: int) -> None:
     where = Positions.packed([[7, 11, 12], [30], [3, 4]], length=30)
     found = abacus(ids, [1, 2, 4], offset=offset, positions=where)
     for row, document, index in zip(ids.tolist(), where.document.tolist(), found.index.tolist(), strict=True):
-        places = abacus(row, {1, 2, 4}, document)
+        expected = places(row, {1, 2, 4}, document)
         assert index == [place + offset if place else 0 for place in places]
     assert torch.equal(found.mask(), where.mask())
     assert found.max_index is not None

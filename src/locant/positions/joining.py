@@ -11,7 +11,7 @@ import torch
 from locant.errors import ShapeError
 from locant.positions.documents import joined_orders
 from locant.positions.grids import joined_places
-from locant.positions.pytree import Read
+from locant.positions.pytree import NOT_READ, Read
 
 if TYPE_CHECKING:
     from locant.positions.positions import Positions
@@ -47,7 +47,7 @@ def joined_fields(parts: Sequence[Positions]) -> dict[str, Any]:
         "max_index": None if None in highs else max(highs, default=0),
         "start": wide[0].start if counting else None,
         "denominator": denominators.pop(),
-        "read": Read(None, torch.cat(of_keys, dim=1)) if len(of_keys) == len(wide) else Read(),
+        "read": Read(None, torch.cat(of_keys, dim=1)) if len(of_keys) == len(wide) else NOT_READ,
         "place_or_none": place,
         "grids": grids,
     }

@@ -27,7 +27,7 @@ from locant.positions.documents import PADDING, MaskMod, is_allowed, window_of
 from locant.positions.grids import Grid, fields_of_grids, grid_of, pack_grids, rows_of_grids
 from locant.positions.joining import joined_fields
 from locant.positions.multimodal import Counting, Parts, rows_of_parts
-from locant.positions.pytree import Read, flat, register_pytree, unflat
+from locant.positions.pytree import NOT_READ, Read, flat, register_pytree, unflat
 from locant.tensors import bounds, has_values, readable
 
 __all__ = ["Positions", "require_positions"]
@@ -64,7 +64,7 @@ class Positions:
     max_index: int | None = None
     start: int | None = None
     denominator: int = 1
-    read: Read = Read()
+    read: Read = NOT_READ
     place_or_none: Int[Tensor, "batch seq"] | None = None
     grids: tuple[Grid, ...] = ()
 

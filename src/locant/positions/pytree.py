@@ -14,7 +14,7 @@ from locant.positions.grids import Grid
 if TYPE_CHECKING:
     from locant.positions.positions import Positions
 
-__all__ = ["Known", "Read", "flat", "register_pytree", "unflat"]
+__all__ = ["NOT_READ", "Known", "Read", "flat", "register_pytree", "unflat"]
 
 LEAVES = ("index", "document_or_none", "order_or_none", "of_query", "of_key", "place_or_none")
 """The tensors, in the order in which a program is given them, and under which names."""
@@ -25,6 +25,9 @@ class Read(NamedTuple):
 
     of_query: Float[Tensor, "batch query heads *features"] | None = None
     of_key: Float[Tensor, "batch key heads *features"] | None = None
+
+
+NOT_READ = Read()
 
 
 class Known(NamedTuple):
@@ -60,8 +63,8 @@ def register_pytree(cls: type[Positions]) -> None:
 
     def from_file(known: list[Any]) -> Known:
         """What comes back from a file is lists."""
-        *numbers, grids = known
-        return Known(*numbers, tuple(Grid(tuple(sizes), prefix) for sizes, prefix in grids))
+        low, high, start, denominator, grids = known
+        return Known(low, high, start, denominator, tuple(Grid(tuple(sizes), prefix) for sizes, prefix in grids))
 
     pytree.register_pytree_node(
         cls,

@@ -32,7 +32,7 @@ from locant.kernels.distance_gradient import Biases, Pairs, with_gradients
 from locant.positions import Positions
 from locant.positions.documents import PADDING
 from locant.positions.pairs import ScoreMod, distance_mod
-from locant.positions.pytree import Read
+from locant.positions.pytree import NOT_READ, Read
 from locant.positions.score_bias import ByDistance, Lookup
 from locant.positions.score_bias.by_distance import look_up
 from locant.positions.score_bias.lookup import sum_of
@@ -194,7 +194,7 @@ def _filled(x: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
         return x, positions
     padding = _padding(positions, more)
     read = Read(*(None if each is None else _longer(each, more) for each in positions.read))
-    filled = Positions.cat([dataclasses.replace(positions, read=Read()), padding])
+    filled = Positions.cat([dataclasses.replace(positions, read=NOT_READ), padding])
     return F.pad(x, (0, 0, 0, more)), dataclasses.replace(filled, read=read)
 
 
