@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from locant import ALiBi, KVCache, PositionEncoding, Positions, Rotary, T5Bias, attend
+from locant import ALiBi, Cope, KVCache, PositionEncoding, Positions, RangeError, Rotary, T5Bias, attend
+from locant.attention import merge
 from tests.known_bugs.exhibit import exhibit, same_alone
 from tests.known_bugs.subjects import HEADS, WIDTH, queries
 from tests.positions import test_same_alone as rows
@@ -269,3 +270,42 @@ def test_80_buckets_are_those_of_the_reference(bidirectional: bool, twin: Callab
     ours = (T5Bias(HEADS, bidirectional=bidirectional).to(dtype).buckets for dtype in (torch.float32, torch.bfloat16))
     twin = partial(twin, bidirectional=bidirectional)
     exhibit(check, *ours, twin=twin, because="[0-9]+ distances are in another bucket, such as")
+
+
+class CountsInEachShard(Cope):
+    """A running sum over the keys that happen to be here, without a word that it needs the others."""
+
+    needs_all_keys = False
+
+
+def test_98_a_running_sum_over_keys_is_not_cut_into_shards() -> None:
+    """jax-ml/jax#21403: a cumulative sum over an axis that was spread over devices began anew on each, silently.
+
+    So does a contextual count (CoPE) where every shard of the keys is attended to by itself and outputs are joined.
+    """
+    q, k, v = torch.randn(3, 1, HEADS, 12, WIDTH)
+    where = Positions.arange(12)
+
+    def shards(encoding: PositionEncoding) -> list[tuple[Tensor, Tensor]] | None:
+        try:
+            return [
+                attend(
+                    q, k[:, :, part], v[:, :, part], encoding=encoding, positions=where,
+                    k_positions=where.slice(part.start, part.stop), return_lse=True,
+                )
+                for part in (slice(0, 6), slice(6, 12))
+            ]  # fmt: skip
+        except RangeError:
+            return None
+
+    def check(encoding: PositionEncoding) -> None:
+        with torch.no_grad():
+            for parameter in encoding.parameters():
+                parameter.normal_()
+            found, whole = shards(encoding), attend(q, k, v, encoding=encoding, positions=where)
+        error = 0.0 if found is None else float((merge(found)[0] - whole).abs().max())
+        assert error <= DECODED, f"joined shards are off by {error:.1g}"
+
+    exhibit(check, ALiBi(HEADS), Cope(WIDTH), twin=CountsInEachShard(WIDTH), because="joined shards are off by")
+    assert shards(Cope(WIDTH)) is None
+    assert shards(ALiBi(HEADS)) is not None
