@@ -309,3 +309,37 @@ def test_98_a_running_sum_over_keys_is_not_cut_into_shards() -> None:
     exhibit(check, ALiBi(HEADS), Cope(WIDTH), twin=CountsInEachShard(WIDTH), because="joined shards are off by")
     assert shards(Cope(WIDTH)) is None
     assert shards(ALiBi(HEADS)) is not None
+
+
+class ZeroedTails(KVCache):
+    """Rows that accept fewer drafts than the longest keep the slots of the others, filled with zeros."""
+
+    def truncate(self, length: int | Tensor) -> None:
+        positions = self.positions
+        super().truncate(length)
+        self._positions = positions.slice(0, len(self))
+
+
+def test_99_a_draft_that_was_not_accepted_is_no_key() -> None:
+    """Blaizzy/mlx-vlm#1962: after a round of drafts, rows with fewer accepted went on attending to zeros.
+
+    A key of zeros has the score 0, and so a share of the weights; its value only makes the output smaller.
+    """
+    q, k, v = torch.randn(3, 2, HEADS, 8, WIDTH)
+
+    def check(kind: type[KVCache]) -> None:
+        cache, accepted = kind(), torch.tensor([7, 5])
+        with torch.no_grad():
+            cache.append(k[:, :, :7], v[:, :, :7], Positions.arange(7))
+            cache.truncate(accepted)
+            where = Positions.after(accepted, 1)
+            keys, values, k_positions = cache.append(k[:, :, 7:], v[:, :, 7:], where)
+            y = attend(q[:, :, 7:], keys, values, positions=where, k_positions=k_positions)
+            for row, length in enumerate(accepted.tolist()):
+                mine = torch.tensor([*range(length), 7])
+                alone = [x[row : row + 1, :, mine] for x in (q, k, v)]
+                expected = attend(*alone, positions=Positions.arange(length + 1))[0, :, -1]
+                error = float((y[row, :, 0] - expected).abs().max())
+                assert error <= DECODED, f"row {row} attends to what it did not accept, and is off by {error:.1g}"
+
+    exhibit(check, KVCache, twin=ZeroedTails, because="row 1 attends to what it did not accept")
