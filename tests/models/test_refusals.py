@@ -10,6 +10,7 @@ import pytest
 from transformers import AutoConfig, BertConfig
 
 from locant import InputError, LocantError, RangeError, Rotary, ShapeError
+from locant.checkpoints.explanation import explain
 from locant.models import encoding_from_config, layer_types, with_defaults
 from locant.positions.scaling import Proportional, Unscaled
 from tests.models.configurations import ROPES, ROTARY_KEYS, llama
@@ -251,8 +252,7 @@ def test_a_layer_type_has_to_be_given_where_they_differ_and_exist_where_it_is() 
     without = {k: v for k, v in gemma.items() if k != "rope_local_base_freq"}
     is_told_or_refused(without, "rope_local_base_freq", "full_attention")
     narrow = {**llama(), "model_type": "gemma4_text", "rope_parameters": {"full_attention": {"rope_theta": 1e4}}}
-    with refuses(InputError, "global_head_dim"):
-        Rotary.from_config(narrow, layer_type="full_attention")
+    is_told_or_refused(narrow, "global_head_dim", "full_attention")
     none = {**llama(), "model_type": "of_somebody", "rope_theta": None, "rope_parameters": {"full_attention": None}}
     with refuses(InputError, "full_attention", "no rotary"):
         Rotary.from_config(none, layer_type="full_attention", layout="half")
@@ -317,3 +317,17 @@ def test_sections_are_refused_where_the_code_reads_none() -> None:
     video = {**llama({"type": "mrope", "mrope_section": [16, 8, 8, 0]}, head_dim=64), "model_type": "qwen2_vl"}
     with refuses(InputError, "mrope_section=[16, 8, 8, 0]", "time, height, width"):
         Rotary.from_config(video)
+
+
+def test_a_layout_that_is_doubted_is_said_unless_one_is_asked_for() -> None:
+    """Of HY-V4 nobody here has seen the weights: its code pairs as half, its users say interleaved."""
+    config = {**PUBLISHED["DeepSeek-V3"], "model_type": "hy_v4", "rope_scaling": None}
+    for read in (Rotary.from_config, encoding_from_config):
+        with pytest.warns(UserWarning, match="hy_v4 pairs dimensions as 'half'.*'interleaved'") as told:
+            found = read(config)
+        assert isinstance(found, Rotary)
+        assert found.layout == "half"
+        assert [each.filename for each in told] == [__file__]
+        assert read(config, layout="interleaved").layout == "interleaved"  # type: ignore[union-attr]
+    assert any("hy_v4 pairs" in warning for warning in explain(config).layers[0].warnings)
+    assert not any("pairs dimensions as 'half'" in w for w in explain(PUBLISHED["DeepSeek-V3"]).layers[0].warnings)

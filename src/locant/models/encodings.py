@@ -58,6 +58,7 @@ def encoding_from_config(
     Learned(max_seq_len=1024, d_model=768)
     """
     asked = flag("allow_no_rotation", allow_no_rotation)
+    _warn_of_layout(config, layout, depth=3)
     return _of_what_is_stated(config, lambda stated: _encoding(stated, layer_type, angles, layout, asked), depth=3)
 
 
@@ -105,7 +106,14 @@ def rotary_from_config(
             return measured_rotary(stated, layer_type).alike(angles=angles)
         return cls(**read_rotary(values, architecture, layer_type=layer_type, layout=layout), angles=angles)
 
+    _warn_of_layout(config, layout, depth=4)
     return _of_what_is_stated(config, made, depth=4)
+
+
+def _warn_of_layout(config: Config | object, layout: Layout | None, *, depth: int) -> None:
+    doubt = read(config)[1].rotary_keys.layout_doubt
+    if layout is None and doubt is not None:
+        warnings.warn(doubt, stacklevel=depth)
 
 
 def _of_what_is_stated(config: Config | object, make: Callable[[Config | object], E], *, depth: int) -> E:
