@@ -52,7 +52,7 @@ def test_abacus_counts_digits_within_their_numbers(offset: int) -> None:
     found = abacus(ids, [1, 2, 4], offset=offset, positions=where)
     for row, document, index in zip(ids.tolist(), where.document.tolist(), found.index.tolist(), strict=True):
         expected = places(row, {1, 2, 4}, document)
-        assert index == [place + offset if place else 0 for place in places]
+        assert index == [place + offset if place else 0 for place in expected]
     assert torch.equal(found.mask(), where.mask())
     assert found.max_index is not None
     assert found.index.max() <= found.max_index
