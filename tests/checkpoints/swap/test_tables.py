@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import OPTConfig, OPTForCausalLM
 
 import locant
 from locant.checkpoints import load_swapped
@@ -24,8 +23,7 @@ both = pytest.mark.parametrize("family", [GPT2, OPT], ids=lambda family: family.
 
 def model_of(family: Family) -> Any:
     """With a table of eight positions, fewer than the tokens of `ids`."""
-    name = "n_positions" if family is GPT2 else "max_position_embeddings"
-    model = tiny(family, **{name: LONGEST}).double()
+    model = tiny(family, max_position_embeddings=LONGEST).double()
     for parameter in model.parameters():
         if parameter.ndim == 2:
             torch.nn.init.normal_(parameter, std=0.15)
@@ -54,9 +52,9 @@ def test_rows_are_longer_than_the_table_was(family: Family, encoding: Any) -> No
         behind = model(padded, attention_mask=mask, position_ids=places).logits[:, 4:]
         assert (behind - logits).abs().max() <= LOGITS
         options = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
-        steps = [model.generate(ids(), use_cache=use, **options) for use in (True, False)]
-        assert torch.equal(*steps)
-        assert steps[0].shape == (2, 24)
+        cached, whole = (model.generate(ids(), use_cache=use, **options) for use in (True, False))
+        assert torch.equal(cached, whole)
+        assert cached.shape == (2, 24)
     assert torch.equal(model(ids()[:, :LONGEST]).logits, short), "undo left something"
     assert (logits - without(model)(ids()).logits).abs().max() > DIFFERENT, "the encoding does nothing"
 
@@ -103,8 +101,7 @@ def test_it_is_saved_with_its_table_and_loaded(family: Family, tmp_path: Path) -
 @torch.no_grad()
 def test_opt_gets_what_is_added_to_its_embeddings() -> None:
     """Its classes call the decoder inside of the model, so that hooks around that model heard nothing."""
-    sizes = {"hidden_size": 64, "ffn_dim": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}
-    model = OPTForCausalLM(OPTConfig(**sizes, word_embed_proj_dim=64, max_position_embeddings=32)).eval()
+    model = tiny(OPT)
     table = model.model.decoder.embed_positions
     rows = locant.Sinusoidal(64).embed(torch.zeros(1, 12, 64), locant.Positions.arange(12))[0]
     learned = copy.deepcopy(model)

@@ -335,15 +335,17 @@ def _positions(query: Tensor, key: Tensor, mask: Tensor | None, places: Places |
             first = mask[0, 0, 0, 0].long()
             before = torch.where(first < -HIDDEN // 2, first + HIDDEN, first)
     order = slots[:, :length] + before
-    if places is None:
-        return Positions(order, max_index=keys), Positions(slots, document, slots, max_index=keys)
-    index = places.queries
-    known = index if places.keys is None else places.keys
-    # A window drops the first; where the others are not known, they count up to the queries', below 0 of padding.
-    counted = (slots + (index[:, -1:] - order[:, -1:])).clamp(min=0)
-    k_index = known[:, -keys:] if known.shape[1] >= keys else counted
-    positions = Positions(index, None, order.expand_as(index), max_index=MAX_INT32)
-    return positions, Positions(k_index, document, slots.expand_as(k_index), max_index=MAX_INT32)
+    index, k_index, largest = order, slots, keys
+    if places is not None:
+        index, largest = places.queries, MAX_INT32
+        known = index if places.keys is None else places.keys
+        # A window drops the first; where the others are not known, they count up to the queries', below 0 of padding.
+        counted = (slots + (index[:, -1:] - order[:, -1:])).clamp(min=0)
+        k_index = known[:, -keys:] if known.shape[1] >= keys else counted
+    rows = max(len(k_index), 1 if document is None else len(document))
+    document = None if document is None else document.expand(rows, -1)
+    k_positions = Positions(k_index.expand(rows, -1), document, slots.expand(rows, -1), max_index=largest)
+    return Positions(index, None, order.expand_as(index), max_index=largest), k_positions
 
 
 def _visible(mask: Tensor) -> Tensor:
