@@ -11,8 +11,10 @@ import torch
 
 import locant
 from locant.checkpoints import load_swapped
+from locant.errors import InputError
 from tests.checkpoints.swap.families import Family, tiny
 from tests.checkpoints.swap.work import ids
+from tests.refusal import refuses
 from tests.tolerances import DIFFERENT, LOGITS
 
 GPT2, OPT = Family("gpt2", "GPT2LMHeadModel"), Family("opt", "OPTForCausalLM")
@@ -108,3 +110,9 @@ def test_opt_gets_what_is_added_to_its_embeddings() -> None:
     learned.model.decoder.embed_positions.weight[table.offset : 12 + table.offset] = rows
     with locant.swap(model, locant.Sinusoidal(64)):
         assert (model(ids()).logits - learned(ids()).logits).abs().max() <= LOGITS
+
+
+def test_a_table_that_is_not_added_is_not_taken_for_one() -> None:
+    """RoFormer rotates by its table: zeros in its place left neither queries nor keys."""
+    with refuses(InputError, "RoFormerForCausalLM", "positions of an unknown kind"):
+        locant.swap(tiny(Family("roformer", "RoFormerForCausalLM")), locant.PositionEncoding())

@@ -20,6 +20,8 @@ __all__ = ["EmbeddingPoint", "own_tables", "take_out"]
 
 CALLED_SO = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
 """What models call their table of learned positions."""
+ROTATES = "RoFormer"
+"""Whose table of that name holds sines and cosines, and is not added: zeros would leave no queries and keys."""
 
 
 def own_tables(owner: nn.Module) -> list[tuple[str, nn.Embedding]]:
@@ -28,6 +30,7 @@ def own_tables(owner: nn.Module) -> list[tuple[str, nn.Embedding]]:
         (path, module)
         for path, module in owner.named_modules()
         if path.rpartition(".")[2] in CALLED_SO and isinstance(module, nn.Embedding)
+        if not type(module).__name__.startswith(ROTATES)
     ]
 
 

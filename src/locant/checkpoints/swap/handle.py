@@ -80,7 +80,10 @@ def swap(
         RangeError: an encoding for other sizes than the model's, or a plan that fits no layer.
 
     Costs: the model's own angles are still computed, and a bias is added as a matrix where rows are padded, packed or
-    in a window.
+    in a window. Where a scaling depends on the length, that is read from the device in every call, outside of graphs.
+
+    Position ids of the caller's are read with a mask and without, and kept beside the keys of a cache; a cache of one
+    shape (``"static"``) keeps none, and its keys are taken to count up to the last query without a gap.
 
     >>> import locant
     >>> from transformers import LlamaConfig, LlamaForCausalLM
