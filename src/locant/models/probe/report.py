@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import nn
 
@@ -51,8 +51,10 @@ class Report:
     expected: PositionEncoding | None
     differences: tuple[str, ...]
 
-    compared: ClassVar[str]
-    """What was compared with the encoding."""
+    @property
+    def compared(self) -> str:
+        """What was compared with the encoding."""
+        raise NotImplementedError
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -107,7 +109,10 @@ class RotationReport(Report):
     narrow: str | None
     arrangement: Arrangement
 
-    compared = "on random tokens at positions up to 61"
+    @property
+    def compared(self) -> str:
+        """What was compared with the encoding."""
+        return "on random tokens at positions up to 61"
 
     @property
     def moves(self) -> bool:
@@ -261,6 +266,9 @@ class BiasReport(Report):
         symmetric: whether earlier and later keys are told apart.
         slopes: per head, where the bias is linear in the distance; else ``None``.
         buckets: how many values there are for earlier and for later keys, where they are fewer than distances.
+        farthest: the largest distance that was looked at for them.
+        alike: settings of the encoding that share values out alike up to there; empty: there is one.
+        of_all: whether the encoding gives the same to all keys that are not hidden, not to earlier ones alone.
         cached: whether the newest query alone gets the last row of all; ``None``: it cannot be asked for.
         rounded: the dtype that rounds the bias to steps, so that neighbouring distances share one.
     """
@@ -272,10 +280,16 @@ class BiasReport(Report):
     symmetric: bool
     slopes: tuple[float, ...] | None
     buckets: tuple[int, int] | None
+    farthest: int
+    alike: tuple[str, ...]
+    of_all: bool
     cached: bool | None
     rounded: str | None
 
-    compared = f"among {BIASED} tokens"
+    @property
+    def compared(self) -> str:
+        """What was compared with the encoding."""
+        return f"among {BIASED} tokens" + ("" if self.of_all else ", for earlier keys alone: a causal mask is needed")
 
     def _facts(self) -> Iterator[str]:
         yield f"It adds a bias to the scores of {self.num_heads} heads."
@@ -290,9 +304,14 @@ class BiasReport(Report):
         if self.slopes is not None:
             yield f"It falls linearly with the distance, with slopes {_some(self.slopes)}."
         if self.buckets is not None:
-            yield f"Distances share values: {self.buckets[0]} for earlier keys, {self.buckets[1]} for later ones."
+            yield (
+                f"Distances up to {self.farthest:,} share values: {self.buckets[0]} for earlier keys, "
+                f"{self.buckets[1]} for later ones."
+            )
         if self.symmetric and not self.causal:
             yield "Earlier and later keys at the same distance get the same."
+        if self.alike:
+            yield f"Distances up to {self.farthest:,} do not tell apart T5Bias with {' or '.join(self.alike)}."
 
     def _warnings(self) -> Iterator[str]:
         if not (self.of_distance or self.up_to_rows):
