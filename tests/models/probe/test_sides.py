@@ -19,13 +19,13 @@ WIDTH = 32
 INV_FREQ = 10_000.0 ** -(torch.arange(0, WIDTH, 2, dtype=torch.float64) / WIDTH)
 OWN = torch.rand(WIDTH // 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
-PHASE = (torch.full((1, 1, WIDTH // 2), math.cos(0.3)), torch.full((1, 1, WIDTH // 2), math.sin(0.3)))
-
 Both = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def turned(x: Tensor, positions: Tensor, inv_freq: Tensor = INV_FREQ, layout: str = "half") -> Tensor:
-    angle = positions[..., None].double() * inv_freq
+def turned(
+    x: Tensor, positions: Tensor, inv_freq: Tensor = INV_FREQ, layout: str = "half", phase: float = 0.0
+) -> Tensor:
+    angle = positions[..., None].double() * inv_freq + phase
     return rotate_pairs(x, angle.cos().float(), angle.sin().float(), layout)  # type: ignore[arg-type]
 
 
@@ -48,7 +48,7 @@ KEYS: dict[str, tuple[Both, str]] = {
         lambda q, k, positions: (turned(q, positions + 3), turned(k, positions + 50)),
         "position 0 is rotated as position 3 in queries and 50 in keys, so every distance is off by -47",
     ),
-    "a phase": (keys(lambda k, positions: rotate_pairs(turned(k, positions), *PHASE, "half")),
+    "a phase": (keys(lambda k, positions: turned(k, positions, phase=0.3)),
         "not rotated alike at position 0"),
     "flipped": (keys(lambda k, positions: turned(k, positions.flip(1))), "Of keys alone: A token is rotated otherwise"),
     "scaled": (keys(lambda k, positions: 1.2 * turned(k, positions)),
