@@ -161,7 +161,7 @@ def rounding_of(
     Cosines of narrow angles are narrow too, which moves the angle that is read off them. Frequencies that were measured
     are exact where angles go on evenly. Scaled ones may have taken a rounding more.
     """
-    if is_measured and uneven_at(angles, index, frequencies, NEAR[-1], 0) is None:
+    if is_measured and uneven_at(angles, index, frequencies, NEAR[-1], 0.0) is None:
         return EXACT
     begin = begins_at(rotation) or 0.0
     if begin and begin.is_integer():
