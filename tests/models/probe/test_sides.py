@@ -92,6 +92,7 @@ def test_an_expected_encoding_is_held_against_both_sides() -> None:
 
     assert differences(keys(turned)) == ()
     assert differences(KEYS["one on"][0]) == ("of its keys, position 0 is rotated as position 1",)
+    assert differences(KEYS["flipped"][0]) == ("of its keys, angles do not grow evenly with the position",)
     assert differences(KEYS["queries scaled"][0]) == ("of its queries, tokens are multiplied by 1.2, not by 1",)
     assert differences(lambda q, k, positions: (turned(q, -positions), turned(k, -positions))) == (
         "16 of 16 pairs are rotated in the other direction",

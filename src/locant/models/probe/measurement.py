@@ -22,7 +22,7 @@ from locant.models.probe.precision import (
     uneven_at,
 )
 from locant.models.probe.report import SIDES, RotationReport
-from locant.models.probe.rotation import NEAR, Rotation, begins_at, measured_rotation
+from locant.models.probe.rotation import EVEN, NEAR, Rotation, begins_at, measured_rotation
 from locant.models.probe.subject import Subject, counting, subject_of
 from locant.models.probe.trial import FAILED, HEADS
 from locant.positions.angles import AngleMode
@@ -195,6 +195,9 @@ def _parted(found: Rotation, other: Rotation) -> Iterator[str]:
     ours, theirs = ({block.dims: block for block in one.blocks} for one in (found, other))
     if ours.keys() != theirs.keys():
         yield f"its pairs are {_some(ours)}, and those of the encoding {_some(theirs)}"
+        return
+    if found.bent > EVEN:
+        yield "angles do not grow evenly with the position"
         return
     speeds = [(ours[pair], theirs[pair]) for pair in ours]
     reversed_pairs = [(a, b) for a, b in speeds if all(map(_opposite, a.frequencies, b.frequencies))]

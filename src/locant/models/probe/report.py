@@ -160,8 +160,8 @@ class RotationReport(Report):
         if self.axes > 1:
             runs = {axis: sum(axis in block.axes for block in blocks) for axis in range(self.axes)}
             yield "Pairs per axis: " + ", ".join(f"{count} follow axis {axis}" for axis, count in runs.items()) + "."
-        speeds = sorted((abs(each) for block in blocks for each in block.frequencies if each), reverse=True)
-        yield f"Frequencies from {speeds[0]:.6g} down to {speeds[-1]:.6g} radians per position."
+        if (self.queries, self.keys)[number].bent <= EVEN:
+            yield _frequencies(blocks)
         if max(abs(side.factor - 1) for side in (self.queries, self.keys)) > FACTOR:
             yield f"Queries are multiplied by {self.queries.factor:.6g}, keys by {self.keys.factor:.6g}."
         if self.queries.order is not None and self.queries.order == self.keys.order:
@@ -355,6 +355,11 @@ def _some(values: Any) -> str:
     """The first three, and the last one."""
     told = [f"{each:.4g}" if isinstance(each, float) else str(each) for each in values]
     return ", ".join(told if len(told) <= 4 else [*told[:3], "...", told[-1]])
+
+
+def _frequencies(blocks: Sequence[Block]) -> str:
+    speeds = sorted((abs(each) for block in blocks for each in block.frequencies if each), reverse=True)
+    return f"Frequencies from {speeds[0]:.6g} down to {speeds[-1]:.6g} radians per position."
 
 
 def _per_axis(frequencies: tuple[float, ...]) -> str:
