@@ -122,6 +122,41 @@ def test_a_module_that_computes_something_else_is_refused() -> None:
     model.model.rotary_emb.inv_freq *= 2
     with refuses(InputError, "model.rotary_emb", "LlamaRotaryEmbedding", "does not compute"):
         locant.swap(model)
+    with refuses(InputError, "does not compute"):
+        locant.swap(model, layers={"every": 2, "encoding": locant.ALiBi(4)})
+
+
+@pytest.mark.parametrize("spoil", ["rounded", "doubled"])
+@pytest.mark.parametrize("encoding", [locant.ALiBi(4), locant.Rotary(16, 500.0), locant.PositionEncoding()])
+@torch.no_grad()
+def test_another_encoding_needs_nothing_of_the_frequencies_of_the_model(spoil: str, encoding: Any) -> None:
+    """As the remedy says, which was refused itself."""
+    model = tiny(LLAMA).double()
+    with locant.swap(model, encoding):
+        expected = model(ids()).logits
+    if spoil == "rounded":
+        model.model.rotary_emb.bfloat16().float()
+    else:
+        model.model.rotary_emb.inv_freq *= 2
+    with locant.swap(model, encoding):
+        assert (model(ids()).logits - expected).abs().max() <= LOGITS
+
+
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_its_own_encoding_repairs_frequencies_that_were_rounded(narrow: torch.dtype) -> None:
+    model = tiny(LLAMA)
+    for parameter in model.parameters():
+        parameter.copy_(parameter.to(narrow))
+    expected, kept = model(ids()).logits, model.model.rotary_emb.inv_freq.clone()
+    with locant.swap(model) as swapped:
+        assert "rounded" not in repr(swapped)
+    model = tiny(LLAMA).to(narrow).float()
+    assert not torch.equal(model.model.rotary_emb.inv_freq, kept)
+    assert not torch.equal(model(ids()).logits, expected)
+    with locant.swap(model, angles="float32") as swapped:
+        assert torch.equal(model(ids()).logits, expected)
+        assert "were rounded to 16 bits, its angles off by up to 0.0" in swapped.sentences[0]
 
 
 @pytest.mark.parametrize("encoding", [None, locant.ALiBi(4), locant.Kerple(4), locant.Sinusoidal(64)])

@@ -3,7 +3,8 @@
 `transformers` calls the function that the configuration names, and a function of the same name for the mask. Ours adds
 to the scores what the layer's encoding adds, and leaves the rest to the function that was named before. Its mask holds,
 for each query and key, by how many slots they are apart, and, far below zero, that the query may not see the key.
-Distances are right in padded and packed rows and behind every cache, because only keys of the same document are seen.
+Where a caller gives position ids that are no slots, a hook before the model passes them on to every layer, and another
+behind it notes them beside the keys in the cache: these are rotated, and biased, as the model's own would have been.
 """
 
 from __future__ import annotations
@@ -11,16 +12,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from inspect import signature
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from locant.arguments import MAX_INT32
 from locant.attention import attend
+from locant.checkpoints.swap.rotary_point import OfLength
 from locant.errors import InputError, LocantError
 from locant.positions.base import PositionEncoding, has_bias
+from locant.positions.documents import PADDING
+from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 from locant.positions.rotary_by_class import PairClass, products
+from locant.tensors import has_values
 
 __all__ = [
     "KEY", "AttentionPoint", "attention_modules", "has_learned_bias", "name_again", "name_our_function",
@@ -36,6 +44,18 @@ BEFORE = ("sdpa", "eager")
 HIDDEN = 2**30
 """What is taken off the distance of a query and a key that it may not see."""
 
+PLACES = "locant_places"
+"""Models pass what they do not know on to their attention, as they do for fused kernels."""
+KEYS = "_locant_places"
+"""Where a cache holds the position ids of its keys; it has none where these are its slots."""
+
+
+class Places(NamedTuple):
+    """Position ids, ``batch|1 seq``, of the queries, and of all keys; ``None``: these count up to the queries'."""
+
+    queries: Tensor
+    keys: Tensor | None
+
 
 @dataclass
 class AttentionPoint:
@@ -44,11 +64,13 @@ class AttentionPoint:
     Args:
         owner: the model that holds the encodings, as `locant`, so that they are trained and saved with it.
         place: which of them; ``None``: this layer has its attention as before.
+        of_length: one for all layers of this encoding.
     """
 
     owner: nn.Module
     place: int | None
     before: str
+    of_length: OfLength
 
     @property
     def encoding(self) -> PositionEncoding | None:
@@ -91,17 +113,24 @@ def require_point(owner: Any) -> None:
         raise InputError(got, "model.set_attn_implementation('sdpa')")
 
 
-def name_our_function(owner: Any) -> Any:
-    """Let the model call our attention function, registered once under one name for all models; returns a hook.
+def name_our_function(owner: Any) -> list[Any]:
+    """Let the model call our attention function, registered once under one name for all models; returns hooks.
 
-    The hook refuses to run the model after it was told to call another one, without its encoding.
+    One refuses to run the model after it was told to call another one, without its encoding; two tell every layer
+    where its tokens are.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, mask_of_slots)
     owner.set_attn_implementation(NAME)
-    return owner.register_forward_pre_hook(_require_name)
+    return [
+        owner.register_forward_pre_hook(_require_name),
+        owner.register_forward_pre_hook(
+            partial(_pass_places, [*signature(owner.forward).parameters]), with_kwargs=True
+        ),
+        owner.register_forward_hook(_note_places, with_kwargs=True),
+    ]
 
 
 def _require_name(owner: Any, args: tuple[Any, ...]) -> None:
@@ -115,6 +144,47 @@ def name_again(owner: Any, before: str) -> None:
     """Name the function from before; one that the user has named since stays."""
     if owner.config._attn_implementation == NAME:
         owner.set_attn_implementation(before)
+
+
+# ---------------------------------------------------------------------- where tokens are
+
+
+def _pass_places(names: list[str], owner: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Pass on to the attention where the tokens are."""
+    return args, kwargs | {PLACES: _places(dict(zip(names, args, strict=False)) | kwargs)}
+
+
+def _note_places(owner: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    """Note beside the keys of a cache where they are."""
+    places, outputs = kwargs[PLACES], [*result.values()] if isinstance(result, dict) else result
+    cache = next((each for each in outputs if hasattr(each, "get_seq_length")), None)
+    if places is not None and cache is not None:
+        setattr(cache, KEYS, places.keys)
+
+
+def _places(given: dict[str, Any]) -> Places | None:
+    """By the position ids that a model is given; ``None``: tokens are at their slots."""
+    ids, cache = given.get("position_ids"), given.get("past_key_values")
+    tokens = given.get("input_ids") if given.get("inputs_embeds") is None else given["inputs_embeds"]
+    before: Tensor | None = getattr(cache, KEYS, None)
+    if tokens is None or (ids is None and before is None) or (ids is not None and ids.ndim != 2):
+        return None
+    seen = 0 if cache is None else cache.get_seq_length()
+    slots = (torch.arange(tokens.shape[1], device=tokens.device) + seen)[None]
+    ids = slots if ids is None else ids
+    if isinstance(seen, Tensor):  # a cache of one shape
+        return Places(ids, None)
+    if before is None and has_values(ids) and torch.equal(ids, slots.expand_as(ids)):
+        return None  # fused kernels know it; transformers looks as often whether a mask hides anything
+    if not seen:
+        return Places(ids, ids)
+    past = torch.arange(seen, device=ids.device)[None]
+    if before is not None and len(before) in (1, len(ids)):
+        past = torch.cat([before[:, :seen], past[:, before.shape[1] :].expand(len(before), -1)], 1)
+    elif before is not None:  # other rows than before, and nobody says which
+        past = (past + ids[:, :1] - seen).clamp(min=0)
+    batch = max(len(past), len(ids))
+    return Places(ids, torch.cat([past.expand(batch, -1), ids.expand(batch, -1)], 1))
 
 
 # ---------------------------------------------------------------------- what transformers calls
@@ -176,39 +246,50 @@ def attention(
         raise LocantError(f"got a bias of its own from {type(module).__name__}", "a model without one")
     causal = others.get("is_causal")
     causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
-    width = query.shape[-1]
-    if attention_mask is None and encoding is not None and _is_plain(point, module, others):
-        positions, k_positions = _in_slots(query, key)
-        q, k = encoding.rotate(query, key, positions, k_positions)
-        scaling = _for_width(scaling, width, q)
+    places, width, dtype = _places_of(others), query.shape[-1], query.dtype
+    if attention_mask is not None:
+        attention_mask = attention_mask[..., : key.shape[2]]
+    if encoding is None:
+        attention_mask = None if attention_mask is None else _numbers(attention_mask, dtype, None)
+        return point.function(module)(
+            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **others
+        )
+    plain = attention_mask is None and _is_plain(point, module, others)
+    if isinstance(encoding, RotaryByClass) and places is not None:
+        plain = False  # its classes go by distance, not by slots
+    if attention_mask is None and not plain:
+        attention_mask = _later_keys_hidden(query, key, causal)
+    positions, k_positions = _positions(query, key, attention_mask, places)
+    if type(encoding) is Rotary:
+        encoding = point.of_length(encoding, positions.index)
+    query, key = encoding.rotate(query, key, positions, k_positions)
+    scaling = _for_width(scaling, width, query)
+    if attention_mask is None:
         y = attend(
-            q, k, value, encoding=encoding, positions=positions, k_positions=k_positions, causal=causal,
+            query, key, value, encoding=encoding, positions=positions, k_positions=k_positions, causal=causal,
             dropout_p=dropout, scale=scaling,
         )  # fmt: skip
         return y.transpose(1, 2).contiguous(), None
-    if attention_mask is not None:
-        attention_mask = attention_mask[..., : key.shape[2]]
-    elif encoding is not None:
-        attention_mask = _later_keys_hidden(query, key, causal)
-    dtype = query.dtype
-    if encoding is not None and attention_mask is not None:
-        positions, k_positions = _positions(query, key, attention_mask, others.get("position_ids"))
-        query, key = encoding.rotate(query, key, positions, k_positions)
-        scaling = _for_width(scaling, width, query)
-        bias = encoding.bias(query, key, positions, k_positions) if has_bias(encoding) else None
-        counted = (replace(each, order_or_none=None) for each in (positions, k_positions))  # as slots do in a document
-        if (classes := encoding.pair_classes(*counted)) is not None:
-            bias = _scores_by_class(classes, query, key, scaling, others.get("softcap"))
-            query = query * 0.0  # whose scores are these, and no others
-        if bias is not None:  # float32, whatever the model computes in: 16 bits cannot tell far distances apart
-            query, key, value = (x.to(bias.dtype) for x in (query, key, value))
-        attention_mask = _numbers(attention_mask, query.dtype, bias)
-    elif attention_mask is not None:
-        attention_mask = _numbers(attention_mask, query.dtype, None)
+    bias = encoding.bias(query, key, positions, k_positions) if has_bias(encoding) else None
+    counted = (replace(each, order_or_none=None) for each in (positions, k_positions))  # as slots do in a document
+    if (classes := encoding.pair_classes(*counted)) is not None:
+        bias = _scores_by_class(classes, query, key, scaling, others.get("softcap"))
+        query = query * 0.0  # whose scores are these, and no others
+    if bias is not None:  # float32, whatever the model computes in: 16 bits cannot tell far distances apart
+        query, key, value = (x.to(bias.dtype) for x in (query, key, value))
+    attention_mask = _numbers(attention_mask, query.dtype, bias)
     y, weights = point.function(module)(
         module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **others
     )
     return y.to(dtype), weights
+
+
+def _places_of(others: dict[str, Any]) -> Places | None:
+    """What the hook before the model passed on; where the model did not, by the position ids of the layer."""
+    if PLACES in others:
+        return others.pop(PLACES)
+    ids = others.get("position_ids")
+    return None if ids is None or ids.ndim != 2 else Places(ids, None)
 
 
 def _scores_by_class(
@@ -230,46 +311,53 @@ def _for_width(scaling: float | None, width: int, query: Tensor) -> float | None
     return None if scaling is None else scaling * (width / query.shape[-1]) ** 0.5
 
 
-def _in_slots(query: Tensor, key: Tensor) -> tuple[Positions, Positions]:
-    """The queries are the last of the keys."""
-    before = key.shape[2] - query.shape[2]
-    return (
-        Positions.after(before, query.shape[2], device=query.device),
-        Positions.arange(key.shape[2], device=query.device),
-    )
-
-
 def _later_keys_hidden(query: Tensor, key: Tensor, causal: bool) -> Tensor:
-    positions, k_positions = _in_slots(query, key)
-    apart = (positions.index[:, :, None] - k_positions.index[:, None])[:, None].to(torch.int32)
+    keys = torch.arange(key.shape[2], device=query.device)
+    apart = (keys[key.shape[2] - query.shape[2] :, None] - keys)[None, None].to(torch.int32)
     return torch.where(apart >= 0, apart, apart - HIDDEN) if causal else apart
 
 
-def _positions(query: Tensor, key: Tensor, mask: Tensor, position_ids: Tensor | None) -> tuple[Positions, Positions]:
-    """Where the queries and the keys are: by the position ids, where a layer is given them, else by slots."""
+def _positions(query: Tensor, key: Tensor, mask: Tensor | None, places: Places | None) -> tuple[Positions, Positions]:
+    """Where the queries and the keys are: at their places, or else at their slots, and in the order of these.
+
+    A key that no query sees is padding: what counts the keys in between does not count it.
+    """
     length, keys = query.shape[2], key.shape[2]
-    slots = torch.arange(keys, device=query.device)
-    if mask.dtype == torch.int32:
-        first = mask[0, 0, 0, 0].long()
-        before = torch.where(first < -HIDDEN // 2, first + HIDDEN, first)
-    else:
-        before = torch.tensor(keys - length, device=query.device)
-    if position_ids is None or position_ids.ndim != 2 or position_ids.shape[1] != length:
-        return Positions.of((slots[:length] + before)[None], max_index=keys), Positions.arange(
-            keys, device=query.device
-        )
-    if keys == length:
-        positions = Positions.of(position_ids, order=slots.expand_as(position_ids), max_index=2**31 - 1)
-        return positions, positions
-    shift = position_ids[:, -1:] - (before + length - 1)
-    k_index = (slots + shift).clamp(min=0)  # below are the keys of padding
-    return Positions.of(position_ids, max_index=2**31 - 1), Positions.of(k_index, max_index=2**31 - 1)
+    if mask is None and places is None:
+        after = Positions.after(keys - length, length, device=query.device)
+        return after, Positions.arange(keys, device=query.device)
+    slots = torch.arange(keys, device=query.device)[None]
+    document, before = None, torch.tensor(keys - length, device=query.device)
+    if mask is not None:
+        document = torch.where(_visible(mask).any(2)[:, 0], 0, PADDING)
+        if mask.dtype == torch.int32:
+            first = mask[0, 0, 0, 0].long()
+            before = torch.where(first < -HIDDEN // 2, first + HIDDEN, first)
+    order = slots[:, :length] + before
+    index, k_index, largest = order, slots, keys
+    if places is not None:
+        index, largest = places.queries, MAX_INT32
+        known = index if places.keys is None else places.keys
+        # A window drops the first; where the others are not known, they count up to the queries', below 0 of padding.
+        counted = (slots + (index[:, -1:] - order[:, -1:])).clamp(min=0)
+        k_index = known[:, -keys:] if known.shape[1] >= keys else counted
+    rows = max(len(k_index), 1 if document is None else len(document))
+    document = None if document is None else document.expand(rows, -1)
+    k_positions = Positions(k_index.expand(rows, -1), document, slots.expand(rows, -1), max_index=largest)
+    return Positions(index, None, order.expand_as(index), max_index=largest), k_positions
+
+
+def _visible(mask: Tensor) -> Tensor:
+    """Which key each query may see."""
+    if mask.is_floating_point():  # one that the caller made
+        return mask > torch.finfo(mask.dtype).min / 2
+    return mask if mask.dtype == torch.bool else mask > -HIDDEN // 2
 
 
 def _numbers(mask: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
     """What is added to the scores: the bias, and the smallest number where a key is not seen."""
     if mask.is_floating_point():  # one that the caller made
         return mask.to(dtype) if bias is None else mask.to(dtype) + bias
-    visible = mask if mask.dtype == torch.bool else mask > -HIDDEN // 2
+    visible = _visible(mask)
     added = torch.zeros((), dtype=dtype, device=mask.device) if bias is None else bias
     return torch.where(visible, added, torch.finfo(dtype).min)

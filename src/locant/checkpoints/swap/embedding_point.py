@@ -1,12 +1,13 @@
 """Positions that are added to the token embeddings of a `transformers` model, by hooks.
 
 A hook before the model notes where its tokens are; one behind the input embeddings adds to what they return. Where the
-model has a table of positions of its own, a hook behind that makes it zeros.
+model has a table of positions of its own, a module without a longest row stands in its place.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,10 +16,12 @@ from torch import Tensor, nn
 from locant.positions.base import PositionEncoding
 from locant.positions.positions import Positions
 
-__all__ = ["EmbeddingPoint", "own_tables"]
+__all__ = ["EmbeddingPoint", "own_tables", "take_out"]
 
 CALLED_SO = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
 """What models call their table of learned positions."""
+ROTATES = "RoFormer"
+"""Whose table of that name holds sines and cosines, and is not added: zeros would leave no queries and keys."""
 
 
 def own_tables(owner: nn.Module) -> list[tuple[str, nn.Embedding]]:
@@ -27,6 +30,7 @@ def own_tables(owner: nn.Module) -> list[tuple[str, nn.Embedding]]:
         (path, module)
         for path, module in owner.named_modules()
         if path.rpartition(".")[2] in CALLED_SO and isinstance(module, nn.Embedding)
+        if not type(module).__name__.startswith(ROTATES)
     ]
 
 
@@ -94,6 +98,32 @@ def _positions(tokens: Tensor, position_ids: Tensor | None, past: Any, mask: Any
     return Positions.after(seen, tokens.shape[1], device=tokens.device)
 
 
-def nothing(module: nn.Module, args: tuple[Any, ...], result: Tensor) -> Tensor:
-    """Zeros in the place of a table's rows."""
-    return torch.zeros_like(result)
+class TakenOut(nn.Module):
+    """In the place of a table of positions: zeros, at any position.
+
+    The rows stay, as a buffer of the same name: files keep them, and nothing trains them.
+    """
+
+    weight: Tensor
+
+    def __init__(self, table: Any) -> None:
+        super().__init__()
+        self.register_buffer("weight", table.weight.detach())
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.weight.new_zeros(1, 1, self.weight.shape[1])
+
+
+def take_out(owner: nn.Module, path: str) -> Callable[[], None]:
+    """Take a table of positions out of the model; what is returned puts it back, wherever the model has gone."""
+    around, _, name = path.rpartition(".")
+    parent = owner.get_submodule(around)
+    table: Any = getattr(parent, name)
+    taken = TakenOut(table)
+    setattr(parent, name, taken)
+
+    def put_back() -> None:
+        table.weight.data = taken.weight  # moved and cast with the model, or loaded, since
+        setattr(parent, name, table)
+
+    return put_back

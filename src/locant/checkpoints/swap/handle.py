@@ -19,9 +19,9 @@ from locant.checkpoints.swap.attention_point import (
     name_our_function,
     require_point,
 )
-from locant.checkpoints.swap.embedding_point import EmbeddingPoint, nothing, own_tables
+from locant.checkpoints.swap.embedding_point import EmbeddingPoint, own_tables, take_out
 from locant.checkpoints.swap.plan import LayerPlan, planned
-from locant.checkpoints.swap.rotary_point import ANGLES, LayerHook, RotaryPoint, rotary_points
+from locant.checkpoints.swap.rotary_point import ANGLES, LayerHook, OfLength, RotaryPoint, owner_around, rotary_points
 from locant.checkpoints.swap.saving import forget, own_configurations, record
 from locant.errors import InputError, RangeError
 from locant.positions.angles import AngleMode
@@ -80,7 +80,10 @@ def swap(
         RangeError: an encoding for other sizes than the model's, or a plan that fits no layer.
 
     Costs: the model's own angles are still computed, and a bias is added as a matrix where rows are padded, packed or
-    in a window.
+    in a window. Where a scaling depends on the length, that is read from the device in every call, outside of graphs.
+
+    Position ids of the caller's are read with a mask and without, and kept beside the keys of a cache; a cache of one
+    shape (``"static"``) keeps none, and its keys are taken to count up to the last query without a gap.
 
     >>> import locant
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -93,7 +96,11 @@ def swap(
     one_of("angles", angles, ("exact", "float32"), "angles='exact'")
     text = _require_model(model)
     points = rotary_points(text, angles=angles)
+    # The innermost model, which has the layers: OPT's classes go past the one around it.
+    tables = [] if points else own_tables(text)
     owner: Any = points[0].owner if points else text.base_model
+    if len(tables) == 1:
+        owner = owner_around(text, tables[0][0])
     if any(point.owner is not owner for point in points):
         got = f"got {type(model).__name__} with rotary modules of {len({id(point.owner) for point in points})} models"
         raise InputError(got, "swap of the inner model that is meant, such as model.model.decoder")
@@ -171,13 +178,16 @@ class _Work:
             hooks = EmbeddingPoint(self.owner, 0).attach()
             self.undo += [hook.remove for hook in hooks]
         if self.foreign:
-            self.undo += [table.register_forward_hook(nothing).remove for _, table in self.tables]
+            self.undo += [take_out(self.owner, path) for path, _ in self.tables]
         self._attach_angles()
         return Swap(self.undo, [self._sentence(layer) for layer in range(len(self.plan))])
 
     def _require(self) -> None:
         name = type(self.model).__name__
         mixed = len({id(each) for each in self.plan}) > 1
+        if None in self.plan:
+            for point in self.points:
+                point.require_own()
         if "embed" in self.ways and mixed:
             raise InputError("got an encoding that is added to embeddings for some layers", "it for all layers")
         axes = max((each.pairs.num_axes or 1 for point in self.points for each in point.own.values()), default=1)
@@ -221,12 +231,14 @@ class _Work:
 
     def _attach_scores(self) -> None:
         before = self.owner.config._attn_implementation
+        of_length = [OfLength() for _ in self.foreign]
         for layer, modules in self.modules.items():
             place = self._place(self.plan[layer]) if self.ways[layer] == "scores" else None
             for module in modules:
-                setattr(module, KEY, AttentionPoint(self.owner, place, before))
+                point = AttentionPoint(self.owner, place, before, OfLength() if place is None else of_length[place])
+                setattr(module, KEY, point)
                 self.undo.append(lambda module=module: delattr(module, KEY))
-        self.undo.append(name_our_function(self.owner).remove)
+        self.undo += [hook.remove for hook in name_our_function(self.owner)]
         self.undo.append(lambda: name_again(self.owner, before))
 
     def _attach_angles(self) -> None:
@@ -237,11 +249,13 @@ class _Work:
             self.undo.append(point.module.register_forward_hook(point.hook(encodings), with_kwargs=True).remove)
         if self.base is not None or not self.points:
             return
+        of_length = [OfLength() for _ in self.foreign]
         for layer, modules in self.modules.items():
-            if self.plan[layer] is None:
+            place = self._place(self.plan[layer])
+            if place is None:
                 continue
             for module in modules:
-                hook = LayerHook(self._rotating(layer), self.points[0].form, _names(module))
+                hook = LayerHook(self._rotating(layer), self.points[0].form, _names(module), of_length[place])
                 self.undo.append(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
     def _rotating(self, layer: int) -> PositionEncoding:
@@ -259,7 +273,9 @@ class _Work:
         encoding, way = self.plan[layer], self.ways[layer]
         if encoding is None:
             kinds = [*dict.fromkeys(str(each) for point in self.points for each in point.own.values())]
-            return f"layer {layer}: its own, {' or '.join(kinds)}, where its code rotates"
+            own = f"layer {layer}: its own, {' or '.join(kinds)}, where its code rotates"
+            off = max(point.off for point in self.points)
+            return f"{own}; its frequencies were rounded to 16 bits, its angles off by up to {off:.2g}" if off else own
         what = "its rotary positions" if self.points else "the model's table of positions"
         if type(encoding) is PositionEncoding:
             return f"layer {layer}: no positions, {what} taken out"
@@ -311,18 +327,30 @@ def _way(encoding: PositionEncoding | None, owner: Any, points: Sequence[RotaryP
     if "embed" in encoding.doors():
         return "embed"
     rotary = encoding.rotary if isinstance(encoding, RotaryByClass) else encoding
+    _require_one_length(encoding)
     if type(rotary) is not Rotary:
         return "scores"
     own = [rotary for point in points for rotary in point.own.values()]
     # Angles cannot tell a temperature of the queries; where the model has the same, its own code applies it.
     told = all(rotary.temperature in (None, each.temperature) for each in own)
-    if rotary is encoding and own and told and all(rotary.pairs == each.pairs for each in own):
+    known = all(point.form is not None for point in points)
+    if rotary is encoding and own and told and known and all(rotary.pairs == each.pairs for each in own):
         return "angles"
     layout = own[0].pairs.layout if own else rotary.pairs.layout
     if layout != rotary.pairs.layout:
         got = f"got {encoding} for weights that were trained with layout={layout!r}"
         raise RangeError(got, f"layout={layout!r}")
     return "scores"
+
+
+def _require_one_length(encoding: PositionEncoding) -> None:
+    """Raise where a scaling that depends on the length is inside of what cannot be made anew for every length."""
+    for each in encoding.modules():
+        if type(encoding) is Rotary or not isinstance(each, Rotary) or each.seq_len is not None:
+            continue
+        if each.scaling.length_that_matters is not None:
+            got = f"got {encoding}, whose scaling depends on the length, and is not made anew for every length"
+            raise InputError(got, "it with rotary.for_length(seq_len), for the longest sequence")
 
 
 def _require_sizes(encoding: Any, owner: Any) -> None:

@@ -11,7 +11,8 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from math import inf
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 
-__all__ = ["ANGLES", "LayerHook", "RotaryPoint", "rotary_points"]
+__all__ = ["ANGLES", "LayerHook", "OfLength", "RotaryPoint", "owner_around", "rotary_points"]
 
 CALLED_SO = re.compile(r"Rotary|Rope(?=[A-Z])|RoPE(?=[A-Z])")
 ANGLES = "position_embeddings"
@@ -57,68 +58,101 @@ class RotaryPoint:
     Args:
         owner: the model whose layers it serves.
         own: the encoding of its configuration, for each type of layers that it tells apart.
-        form: how a cosine and a sine for each pair lie in its result.
+        form: how a cosine and a sine for each pair lie in its result; ``None``: it computes something else than `own`.
+        off: how far its cosines and sines are from those of `own`, where its frequencies were rounded to 16 bits.
     """
 
     path: str
     module: nn.Module
     owner: nn.Module
     own: Mapping[str | None, Rotary]
-    form: str
+    form: str | None
+    off: float
+
+    def require_own(self) -> None:
+        """Raise unless it computes the angles of its configuration."""
+        if self.form is None:
+            rotary = next(iter(self.own.values()))
+            got = (
+                f"got {_name(self.path, self.module)}, which does not compute the angles of its configuration, {rotary}"
+            )
+            raise InputError(got, "swap(model, encoding), where the encoding of the model does not matter")
 
     def hook(self, encodings: Mapping[str | None, PositionEncoding]) -> RotaryHook:
         """A forward hook that puts the angles of these encodings in the place of the module's."""
         return RotaryHook(encodings, self.form, [*inspect.signature(self.module.forward).parameters])
 
 
+class OfLength:
+    """An encoding whose scaling depends on the length, for that of the longest row, as `transformers` takes it."""
+
+    outside_of_graphs: ClassVar[Any] = None
+
+    def __init__(self) -> None:
+        self.last: tuple[Rotary, int, Rotary] | None = None
+        if OfLength.outside_of_graphs is None:  # not before: it imports the compiler, which takes a second
+            OfLength.outside_of_graphs = staticmethod(torch.compiler.disable(OfLength._of_longest))
+
+    def __call__(self, encoding: Rotary, index: Tensor) -> Rotary:
+        """For rows whose last tokens stand at `index`; one that is for a longer row already stays as it is."""
+        if encoding.scaling.length_that_matters is None:
+            return encoding
+        return self.outside_of_graphs(self, encoding, index)
+
+    def _of_longest(self, encoding: Rotary, index: Tensor) -> Rotary:
+        length = int(index.max()) + 1
+        if length <= max(encoding.scaling.length_that_matters or 0, encoding.seq_len or 0):
+            return encoding
+        if self.last is None or self.last[0] is not encoding or self.last[1] != length:
+            self.last = encoding, length, encoding.for_length(length)
+        return self.last[2]
+
+
 class RotaryHook:
     """Called by torch after the module, whose result it replaces."""
 
-    def __init__(self, encodings: Mapping[str | None, PositionEncoding], form: str, names: list[str]) -> None:
+    def __init__(self, encodings: Mapping[str | None, PositionEncoding], form: str | None, names: list[str]) -> None:
         self.encodings = dict(encodings)
         self.form = form
         self.where = {name: names.index(name) for name in ("position_ids", "layer_type") if name in names}
-        self.of_length: dict[tuple[str | None, int], Rotary] = {}
+        self.of_length = {layer_type: OfLength() for layer_type in encodings}
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Angles) -> Angles:
         layer_type = self._argument("layer_type", args, kwargs) if None not in self.encodings else None
         encoding = self.encodings[layer_type]
-        if not isinstance(encoding, Rotary):
+        if not isinstance(encoding, Rotary) or self.form is None:
             return identity(result)
         position_ids = self._argument("position_ids", args, kwargs)
-        return angles_of(self._for_length(encoding, layer_type, position_ids), position_ids, self.form, result)
+        return angles_of(self.of_length[layer_type](encoding, position_ids), position_ids, self.form, result)
 
     def _argument(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return kwargs[name] if name in kwargs else args[self.where[name]]
 
-    def _for_length(self, encoding: Rotary, layer_type: str | None, position_ids: Tensor) -> Rotary:
-        """For scalings that depend on the length: those of the longest row, as `transformers` takes them."""
-        trained = encoding.scaling.length_that_matters
-        if trained is None or (length := int(position_ids.max()) + 1) <= trained:
-            return encoding
-        if (layer_type, length) not in self.of_length:
-            self.of_length = {(layer_type, length): encoding.for_length(length)}
-        return self.of_length[layer_type, length]
-
 
 class LayerHook:
-    """Called by torch before the attention of one layer, which it gives other angles than the model's."""
+    """Called by torch before the attention of one layer, which it gives other angles than the model's.
 
-    def __init__(self, encoding: PositionEncoding, form: str, names: list[str]) -> None:
+    Args:
+        of_length: one for all layers of this encoding.
+    """
+
+    def __init__(self, encoding: PositionEncoding, form: str | None, names: list[str], of_length: OfLength) -> None:
         self.encoding = encoding
         self.form = form
         self.names = names
+        self.of_length = of_length
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = dict(zip(self.names, args, strict=False)) | kwargs
         like = given.get(ANGLES)
         if like is None:
             return None
-        if isinstance(self.encoding, Rotary):
+        if isinstance(self.encoding, Rotary) and self.form is not None:
             if given.get("position_ids") is None:
                 got = f"got no position ids for {type(module).__name__}, whose encoding is another than the model's"
                 raise LocantError(got, "one encoding for all layers, or NoPE for some of them")
-            return (), given | {ANGLES: angles_of(self.encoding, given["position_ids"], self.form, like)}
+            encoding = self.of_length(self.encoding, given["position_ids"])
+            return (), given | {ANGLES: angles_of(encoding, given["position_ids"], self.form, like)}
         return (), given | {ANGLES: identity(like)}
 
 
@@ -156,7 +190,7 @@ def identity(like: Angles) -> Angles:
 def rotary_points(model: Any, *, angles: AngleMode) -> list[RotaryPoint]:
     """The rotary modules of the text part of the model; several only where each does what its configuration says."""
     found = [
-        (path, module, _owner(model, path))
+        (path, module, owner_around(model, path))
         for path, module in model.named_modules()
         if CALLED_SO.search(type(module).__name__) and "Attention" not in type(module).__name__
     ]
@@ -165,7 +199,7 @@ def rotary_points(model: Any, *, angles: AngleMode) -> list[RotaryPoint]:
     return [_measured(path, module, owner, angles) for path, module, owner in of_text or found]
 
 
-def _owner(model: Any, path: str) -> Any:
+def owner_around(model: Any, path: str) -> Any:
     """The innermost model around a module."""
     from transformers import PreTrainedModel
 
@@ -175,17 +209,23 @@ def _owner(model: Any, path: str) -> Any:
 
 
 def _measured(path: str, module: nn.Module, owner: Any, angles: AngleMode) -> RotaryPoint:
-    name = f"{path}, a {type(module).__name__}"
+    name = _name(path, module)
     parameters = [*inspect.signature(module.forward).parameters]
     if "position_ids" not in parameters or not set(parameters) <= {"x", "hidden_states", "position_ids", "layer_type"}:
         got = f"got {name}, which is called with {', '.join(parameters)}, expected x, position_ids"
         raise InputError(got, "a model whose rotary module is called as Llama's is")
     own = _own(getattr(module, "config", owner.config), module, takes_types="layer_type" in parameters)
-    forms = {_form(name, module, rotary, layer_type) for layer_type, rotary in own.items()}
+    found = [_form(module, rotary, layer_type) for layer_type, rotary in own.items()]
+    forms = {form for form, _ in found if form is not None}
     if len(forms) > 1:
         raise InputError(f"got {name} with results of several forms, {sorted(forms)}", "a model with one form")
+    form = None if any(form is None for form, _ in found) else forms.pop()
     exact = {layer_type: rotary.alike(angles=angles) for layer_type, rotary in own.items()}
-    return RotaryPoint(path, module, owner, exact, forms.pop())
+    return RotaryPoint(path, module, owner, exact, form, max(off for _, off in found))
+
+
+def _name(path: str, module: nn.Module) -> str:
+    return f"{path}, a {type(module).__name__}"
 
 
 def _own(config: Any, module: nn.Module, *, takes_types: bool) -> dict[str | None, Rotary]:
@@ -202,8 +242,8 @@ def _own(config: Any, module: nn.Module, *, takes_types: bool) -> dict[str | Non
     return {kind: Rotary.from_config(config, layer_type=kind, angles="float32") for kind in dict.fromkeys(types)}
 
 
-def _form(name: str, module: nn.Module, rotary: Rotary, layer_type: str | None) -> str:
-    """In which form the module returns the angles of `rotary`."""
+def _form(module: nn.Module, rotary: Rotary, layer_type: str | None) -> tuple[str | None, float]:
+    """In which form the module returns the angles of `rotary`, and how far rounded ones are off."""
     device = next(module.buffers(), torch.empty(0)).device
     axes = rotary.pairs.num_axes or 1
     position_ids = torch.arange(PROBED, device=device)[None]
@@ -212,21 +252,25 @@ def _form(name: str, module: nn.Module, rotary: Rotary, layer_type: str | None) 
     options = {} if layer_type is None else {"layer_type": layer_type}
     with torch.no_grad():
         theirs = module(torch.zeros(1, PROBED, 1, device=device), position_ids=position_ids, **options)
-    narrow = any(buffer.dtype.itemsize < 4 for buffer in module.buffers() if buffer.is_floating_point())
-    near = ROUNDED if narrow else CLOSE[torch.float32]
+    near = ROUNDED if any(map(_is_rounded, module.buffers())) else CLOSE[torch.float32]
     index = position_ids.movedim(0, -1) if position_ids.ndim == 3 else position_ids
     cos, sin = rotary.cos_sin(Positions.of(index))
     for form, made in FORMS.items():
-        if _near(made(cos, sin), theirs, near):
-            return form
-    raise InputError(
-        f"got {name}, which does not compute the angles of its configuration, {rotary}",
-        "swap(model, encoding), where the encoding of the model does not matter",
-    )
+        off = _distance(made(cos, sin), theirs)
+        if off <= near:
+            return form, off if off > CLOSE[torch.float32] else 0.0
+    return None, 0.0
 
 
-def _near(ours: Angles, theirs: Angles, near: float) -> bool:
-    pairs = zip(*((each,) if isinstance(each, Tensor) else each for each in (ours, theirs)), strict=False)
-    return isinstance(ours, Tensor) == isinstance(theirs, Tensor) and all(
-        one.shape == other.shape and (one - other).abs().max().item() <= near for one, other in pairs
-    )
+def _is_rounded(buffer: Tensor) -> bool:
+    """Whether these are numbers of 16 bits, whatever holds them now: `model.bfloat16().float()` has rounded them."""
+    narrow = (buffer.to(dtype).to(buffer.dtype) for dtype in (torch.bfloat16, torch.float16))
+    return buffer.is_floating_point() and buffer.ndim > 0 and any(torch.equal(each, buffer) for each in narrow)
+
+
+def _distance(ours: Angles, theirs: Angles) -> float:
+    """The largest difference; infinity where the two have not one form."""
+    pairs = [*zip(*((each,) if isinstance(each, Tensor) else each for each in (ours, theirs)), strict=False)]
+    if isinstance(ours, Tensor) != isinstance(theirs, Tensor) or any(one.shape != other.shape for one, other in pairs):
+        return inf
+    return max((one - other).abs().max().item() for one, other in pairs)

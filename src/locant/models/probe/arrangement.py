@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ class Arrangement:
         grows_at: the largest position of a call from which on small positions too are rotated otherwise.
         remembers: a short sequence is rotated otherwise after a long one.
         writes: it overwrites what it is given.
+        of: the one side of which that holds, ``"queries"`` or ``"keys"``; ``None``: both, or more than one thing.
     """
 
     neighbours: bool = False
@@ -38,6 +40,39 @@ class Arrangement:
     grows_at: int | None = None
     remembers: bool = False
     writes: bool = False
+    of: str | None = None
+
+    def warnings(self) -> Iterator[str]:
+        """What of it goes wrong, in plain words."""
+        if self.neighbours:
+            yield (
+                "A token is rotated otherwise when others stand beside it: with left padding, a cache or positions "
+                "that do not follow each other it is wrong."
+            )
+        if self.rows:
+            yield "Rows of a batch do not have positions of their own: the second row is rotated as if it were another."
+        if self.grows_at is not None:
+            yield (
+                f"What a token gets depends on the largest position of the call (from {self.grows_at:,} on): keys in "
+                "a cache were rotated otherwise."
+            )
+        if self.remembers:
+            yield "It remembers: after a long sequence a short one is rotated otherwise than before."
+        if self.writes:
+            yield "It overwrites the tokens it is given."
+
+    def with_keys(self, keys: Arrangement) -> Arrangement:
+        """That of queries and that of keys in one."""
+        if self == keys:
+            return self
+        nothing = Arrangement()
+        of = "keys" if self == nothing else "queries" if keys == nothing else None
+        begins = [each for each in (self.grows_at, keys.grows_at) if each is not None]
+        return replace(
+            self, of=of, neighbours=self.neighbours or keys.neighbours, rows=self.rows or keys.rows,
+            grows_at=min(begins, default=None), remembers=self.remembers or keys.remembers,
+            writes=self.writes or keys.writes,
+        )  # fmt: skip
 
 
 def require_steady(subject: Subject) -> None:
@@ -50,7 +85,7 @@ def require_steady(subject: Subject) -> None:
 def counts_itself(subject: Subject) -> bool:
     """Whether positions are asked for and have no effect."""
     x = _random(subject, 5)
-    here, there = (subject.rotate(x.clone(), _index(subject, *range(begin, begin + 5)))[0] for begin in (0, 7))
+    here, there = (torch.cat(subject.rotate(x.clone(), _index(subject, *range(begin, begin + 5)))) for begin in (0, 7))
     return torch.equal(here, there)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ __all__ = ["bias_report"]
 
 HIDDEN = -1e4
 SAME = 1e-5
+
+FAR = 4096
+"""Tokens of the single row and the single column in which buckets are looked for, where these can be asked for."""
 
 BiasOf = Callable[[int, int], Tensor]
 
@@ -37,36 +41,44 @@ def bias_report(target: Any, expected: PositionEncoding | None, tried: Tried) ->
     causal = bool(hidden[:, later].all()) and not bool(hidden[:, ~later].any())
     seen = whole.masked_fill(hidden, torch.nan)
     of_distance = _is_toeplitz(seen)
-    relative = seen - seen.diagonal(dim1=1, dim2=2)[..., None]
+    relative = _relative(seen)
     up_to_rows = _is_toeplitz(relative)
     curve = seen if of_distance else relative
-    earlier, after = curve[:, -1].flip(-1), curve[:, 0]  # by distance, from 0 up
+    earlier, after = _farther(bias_of, *_by_distance(curve)) if of_distance else _by_distance(curve)
     slopes = -earlier[:, 1] if up_to_rows else None
     rounded = _rounding(earlier, slopes)
     if slopes is not None and rounded is None and not _is_linear(earlier, slopes):
         slopes = None
     counts = (_values(earlier[:, 1:]), _values(after[:, 1:]))
-    bucketed = up_to_rows and slopes is None and min(counts) < BIASED // 4
-    symmetric = not causal and bool(torch.allclose(earlier, after, atol=SAME))
-    smooth = slopes if rounded is None else None
-    encoding = _named(earlier, after, smooth, causal) if of_distance or slopes is not None else None
-    shown = None if encoding is None else encoding.matrix(BIASED).double()
-    if shown is not None:
-        shown = shown - shown.diagonal(dim1=1, dim2=2)[..., None]
+    shared = any(0 < 2 * count < side.shape[1] for count, side in zip(counts, (earlier, after), strict=True))
+    encoding, alike = None, ()
+    if slopes is not None and rounded is None:
+        usual = torch.allclose(slopes, torch.tensor(alibi_slopes(len(whole)), dtype=torch.float64), rtol=1e-5)
+        encoding = ALiBi(len(whole)) if usual else ALiBi(len(whole), slopes=slopes.tolist())
+    elif of_distance:
+        encoding, alike = _bucketed(earlier, None if causal else after)
+    agrees, of_all = None, True
+    if encoding is not None:
+        apart = (_relative(encoding.matrix(BIASED).double()) - relative).abs().masked_fill(hidden, 0)
+        of_all = float(apart.max()) <= SAME * max(float(relative.nan_to_num().abs().max()), 1.0)
+        agrees = float((apart if of_all else apart[:, ~later]).max())
     return BiasReport(
         subject=name_of(target),
         called=called,
         encoding=encoding,
-        agrees=None if shown is None else float((shown - relative)[:, ~later].abs().max()),
+        agrees=agrees,
+        of_all=of_all,
+        alike=alike,
         expected=expected,
         differences=() if expected is None else tuple(_differences(relative, expected, hidden)),
         num_heads=len(whole),
         of_distance=of_distance,
         up_to_rows=up_to_rows,
         causal=causal,
-        symmetric=symmetric,
+        symmetric=not causal and torch.allclose(earlier[:, :BIASED], after[:, :BIASED], atol=SAME),
         slopes=None if slopes is None else tuple(slopes.tolist()),
-        buckets=counts if bucketed else None,
+        buckets=counts if up_to_rows and slopes is None and shared else None,
+        farthest=min(earlier.shape[1], after.shape[1]) - 1,
         cached=_is_cached(bias_of, relative),
         rounded=rounded,
     )
@@ -77,7 +89,14 @@ def _called(target: Any, tried: Tried) -> tuple[str, BiasOf] | None:
     if isinstance(target, PositionEncoding):
         ways = {"encoding.matrix(query_len, key_len)": lambda q, k: target.matrix(q, k)}
     elif hasattr(target, "compute_bias"):
-        ways = {"module.compute_bias(query_len, key_len)": lambda q, k: target.compute_bias(q, k), **ways}
+        compute = target.compute_bias
+        cached = "past_seen_tokens" in inspect.signature(compute).parameters
+        ways = {
+            "module.compute_bias(query_len, key_len)": (
+                (lambda q, k: compute(q, k, past_seen_tokens=k - q)) if cached else compute
+            ),
+            **ways,
+        }
     for called, way in ways.items():
 
         def bias_of(q: int, k: int, way: Callable[[int, int], Any] = way) -> Tensor:
@@ -96,6 +115,33 @@ def _called(target: Any, tried: Tried) -> tuple[str, BiasOf] | None:
         else:
             return called, bias_of
     return None
+
+
+def _relative(bias: Tensor) -> Tensor:
+    """To the entry of the query's own token, whose row loses a constant, which softmax does not see."""
+    return bias - bias.diagonal(dim1=1, dim2=2)[..., None]
+
+
+def _by_distance(bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The values of earlier keys, and of later ones, from distance 0 up."""
+    return bias[:, -1].flip(-1), bias[:, 0]
+
+
+def _farther(bias_of: BiasOf, *sides: Tensor) -> tuple[Tensor, ...]:
+    """The same up to `FAR`, from a row and a column that say the same, whichever tokens these count as the last."""
+    lines: list[Tensor] = []
+    for queries, keys in ((1, FAR), (FAR, 1)):
+        try:
+            line = bias_of(queries, keys).flatten(1)
+        except FAILED:
+            continue
+        line = line.masked_fill(line <= HIDDEN, torch.nan)
+        lines += [line, line.flip(-1)]
+
+    def same(line: Tensor, side: Tensor) -> bool:
+        return torch.allclose(line[:, :BIASED], side, rtol=0, atol=0, equal_nan=True)
+
+    return tuple(next((line for line in lines if same(line, side)), side) for side in sides)
 
 
 def _is_toeplitz(bias: Tensor) -> bool:
@@ -134,37 +180,96 @@ def _is_cached(bias_of: BiasOf, relative: Tensor) -> bool | None:
     return bool(torch.allclose(newest[:, 0], relative[:, -1], atol=SAME, equal_nan=True))
 
 
-def _named(earlier: Tensor, after: Tensor, slopes: Tensor | None, causal: bool) -> PositionEncoding | None:
-    """ALiBi, or T5's bias with its table read off; others have no closed form."""
-    heads = len(earlier)
-    if slopes is not None:
-        usual = torch.allclose(slopes, torch.tensor(alibi_slopes(heads), dtype=torch.float64), rtol=1e-5)
-        return ALiBi(heads) if usual else ALiBi(heads, slopes=slopes.tolist())
-    distance = torch.arange(BIASED)
-    for bidirectional in (False, True):
-        for num_buckets in (32, 64, 16, 128):
-            for max_distance in (128, 64, 256):
-                if max_distance <= num_buckets // 2:
-                    continue
-                bias = T5Bias(heads, num_buckets=num_buckets, max_distance=max_distance, bidirectional=bidirectional)
-                of_earlier, of_later = bias.buckets(distance), bias.buckets(-distance)
-                with torch.no_grad():
-                    bias.weight.zero_()
-                    bias.weight[of_earlier] = earlier.T.float()
-                    if bidirectional:
-                        bias.weight[of_later] = after.nan_to_num().T.float()
-                    again = bias.weight[of_earlier].T.double(), bias.weight[of_later].T.double()
-                same = torch.allclose(again[0], earlier, atol=SAME)
-                if same and (causal or torch.allclose(again[1], after, atol=SAME)):
-                    return bias
-    return None
+class _Buckets(NamedTuple):
+    """T5's buckets, with the largest distances, the first and the last, that give them; the last may be `UNBOUNDED`."""
+
+    bidirectional: bool
+    num_buckets: int
+    lowest: int
+    highest: int
+
+    def __str__(self) -> str:
+        """As arguments of `T5Bias`."""
+        span = f"{self.lowest} to {self.highest}" if self.highest < UNBOUNDED else f"{self.lowest} or more"
+        far = f"{self.lowest}" if self.lowest == self.highest else span
+        return f"num_buckets={self.num_buckets}, max_distance={far}, bidirectional={self.bidirectional}"
+
+
+UNBOUNDED = 2 * FAR
+"""A largest distance that nothing that is looked at tells from larger ones."""
+
+
+def _bucketed(earlier: Tensor, after: Tensor | None) -> tuple[PositionEncoding | None, tuple[str, ...]]:
+    """T5's bias with its table read off, and all settings that share these values out alike, if there are several.
+
+    `after` is ``None`` where later keys are hidden.
+    """
+    starts = _starts(earlier)
+    one_way = after is None or bool((after == after[:, :1]).all())
+    both = after is None or _starts(after) == starts
+    found = [
+        _Buckets(bidirectional, rows, lowest, highest)
+        for count, lowest, highest in _settings(starts, earlier.shape[1])
+        for bidirectional, rows in ((False, count), (True, 2 * count), (True, 2 * count + 1))
+        if (both if bidirectional else one_way)
+    ]
+    for each in sorted(found, key=_plainness):
+        usual = [128, *(2**power for power in range(14))]
+        reach = next((far for far in usual if each.lowest <= far <= each.highest), each.lowest)
+        bias = T5Bias(
+            len(earlier), num_buckets=each.num_buckets, max_distance=reach, bidirectional=each.bidirectional
+        )  # fmt: skip
+        distance = torch.arange(earlier.shape[1])
+        sides = ((earlier, distance), *(() if after is None else ((after, -distance[: after.shape[1]]),)))
+        with torch.no_grad():
+            bias.weight.zero_()
+            for side, where in sides:
+                bias.weight[bias.buckets(where)] = side.T.float()
+            if all(torch.equal(bias.weight[bias.buckets(where)].T, side.float()) for side, where in sides):
+                several = len(found) > 1 or each.lowest < each.highest
+                return bias, tuple(map(str, sorted(found, key=_plainness))) if several else ()
+    return None, ()
+
+
+def _plainness(buckets: _Buckets) -> tuple[bool, bool, int]:
+    """The usual settings first: 128 tokens, a power of two."""
+    return not buckets.lowest <= 128 <= buckets.highest, buckets.num_buckets.bit_count() > 1, buckets.num_buckets
+
+
+def _starts(side: Tensor) -> list[int]:
+    """The distances from 1 on whose values are not those of the distance before, in some head."""
+    return ((side[:, 1:] != side[:, :-1]).any(0).nonzero()[:, 0] + 1).tolist()
+
+
+def _settings(starts: list[int], count: int) -> Iterator[tuple[int, int, int]]:
+    """T5's numbers of buckets of one side, and the largest distances, first and last, whose buckets begin there.
+
+    A bucket is one distance up to half their number, so that half is no more than the distances that stand alone.
+    """
+    alone = next((place for place, start in enumerate(starts, 1) if place != start), len(starts) + 1)
+    if not starts or alone >= count:  # one value, or as many as distances: no buckets
+        return
+    ends = torch.tensor([*starts, count], dtype=torch.float64) - 1
+    firsts = torch.tensor([0, *starts], dtype=torch.float64)
+    for exact, buckets in ((exact, 2 * exact + odd) for exact in range(1, alone + 1) for odd in (0, 1)):
+
+        def bucket(distance: Tensor, far: Tensor, exact: int = exact, buckets: int = buckets) -> Tensor:
+            share = (distance.clamp(min=1) / exact).log() / (far / exact).log()[:, None] * (buckets - exact)
+            return torch.where(distance < exact, distance, (exact + share.floor()).clamp(max=buckets - 1))
+
+        far = torch.arange(exact + 1, UNBOUNDED + 1, dtype=torch.float64)
+        for least in (len(starts) - 1, 0):  # few pass the last bucket alone
+            first, last = bucket(firsts[least:], far), bucket(ends[least:], far)
+            far = far[(first == last).all(1) & (first[:, 1:] > last[:, :-1]).all(1)]
+        if len(far):
+            yield buckets, int(far[0]), int(far[-1])
 
 
 def _differences(relative: Tensor, expected: PositionEncoding, hidden: Tensor) -> list[str]:
     other = expected.matrix(BIASED).double()
     if len(other) != len(relative):
         return [f"it has {len(relative)} heads"]
-    other = other - other.diagonal(dim1=1, dim2=2)[..., None]
+    other = _relative(other)
     apart = (relative - other).masked_fill(hidden, 0).abs()
     if float(apart.max()) <= SAME * max(float(other.abs().max()), 1.0):
         return []

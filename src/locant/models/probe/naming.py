@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from locant.errors import LocantError
-from locant.models.probe.rotation import Rotation
+from locant.models.probe.rotation import EVEN, Rotation
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.pair_table import Pairs
 from locant.positions.scaling import Linear, Llama3, Proportional, Scaling, Unscaled, YaRN
 
-__all__ = ["named"]
+__all__ = ["is_recognised", "named"]
 
 SAME = 4e-6
 """How far a measured frequency may be from one of a formula, over its size: float32 made it, and measured it."""
@@ -29,7 +29,7 @@ LENGTHS = tuple(2**power for power in range(8, 21))
 def named(rotation: Rotation, width: int, axes: int) -> Rotary | None:
     """The rotary encoding with these pairs and frequencies; ``None``: there is none, a pair follows two axes."""
     blocks = rotation.blocks
-    if not blocks or not all(block.is_rotation and len(block.axes) == 1 for block in blocks):
+    if not blocks or rotation.bent > EVEN or not all(block.is_rotation and len(block.axes) == 1 for block in blocks):
         return None
     axis = [block.axes[0] for block in blocks]
     frequencies = torch.tensor([block.frequencies[block.axes[0]] for block in blocks], dtype=torch.float64)
@@ -50,6 +50,17 @@ def named(rotation: Rotation, width: int, axes: int) -> Rotary | None:
     if fits:
         return _with_factor(_short(fits[-1] if len(f"{fits[-1].base:g}") <= 5 else fits[0]), rotation.factor)
     return _with_factor(Rotary(width, pairs=Pairs(**shape, inv_freq=found.tolist())), rotation.factor)  # type: ignore[arg-type]
+
+
+def is_recognised(encoding: Rotary) -> bool:
+    """Whether its frequencies follow from numbers of three digits, which no measurement gives by chance.
+
+    Others are known as far as they were measured, and no error of an angle is told by them.
+    """
+    scaling = encoding.scaling
+    names = ("factor", "low_freq_factor", "high_freq_factor", "rotated_share")
+    given = [encoding.base, *(getattr(scaling, name, 1.0) for name in names)]
+    return encoding.pairs.inv_freq is None and all(float(f"{each:.2e}") == each for each in given)
 
 
 Ladder = tuple[float, Scaling | None, list[tuple[int, int]]]
@@ -126,13 +137,13 @@ def _line(x: Tensor, y: Tensor) -> tuple[float, float]:
     return slope, float(y.mean() - slope * x.mean())
 
 
-def _round(value: float, rel: float = 2e-5) -> float:
-    """The number of fewest digits that it may be, as far as float32 tells."""
+def _round(value: float, rel: float | None = None) -> float:
+    """The number of fewest digits that it may be, as far as float32 tells; of more digits fewer agree by chance."""
     for digits in range(1, 7):
         shorter = float(f"{value:.{digits - 1}e}")
-        if math.isclose(shorter, value, rel_tol=rel):
+        if math.isclose(shorter, value, rel_tol=min(2e-5, 10.0 ** -(digits + 2)) if rel is None else rel):
             return shorter
-    return value
+    return float(f"{value:.6e}")
 
 
 def _short(encoding: Rotary) -> Rotary:

@@ -17,10 +17,13 @@ from torch import Tensor
 from locant.models.probe.subject import Subject
 from locant.models.probe.trial import HEADS
 
-__all__ = ["Block", "Rotation", "angles_at", "begins_at", "measured_rotation", "wrapped"]
+__all__ = ["EVEN", "NEAR", "ROUNDED", "Block", "Rotation", "angles_at", "begins_at", "measured_rotation", "wrapped"]
 
 NEAR = (1, 2, 3, 5, 8, 13, 21, 34, 61)
 """Each at most twice the one before: a frequency known from one says how often the next went round."""
+
+EVEN = 1e-3
+"""How far angles may be off a straight line, in radians at positions up to 61."""
 
 NOTHING = 1e-9
 """Entries of a matrix up to here are 0, and angles too."""
@@ -84,13 +87,16 @@ class Rotation:
     same_heads: bool
 
 
-def begins_at(rotation: Rotation) -> int:
-    """The position as which 0 is rotated, where that is a whole one."""
+def begins_at(rotation: Rotation) -> float | None:
+    """The position as which 0 is rotated; ``None``: its angles are those of no position."""
     moving = [(block.offset, sum(block.frequencies)) for block in rotation.blocks if sum(block.frequencies)]
-    offset, speed = max(moving, key=lambda each: abs(each[1]), default=(0.0, 1.0))
-    steps = round(offset / speed)
-    whole = all(abs(math.remainder(one - steps * each, math.tau)) < ROUNDED for one, each in moving)
-    return steps if whole else 0
+    steps = 0.0
+    for offset, speed in sorted(moving, key=lambda each: abs(each[1])):  # the slow ones have not gone round yet
+        steps += math.remainder(offset - steps * speed, math.tau) / speed
+    for begin in (float(round(steps)), steps):
+        if all(abs(math.remainder(offset - begin * speed, math.tau)) < ROUNDED for offset, speed in moving):
+            return begin
+    return None
 
 
 def matrices(subject: Subject, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,7 +112,9 @@ def measured_rotation(subject: Subject) -> tuple[Rotation, Rotation]:
     lines = [subject.places(*steps, axis=axis) for axis in range(subject.axes)]
     sides = matrices(subject, torch.cat([subject.places(0), *lines], 1))
     of_q = _side(sides[0], steps, subject.axes)
-    return of_q, of_q if torch.equal(*sides) else _side(sides[1], steps, subject.axes)
+    if float((sides[0] - sides[1]).abs().max()) < ROUNDED * of_q.factor:
+        return of_q, of_q
+    return of_q, _side(sides[1], steps, subject.axes)
 
 
 def _side(heads: Tensor, steps: Sequence[int], axes: int) -> Rotation:

@@ -52,6 +52,21 @@ class Subject:
         again, last = self.again, limit if self.limit is None else min(limit, self.limit)
         return replace(self, limit=last, again=None if again is None else lambda dtype: again(dtype).within(limit))
 
+    def sides(self) -> tuple[Subject, ...]:
+        """What is done to queries, and what to keys, each as if both got it; one, where one result stands for both."""
+        q, k = self.rotate(torch.ones(1, HEADS, TRIAL, self.width), self.places(*range(TRIAL)))
+        return (self,) if q is k else (self._side(0), self._side(1))
+
+    def _side(self, number: int) -> Subject:
+        rotate, again = self.rotate, self.again
+
+        def one_side(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+            side = rotate(x, index)[number]
+            return side, side
+
+        copied = None if again is None else lambda dtype: again(dtype)._side(number)
+        return replace(self, rotate=one_side, again=copied)
+
     def places(self, *index: int, axis: int = 0) -> Tensor:
         """These positions on one axis, and 0 on the others."""
         found = torch.zeros(1, len(index), self.axes, dtype=torch.int64)
