@@ -27,7 +27,7 @@ from locant.positions.base import PositionEncoding, has_bias
 from locant.positions.documents import PADDING
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
-from locant.positions.rotary_by_class import PairClass, products
+from locant.positions.rotary_by_class import PairClass, RotaryByClass, products
 from locant.tensors import has_values
 
 __all__ = [
