@@ -176,7 +176,8 @@ def _by_class(backend: BackendName, classes: Sequence[PairClass], inputs: Attent
     mask = inputs.mask
     if not mask.causal or mask.window is not None:
         what = "causal=False" if not mask.causal else f"window={mask.window}"
-        got = f"got {what} beside {type(inputs.encoding).__name__}, whose classes are of the pairs of a causal mask"
+        name = type(inputs.encoding).__name__
+        got = f"got {what} beside {name}, whose classes are those of the pairs of a causal mask"
         raise LocantError(got, "encoding.rotary in its place")
     by_rows: dict[int, list[Attended]] = {}
     for pairs in classes:

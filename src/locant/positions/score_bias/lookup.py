@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -53,12 +53,12 @@ class Entries:
     is_tile: bool = False
     memo: list[OfPairs] = field(default_factory=list)
 
-    def of_heads(self, heads: slice) -> Self:
+    def of_heads(self, heads: slice) -> Entries:
         of_query, of_key = (x if x is None or x.ndim == 2 else x[heads] for x in (self.of_query, self.of_key))
         of_head = None if self.of_head is None else self.of_head[heads]
         return replace(self, of_head=of_head, of_query=of_query, of_key=of_key)
 
-    def tile(self, rows: slice, columns: slice) -> Self:
+    def tile(self, rows: slice, columns: slice) -> Entries:
         queries, keys = self.queries.slice(rows.start, rows.stop), self.keys.slice(columns.start, columns.stop)
         return replace(self, queries=queries, keys=keys, is_tile=True, memo=[])
 
@@ -113,20 +113,20 @@ class Lookup(ScoreBias):
         """What any part of it is computed from."""
         return self.of_query, self.of_key, *(x for t in self.tables for x in (t.of_head, t.of_query, t.of_key))
 
-    def with_tensors(self, tensors: Sequence[Tensor | None]) -> Self:
+    def with_tensors(self, tensors: Sequence[Tensor | None]) -> Lookup:
         """The same of other `tensors`."""
         of_query, of_key, *rest = tensors
         fields = zip(self.tables, rest[::3], rest[1::3], rest[2::3], strict=True)
         tables = tuple(replace(table, of_head=h, of_query=q, of_key=k) for table, h, q, k in fields)
         return replace(self, memo=[tables], of_query=of_query, of_key=of_key)
 
-    def of_heads(self, heads: slice) -> Self:
+    def of_heads(self, heads: slice) -> Lookup:
         """That of some heads."""
         tables = tuple(table.of_heads(heads) for table in self.tables)
         of_query, of_key = (None if x is None else x[:, heads] for x in (self.of_query, self.of_key))
         return replace(self, q=self.q[:, heads], memo=[tables], of_query=of_query, of_key=of_key)
 
-    def tile(self, rows: slice, columns: slice) -> Self:
+    def tile(self, rows: slice, columns: slice) -> Lookup:
         """That of some queries and keys."""
         return replace(
             self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -50,18 +50,18 @@ class Pairwise(ScoreBias):
         """What any part of it is computed from."""
         return self.of_query, self.of_key, *self.operands().values()
 
-    def with_tensors(self, tensors: Sequence[Tensor | None]) -> Self:
+    def with_tensors(self, tensors: Sequence[Tensor | None]) -> Pairwise:
         """The same of other `tensors`."""
         of_query, of_key, *rest = tensors
         operands: dict[str, Any] = dict(zip(self.operands(), rest, strict=True))
         return replace(self, of_query=of_query, of_key=of_key, operands=lambda: operands, memo=[])
 
-    def of_heads(self, heads: slice) -> Self:
+    def of_heads(self, heads: slice) -> Pairwise:
         """That of some heads."""
         of_query, of_key = (x if x is None or x.shape[1] == 1 else x[:, heads] for x in (self.of_query, self.of_key))
         return replace(self, q=self.q[:, heads], of_query=of_query, of_key=of_key, heads=self.heads[heads])
 
-    def tile(self, rows: slice, columns: slice) -> Self:
+    def tile(self, rows: slice, columns: slice) -> Pairwise:
         """That of some queries and keys."""
         of_query = None if self.of_query is None else self.of_query[:, :, rows]
         of_key = None if self.of_key is None else self.of_key[:, :, columns]
