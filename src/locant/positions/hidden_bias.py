@@ -58,7 +58,7 @@ class HiddenBias(PositionEncoding):
     ...     def of_hidden(self, x, positions, past):
     ...         return None, x.mean(-1, keepdim=True).expand(-1, -1, len(self.heads))
     ...     def of_pair(self, queries, keys, head):
-    ...         return keys[..., 0]
+    ...         return keys
     >>> loud, x, q = Loud(2, 8), torch.ones(1, 3, 8), torch.zeros(1, 2, 3, 4)
     >>> loud.bias(q, q, loud.read(x, Positions.arange(3)))[0, 1, 2]
     tensor([1., 1., 1.])

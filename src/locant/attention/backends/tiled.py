@@ -74,10 +74,8 @@ def way_of(inputs: AttentionInputs) -> Way:
     is_one = inputs.q.shape[0] == 1 and inputs.q.shape[2] == 1
     if on_cpu and is_one and inputs.mask.offset is not None and isinstance(inputs.bias, Lookup | Pairwise):
         return Way("table", "of one query each distance has a number of its own")
-    in_parts = inputs.q.shape[2] >= FEWEST_ROWS and (
-        isinstance(inputs.bias, Pairwise) or (isinstance(inputs.bias, Lookup) and not inputs.bias.is_of_heads)
-    )
-    if on_cpu and in_parts and not (torch.compiler.is_compiling() or is_mapping()):
+    in_parts = isinstance(inputs.bias, Lookup | Pairwise) and inputs.bias.heads_differ
+    if on_cpu and in_parts and inputs.q.shape[2] >= FEWEST_ROWS and not (torch.compiler.is_compiling() or is_mapping()):
         return Way("blocks", "mask and bias are held for a block of queries and keys at a time")
     return Way("tiles", "mask and bias are held for a tile of queries at a time")
 

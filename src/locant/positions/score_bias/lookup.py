@@ -98,9 +98,9 @@ class Lookup(ScoreBias):
     memo: list[tuple[Entries, ...]] = field(default_factory=list)
 
     @property
-    def is_of_heads(self) -> bool:
-        """Whether what tokens hold has no part in it."""
-        return self.of_query is None and self.of_key is None
+    def heads_differ(self) -> bool:
+        """Whether some heads alone cost their share of all: where tokens have a part in it."""
+        return self.of_query is not None or self.of_key is not None
 
     @property
     def tables(self) -> tuple[Entries, ...]:

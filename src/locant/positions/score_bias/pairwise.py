@@ -46,6 +46,11 @@ class Pairwise(ScoreBias):
     memo: list[Tensor] = field(default_factory=list)
 
     @property
+    def heads_differ(self) -> bool:
+        """Whether some heads alone cost their share of all; else it is best had for all heads at once."""
+        return self.shared is None
+
+    @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         """What any part of it is computed from."""
         return self.of_query, self.of_key, *self.operands().values()
@@ -75,7 +80,8 @@ class Pairwise(ScoreBias):
         pair: tuple[Any, ...] = (of_query, of_key)
         if self.shared is not None:
             pair = (self._in_common(self.shared, pair, operands),)
-        return self.of_pair(*pair, head, **operands).to(bias_dtype(self.q))
+        bias = self.of_pair(*pair, head, **operands).to(bias_dtype(self.q))
+        return bias if bias.shape[-2] == self.q.shape[2] else bias.expand(*bias.shape[:-2], self.q.shape[2], -1)
 
     def _in_common(self, shared: Callable[..., Tensor], pair: tuple[Any, ...], operands: dict[str, Tensor]) -> Tensor:
         """Once for all heads of a tile; anew where it is differentiated or compiled."""
