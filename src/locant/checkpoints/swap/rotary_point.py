@@ -7,10 +7,12 @@ it with what `Rotary.from_config` says; a module that computes something else is
 
 from __future__ import annotations
 
+import copy
 import inspect
+import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,11 +21,13 @@ from torch import Tensor, nn
 from locant.arguments import MAX_INT32
 from locant.errors import InputError, LocantError
 from locant.models.architecture import UNKNOWN
+from locant.models.config_values import LENGTHS, TRAINED
 from locant.models.registry import read
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
+from locant.positions.scaling import LongRoPE
 
 __all__ = ["ANGLES", "LayerHook", "RotaryPoint", "rotary_points"]
 
@@ -32,7 +36,8 @@ ANGLES = "position_embeddings"
 """What attention modules call the angles that they are given."""
 
 PROBED = 12
-CLOSE = {torch.float32: 1e-5}
+CLOSE = 1e-5
+LAST_BIT = 2.0**-22
 ROUNDED = 0.2
 """How far cosines at a dozen positions are off in a module whose frequencies were rounded to 16 bits, at most."""
 
@@ -180,12 +185,28 @@ def _measured(path: str, module: nn.Module, owner: Any, angles: AngleMode) -> Ro
     if "position_ids" not in parameters or not set(parameters) <= {"x", "hidden_states", "position_ids", "layer_type"}:
         got = f"got {name}, which is called with {', '.join(parameters)}, expected x, position_ids"
         raise InputError(got, "a model whose rotary module is called as Llama's is")
-    own = _own(getattr(module, "config", owner.config), module, takes_types="layer_type" in parameters)
-    forms = {_form(name, module, rotary, layer_type) for layer_type, rotary in own.items()}
+    config = getattr(module, "config", owner.config)
+    lengths = _lengths(config)
+    own, forms = dict[str | None, Rotary](), set[str]()
+    for layer_type, rotary in _own(config, module, takes_types="layer_type" in parameters).items():
+        own[layer_type], form = _computed(name, module, rotary, layer_type, lengths)
+        forms.add(form)
     if len(forms) > 1:
         raise InputError(f"got {name} with results of several forms, {sorted(forms)}", "a model with one form")
     exact = {layer_type: rotary.alike(angles=angles) for layer_type, rotary in own.items()}
     return RotaryPoint(path, module, owner, exact, forms.pop())
+
+
+def _lengths(config: Any) -> list[int]:
+    """Lengths on both sides of every one that the configuration names, from where a module may compute otherwise."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    ropes = [rope, *(each for each in rope.values() if isinstance(each, Mapping))]
+    named = {
+        *(each.get(TRAINED) for each in ropes),
+        *(getattr(config, key, None) for key in (TRAINED, *LENGTHS, "sliding_window")),
+    }
+    lengths = {length for each in named if isinstance(each, int) for length in (each, each + 1, 2 * each)}
+    return [PROBED, *sorted(length for length in lengths if length > PROBED)]
 
 
 def _own(config: Any, module: nn.Module, *, takes_types: bool) -> dict[str | None, Rotary]:
@@ -201,31 +222,71 @@ def _own(config: Any, module: nn.Module, *, takes_types: bool) -> dict[str | Non
     return {kind: Rotary.from_config(config, layer_type=kind, angles="float32") for kind in dict.fromkeys(types)}
 
 
-def _form(name: str, module: nn.Module, rotary: Rotary, layer_type: str | None) -> str:
-    """In which form the module returns the angles of `rotary`."""
-    device = next(module.buffers(), torch.empty(0)).device
-    axes = rotary.pairs.num_axes or 1
-    position_ids = torch.arange(PROBED, device=device)[None]
-    if axes > 1:  # apart on every axis
-        position_ids = torch.stack([(position_ids * (axis + 1)) % PROBED for axis in range(axes)])
-    options = {} if layer_type is None else {"layer_type": layer_type}
-    with torch.no_grad():
-        theirs = module(torch.zeros(1, PROBED, 1, device=device), position_ids=position_ids, **options)
-    narrow = any(buffer.dtype.itemsize < 4 for buffer in module.buffers() if buffer.is_floating_point())
-    near = ROUNDED if narrow else CLOSE[torch.float32]
-    index = position_ids.movedim(0, -1) if position_ids.ndim == 3 else position_ids
-    cos, sin = rotary.cos_sin(Positions.of(index))
-    for form, made in FORMS.items():
-        if _near(made(cos, sin), theirs, near):
-            return form
+def _computed(
+    name: str, module: nn.Module, rotary: Rotary, layer_type: str | None, lengths: Sequence[int]
+) -> tuple[Rotary, str]:
+    """What the module computes, and the form in which it returns that.
+
+    The configuration says it; but a module may pass by its long factors (PhiMoE of `transformers`).
+    """
+    reasons = []
+    for each in (rotary, *_with_short_factors(rotary)):
+        form, wrong = _form(module, each, layer_type, lengths)
+        if wrong is None:
+            return each, form
+        reasons.append(f" at a length of {wrong}" if form else "")
     raise InputError(
-        f"got {name}, which does not compute the angles of its configuration, {rotary}",
+        f"got {name}, which does not compute the angles of its configuration{reasons[0]}, {rotary}",
         "swap(model, encoding), where the encoding of the model does not matter",
     )
 
 
-def _near(ours: Angles, theirs: Angles, near: float) -> bool:
+def _with_short_factors(rotary: Rotary) -> list[Rotary]:
+    """The same with the short factors at every length, where there are long ones."""
+    if not isinstance(rotary.scaling, LongRoPE):
+        return []
+    return [rotary.alike(scaling=replace(rotary.scaling, long_factor=rotary.scaling.short_factor))]
+
+
+def _form(module: nn.Module, rotary: Rotary, layer_type: str | None, lengths: Sequence[int]) -> tuple[str, int | None]:
+    """In which form the module returns the angles of `rotary`, and the first length at which it does not."""
+    forms = [*FORMS]
+    module = copy.deepcopy(module)  # some remember the longest sequence that they have seen
+    for length in lengths:
+        index, theirs = _result(module, rotary, layer_type, length)
+        trained = rotary.scaling.length_that_matters
+        of_length = rotary if trained is None or length <= trained else rotary.for_length(length)
+        cos, sin = of_length.cos_sin(Positions.of(index))
+        alike = [form for form in forms if _near(FORMS[form](cos, sin), theirs, _tolerance(module, length))]
+        if not alike:
+            return "" if length == lengths[0] else forms[0], length
+        forms = alike
+    return forms[0], None
+
+
+def _tolerance(module: nn.Module, length: int) -> Tensor:
+    """By how much the angles of each position may be off: another device rounds the last bit of a frequency its way."""
+    if any(buffer.dtype.itemsize < 4 for buffer in module.buffers() if buffer.is_floating_point()):
+        return torch.tensor([ROUNDED] * (PROBED - 1) + [math.inf])[:, None]  # far from 0 nothing is left of 16 bits
+    return torch.tensor([CLOSE + position * LAST_BIT for position in [*range(PROBED - 1), length - 1]])[:, None]
+
+
+def _result(module: nn.Module, rotary: Rotary, layer_type: str | None, length: int) -> tuple[Tensor, Angles]:
+    """The first positions of a row of that length and its last one, and what the module makes of them."""
+    device = next(module.buffers(), torch.empty(0)).device
+    axes = rotary.pairs.num_axes or 1
+    position_ids = torch.tensor([[*range(PROBED - 1), length - 1]], device=device)
+    if axes > 1:  # apart on every axis
+        moved = [torch.arange(PROBED - 1, device=device) * (axis + 1) % PROBED for axis in range(axes)]
+        position_ids = torch.stack([torch.cat([each, position_ids[0, -1:]])[None] for each in moved])
+    options = {} if layer_type is None else {"layer_type": layer_type}
+    with torch.no_grad():
+        theirs = module(torch.zeros(1, PROBED, 1, device=device), position_ids=position_ids, **options)
+    return position_ids.movedim(0, -1) if axes > 1 else position_ids, theirs
+
+
+def _near(ours: Angles, theirs: Angles, near: Tensor) -> bool:
     pairs = zip(*((each,) if isinstance(each, Tensor) else each for each in (ours, theirs)), strict=False)
     return isinstance(ours, Tensor) == isinstance(theirs, Tensor) and all(
-        one.shape == other.shape and (one - other).abs().max().item() <= near for one, other in pairs
+        one.shape == other.shape and bool(((one - other).abs() <= near.to(one.device)).all()) for one, other in pairs
     )
