@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from locant.attention import attend
+from locant.attention.choice import SMALL
+from locant.checkpoints.swap.bias_point import GivenBias
 from locant.errors import InputError, LocantError
 from locant.positions.base import PositionEncoding, has_bias
 from locant.positions.positions import Positions
@@ -44,11 +46,14 @@ class AttentionPoint:
     Args:
         owner: the model that holds the encodings, as `locant`, so that they are trained and saved with it.
         place: which of them; ``None``: this layer has its attention as before.
+        own: the bias that the model's own code hands on to the layer, as its table where `place` is ``None``; for
+            another encoding it is left out. ``None``: it is added as it comes.
     """
 
     owner: nn.Module
     place: int | None
     before: str
+    own: GivenBias | None = None
 
     @property
     def encoding(self) -> PositionEncoding | None:
@@ -78,13 +83,16 @@ def has_learned_bias(owner: nn.Module) -> bool:
     return any("relative_attention_bias" in path or "rel_pos" in path for path, _ in owner.named_parameters())
 
 
-def require_point(owner: Any) -> None:
-    """Raise unless the model asks for its attention function by name, and has named one that takes a mask."""
+def require_point(owner: Any, *, has_known_bias: bool = False) -> None:
+    """Raise unless the model asks for its attention function by name, and has named one that takes a mask.
+
+    T5 does not say that it supports any function, since it calls it with its bias, which others would not know.
+    """
     name = type(owner).__name__
-    if not owner._supports_attention_backend or not owner._can_set_attn_implementation():
+    if not (owner._supports_attention_backend or has_known_bias) or not owner._can_set_attn_implementation():
         got = f"got {name}, whose attention is not called by name and has no point for scores"
         raise InputError(got, "a model whose attention goes through transformers.AttentionInterface")
-    if has_learned_bias(owner):
+    if has_learned_bias(owner) and not has_known_bias:
         raise InputError(f"got {name}, whose attention has a learned bias of its own", "a model without one")
     if owner.config._attn_implementation not in BEFORE:
         got = f"got {name} with {owner.config._attn_implementation} attention, which is fused and takes no bias"
@@ -172,10 +180,20 @@ def attention(
         got = f"got {type(module).__name__} of a model that was built from the configuration of a swapped one"
         raise LocantError(got, "model.set_attn_implementation('sdpa') of the new model, or a configuration of its own")
     encoding = point.encoding
-    if others.get("position_bias") is not None:
-        raise LocantError(f"got a bias of its own from {type(module).__name__}", "a model without one")
     causal = others.get("is_causal")
     causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
+    if attention_mask is None and causal and point.before == "eager" and query.shape[2] > 1:
+        attention_mask = _later_keys_hidden(query, key, causal)  # sdpa does so itself
+    own_bias = others.pop("position_bias", None)
+    if own_bias is not None and encoding is not None and point.own is None:
+        raise LocantError(f"got a bias of its own from {type(module).__name__}", "a model without one")
+    if own_bias is not None and encoding is None:
+        if point.own is None or not _without_matrix(point, module, query, key, attention_mask, own_bias, others):
+            mask, added = _beside_own_bias(point, query, key, attention_mask, own_bias)
+            return point.function(module)(
+                module, query, key, value, mask, scaling=scaling, dropout=dropout, position_bias=added, **others
+            )
+        encoding = point.own.of_table(own_bias)
     width = query.shape[-1]
     if attention_mask is None and encoding is not None and _is_plain(point, module, others):
         positions, k_positions = _in_slots(query, key)
@@ -208,6 +226,29 @@ def attention(
         module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **others
     )
     return y.to(dtype), weights
+
+
+def _without_matrix(
+    point: AttentionPoint, module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, table: Tensor,
+    others: dict[str, Any],
+) -> bool:  # fmt: skip
+    """Whether a backend adds the model's own bias without a matrix, and a matrix would take more than it costs."""
+    scores = query.shape[:3].numel() * key.shape[2]
+    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and table.requires_grad):
+        return False  # a graph cannot be made of another table, and a gradient keeps the matrix of its own code
+    return mask is None and scores >= SMALL and _is_plain(point, module, others)
+
+
+def _beside_own_bias(
+    point: AttentionPoint, query: Tensor, key: Tensor, mask: Tensor | None, bias: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """The mask and the bias that the model's own code would call the function from before with."""
+    if mask is not None:
+        mask = mask[..., : key.shape[2]]
+    if point.own is not None:
+        where = _in_slots(query, key) if mask is None else _positions(query, key, mask, None)
+        bias = point.own.matrix_of(bias, *where)
+    return (None, bias) if mask is None else (_numbers(mask, query.dtype, bias), None)
 
 
 def _scores_by_class(

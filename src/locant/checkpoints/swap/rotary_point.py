@@ -29,7 +29,7 @@ from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 from locant.positions.scaling import LongRoPE
 
-__all__ = ["ANGLES", "LayerHook", "RotaryPoint", "rotary_points"]
+__all__ = ["ANGLES", "LayerHook", "RotaryPoint", "innermost_model", "rotary_points"]
 
 CALLED_SO = re.compile(r"Rotary|Rope(?=[A-Z])|RoPE(?=[A-Z])")
 ANGLES = "position_embeddings"
@@ -161,7 +161,7 @@ def identity(like: Angles) -> Angles:
 def rotary_points(model: Any, *, angles: AngleMode) -> list[RotaryPoint]:
     """The rotary modules of the text part of the model; several only where each does what its configuration says."""
     found = [
-        (path, module, _owner(model, path))
+        (path, module, innermost_model(model, path))
         for path, module in model.named_modules()
         if CALLED_SO.search(type(module).__name__) and "Attention" not in type(module).__name__
     ]
@@ -170,7 +170,7 @@ def rotary_points(model: Any, *, angles: AngleMode) -> list[RotaryPoint]:
     return [_measured(path, module, owner, angles) for path, module, owner in of_text or found]
 
 
-def _owner(model: Any, path: str) -> Any:
+def innermost_model(model: Any, path: str) -> Any:
     """The innermost model around a module."""
     from transformers import PreTrainedModel
 
