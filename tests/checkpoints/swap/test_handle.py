@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, Qwen2VLConfig, Qwen2VLForConditionalGeneration
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import locant
@@ -21,7 +20,7 @@ from locant.errors import InputError, LocantError, RangeError
 from locant.positions.registry import ENCODINGS
 from locant.positions.temperature import Temperature
 from tests.checkpoints.swap.families import Family, tiny
-from tests.checkpoints.swap.work import ids
+from tests.checkpoints.swap.work import ids, padded
 from tests.refusal import refuses
 from tests.registries import restore
 from tests.tolerances import LOGITS
@@ -57,11 +56,11 @@ def state(model: Any) -> tuple[Any, ...]:
 def test_attention_that_calls_no_function_is_refused_for_that_reason(
     family: Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, name, calls = tiny(family), "tests of locant: never called", []
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, name, lambda *args, **options: calls.append(args))
-    monkeypatch.setitem(ALL_MASK_ATTENTION_FUNCTIONS, name, eager_mask)
-    model.config._attn_implementation = name
-    model(ids())
+    model, calls = tiny(family), []
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", lambda *args, **options: calls.append(args))
+    model.config._attn_implementation = "sdpa"
+    tokens, mask, _ = padded()
+    model(tokens, attention_mask=mask)
     assert not calls
     with refuses(InputError, family.cls, "ALiBi of its own code", "calls no function by name", "T5's bias"):
         locant.swap(tiny(family), locant.ALiBi(4))

@@ -72,8 +72,15 @@ def results(model: Any) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", KIN, ids=lambda family: family.model_type)
+SOME = [
+    pytest.param(family, attention, marks=() if fast else pytest.mark.slow, id=f"{family.model_type}-{attention}")
+    for family, quick in zip(KIN, ("sdpa", "neither", "eager"), strict=True)
+    for attention in ("sdpa", "eager")
+    for fast in [attention == quick]
+]
+
+
+@pytest.mark.parametrize(("family", "attention"), SOME)
 def test_its_own_bias_keeps_every_bit(family: Family, attention: str) -> None:
     model = model_of(family)
     model.set_attn_implementation(attention)
@@ -159,11 +166,14 @@ def nope(distance: Tensor) -> Tensor:
     return torch.zeros(HEADS, *distance.shape)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize(
-    ("encoding", "bias"),
-    [(locant.ALiBi(HEADS), alibi), (locant.PositionEncoding(), nope)],
-    ids=["alibi", "nope"],
+    ("encoding", "bias", "attention"),
+    [
+        pytest.param(locant.ALiBi(HEADS), alibi, "sdpa", id="alibi-sdpa"),
+        pytest.param(locant.ALiBi(HEADS), alibi, "eager", id="alibi-eager", marks=pytest.mark.slow),
+        pytest.param(locant.PositionEncoding(), nope, "sdpa", id="nope-sdpa", marks=pytest.mark.slow),
+        pytest.param(locant.PositionEncoding(), nope, "eager", id="nope-eager"),
+    ],
 )
 def test_another_bias_is_what_its_own_code_would_add(encoding: Any, bias: Any, attention: str) -> None:
     model = model_of()
