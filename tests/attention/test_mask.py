@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
@@ -53,6 +53,47 @@ def test_no_visible_pair_is_lost_and_no_hidden_one_let_in(case_name: str, causal
     if positions.start is not None and keys.start is not None:
         assert torch.equal(some, holds_some), "a block is visited for nothing"
         assert torch.equal(every, holds_all), "a block is looked at pair by pair for nothing"
+
+
+def skips(mask: AttentionMask) -> bool:
+    """Token by token: is there a key that a query attends to, and a place between them, or the query's, without one?"""
+    queries, keys = mask.queries, mask.keys
+    rows = max(queries.batch, keys.batch)
+    queries, keys = queries.expand(rows), keys.expand(rows)
+    tokens = [
+        set(zip(document, order, strict=True))
+        for document, order in zip(keys.document.tolist(), keys.order.tolist(), strict=True)
+    ]
+    return any(
+        (int(queries.document[row, query]), place) not in tokens[row]
+        for row, _, query, key in queries.mask(keys, window=mask.window).nonzero().tolist()
+        for place in range(int(keys.order[row, key]), int(queries.order[row, query]) + 1)
+    )
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_missing_keys_are_noticed(data: st.DataObject) -> None:
+    window = data.draw(st.none() | st.integers(1, 4), "window")
+    numbers = [Positions.after(data.draw(st.integers(0, 4)), data.draw(st.integers(0, 5))) for _ in range(2)]
+    rows = data.draw(st.integers(1, 2), "rows")
+    anywhere = [
+        Positions.of(
+            data.draw(st.lists(st.lists(st.integers(-2, 4), min_size=n, max_size=n), min_size=rows, max_size=rows)),
+            data.draw(st.lists(st.lists(st.integers(-1, 1), min_size=n, max_size=n), min_size=rows, max_size=rows)),
+        )
+        for n in (data.draw(st.integers(1, 3), "queries"), data.draw(st.integers(1, 7), "keys"))
+    ]
+    for queries, keys in (numbers, anywhere, (numbers[0], Positions.of(numbers[1].index))):
+        mask = AttentionMask(queries, keys, window=window)
+        assert mask.skips_tokens == skips(mask)
+
+
+def test_keys_may_be_missing_where_the_mask_says_nothing_of_an_order() -> None:
+    shard = Positions.arange(8).shard(0, 2)
+    assert AttentionMask(shard, shard).skips_tokens
+    assert not AttentionMask(shard).skips_tokens, "these tokens are the whole row"
+    assert not AttentionMask(Positions.after(9, 2), Positions.arange(4), causal=False).skips_tokens, "another sequence"
 
 
 @given(st.data())

@@ -220,7 +220,7 @@ def test_without_gradients_tiles_are_cleared_one_by_one(kind: str) -> None:
 
 # ---------------------------------------------------------------------- behind a cache of one's own
 
-STEP = Arrangement(Positions.after([3, 0], 1), Positions.from_mask(torch.tensor([[0] * 13 + [1] * 3, [0] * 15 + [1]])))
+STEP = Arrangement(Positions.after([2, 0], 1), Positions.from_mask(torch.tensor([[0] * 13 + [1] * 3, [0] * 15 + [1]])))
 
 
 def handed_over(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -279,8 +280,11 @@ def test_51_a_base_that_is_not_there_is_missed() -> None:
     ]  # fmt: skip
     contradictory = {"rope_theta": 10_000.0, "rope_parameters": {"rope_theta": 5e5}}
 
-    def read(config: Config) -> float:
-        return Rotary.from_config(config).base
+    def read(config: Config) -> float | str:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            base = Rotary.from_config(config).base
+        return str(told[0].message) if told else base
 
     def with_a_default(config: Config) -> float:
         return config.get("rope_theta", 10_000.0)
@@ -289,7 +293,8 @@ def test_51_a_base_that_is_not_there_is_missed() -> None:
         base = unless_refused(read, config)
         return base if isinstance(base, float) else 10_000.0
 
-    def check(base: Callable[[Config], float]) -> None:
+    def check(base: Callable[[Config], float | str]) -> None:
+        """What is said of a configuration without a base, in a warning or an error, names the key."""
         for config in there:
             found = unless_refused(base, {**sizes, **config})
             assert found == 5e5, f"{config}: base {found}, not 500 000"

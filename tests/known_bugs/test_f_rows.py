@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from locant import ALiBi, KVCache, PositionEncoding, Positions, Rotary, T5Bias, attend
+from locant import ALiBi, Cope, KVCache, PositionEncoding, Positions, RangeError, Rotary, T5Bias, attend
+from locant.attention import merge
 from tests.known_bugs.exhibit import exhibit, same_alone
 from tests.known_bugs.subjects import HEADS, WIDTH, queries
 from tests.positions import test_same_alone as rows
@@ -269,3 +270,76 @@ def test_80_buckets_are_those_of_the_reference(bidirectional: bool, twin: Callab
     ours = (T5Bias(HEADS, bidirectional=bidirectional).to(dtype).buckets for dtype in (torch.float32, torch.bfloat16))
     twin = partial(twin, bidirectional=bidirectional)
     exhibit(check, *ours, twin=twin, because="[0-9]+ distances are in another bucket, such as")
+
+
+class CountsInEachShard(Cope):
+    """A running sum over the keys that happen to be here, without a word that it needs the others."""
+
+    needs_all_keys = False
+
+
+def test_98_a_running_sum_over_keys_is_not_cut_into_shards() -> None:
+    """jax-ml/jax#21403: a cumulative sum over an axis that was spread over devices began anew on each, silently.
+
+    So does a contextual count (CoPE) where every shard of the keys is attended to by itself and outputs are joined.
+    """
+    q, k, v = torch.randn(3, 1, HEADS, 12, WIDTH)
+    where = Positions.arange(12)
+
+    def shards(encoding: PositionEncoding) -> list[tuple[Tensor, Tensor]] | None:
+        try:
+            return [
+                attend(
+                    q, k[:, :, part], v[:, :, part], encoding=encoding, positions=where,
+                    k_positions=where.slice(part.start, part.stop), return_lse=True,
+                )
+                for part in (slice(0, 6), slice(6, 12))
+            ]  # fmt: skip
+        except RangeError:
+            return None
+
+    def check(encoding: PositionEncoding) -> None:
+        with torch.no_grad():
+            for parameter in encoding.parameters():
+                parameter.normal_()
+            found, whole = shards(encoding), attend(q, k, v, encoding=encoding, positions=where)
+        error = 0.0 if found is None else float((merge(found)[0] - whole).abs().max())
+        assert error <= DECODED, f"joined shards are off by {error:.1g}"
+
+    exhibit(check, ALiBi(HEADS), Cope(WIDTH), twin=CountsInEachShard(WIDTH), because="joined shards are off by")
+    assert shards(Cope(WIDTH)) is None
+    assert shards(ALiBi(HEADS)) is not None
+
+
+class ZeroedTails(KVCache):
+    """Rows that accept fewer drafts than the longest keep the slots of the others, filled with zeros."""
+
+    def truncate(self, length: int | Tensor) -> None:
+        positions = self.positions
+        super().truncate(length)
+        self._positions = positions.slice(0, len(self))
+
+
+def test_99_a_draft_that_was_not_accepted_is_no_key() -> None:
+    """Blaizzy/mlx-vlm#1962: after a round of drafts, rows with fewer accepted went on attending to zeros.
+
+    A key of zeros has the score 0, and so a share of the weights; its value only makes the output smaller.
+    """
+    q, k, v = torch.randn(3, 2, HEADS, 8, WIDTH)
+
+    def check(kind: type[KVCache]) -> None:
+        cache, accepted = kind(), torch.tensor([7, 5])
+        with torch.no_grad():
+            cache.append(k[:, :, :7], v[:, :, :7], Positions.arange(7))
+            cache.truncate(accepted)
+            where = Positions.after(accepted, 1)
+            keys, values, k_positions = cache.append(k[:, :, 7:], v[:, :, 7:], where)
+            y = attend(q[:, :, 7:], keys, values, positions=where, k_positions=k_positions)
+            for row, length in enumerate(accepted.tolist()):
+                mine = torch.tensor([*range(length), 7])
+                alone = [x[row : row + 1, :, mine] for x in (q, k, v)]
+                expected = attend(*alone, positions=Positions.arange(length + 1))[0, :, -1]
+                error = float((y[row, :, 0] - expected).abs().max())
+                assert error <= DECODED, f"row {row} attends to what it did not accept, and is off by {error:.1g}"
+
+    exhibit(check, KVCache, twin=ZeroedTails, because="row 1 attends to what it did not accept")

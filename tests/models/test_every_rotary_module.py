@@ -20,6 +20,7 @@ NO_ROTATION = {"hunyuan_vl": "by different axes: no rotation", "vjepa2": "by dif
 """Folders whose module is refused, and a part of the reason."""
 
 
+@pytest.mark.filterwarnings("ignore:hy_v4 pairs:UserWarning")  # its code is what is measured here
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", folders())
 def test_every_rotary_module_of_a_folder_is_equal_or_refused_for_what_it_is(folder: str) -> None:

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
 from transformers import AutoConfig, BertConfig
 
 from locant import InputError, LocantError, RangeError, Rotary, ShapeError
-from locant.models import layer_types
+from locant.checkpoints.explanation import explain
+from locant.models import encoding_from_config, layer_types, with_defaults
 from locant.positions.scaling import Proportional, Unscaled
 from tests.models.configurations import ROPES, ROTARY_KEYS, llama
 from tests.positions.published import PUBLISHED, layer_type_of
 from tests.refusal import refuses
 
 OLMO_3 = {**llama({"rope_type": "linear", "factor": 8.0}, rope_theta=500_000.0), "model_type": "olmo3"}
+
+OLMO_3_TOP = {key: value for key, value in OLMO_3.items() if key != "rope_theta"}
+
+
+def is_told_or_refused(config: dict[str, Any], key: str, layer_type: str | None = None) -> None:
+    """Without the key: its default, as `explain` takes it, and a warning that names both; without one, a refusal."""
+    full = with_defaults(config)
+    if key not in full:
+        with refuses(InputError, f"without {key}", str(config["model_type"])):
+            Rotary.from_config(config, layer_type=layer_type)
+        return
+    with pytest.warns(UserWarning, match=f"without .*{key}.*{re.escape(repr(full[key]))}"):
+        found = Rotary.from_config(config, layer_type=layer_type)
+    assert repr(found) == repr(Rotary.from_config(full, layer_type=layer_type))
 
 
 def test_a_missing_base_is_not_guessed() -> None:
@@ -24,8 +40,30 @@ def test_a_missing_base_is_not_guessed() -> None:
         if name == "gpt-j-6b":
             assert Rotary.from_config(bare).base == 10_000.0  # its code knows no other
             continue
-        with refuses(InputError, "rope_theta" if "neox" not in name and "pythia" not in name else "rotary_emb_base"):
-            Rotary.from_config(bare, layer_type=layer_type_of(config))
+        key = "rope_theta" if "neox" not in name and "pythia" not in name else "rotary_emb_base"
+        is_told_or_refused(bare, key, layer_type_of(config))
+
+
+def test_a_missing_length_or_width_of_latent_attention_is_told() -> None:
+    is_told_or_refused(
+        llama({**ROPES["yarn"], "factor": None}, max_position_embeddings=None), "max_position_embeddings"
+    )
+    is_told_or_refused(
+        llama({"type": "dynamic", "factor": 2.0}, max_position_embeddings=None), "max_position_embeddings"
+    )
+    deepseek = {key: value for key, value in PUBLISHED["DeepSeek-V3"].items() if key != "qk_rope_head_dim"}
+    is_told_or_refused(deepseek, "qk_rope_head_dim")
+    is_told_or_refused({**OLMO_3_TOP, "layer_types": ["sliding_attention"]}, "rope_theta", "full_attention")
+
+
+def test_a_warning_names_what_decides_and_the_line_of_the_caller() -> None:
+    """A longest sequence decides nothing here, so it is not named though it is missing too."""
+    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2}
+    for read in (Rotary.from_config, encoding_from_config):
+        with pytest.warns(UserWarning, match="without rope_theta: ") as told:
+            read(config)
+        assert [each.filename for each in told] == [__file__]
+        assert "max_position_embeddings" not in str(told[0].message)
 
 
 @pytest.mark.parametrize("model_type", [name for name, keys in ROTARY_KEYS.items() if keys.share_required])
@@ -34,8 +72,7 @@ def test_a_missing_share_is_not_guessed_where_the_class_would_not_take_the_whole
     base = config.pop("rope_theta")
     if not ROTARY_KEYS[model_type].fixed_base:
         config[ROTARY_KEYS[model_type].base_key] = base
-    with refuses(InputError, f"without {ROTARY_KEYS[model_type].share_keys[0]}", model_type):
-        Rotary.from_config(config)
+    is_told_or_refused(config, ROTARY_KEYS[model_type].share_keys[0])
 
 
 @pytest.mark.parametrize("model_type", [name for name, keys in ROTARY_KEYS.items() if keys.head_dim_required])
@@ -46,8 +83,7 @@ def test_a_missing_width_is_not_derived_where_the_class_has_another(model_type: 
         rope = {"rope_theta": 1e4}
     config = {**config, "rope_parameters": rope, "global_head_dim": 128}
     layer_type = "sliding_attention" if ROTARY_KEYS[model_type].per_layer else None
-    with refuses(InputError, "without head_dim", model_type):
-        Rotary.from_config(config, layer_type=layer_type)
+    is_told_or_refused(config, "head_dim", layer_type)
 
 
 @pytest.mark.parametrize("said", [{}, {"rope_scaling": {}}, {"rope_parameters": {}}])
@@ -110,7 +146,6 @@ PER_LAYER = {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_
         (llama(rope_theta=None, rope_parameters=PER_LAYER), ["full_attention", "llama", "share one"]),
         ({**PUBLISHED["gemma-3-4b"], "rope_scaling": None, "rope_parameters": {"rope_type": "default"}}, ["alike"]),
         ({**OLMO_3, "rope_theta": 10_000.0}, ["rope_theta=10000", "sliding_attention", "500000"]),
-        ({**OLMO_3, "rope_theta": None}, ["rope_theta", "full_attention"]),
         ({**OLMO_3_NESTED, "rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, ["sliding"]),
         (
             {**OLMO_3_NESTED, "rope_parameters": {**PER_LAYER, "sliding_attention": None}},
@@ -129,7 +164,7 @@ def test_layers_that_differ_say_so_in_the_form_that_their_code_reads(config: Any
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"model_type": "gptj", "n_embd": 64, "n_head": 2}, ["rotary_dim"]),
+        ({"model_type": "gptj", "n_embd": 64, "n_head": 2}, ["rotary_dim"]),  # 64 are more than a head has
         ({**PUBLISHED["gpt-j-6b"], "rope_theta": 5e5}, ["rope_theta", "gptj"]),
         ({**PUBLISHED["gpt-j-6b"], "rope_scaling": {"type": "linear", "factor": 2.0}}, ["rope_scaling", "gptj"]),
         (llama(rope_parameters={"rope_theta": 5e5}), ["rope_theta=10000.0", "500000.0"]),
@@ -150,8 +185,6 @@ def test_layers_that_differ_say_so_in_the_form_that_their_code_reads(config: Any
         (llama({**ROPES["yarn"], "mscale": 1.0, "mscale_all_dim": 1.0}), ["attention_factor", "mscale"]),
         (llama({**ROPES["yarn, weights"], "mscale_all_dim": None}), ["mscale", "mscale_all_dim"]),
         (llama({**ROPES["yarn, weights"], "mscale_all_dim": 0}), ["mscale_all_dim=0"]),
-        (llama({**ROPES["yarn"], "factor": None}, max_position_embeddings=None), ["max_position_embeddings"]),
-        (llama({"type": "dynamic", "factor": 2.0}, max_position_embeddings=None), ["max_position_embeddings"]),
         (llama({**ROPES["dynamic"], "original_max_position_embeddings": 4096}), ["4096", "8192"]),
         (llama({**ROPES["yarn"]}, original_max_position_embeddings=512), ["1024", "512"]),
         (llama({**ROPES["longrope"], "original_max_position_embeddings": None}), ["original_max_position_embeddings"]),
@@ -184,7 +217,6 @@ def test_layers_that_differ_say_so_in_the_form_that_their_code_reads(config: Any
         (llama(rope_interleave=True), ["rope_interleave", "half"]),
         (llama(rope_interleave="yes"), ["rope_interleave"]),
         (llama(alibi=True), ["alibi"]),
-        ({**PUBLISHED["DeepSeek-V3"], "qk_rope_head_dim": None}, ["qk_rope_head_dim"]),
         ({**PUBLISHED["Qwen2-VL-7B"], "rope_scaling": {"mrope_section": 24}}, ["mrope_section", "24"]),
         ({**PUBLISHED["Qwen2-VL-7B"], "rope_scaling": {"mrope_section": [16, -24]}}, ["mrope_section", "-24"]),
         (
@@ -218,11 +250,9 @@ def test_a_layer_type_has_to_be_given_where_they_differ_and_exist_where_it_is() 
     with refuses(InputError, "full_attention"):
         Rotary.from_config(llama(), layer_type="full_attention")
     without = {k: v for k, v in gemma.items() if k != "rope_local_base_freq"}
-    with refuses(InputError, "rope_local_base_freq"):
-        Rotary.from_config(without, layer_type="full_attention")
+    is_told_or_refused(without, "rope_local_base_freq", "full_attention")
     narrow = {**llama(), "model_type": "gemma4_text", "rope_parameters": {"full_attention": {"rope_theta": 1e4}}}
-    with refuses(InputError, "global_head_dim"):
-        Rotary.from_config(narrow, layer_type="full_attention")
+    is_told_or_refused(narrow, "global_head_dim", "full_attention")
     none = {**llama(), "model_type": "of_somebody", "rope_theta": None, "rope_parameters": {"full_attention": None}}
     with refuses(InputError, "full_attention", "no rotary"):
         Rotary.from_config(none, layer_type="full_attention", layout="half")
@@ -287,3 +317,17 @@ def test_sections_are_refused_where_the_code_reads_none() -> None:
     video = {**llama({"type": "mrope", "mrope_section": [16, 8, 8, 0]}, head_dim=64), "model_type": "qwen2_vl"}
     with refuses(InputError, "mrope_section=[16, 8, 8, 0]", "time, height, width"):
         Rotary.from_config(video)
+
+
+def test_a_layout_that_is_doubted_is_said_unless_one_is_asked_for() -> None:
+    """Of HY-V4 nobody here has seen the weights: its code pairs as half, its users say interleaved."""
+    config = {**PUBLISHED["DeepSeek-V3"], "model_type": "hy_v4", "rope_scaling": None}
+    for read in (Rotary.from_config, encoding_from_config):
+        with pytest.warns(UserWarning, match="hy_v4 pairs dimensions as 'half'.*'interleaved'") as told:
+            found = read(config)
+        assert isinstance(found, Rotary)
+        assert found.layout == "half"
+        assert [each.filename for each in told] == [__file__]
+        assert read(config, layout="interleaved").layout == "interleaved"  # type: ignore[union-attr]
+    assert any("hy_v4 pairs" in warning for warning in explain(config).layers[0].warnings)
+    assert not any("pairs dimensions as 'half'" in w for w in explain(PUBLISHED["DeepSeek-V3"]).layers[0].warnings)

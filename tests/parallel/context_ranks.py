@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from locant import (
     ALiBi,
+    Cope,
     Fire,
     Fox,
     Inkling,
@@ -49,6 +50,8 @@ READ = {
     "inkling": lambda heads: Inkling(HEADS, HEADS * WIDTH, d_rel=3, extent=9, floor=5),
 }
 """Encodings that read hidden states."""
+COUNTED = {"cope": lambda heads: Cope(WIDTH, 6)}
+"""Those that need all keys at once."""
 ROWS = {
     "one document": lambda: Positions.arange(LENGTH),
     "packed": lambda: Positions.packed([16, 32]),
@@ -85,7 +88,7 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(1)
         self.table = nn.Embedding(VOCABULARY, HEADS * WIDTH)
-        self.layers = nn.ModuleList(Layer((ENCODINGS | READ)[name](heads)) for _ in range(2))
+        self.layers = nn.ModuleList(Layer((ENCODINGS | READ | COUNTED)[name](heads)) for _ in range(2))
         self.head = nn.Linear(HEADS * WIDTH, VOCABULARY)
 
     def loss(self, ids: Tensor, targets: Tensor, positions: Positions, count: int, **options: Any) -> Tensor:
@@ -154,8 +157,9 @@ OF_HIDDEN = [
     for name, method in itertools.product(READ, METHODS[:2])
     for row, zigzag in (("one document", True), ("packed", True), ("padded", False))
 ]
-SOME_CASES = EVERY_ROW[::4] + OF_HIDDEN[::2]  # 4 and 3 are prime to each other, so every method comes
-EVERY_ROW += OF_HIDDEN
+OF_COUNTS = [("cope", row, method, None, True) for row, method in itertools.product(ROWS, ("gather", "ulysses"))]
+SOME_CASES = EVERY_ROW[::4] + OF_HIDDEN[::2] + OF_COUNTS[2:4]  # 4 and 3 are prime to each other: every method comes
+EVERY_ROW += OF_HIDDEN + OF_COUNTS
 
 
 def peak_bytes(method: str, group: dist.ProcessGroup | None = None) -> int:

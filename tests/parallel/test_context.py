@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from locant import ALiBi, Fox, LocantError, Positions, RangeError, ShapeError
+from locant import ALiBi, Cope, Fox, LocantError, Positions, RangeError, ShapeError
 from locant.attention import attend as attend_here
 from locant.parallel import attend, head_slice
 from tests.parallel.context_ranks import EVERY_ROW, SOME_CASES, find_out
@@ -74,6 +74,8 @@ class TestOneProcess:
             attend(q, q, q, positions=fox.read(x, positions), encoding=fox, method="ulysses")
         with refuses(LocantError, "encoding has read", "encoding.read(x[:, slots]"):
             fox.read(x, positions).shard(0, 1)
+        with refuses(LocantError, "Cope", "method='ring'", "method='gather'"):
+            attend(q, q, q, positions=positions, encoding=Cope(8), method="ring")
         with refuses(RangeError, "dropout_p"):
             attend(q, q, q, positions=positions, method="ring", dropout_p=0.1)
         with refuses(ShapeError, "k_positions"):

@@ -47,22 +47,24 @@ def shaken(encoding: PositionEncoding, size: float = 0.3) -> PositionEncoding:
 # ---------------------------------------------------------------------- the one rule
 
 
-def agrees_with_itself_alone(build: Build, dtype: torch.dtype, *, all_keys_needed: bool = False) -> None:
+def agrees_with_itself_alone(build: Build, dtype: torch.dtype) -> None:
     """Padded left and right, packed, cached, chunked, sharded: the bits of the row alone.
 
-    With `all_keys_needed` only the arrangements in which no key between another and the query is missing.
+    Where a bias `needs_all_keys`, only the arrangements in which no key between another and the query is missing.
     """
     encoding = shaken(build(test_same_alone.HEADS, test_same_alone.HEAD_DIM)).to(dtype)
     tokens = test_same_alone.three_rows(dtype)
     with torch.no_grad():
         expected = test_same_alone.expected_of(encoding, tokens)
         for arrangement in test_same_alone.ARRANGEMENTS.values():
-            asked = [pair for pair in arrangement() if not all_keys_needed or complete(*pair)]
+            asked = [pair for pair in arrangement() if not encoding.needs_all_keys or complete(*pair)]
             for queries, keys in asked:
                 test_same_alone.check(encoding, queries, keys, tokens, expected)
     for arrangement in ("padded left", "packed", "cached one by one", "chunked", "sharded zigzag over 4"):
         pairs = list(test_same_alone.ARRANGEMENTS[arrangement]())
-        assert not all_keys_needed or any(complete(*pair) for pair in pairs), f"{arrangement} is not asked at all"
+        assert not encoding.needs_all_keys or any(complete(*pair) for pair in pairs), (
+            f"{arrangement} is not asked at all"
+        )
     keys_as_ranks_send_them(encoding, tokens)
 
 

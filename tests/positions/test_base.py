@@ -25,6 +25,25 @@ def test_the_base_class_is_nope() -> None:
     assert not list(encoding.parameters())
 
 
+WITH_BIAS = [name for name, kind in encodings().items() if "bias" in kind.doors()]
+
+
+@pytest.mark.parametrize("name", WITH_BIAS)
+def test_a_bias_of_some_keys_is_that_of_all_unless_its_class_says_otherwise(name: str) -> None:
+    """What parts of the keys are merged by, and a ring goes round with; the last of the keys are left out."""
+    encoding, whole = encodings()[name].for_model(SHAPE), Positions.arange(8)
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.normal_()
+    q, k = torch.randn(2, 1, 3, 8, 4)
+    read = encoding.read(torch.randn(1, 8, 12), whole)
+    of_all = encoding.bias(q, k, read)
+    of_some = encoding.bias(q, k[:, :, :5], read, read.slice(0, 5))
+    assert of_all is not None
+    assert of_some is not None
+    assert torch.equal(of_some, of_all[..., :5]) is not encoding.needs_all_keys
+
+
 # ---------------------------------------------------------------------- called like a function
 
 

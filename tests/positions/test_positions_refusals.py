@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
-from locant import Positions, RangeError, ShapeError
+from locant import LocantError, Positions, RangeError, ShapeError
 from tests.refusal import refuses
 
 
@@ -122,3 +123,15 @@ def test_unsigned_indices_do_not_wrap() -> None:
     for large in (2**63, 2**64 - 5):
         with refuses(RangeError, "index", "2**63"):
             Positions.of(np.array([large], dtype=np.uint64))
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("index", [10, [0, 1], range(3), np.arange(3), 2.5], ids=str)
+def test_a_length_or_a_list_is_no_index(index: object) -> None:
+    """It was taken, and failed in its repr."""
+    with refuses(
+        LocantError, "index of Positions", "Positions.arange(10)" if isinstance(index, int) else "Positions.of(index)"
+    ):
+        Positions(index)  # type: ignore[arg-type]
+    shapes = tree_map(lambda x: x.dim() if isinstance(x, torch.Tensor) else x, Positions.packed([2, 1]))
+    assert (shapes.index, shapes.document_or_none) == (2, 2), "a tree of anything else is still one"

@@ -24,6 +24,7 @@ from locant.attention.inputs import (
     dropout_of,
     factor_of,
     require_encoding,
+    require_keys_between,
     require_tensors,
     sinks_of,
     softcap_of,
@@ -100,7 +101,8 @@ def attend(
 
     Args:
         q, k, v: `k` and `v` may have fewer heads than `q` (grouped-query attention).
-        encoding: its `bias` is added to the scores.
+        encoding: its `bias` is added to the scores. One that `needs_all_keys` (`Cope`) is refused where positions tell
+            that keys between a key and its query are not there: on a CPU, and where both count one by one.
         positions: of the queries.
         k_positions: of the keys, if they differ from the queries' (a cache, cross-attention).
         causal: whether later tokens are hidden.
@@ -142,6 +144,7 @@ def attend(
     mask = AttentionMask(positions, k_positions, flag("causal", causal), window_of(window))
     mask.queries.require_fits(q.shape[0], q.shape[2], q.device, "q")
     mask.keys.require_fits(k.shape[0], k.shape[2], k.device, "k")
+    require_keys_between(encoding, mask)
     column, wants_lse = sinks_of(sinks, q), flag("return_lse", return_lse)
     inputs = AttentionInputs(
         q, k, v, mask, encoding, factor_of(scale, q.shape[-1]), dropout_of(dropout_p),

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from locant.arguments import shape_error, whole
+from locant.arguments import whole
 from locant.attention.inputs import zero_padding
-from locant.errors import LocantError, RangeError, ShapeError
+from locant.attention.memory import Cache, Length, as_bytes, following, lengths_of, padded, require_rows
+from locant.errors import LocantError, RangeError
 from locant.positions import Positions
 from locant.positions.checks import token_count
 from locant.positions.documents import PADDING
-from locant.positions.positions import require_positions
-from locant.tensors import require_tensor
 
-__all__ = ["KVCache", "following", "require_alike", "require_tokens"]
+__all__ = ["KVCache"]
 
 
-class KVCache:
+class KVCache(Cache):
     """One layer's keys and values, for decoding. Keys go in rotated, so that no step rotates them again.
 
     It grows, and so does what every step returns. Compiled, four or five programs serve a prompt and every length after
     it, up to eight where the prompt is shorter than 16 tokens; `StaticKVCache` has one shape, for CUDA graphs.
 
     Padding is stored as zeros. Memory doubles as it fills, or is taken once where `max_len` is given. For inference
-    only: what is stored has no gradient.
+    only: what is stored has no gradient. `truncate` takes back what a draft guessed wrong, `reorder` follows beams.
 
     Args:
         max_len: the most tokens it may hold; default: no limit.
@@ -39,6 +38,8 @@ class KVCache:
     >>> keys.shape, k_positions, cache.next_positions()
     (torch.Size([1, 2, 5, 16]), Positions(1x5, 0..4), Positions(1x1, 5..5))
     """
+
+    REMEDY = "one KVCache() per layer and batch, or cache.clear()"
 
     def __init__(self, max_len: int | None = None) -> None:
         self.max_len = None if max_len is None else whole("max_len", max_len, 1, remedy="max_len=None for no limit")
@@ -52,6 +53,10 @@ class KVCache:
         return self._length
 
     @property
+    def _pair(self) -> tuple[Tensor, ...]:
+        return () if self._keys is None or self._values is None else (self._keys, self._values)
+
+    @property
     def positions(self) -> Positions:
         """The positions of the cached tokens."""
         return Positions.arange(0) if self._positions is None else self._positions
@@ -63,10 +68,7 @@ class KVCache:
         positions: Positions,
     ) -> tuple[Float[Tensor, "batch kv_heads key head_dim"], Float[Tensor, "batch kv_heads key value_dim"], Positions]:
         """Store new keys and values; returns all so far, as views of the cache, and their positions."""
-        require_tokens(k, v, positions)
-        for name, store, new in (("keys", self._keys, k), ("values", self._values, v)):
-            if store is not None:
-                require_alike(name, store, new, "one KVCache() per layer and batch, or cache.clear()")
+        self._require_tokens(k, v, positions)
         joined, length = self._joined(positions), self._length + k.shape[2]
         self._keys, self._values = self._grown(self._keys, k, length), self._grown(self._values, v, length)
         new_keys, new_values = zero_padding(positions, k.detach(), v.detach())
@@ -84,6 +86,53 @@ class KVCache:
             cached.require_single_axis("KVCache.next_positions")
             return Positions.arange(n, batch=cached.batch, device=cached.device)
         return following(cached, n)
+
+    def truncate(self, length: Length) -> None:
+        """Forget all tokens behind the first `length` slots, padding included: drafts that were not accepted.
+
+        Where rows keep different numbers, one for each, the longest decides how many slots stay, and what other rows
+        forget becomes padding behind their last token; the host waits for these numbers. Later tokens are written over
+        what `append` returned before.
+
+        >>> cache, k = KVCache(), torch.randn(2, 1, 5, 16)
+        >>> _ = cache.append(k, k, Positions.arange(5))
+        >>> cache.truncate(torch.tensor([3, 4]))
+        >>> cache.positions.document, cache.next_positions().index.tolist()
+        (tensor([[ 0,  0,  0, -1],
+                [ 0,  0,  0,  0]]), [[3], [4]])
+        """
+        if not self._pair or isinstance(length, int):
+            longest = whole("length", length, 0, self._length, remedy="how many slots stay, as len(cache) counts them")
+            self._length, self._positions = longest, self.positions.slice(0, longest) if longest else None
+            return
+        keys = self._pair[0]
+        lengths = lengths_of(length, self._length, len(keys), keys.device)
+        shortest, longest = (int(end) for end in lengths.aminmax())
+        self.truncate(longest)
+        if shortest < longest:
+            behind = torch.arange(longest, device=lengths.device) >= lengths[:, None]
+            cached = self.positions.expand(len(lengths))
+            document = cached.document.masked_fill(behind, PADDING)
+            self._positions = dataclasses.replace(cached, document_or_none=document, start=None)
+            for store in self._pair:
+                padded(store[:, :, :longest], behind)
+
+    def reorder(self, rows: Int[Tensor, " rows"]) -> None:
+        """Keep these rows, in this order, of which some may come several times: beams. In new memory.
+
+        >>> cache, k = KVCache(), torch.randn(2, 1, 5, 16)
+        >>> keys, _, _ = cache.append(k, k, Positions.arange(5))
+        >>> cache.reorder(torch.tensor([1, 1, 0]))
+        >>> torch.equal(cache.append(k[[1, 1, 0], :, :0], k[[1, 1, 0], :, :0], Positions.arange(0))[0], keys[[1, 1, 0]])
+        True
+        """
+        if not self._pair:
+            raise LocantError("got rows to reorder in a cache without any", "cache.append(k, v, positions) first")
+        keys, _ = self._pair
+        require_rows(rows, len(keys), keys.device)
+        self._keys, self._values = (self._of_rows(store, rows) for store in self._pair)
+        if self.positions.batch > 1:
+            self._positions = pytree.tree_map_only(Tensor, lambda x: x.index_select(0, rows), self.positions)
 
     def clear(self) -> None:
         """Forget everything, memory included."""
@@ -114,71 +163,17 @@ class KVCache:
             return store
         capacity = length + spare if store is None else max(length + spare, 2 * store.shape[2])
         capacity = capacity if self.max_len is None else self.max_len
-        with torch.inference_mode(False):  # or it could not be written to outside of inference mode
-            grown = new.new_empty(new.shape[0], new.shape[1], capacity, new.shape[3])
+        grown = _empty(new, len(new), capacity)
         if store is not None:
             grown[:, :, : self._length] = store[:, :, : self._length]
         return grown
 
-
-# ---------------------------------------------------------------------- for every cache
-
-
-def following(cached: Positions, n: int) -> Positions:
-    """The `n` positions after the last real token of every row, in that token's document; without asking a device.
-
-    Among images and videos, ``(time, row, column)``, text goes on behind the largest index of its document.
-    """
-    if cached.axes != 3:
-        cached.require_single_axis("KVCache.next_positions")
-    real = cached.document != PADDING
-    slots = torch.arange(cached.seq_len, device=cached.device)
-    last = torch.where(real, slots, 0).amax(1, keepdim=True)
-    steps, parts = torch.arange(1, n + 1, device=cached.device), cached.denominator
-    known, last_document = real.any(1, keepdim=True), cached.document.gather(1, last)
-    if cached.axes == 1:
-        index = cached.index.gather(1, last)
-    else:
-        index = torch.where(cached.document == last_document, cached.index.amax(2), -parts).amax(1, keepdim=True)
-    document = torch.where(known, last_document, 0).expand(-1, n)
-    order = None if cached.order_or_none is None else cached.order.amax(1, keepdim=True) + steps
-    low = None if cached.min_index is None else min(cached.min_index, 0)
-    high = None if cached.max_index is None else max(cached.max_index, -1) + n * parts
-    index = torch.where(known, index, -parts) + steps * parts
-    index = index if cached.axes == 1 else index[..., None].expand(-1, -1, cached.axes)
-    following = Positions.of(index, order=order, max_index=high, denominator=parts)
-    return dataclasses.replace(following, document_or_none=document, min_index=low)
+    def _of_rows(self, store: Tensor, rows: Tensor) -> Tensor:
+        moved, filled = _empty(store, len(rows), store.shape[2]), slice(self._length)
+        as_bytes(moved)[:, :, filled] = as_bytes(store)[:, :, filled].index_select(0, rows)
+        return moved
 
 
-def require_tokens(k: Any, v: Any, positions: Any) -> None:
-    """Raise unless these are keys, values and positions of the same tokens, without a gradient."""
-    for name, x in (("k", k), ("v", v)):
-        require_tensor(name, x)
-        if x.ndim != 4:
-            raise shape_error(name, x, "(batch, kv_heads, new, head_dim)", f"{name}[None]")
-    if k.dtype != v.dtype or not k.is_floating_point():
-        raise ShapeError(f"got keys of {k.dtype} and values of {v.dtype}, expected one floating dtype", "v.to(k)")
-    if k.shape[:3] != v.shape[:3]:
-        raise ShapeError(
-            f"got keys {tuple(k.shape)} and values {tuple(v.shape)}, expected the same tokens",
-            "cache.append(k, v, positions) with k and v of the same layer and step",
-        )
-    require_positions(positions)
-    kept = [k, v] if positions.as_key is None else [k, v, positions.as_key]
-    if torch.is_grad_enabled() and any(x.requires_grad for x in kept):
-        raise LocantError(
-            "got keys or values that require a gradient, the cache keeps none",
-            "with torch.no_grad():, or attend() without a cache",
-        )
-    positions.require_fits(k.shape[0], k.shape[2], k.device, "k")
-
-
-def require_alike(name: str, store: Tensor, new: Tensor, remedy: str) -> None:
-    """Raise unless `new` has the batch, heads, width, dtype and device of what is stored."""
-    same = store.shape[:2] == new.shape[:2] and store.shape[3] == new.shape[3]
-    if not same or store.dtype != new.dtype or store.device != new.device:
-        raise ShapeError(
-            f"got {name} {tuple(new.shape)} {new.dtype} on {new.device}, "
-            f"the cache holds {tuple(store.shape)} {store.dtype} on {store.device}",
-            remedy,
-        )
+def _empty(like: Tensor, batch: int, capacity: int) -> Tensor:
+    with torch.inference_mode(False):  # or it could not be written to outside of inference mode
+        return like.new_empty(batch, like.shape[1], capacity, like.shape[3])

@@ -34,8 +34,8 @@ from locant.positions.documents import PADDING
 from locant.tensors import bounds, require_arithmetic, require_tensor
 
 __all__ = [
-    "Attended", "AttentionInputs", "dropout_of", "factor_of", "require_encoding", "require_tensors", "sinks_of",
-    "softcap_of", "zero_padding",
+    "Attended", "AttentionInputs", "dropout_of", "factor_of", "require_encoding", "require_keys_between",
+    "require_tensors", "sinks_of", "softcap_of", "zero_padding",
 ]  # fmt: skip
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -236,6 +236,18 @@ def require_encoding(encoding: Any) -> None:
     else:
         cause, remedy = shown(encoding), "locant.encoding(name, ...)"
     raise RangeError(f"got {cause} for encoding, expected a PositionEncoding or None", remedy)
+
+
+def require_keys_between(encoding: PositionEncoding | None, mask: AttentionMask) -> None:
+    """Raise where the bias depends on the keys between a key and its query, and some are known not to be there."""
+    if encoding is not None and encoding.needs_all_keys and mask.skips_tokens:
+        name = type(encoding).__name__
+        got = f"got k_positions {mask.keys} for {mask.queries}, and {name} counts all keys from a key to its query"
+        remedy = (
+            "all keys in one call, in place of parts for merge; or Positions.of(index, order=...) with an order that "
+            "counts the tokens there are"
+        )
+        raise RangeError(got, remedy)
 
 
 def factor_of(scale: Any, head_dim: int) -> Real:

@@ -96,6 +96,35 @@ class AttentionMask:
             return False
         return True
 
+    @property
+    def skips_tokens(self) -> bool:
+        """Whether a query is known to attend to a key while some token between them, or itself, is not among the keys.
+
+        Of a causal mask; without one, keys may be those of another sequence. Tokens of a document are expected to have
+        orders that count one by one. Known where both sides do, and on a CPU; elsewhere, and in a compiled graph,
+        asking would wait for the device.
+        """
+        queries, keys, window = self.queries, self.k_positions, self.window
+        if keys is None or not keys.seq_len or not self.causal:
+            return False
+        if queries.start is not None and keys.start is not None:
+            end = keys.start + keys.seq_len
+            behind = max(queries.start, end)  # the first query that is not among the keys
+            return behind < queries.start + queries.seq_len and (window is None or behind - end + 1 < window)
+        if not (readable(queries.index) and readable(keys.index)):
+            return False
+        rows = max(queries.batch, keys.batch)
+        own, document = _numbered(queries).expand(rows, -1), queries.document.expand(rows, -1)
+        given = _numbered(keys).expand(rows, -1).sort(1).values
+        stretch = F.pad((given.diff(dim=1) > 1).cumsum(1), (1, 0))
+        lowest = document * 2**32 - 2**31
+        lowest = lowest if window is None else lowest.maximum(own - window + 1)
+        first, last = torch.searchsorted(given, lowest.contiguous()), torch.searchsorted(given, own, right=True) - 1
+        attends = (first <= last) & (document != PADDING)
+        first, last = first.clamp(max=keys.seq_len - 1), last.clamp(min=0)
+        whole = (given.gather(1, last) == own) & (stretch.gather(1, first) == stretch.gather(1, last))
+        return bool((attends & ~whole).any())
+
     # ------------------------------------------------------------------ a matrix
 
     def dense(self) -> Dense:
@@ -327,6 +356,11 @@ def _listed(
     # Of what is sorted: from `pairs` itself torch 2.13 makes one kernel with their conversion, of a flat shape that it
     # cannot split where lengths are symbols (InductorError: CantSplit).
     return listed.values.sum(-1, dtype=torch.int32), listed.indices.to(torch.int32)
+
+
+def _numbered(positions: Positions) -> Int[Tensor, "batch seq"]:
+    """One number for document and order of every token."""
+    return (positions.document * 2**32 + positions.order).contiguous()
 
 
 def _segments(document: Int[Tensor, " seq"], first: Bool[Tensor, " seq"]) -> list[Segment] | None:

@@ -30,6 +30,11 @@ def merge(parts: Sequence[tuple[Output, LogSumExp]]) -> tuple[Output, LogSumExp]
     Exact up to rounding, in any order, and differentiable. A query without a key in some of the parts gets what the
     others say; without one in any, zeros and minus infinity. Sinks are given to one of the parts, no more.
 
+    Every part has to have the scores of the whole. So it has with every encoding but those whose class has
+    `needs_all_keys`, such as `Cope`, which counts the keys between a key and its query: `attend` refuses to compute
+    a part without them where it can tell from the positions. On a device, with positions that do not count one by one,
+    and in compiled code it cannot, and what is joined is then something else than attention over all keys.
+
     Args:
         parts: what ``attend(..., return_lse=True)`` returns for one set of keys after another; at least one part. The
             log-sum-exp is minus infinity, and the output finite, where a query has no key.

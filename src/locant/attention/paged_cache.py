@@ -3,7 +3,8 @@
 Sequences come, grow and go. Each has a table of blocks, in the order of its tokens, and the server keeps a list of free
 blocks; nothing is moved, and blocks of a common prefix may stand in several tables (Kwon et al. 2023,
 https://arxiv.org/abs/2309.06180). Tables and lengths are tensors on the device, so that a step of fixed shape asks the
-device nothing, and compiles and replays like one of `StaticKVCache`.
+device nothing, and compiles and replays like one of `StaticKVCache`. `truncate` and `reorder` give a server the tables
+of rows that took drafts back, or are beams of one another.
 
 `append` gathers the blocks of its rows for `attend`: a copy of their keys and values in every step, which a kernel that
 reads through tables would spare.
@@ -16,9 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.arguments import MAX_INT32, shape_error, whole
-from locant.attention.cache import require_alike, require_tokens
 from locant.attention.inputs import zero_padding
-from locant.attention.static_cache import as_bytes, memory_of_read, new_memory, require_index, require_plain
+from locant.attention.memory import FixedCache, Length, as_bytes, lengths_of, require_numbers, require_rows
 from locant.errors import RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import PADDING
@@ -27,7 +27,7 @@ from locant.tensors import bounds, readable, require_tensor
 __all__ = ["PagedKVCache"]
 
 
-class PagedKVCache:
+class PagedKVCache(FixedCache):
     """One layer's keys and values of any number of sequences. Keys go in rotated.
 
     For inference only, and for positions of one axis whose order is their index.
@@ -57,6 +57,8 @@ class PagedKVCache:
     tensor([[5]])
     """
 
+    REMEDY = "PagedKVCache(...) of the heads, width, dtype and device of these keys"
+
     def __init__(
         self,
         num_blocks: int,
@@ -72,17 +74,15 @@ class PagedKVCache:
     ) -> None:
         self.num_blocks = whole("num_blocks", num_blocks, 1, remedy="the number of blocks of all sequences")
         self.block_size = whole("block_size", block_size, 1, remedy="block_size=16")
-        kv_heads = whole("kv_heads", kv_heads, 1, remedy="the number of key heads")
-        head_dim = whole("head_dim", head_dim, 1, remedy="the width of a key")
-        value_dim = whole("value_dim", head_dim if value_dim is None else value_dim, 1, remedy="the width of a value")
         largest = min(self.num_blocks * self.block_size - 1, MAX_INT32) if max_index is None else max_index
-        self.max_index = whole("max_index", largest, 0, MAX_INT32, remedy="the largest position there will be")
         blocks = (self.num_blocks + 1, self.block_size)  # padding is written to the last one, which no table names
-        self._keys = new_memory((*blocks, kv_heads, head_dim), dtype, device)
-        self._values = new_memory((*blocks, kv_heads, value_dim), dtype, device)
-        self._index = new_memory(blocks, torch.int64, device)
-        self._document = new_memory(blocks, torch.int64, device)
-        self._read = None if encoding is None else memory_of_read(encoding, *blocks, device)
+        super().__init__(
+            blocks, 2, largest, kv_heads=kv_heads, head_dim=head_dim, value_dim=value_dim, dtype=dtype, device=device,
+            encoding=encoding,
+        )  # fmt: skip
+
+    def _like(self, store: Tensor, new: Tensor) -> Tensor:
+        return store.transpose(1, 2)[:1].expand(len(new), -1, -1, -1)
 
     def append(
         self,
@@ -103,19 +103,14 @@ class PagedKVCache:
             table: the blocks of every row, in the order of its tokens; -1 where a row has no more.
             cached: how many tokens every row has already.
         """
-        require_tokens(k, v, positions)
-        for name, store, new in (("keys", self._keys, k), ("values", self._values, v)):
-            of_one_row = store.transpose(1, 2)[:1].expand(len(new), -1, -1, -1)
-            require_alike(
-                name, of_one_row, new, "PagedKVCache(...) of the heads, width, dtype and device of these keys"
-            )
-        require_plain(positions, self._read is not None)
-        require_index(positions, self.max_index)
-        _require_of_rows(table, cached, k)
+        self._require_tokens(k, v, positions)
+        _require_of_rows(table, cached, len(k), k.device)
         rows = positions.expand(k.shape[0])
         real = rows.document != PADDING
         lengths = cached + real.sum(1)
         self._require_within(table, cached, lengths)
+        if not table.shape[1]:
+            return self._gathered(table, lengths)  # rows without a block, of padding alone
         places = self._places(real, table, cached)
         new_keys, new_values = zero_padding(positions, k.detach(), v.detach())
         for store, new in ((self._keys, new_keys), (self._values, new_values)):
@@ -139,6 +134,59 @@ class PagedKVCache:
         read = None if self._read is None else self._read[table].flatten(1, 2)
         return Positions(self._index[table].flatten(1), document, None, 0, self.max_index, as_key=read)
 
+    def truncate(
+        self, length: Length, table: Int[Tensor, "batch blocks"], cached: Int[Tensor, " batch"]
+    ) -> tuple[Int[Tensor, "batch blocks"], Int[Tensor, " batch"]]:
+        """The table and the numbers of rows that keep their first `length` tokens: drafts that were not accepted.
+
+        Blocks that a row no longer needs are -1 in it, and free where no other row has them.
+
+        >>> cache = PagedKVCache(10, block_size=4, kv_heads=2, head_dim=16)
+        >>> cache.truncate(torch.tensor([3, 6]), torch.tensor([[7, 2], [1, 4]]), torch.tensor([5, 8]))
+        (tensor([[ 7, -1],
+                [ 1,  4]]), tensor([3, 6]))
+        """
+        _require_of_rows(table, cached, None, self._keys.device)
+        lengths = lengths_of(length, cached, len(cached), cached.device)
+        begins = torch.arange(table.shape[1], device=table.device) * self.block_size
+        return table.where(begins < lengths[:, None], -1), lengths
+
+    def reorder(
+        self,
+        rows: Int[Tensor, " rows"],
+        table: Int[Tensor, "batch blocks"],
+        cached: Int[Tensor, " batch"],
+        free: Int[Tensor, " rows"],
+    ) -> tuple[Int[Tensor, "rows blocks"], Int[Tensor, " rows"]]:
+        """The table and the numbers of these rows, of which some may come several times: beams.
+
+        Full blocks are shared. Of a block that is not, because new tokens of a row go there, and that another row has
+        too, the row gets a copy: the one in its place in `free`, which is otherwise not used.
+
+        >>> cache = PagedKVCache(10, block_size=4, kv_heads=2, head_dim=16)
+        >>> rows, free = torch.tensor([0, 0]), torch.tensor([5, 9])
+        >>> cache.reorder(rows, torch.tensor([[7, 2], [1, 4]]), torch.tensor([6, 8]), free)
+        (tensor([[7, 2],
+                [7, 9]]), tensor([6, 6]))
+        """
+        _require_of_rows(table, cached, None, self._keys.device)
+        require_rows(rows, len(table), table.device)
+        require_numbers("free", free, len(rows), table.device)
+        table, cached = table.index_select(0, rows), cached.index_select(0, rows)
+        if not table.shape[1]:
+            return table, cached
+        last = (cached - 1).clamp(min=0) // self.block_size
+        blocks = table.gather(1, last[:, None])[:, 0]
+        others = blocks[:, None] == table.index_select(1, last).T  # whether another row has the last block of a row
+        number, more = torch.arange(len(rows), device=rows.device), cached - cached[:, None]
+        before = (more > 0) | ((more == 0) & (number < number[:, None]))  # the one with the most tokens in it keeps it
+        copied = (cached % self.block_size != 0) & (others & before).any(1)
+        self._require_free(free[copied] if readable(free) else free, table)
+        places = torch.where(copied, free, self.num_blocks)
+        for store in self._stores:
+            store.index_copy_(0, places, store.index_select(0, blocks.clamp(min=0)))
+        return table.scatter(1, last[:, None], torch.where(copied, free, blocks)[:, None]), cached
+
     def _places(self, real: Tensor, table: Tensor, cached: Tensor) -> Int[Tensor, " tokens"]:
         """Of every new token in the pool, counted over all blocks."""
         slots = cached[:, None] + real.cumsum(1) - 1
@@ -149,6 +197,17 @@ class PagedKVCache:
         _require_own_blocks(table, torch.where(real, blocks, -1))
         places = blocks * self.block_size + slots % self.block_size
         return torch.where(real, places, self.num_blocks * self.block_size).flatten()
+
+    def _require_free(self, free: Tensor, table: Tensor) -> None:
+        """Raise, on a CPU, unless blocks that are written to are different ones, and no row has them."""
+        if not (readable(free) and readable(table)):
+            return
+        taken = torch.isin(free, table) | (free < 0) | (free >= self.num_blocks)
+        taken |= (free[:, None] == free).sum(1) > 1
+        if bool(taken.any()):
+            block = int(free[taken.nonzero()[0, 0]])
+            got = f"got block {block} in free for a copy, expected blocks 0 to {self.num_blocks - 1} in no row, once"
+            raise RangeError(got, "a free block for each row")
 
     def _gathered(self, table: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Positions]:
         keys, values = (store[table].flatten(1, 2).transpose(1, 2) for store in (self._keys, self._values))
@@ -180,21 +239,22 @@ def _require_own_blocks(table: Tensor, written: Int[Tensor, "batch new"]) -> Non
         row, place = twice.nonzero()[0].tolist()
         got = f"got block {int(named[row, place])} twice in row {row} of table"
         raise RangeError(got, "another free block in its second place")
-    rows_of = torch.bincount(named[named >= 0])
+    rows_of = torch.bincount(named[named >= 0], minlength=1)
     shared = (written >= 0) & (rows_of[written.clamp(min=0)] > 1)
     if bool(shared.any()):
         row, token = shared.nonzero()[0].tolist()
         got = f"got block {int(written[row, token])}, where new tokens of row {row} go, in another row of table too"
-        raise RangeError(got, "a free block in that row; only full blocks may stand in several rows")
+        remedy = "reorder(torch.arange(len(table)), table, cached, free), which gives that row a copy of it"
+        raise RangeError(got, f"{remedy}, or a free block there; only full blocks may stand in several rows")
 
 
-def _require_of_rows(table: Tensor, cached: Tensor, k: Tensor) -> None:
-    """Raise unless there is a row of the table, and a number, for each row of the keys."""
-    for name, x, ndim in (("table", table, 2), ("cached", cached, 1)):
-        require_tensor(name, x)
-        if x.dtype != torch.int64 or x.device != k.device:
-            got = f"got {name} of {x.dtype} on {x.device}, expected torch.int64 on {k.device}"
-            raise ShapeError(got, f"{name}.to(k.device, torch.int64)")
-        if x.ndim != ndim or len(x) != len(k):
-            expected = f"({len(k)}, blocks)" if ndim == 2 else f"({len(k)},)"
-            raise shape_error(name, x, expected, "one row for each row of k")
+def _require_of_rows(table: Tensor, cached: Tensor, rows: int | None, device: torch.device) -> None:
+    """Raise unless there is a row of the table, and a number, for each of these rows, or for each other."""
+    require_tensor("table", table)
+    if table.dtype != torch.int64 or table.device != device:
+        got = f"got table of {table.dtype} on {table.device}, expected torch.int64 on {device}"
+        raise ShapeError(got, f"table.to({str(device)!r}, torch.int64)")
+    if table.ndim != 2 or rows not in (None, len(table)):
+        expected = "(rows, blocks)" if rows is None else f"({rows}, blocks)"
+        raise shape_error("table", table, expected, "one row for each row of k")
+    require_numbers("cached", cached, len(table), device)

@@ -11,27 +11,35 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from locant.arguments import MAX_INT32, whole
-from locant.attention.cache import following, require_alike, require_tokens
+from locant.arguments import whole
 from locant.attention.inputs import zero_padding
-from locant.errors import LocantError, RangeError
+from locant.attention.memory import (
+    FixedCache,
+    Length,
+    as_bytes,
+    following,
+    lengths_of,
+    new_memory,
+    padded,
+    require_rows,
+)
+from locant.errors import RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
 from locant.positions.checks import token_count
 from locant.positions.documents import PADDING
-from locant.positions.hidden_bias import HiddenBias
 from locant.tensors import readable
 
-__all__ = ["StaticKVCache", "as_bytes", "new_memory", "require_index", "require_plain"]
+__all__ = ["StaticKVCache"]
 
 
-class StaticKVCache:
+class StaticKVCache(FixedCache):
     """One layer's keys and values in memory that never moves. Keys go in rotated; padding is stored as zeros.
 
-    What `append` returns is the memory itself, in which later tokens appear. For inference only, and for positions of
-    one axis whose order is their index; `KVCache` takes all others.
+    What `append` returns is the memory itself, in which later tokens appear, and which `truncate` and `reorder` change.
+    For inference only, and for positions of one axis whose order is their index; `KVCache` takes all others.
 
     Args:
         max_len: how many tokens of a row it holds, padding included.
@@ -49,6 +57,8 @@ class StaticKVCache:
     (torch.Size([1, 2, 8, 16]), tensor([[ 0,  0,  0,  0,  0, -1, -1, -1]]), tensor([[5]]))
     """
 
+    REMEDY = "StaticKVCache(...) of the shape of these keys"
+
     def __init__(
         self,
         max_len: int,
@@ -64,17 +74,10 @@ class StaticKVCache:
     ) -> None:
         self.max_len = whole("max_len", max_len, 1, remedy="the number of tokens of the prompt and the answer")
         batch = whole("batch", batch, 1, remedy="the number of rows")
-        kv_heads = whole("kv_heads", kv_heads, 1, remedy="the number of key heads")
-        head_dim = whole("head_dim", head_dim, 1, remedy="the width of a key")
-        value_dim = whole("value_dim", head_dim if value_dim is None else value_dim, 1, remedy="the width of a value")
-        largest = self.max_len - 1 if max_index is None else max_index
-        self.max_index = whole("max_index", largest, 0, MAX_INT32, remedy="the largest position there will be")
-        heads = (batch, kv_heads, self.max_len)
-        self._keys = new_memory((*heads, head_dim), dtype, device)
-        self._values = new_memory((*heads, value_dim), dtype, device)
-        self._index = new_memory((batch, self.max_len), torch.int64, device)
-        self._document = new_memory((batch, self.max_len), torch.int64, device).fill_(PADDING)
-        self._read = None if encoding is None else memory_of_read(encoding, batch, self.max_len, device)
+        super().__init__(
+            (batch, self.max_len), 1, self.max_len - 1 if max_index is None else max_index, kv_heads=kv_heads,
+            head_dim=head_dim, value_dim=value_dim, dtype=dtype, device=device, encoding=encoding,
+        )  # fmt: skip
         self._length = new_memory((), torch.int64, device)
 
     def __len__(self) -> int:
@@ -97,11 +100,7 @@ class StaticKVCache:
         More tokens than `max_len` are refused on a CPU. Elsewhere, and in compiled code, nobody counts on the host:
         there torch's kernel stops at the first slot out of bounds.
         """
-        require_tokens(k, v, positions)
-        for name, store, new in (("keys", self._keys, k), ("values", self._values, v)):
-            require_alike(name, store, new, "StaticKVCache(...) of the shape of these keys")
-        require_plain(positions, self._read is not None)
-        require_index(positions, self.max_index)
+        self._require_tokens(k, v, positions)
         self._require_room(k.shape[2])
         slots = self._length + torch.arange(k.shape[2], device=k.device)
         for store, new in zip((self._keys, self._values), zero_padding(positions, k.detach(), v.detach()), strict=True):
@@ -118,11 +117,39 @@ class StaticKVCache:
         """The `n` positions after the last real token of every row, in that token's document."""
         return dataclasses.replace(following(self.positions, token_count("n", n)), max_index=self.max_index)
 
+    def truncate(self, length: Length) -> None:
+        """Forget all tokens behind the first `length` slots, padding included: drafts that were not accepted.
+
+        Where rows keep different numbers, one for each, the longest decides where the next token goes, and what other
+        rows forget is padding. In compiled code a tensor serves every length, where numbers are programs of their own.
+
+        >>> cache, k = StaticKVCache(8, batch=2, kv_heads=1, head_dim=16), torch.randn(2, 1, 5, 16)
+        >>> _ = cache.append(k, k, Positions.arange(5))
+        >>> cache.truncate(torch.tensor([3, 4]))
+        >>> len(cache), cache.next_positions().index.tolist()
+        (4, [[3], [4]])
+        """
+        lengths = lengths_of(length, self._length, len(self._keys), self._keys.device)
+        behind = torch.arange(self.max_len, device=lengths.device) >= lengths[:, None]
+        for store in self._pair:
+            padded(store, behind)
+        self._document.masked_fill_(behind, PADDING)
+        self._length.copy_(torch.minimum(self._length, lengths.amax()))
+
+    def reorder(self, rows: Int[Tensor, " batch"]) -> None:
+        """Put these rows, of which some may come several times, in the places of all: beams. In the same memory."""
+        require_rows(rows, len(self._keys), self._keys.device)
+        if len(rows) != len(self._keys):
+            got = f"got {len(rows)} rows for a cache of {len(self._keys)}, whose memory stays as it is"
+            raise ShapeError(got, "as many, some of them several times; or KVCache(), which takes any number")
+        for store in self._stores:
+            store.copy_(store.index_select(0, rows))
+
     def clear(self) -> None:
         """Forget everything; the memory stays where it is."""
-        for store in (self._keys, self._values, self._index, self._read, self._length):
-            if store is not None:
-                as_bytes(store).zero_()
+        for store in self._stores:
+            store.zero_()
+        self._length.zero_()
         self._document.fill_(PADDING)
 
     def _require_room(self, more: int) -> None:
@@ -131,55 +158,3 @@ class StaticKVCache:
             raise RangeError(
                 f"got {length} tokens for a cache of max_len={self.max_len}", "a larger max_len, or clear()"
             )
-
-
-# ---------------------------------------------------------------------- also for blocks
-
-
-def new_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
-    """Zeros that may be written to in and outside of inference mode, and that CUDA graphs need not copy."""
-    with torch.inference_mode(mode=False):
-        memory = torch.zeros(shape, dtype=dtype, device=device)
-    if memory.device.type == "cuda":
-        from torch._dynamo import mark_static_address  # takes a second, and only here is it needed
-
-        mark_static_address(memory, guard=False)
-    return memory
-
-
-def memory_of_read(
-    encoding: PositionEncoding, batch: int, max_len: int, device: torch.device | str | None
-) -> Tensor | None:
-    """Memory for what is read of `max_len` keys, as one of them has it; ``None`` where nothing is."""
-    if not isinstance(encoding, HiddenBias):
-        return None
-    with torch.no_grad():
-        one = torch.zeros(1, 1, encoding.d_model, device=next(encoding.parameters()).device)
-        read = encoding.read(one, Positions.arange(1, device=one.device)).as_key
-    return None if read is None else new_memory((batch, max_len, *read.shape[2:]), read.dtype, device)
-
-
-def as_bytes(x: Tensor) -> Tensor:
-    """`x`, or the bytes of 8-bit floats, which torch can copy and no more."""
-    return x if x.dtype.itemsize > 1 or not x.is_floating_point() else x.contiguous().view(torch.uint8)
-
-
-def require_plain(positions: Positions, keeps_read: bool = False) -> None:
-    """Raise where the order of the tokens is another than that of their index, or what was read of them has no room."""
-    if positions.axes != 1 or positions.order_or_none is not None:
-        raise LocantError(
-            f"got positions of {positions.axes} axes with an order of their own, expected one axis and none",
-            "KVCache(), which takes them",
-        )
-    if positions.as_key is None and keeps_read:
-        raise LocantError("got positions of which no encoding has read", "encoding.read(x, positions)")
-    if positions.as_key is not None and not keeps_read:
-        got = "got positions with what an encoding has read of hidden states"
-        raise LocantError(got, "KVCache(), or encoding=encoding where the cache is made")
-
-
-def require_index(positions: Positions, limit: int) -> None:
-    """Raise where a position is known to be larger than the cache was told."""
-    if positions.max_index is not None and positions.max_index > limit:
-        got = f"got positions up to {positions.max_index} for a cache of max_index={limit}"
-        raise RangeError(got, f"max_index={positions.max_index}")

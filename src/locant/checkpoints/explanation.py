@@ -208,6 +208,8 @@ def _rotary_warnings(rotary: RotarySettings, config: Config, architecture: Archi
             "data"
         )
     keys = architecture.rotary
+    if keys is not None and keys.layout_doubt:
+        yield keys.layout_doubt
     if keys is not None and keys.layout and not keys.interleave_key and keys.layout != rotary.layout:
         yield (
             f"according to rope_interleave these weights were converted, but the code of {config['model_type']} in "

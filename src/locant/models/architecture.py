@@ -72,6 +72,7 @@ class RotaryKeys:
             their step.
         default_sections: pairs per position axis that the modeling code takes without ``mrope_section``.
         head_dim_of: makes the width of a head, where no key has it.
+        layout_doubt: why published weights may have another layout than the code of `transformers`; a warning says it.
         not_converted: why the rows of its weights cannot be brought into another layout.
         no_rotation: why what its code does is no rotation, which has to be asked for.
         second_pairs: the table of the second members of pairs where that is so, and `pairs` that of the first.
@@ -99,6 +100,7 @@ class RotaryKeys:
     temperature_key: str | None = None
     default_sections: tuple[int, ...] | None = None
     head_dim_of: Callable[[Config], int] | None = None
+    layout_doubt: str | None = None
     not_converted: str | None = None
     no_rotation: str | None = None
     second_pairs: PairsOf | None = None

@@ -159,7 +159,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "glm4_moe_lite": _latent(1e4, 202752, interleave_key=True),
     "glm_moe_dsa": _latent(1e4, 202752),
-    "hy_v4": _latent(1e4, 262144, layout="half"),
+    "hy_v4": _latent(
+        1e4,
+        262144,
+        layout="half",
+        layout_doubt="hy_v4 pairs dimensions as 'half' in transformers, but users report that its published weights "
+        "are 'interleaved' (loss 5.02 as half, 1.86 as interleaved): compare both on your own text, and pass "
+        "layout=... with the better one",
+    ),
     "longcat_flash": _latent(1e7, 131072),
     "ministral3": Architecture(
         rotary=RotaryKeys(

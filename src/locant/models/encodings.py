@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from locant.arguments import flag, shown
-from locant.errors import InputError
+from locant.errors import InputError, LocantError
 from locant.kernels.rotary import Layout
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import Config, layer_types_in
 from locant.models.probe.architecture import is_measurable, measured_rotary
-from locant.models.registry import read, read_known
+from locant.models.registry import read, read_known, with_defaults
 from locant.models.rope_layers import ropes_by_layer
 from locant.models.rotary_config import read_rotary, second_members
 from locant.positions.angles import AngleMode
@@ -20,6 +21,8 @@ from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 
 __all__ = ["encoding_from_config", "layer_types", "read_measurable", "rotary_from_config", "rotary_layer_types"]
+
+E = TypeVar("E", bound=PositionEncoding)
 
 
 def encoding_from_config(
@@ -32,8 +35,9 @@ def encoding_from_config(
 ) -> PositionEncoding:
     """The position encoding of a published model, from its Hugging Face configuration.
 
-    Tables come out untrained; a checkpoint's rows fit into them as they are. A key that decides something has to be
-    there: see `locant.models.with_defaults` for what `transformers` takes where it is missing.
+    Tables come out untrained; a checkpoint's rows fit into them as they are. Where a key is missing that decides
+    something, what `transformers` takes for the architecture is taken (`locant.models.with_defaults`), and a warning
+    says which and what.
 
     Args:
         config: a configuration object, or the dictionary of a ``config.json``. The text part of a multimodal one.
@@ -45,13 +49,22 @@ def encoding_from_config(
             (HunYuan-VL, V-JEPA 2) are read as they are, with a warning that tells how much lengths change.
 
     Raises:
-        InputError: an architecture that is not known, or a key that is missing or wrong; it is named.
+        InputError: an architecture that is not known, or a key that is wrong, or missing without a default; it is
+            named.
 
     >>> encoding_from_config({"model_type": "bloom", "n_head": 32})
     ALiBi(num_heads=32)
     >>> encoding_from_config({"model_type": "gpt2", "n_positions": 1024, "n_embd": 768})
     Learned(max_seq_len=1024, d_model=768)
     """
+    asked = flag("allow_no_rotation", allow_no_rotation)
+    _warn_of_layout(config, layout, depth=3)
+    return _of_what_is_stated(config, lambda stated: _encoding(stated, layer_type, angles, layout, asked), depth=3)
+
+
+def _encoding(
+    config: Config | object, layer_type: str | None, angles: AngleMode, layout: Layout | None, allow_no_rotation: bool
+) -> PositionEncoding:
     values, architecture = read_measurable(config)
     kinds = _layer_types(values, architecture)
     chosen = architecture.default_layer_type if layer_type is None else layer_type
@@ -68,7 +81,7 @@ def encoding_from_config(
         return measured_rotary(config, layer_type).alike(angles=angles)
     of_ropes = chosen if architecture.layer_types is None else None  # others share one dictionary of rope parameters
     options: dict[str, Any] = {"layer_type": of_ropes, "layout": layout}
-    options["allow_no_rotation"] = flag("allow_no_rotation", allow_no_rotation)
+    options["allow_no_rotation"] = allow_no_rotation
     rotary = Rotary(**read_rotary(values, architecture, **options), angles=angles)
     unequal = second_members(rotary, values, architecture)
     if unequal is None:
@@ -77,7 +90,7 @@ def encoding_from_config(
     warnings.warn(
         f"{values['model_type']} is no rotation: among 4 positions on each axis it changes the length of a pair of "
         f"dimensions by {low:.3f} to {high:.3f}, and scores depend on more than distances",
-        stacklevel=2,
+        stacklevel=5,
     )
     return unequal
 
@@ -86,10 +99,54 @@ def rotary_from_config(
     cls: type[Rotary], config: Config | object, *, layer_type: str | None, angles: AngleMode, layout: Layout | None
 ) -> Rotary:
     """What `Rotary.from_config` gives: by the row of the architecture, else by measurement, else by its layout."""
-    values, architecture = read(config)
-    if architecture.rotary is UNKNOWN and layout is None and is_measurable(config):
-        return measured_rotary(config, layer_type).alike(angles=angles)
-    return cls(**read_rotary(values, architecture, layer_type=layer_type, layout=layout), angles=angles)
+
+    def made(stated: Config | object) -> Rotary:
+        values, architecture = read(stated)
+        if architecture.rotary is UNKNOWN and layout is None and is_measurable(stated):
+            return measured_rotary(stated, layer_type).alike(angles=angles)
+        return cls(**read_rotary(values, architecture, layer_type=layer_type, layout=layout), angles=angles)
+
+    _warn_of_layout(config, layout, depth=4)
+    return _of_what_is_stated(config, made, depth=4)
+
+
+def _warn_of_layout(config: Config | object, layout: Layout | None, *, depth: int) -> None:
+    doubt = read(config)[1].rotary_keys.layout_doubt
+    if layout is None and doubt is not None:
+        warnings.warn(doubt, stacklevel=depth)
+
+
+def _of_what_is_stated(config: Config | object, make: Callable[[Config | object], E], *, depth: int) -> E:
+    """What is made of a configuration; where that lacks keys, with their defaults, which a warning names.
+
+    A base that was lost on the way would otherwise be replaced by another one in silence.
+    """
+    try:
+        return make(config)
+    except InputError:
+        stated, full = read(config)[0], with_defaults(config)
+        taken = {key: value for key, value in full.items() if key not in stated}
+        if not taken or not _reads(make, full):
+            raise
+    for key in tuple(taken):  # what it reads as well without has no part in it
+        fewer = {each: value for each, value in taken.items() if each != key}
+        taken = fewer if _reads(make, {**stated, **fewer}) else taken
+    warnings.warn(
+        f"got a {full['model_type']} configuration without {', '.join(taken)}: taken is what its class in transformers "
+        f"takes, {shown(taken)}; a model that was trained with anything else needs it in the configuration",
+        stacklevel=depth,
+    )
+    return make({**stated, **taken})
+
+
+def _reads(make: Callable[[Config | object], object], config: Config) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            make(config)
+        except LocantError:  # a default may also be a number that does not fit the others
+            return False
+    return True
 
 
 def read_measurable(config: Config | object) -> tuple[dict[str, Any], Architecture]:

@@ -126,9 +126,8 @@ def read_known(config: Config | object) -> tuple[dict[str, Any], Architecture]:
 def with_defaults(config: Config | object) -> dict[str, Any]:
     """A configuration with what `transformers` takes where a key is missing, as far as its architecture has it.
 
-    `Rotary.from_config` and `encoding_from_config` do not do this by themselves: a base that was lost on the way would
-    be replaced by another one in silence. ``locant explain`` does, and prints which values these are. Sizes of the
-    model are not filled in.
+    `Rotary.from_config` and `encoding_from_config` take what they need of it, and warn; ``locant explain`` takes all,
+    and prints which values these are. Sizes of the model are not filled in.
 
     >>> with_defaults({"model_type": "gpt_neox", "max_position_embeddings": 4096})
     {'model_type': 'gpt_neox', 'max_position_embeddings': 4096, 'rotary_emb_base': 10000.0, 'rotary_pct': 0.25}

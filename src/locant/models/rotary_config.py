@@ -1,8 +1,8 @@
 """Rotary positions from a configuration: base, sizes, sections, layout and scaling, by the keys of its architecture.
 
 Reads ``rope_parameters`` (transformers 5), the older ``rope_scaling`` beside ``rope_theta``, dictionaries per layer
-type, and the many names of partial rotation. A base that is not there is not taken for 10 000, and a key that cannot be
-honoured is refused by name.
+type, and the many names of partial rotation. A base that is not there is not taken for 10 000 here, and a key that
+cannot be honoured is refused by name.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _rotated_share(config: Config, rope: Config) -> dict[str, Any]:
 
 
 def _base(config: Config, rope: Config, architecture: Architecture, layer_type: str | None) -> float:
-    """The base of the frequencies; it has no default here but where the modeling code knows no other."""
+    """The base of the frequencies; it has a default here only where the modeling code knows no other."""
     keys = architecture.rotary_keys
     found = {key: config[key] for key in keys.base_keys_of(layer_type) if key in config}
     if rope.get("rope_theta") is not None:

@@ -80,7 +80,8 @@ def attend(
         q, k, v: of this rank's tokens, rotated by `positions`; `k` and `v` may have fewer heads.
         group: the ranks that share the row, or a mesh of one dimension; default: all ranks.
         method: how ranks meet, never what is computed. ``"ulysses"`` needs a number of heads that divides by the ranks,
-            and an encoding with a bias for each head has to hold the heads of this rank (`head_slice`).
+            and an encoding with a bias for each head has to hold the heads of this rank (`head_slice`). ``"ring"``
+            refuses encodings that count the keys in between (`PositionEncoding.needs_all_keys`: `Cope`).
         positions: of this rank's tokens, such as ``Positions.packed(lengths).shard(rank, world)``.
         k_positions: those of all ranks, as `gather_positions` returns them: made once per forward pass, they save a
             small all-gather in every layer. Encodings that read hidden states (`HiddenBias`) send what they read
@@ -101,6 +102,7 @@ def attend(
     one_of("method", method, get_args(Method))
     require_positions(positions)
     mesh = _mesh(group, positions.device)
+    _require_all_keys(encoding, method)
     positions.require_fits(q.shape[0], q.shape[2], q.device, "q")
     sinks = sinks_of(sinks, q)
     everyone = gather_positions(positions, group=mesh) if k_positions is None else k_positions
@@ -218,6 +220,13 @@ def _require_all_tokens(everyone: Positions, positions: Positions, mesh: DeviceM
             f"got {everyone} for k_positions, expected those of {mesh.size()} ranks with {n} each, in their order",
             "k_positions=locant.parallel.gather_positions(positions, group=group)",
         )
+
+
+def _require_all_keys(encoding: PositionEncoding | None, method: Method) -> None:
+    if method == "ring" and encoding is not None and encoding.needs_all_keys:
+        name = type(encoding).__name__
+        got = f"got {name} with method='ring', which shows a query one shard of the keys at a time; {name} needs all"
+        raise LocantError(got, "method='gather', or method='ulysses'")
 
 
 def _require_whole_heads(encoding: HiddenBias, method: Method) -> None:

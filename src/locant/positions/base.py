@@ -130,6 +130,12 @@ class PositionEncoding(nn.Module):
         paper="Kazemnejad 2023, arXiv 2305.19466",
     )
     """Not inherited: a subclass without one has an empty one."""
+    needs_all_keys: ClassVar[bool] = False
+    """Whether the bias of a query and a key depends on the keys between them.
+
+    Such a bias can be had of all keys at once alone: not of the parts that `locant.attention.merge` joins, nor of the
+    shards that go around a ring.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,8 +201,9 @@ class PositionEncoding(nn.Module):
     def bias(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> Bias | None:
         """What is added to the attention scores after scaling, or ``None``.
 
-        Works for any slice of queries and keys: entry (i, j) depends on query i and key j alone. float32 at least,
-        whatever the dtype of `q`: bfloat16 cannot tell far distances apart.
+        Works for any slice of queries: entry (i, j) depends on query i and key j alone, and so for any slice of keys,
+        too, unless the class has `needs_all_keys`. float32 at least, whatever the dtype of `q`: bfloat16 cannot tell
+        far distances apart.
         """
         return None
 

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from locant.arguments import MAX_INT32, entries, flag, shape_error, whole
+from locant.arguments import MAX_INT32, entries, flag, shape_error, shown, whole
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import documents
 from locant.positions.checks import index_bound, integers, known_device, padding_mask, row_of, rows_of, token_count
@@ -40,7 +40,7 @@ Numbers = Tensor | np.ndarray | Sequence[object]
 class Positions:
     """The position of every token: an index, a document and an order.
 
-    Use the named constructors; the plain one checks nothing.
+    Use the named constructors; the plain one checks nothing but that it is given a tensor.
 
     Args:
         index: how far each token is into its document; on a grid, its coordinates.
@@ -68,6 +68,14 @@ class Positions:
     as_key: Float[Tensor, "batch seq heads *features"] | None = None
     place_or_none: Int[Tensor, "batch seq"] | None = None
     grids: tuple[Grid, ...] = ()
+
+    def __post_init__(self) -> None:
+        index: object = self.index
+        if isinstance(index, Tensor) or self.min_index is not None:  # what is mapped over a tree may hold anything
+            return
+        if type(index) in (int, float, list, range, np.ndarray):
+            remedy = f"Positions.arange({index})" if type(index) is int else "Positions.of(index)"
+            raise LocantError(f"got {shown(index)} for the index of Positions, expected a tensor", remedy)
 
     @functools.cached_property
     def kept(self) -> WeakKeyDictionary[object, Any]:

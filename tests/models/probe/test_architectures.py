@@ -132,6 +132,7 @@ def probed(case: Case, expected: Rotary | None) -> RotationReport:
     return found
 
 
+@pytest.mark.filterwarnings("ignore:hy_v4 pairs:UserWarning")  # its code is what is measured here
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", sorted({*folders()} - NO_ROTATION - NOT_OF_POSITIONS))
 def test_every_rotary_module_is_measured_as_its_configuration_says(folder: str) -> None:

@@ -265,8 +265,9 @@ def _own(config: Any, module: nn.Module, *, takes_types: bool) -> dict[str | Non
     nested = bool(rope) and all(value is None or isinstance(value, Mapping) for value in rope.values())
     if not (takes_types and nested):
         # A model that calls itself by another name has the module of one that is known. Its layout matters to its
-        # layers and not to its angles.
-        layout = "half" if read(config)[1].rotary is UNKNOWN else None
+        # layers and not to its angles, and so does one that weights may not have.
+        keys = read(config)[1].rotary_keys
+        layout = (keys.layout or "half") if keys is UNKNOWN or keys.layout_doubt else None
         return {None: Rotary.from_config(config, angles="float32", layout=layout)}
     types = [kind for kind in getattr(module, "layer_types", rope) if rope.get(kind) is not None]
     return {kind: Rotary.from_config(config, layer_type=kind, angles="float32") for kind in dict.fromkeys(types)}

@@ -29,7 +29,8 @@ class Cope(PositionEncoding):
     and these begin as zeros.
 
     Gates count what a causal mask lets the query see; a window of `attend` does not shorten the count. Keys may come
-    in any order, but all keys between a key and the query have to be given. A later key is at position 0.
+    in any order, but all keys between a key and the query have to be given: `attend` refuses others where positions
+    tell, and over ranks there is no ring. The oldest keys may be left out. A later key is at position 0.
 
     Costs ``batch x heads x query x key`` numbers in float64 several times over: it is the heaviest bias here, and has
     no score function, since a count needs all keys in between.
@@ -62,6 +63,7 @@ class Cope(PositionEncoding):
         used_by="its paper's models",
         paper="Golovneva 2024, arXiv 2405.18719",
     )
+    needs_all_keys = True
 
     def __init__(self, head_dim: int, max_positions: int = 64, *, scale: float | None = None) -> None:
         super().__init__()
