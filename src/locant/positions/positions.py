@@ -7,12 +7,10 @@ order, by the rule in `locant.positions.documents.is_allowed`. Costs one or two 
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -68,14 +66,6 @@ class Positions:
     as_key: Float[Tensor, "batch seq heads *features"] | None = None
     place_or_none: Int[Tensor, "batch seq"] | None = None
     grids: tuple[Grid, ...] = ()
-
-    @functools.cached_property
-    def kept(self) -> WeakKeyDictionary[object, Any]:
-        """What was made from these positions and is used again, by its owner; of this object alone, not of copies."""
-        return WeakKeyDictionary()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "kept"}
 
     @classmethod
     def arange(cls, seq_len: int, *, batch: int = 1, device: Device = None) -> Positions:
@@ -606,7 +596,8 @@ class Positions:
 
     def require_fits(self, batch: int, seq_len: int, device: torch.device, what: str) -> None:
         """Raise unless these are the positions of `what`, which has this batch, length and device."""
-        if self.seq_len != seq_len or self.batch not in (1, batch):
+        rows, length, *_ = self.index.shape
+        if length != seq_len or rows not in (1, batch):
             got = f"got positions for {self.batch} x {self.seq_len} tokens, {what} has {batch} x {seq_len}"
             raise ShapeError(got, f"Positions.arange({seq_len})")
         if self.device != device:

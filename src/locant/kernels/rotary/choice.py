@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.kernels.available import has_triton
+from locant.kernels.rotary import native
 from locant.kernels.rotary.tables import Tables
 
 __all__ = ["KernelChoice", "choose_kernel"]
@@ -33,8 +34,6 @@ def choose_kernel(
     KernelChoice(kernel='reference', why='there is no kernel for meta')
     """
     if q.device.type == "cpu":
-        from locant.kernels.rotary import native
-
         reason = native.unsupported(q, positions, tables)
         return KernelChoice("native", "q is on a CPU") if reason is None else KernelChoice("cpu", reason)
     if q.device.type != "cuda":
