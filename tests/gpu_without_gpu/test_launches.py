@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import locant
-from locant.kernels.rotary.tables import Tables
+from locant.kernels.rotary.reference import Tables
 from tests.gpu_without_gpu.launcher import CAPABILITIES, Launch, device, fresh_process, launches
 
 pytest.importorskip("triton", reason="there is no Triton for this platform")

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from locant.kernels.rotary.reference import Layout, cos_sin
-from locant.kernels.rotary.tables import Tables
+from locant.kernels.rotary.reference import Layout, Tables, cos_sin
 
 __all__ = ["rotate_"]
 

@@ -15,8 +15,7 @@ from torch.autograd.graph import increment_version
 
 from locant.kernels import native
 from locant.kernels.rotary import cpu
-from locant.kernels.rotary.reference import Layout, cos_sin
-from locant.kernels.rotary.tables import Tables
+from locant.kernels.rotary.reference import Layout, Tables, cos_sin
 
 __all__ = ["rotate_", "unsupported"]
 

@@ -13,7 +13,7 @@ The kernels, one file each, agree on this::
     k            [batch, kv_heads, seq, head_dim], the same dtype and device, other strides; or None: q alone.
                  `rotate` refuses another batch: kernels take the sizes of q for those of both
     positions    int64 [batch or 1, seq], any strides; or [batch or 1, seq, axes] together with tables.axis_of_pair
-    tables       `Tables`, see tables.py
+    tables       `Tables`, see reference.py
     layout       "half": pair i is (i, i + rotary_dim / 2); "interleaved": (2i, 2i + 1)
     rotary_dim   2 * tables.pairs(); dimensions from there on are handed through
     out_q, out_k of the shape and dtype of q and k, any strides without overlap; every element is written, those from
@@ -44,8 +44,7 @@ from locant.errors import LocantError, ShapeError
 from locant.kernels.rotary import cpu, native, reference
 from locant.kernels.rotary.choice import choose_kernel
 from locant.kernels.rotary.inplace import are_the_same, is_transformed, require_writable
-from locant.kernels.rotary.reference import Layout
-from locant.kernels.rotary.tables import Tables
+from locant.kernels.rotary.reference import Layout, Tables
 from locant.kernels.transforms import (
     holds_several,
     in_forward_mode,
