@@ -61,7 +61,8 @@ def rotate_(
     if not is_k_read or out_q.stride(3) != 1 or (out_k is not None and out_k.stride(3) != 1):
         cpu.rotate_(q, k, positions, tables, layout, rotary_dim, out_q, out_k, inverse)
         return
-    increment_version(out_q if out_k is None else (out_q, out_k))  # torch's graph does not see them written to
+    if out_q is q:
+        increment_version(q if k is None else (q, k))  # torch's graph does not see them written to
     if tables.exact():
         _call(q, k, positions, tables, None, layout, out_q, out_k, inverse)
         return
