@@ -7,12 +7,10 @@ order, by the rule in `locant.positions.documents.is_allowed`. Costs one or two 
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -75,14 +73,6 @@ class Positions:
         if type(index) in (int, float, list, range, np.ndarray):
             remedy = f"Positions.arange({index})" if type(index) is int else "Positions.of(index)"
             raise LocantError(f"got {shown(index)} for the index of Positions, expected a tensor", remedy)
-
-    @functools.cached_property
-    def kept(self) -> WeakKeyDictionary[object, Any]:
-        """What was made from these positions and is used again, by its owner; of this object alone, not of copies."""
-        return WeakKeyDictionary()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "kept"}
 
     @classmethod
     def arange(cls, seq_len: int, *, batch: int = 1, device: Device = None) -> Positions:
@@ -452,7 +442,8 @@ class Positions:
 
     def require_fits(self, batch: int, seq_len: int, device: torch.device, what: str) -> None:
         """Raise unless these are the positions of `what`, which has this batch, length and device."""
-        if self.seq_len != seq_len or self.batch not in (1, batch):
+        rows, length, *_ = self.index.shape
+        if length != seq_len or rows not in (1, batch):
             got = f"got positions for {self.batch} x {self.seq_len} tokens, {what} has {batch} x {seq_len}"
             raise ShapeError(got, f"Positions.arange({seq_len})")
         if self.device != device:
