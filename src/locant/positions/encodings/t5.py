@@ -111,8 +111,7 @@ class T5Bias(DistanceBias):
 
 
 def _bucket_table(num_buckets: int, max_distance: int) -> Int[Tensor, " max_distance_plus_1"]:
-    """The bucket of each distance, in the float32 of the reference: its rounding decides where a bucket begins at a
-    whole distance."""
+    """The bucket of each distance, in float32 as the reference: its rounding decides where one begins."""
     exact = num_buckets // 2
     ratio = np.arange(exact, max_distance + 1, dtype=np.float32) / np.float32(exact)
     share = np.log(ratio) / np.float32(math.log(max_distance / exact)) * np.float32(num_buckets - exact)
