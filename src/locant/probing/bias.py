@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -94,8 +95,8 @@ class BiasReport(Report):
         if self.slopes is not None and min(self.slopes) < 0:
             yield "Far tokens count more than near ones: the sign of the slopes is reversed."
         if self.buckets is not None and self.buckets[0] == 1 < self.buckets[1]:
-            told = "Earlier keys all get one value and later ones are told apart"
-            yield f"{told}: the distance is counted in the other direction."
+            told = "the distance is counted in the other direction"
+            yield f"Earlier keys all get one value and later ones are told apart: {told}."
         if self.cached is False:
             told = "With a cache the newest query gets another bias than in the whole sequence"
             yield f"{told}: it is taken for the first token."
@@ -105,7 +106,8 @@ class BiasReport(Report):
 
 def bias_report(target: Any, expected: PositionEncoding | None, tried: Tried) -> BiasReport | None:
     """What a bias does; ``None``: it is none that can be called by two lengths, and `tried` says why."""
-    for called, bias_of in _ways(target):
+    for called, way in _ways(target).items():
+        bias_of = partial(_bias, way)
         try:
             bias_of(5, 7)
             break
@@ -136,46 +138,35 @@ def bias_report(target: Any, expected: PositionEncoding | None, tried: Tried) ->
         of_all = float(apart.max()) <= SAME * _largest(relative)
         agrees = float((apart if of_all else apart[:, ~later]).max())
     return BiasReport(
-        subject=name_of(target),
-        called=called,
-        encoding=encoding,
-        agrees=agrees,
-        of_all=of_all,
-        alike=alike,
-        expected=expected,
-        differences=() if expected is None else tuple(_differences(relative, expected, hidden)),
-        num_heads=len(whole),
-        of_distance=of_distance,
-        up_to_rows=up_to_rows,
-        causal=causal,
+        subject=name_of(target), called=called, encoding=encoding, agrees=agrees, of_all=of_all, alike=alike,
+        expected=expected, differences=() if expected is None else tuple(_differences(relative, expected, hidden)),
+        num_heads=len(whole), of_distance=of_distance, up_to_rows=up_to_rows, causal=causal,
         symmetric=not causal and torch.allclose(earlier[:, :BIASED], after[:, :BIASED], atol=SAME),
         slopes=None if slopes is None else tuple(slopes.tolist()),
         buckets=(counts[0], counts[1]) if up_to_rows and slopes is None and shared else None,
-        farthest=min(earlier.shape[1], after.shape[1]) - 1,
-        cached=_is_cached(bias_of, relative),
-        rounded=rounded,
-    )
+        farthest=min(earlier.shape[1], after.shape[1]) - 1, cached=_is_cached(bias_of, relative), rounded=rounded,
+    )  # fmt: skip
 
 
-def _ways(target: Any) -> Iterator[tuple[str, BiasOf]]:
-    """Ways of calling it, in words and as code."""
-    ways: list[tuple[str, Callable[[int, int], Any]]] = [("f(query_len, key_len)", lambda q, k: target(q, k))]
+def _ways(target: Any) -> dict[str, BiasOf]:
+    """What it can be called as, in words and as code."""
     if isinstance(target, PositionEncoding):
-        ways = [("encoding.matrix(query_len, key_len)", target.matrix)]
-    elif (compute := getattr(target, "compute_bias", None)) is not None:
-        cached = "past_seen_tokens" in inspect.signature(compute).parameters
-        told = (lambda q, k: compute(q, k, past_seen_tokens=k - q)) if cached else compute
-        ways.insert(0, ("module.compute_bias(query_len, key_len)", told))
-    for called, way in ways:
+        return {"encoding.matrix(query_len, key_len)": target.matrix}
+    ways: dict[str, BiasOf] = {"f(query_len, key_len)": lambda q, k: target(q, k)}
+    if not hasattr(target, "compute_bias"):
+        return ways
+    compute = target.compute_bias
+    if "past_seen_tokens" in inspect.signature(compute).parameters:
+        compute = lambda q, k: target.compute_bias(q, k, past_seen_tokens=k - q)  # noqa: E731
+    return {"module.compute_bias(query_len, key_len)": compute, **ways}
 
-        def bias_of(q: int, k: int, way: Callable[[int, int], Any] = way) -> Tensor:
-            bias = way(q, k)
-            if not isinstance(bias, Tensor) or bias.ndim < 2 or bias.shape[-2:] != (q, k):
-                got = f"gave no tensor whose last two sizes are [{q}, {k}]"
-                raise UnusableError(got, "a bias [heads, queries, keys]")
-            return bias.double().reshape(-1, q, k)
 
-        yield called, bias_of
+def _bias(way: BiasOf, query_len: int, key_len: int) -> Tensor:
+    bias = way(query_len, key_len)
+    if not isinstance(bias, Tensor) or bias.ndim < 2 or bias.shape[-2:] != (query_len, key_len):
+        got = f"gave no tensor whose last two sizes are [{query_len}, {key_len}]"
+        raise UnusableError(got, "a bias [heads, queries, keys]")
+    return bias.double().reshape(-1, query_len, key_len)
 
 
 def _relative(bias: Tensor) -> Tensor:
@@ -207,12 +198,8 @@ def _by_distance(bias_of: BiasOf, bias: Tensor) -> tuple[Tensor, Tensor]:
             continue
         line = line.masked_fill(line <= HIDDEN, torch.nan)
         lines += [line, line.flip(-1)]
-
-    def longest(side: Tensor) -> Tensor:
-        same = (each for each in lines if torch.allclose(each[:, :BIASED], side, rtol=0, atol=0, equal_nan=True))
-        return next(same, side)
-
-    earlier, after = map(longest, _sides(bias))
+    same = partial(torch.allclose, rtol=0, atol=0, equal_nan=True)
+    earlier, after = (next((line for line in lines if same(line[:, :BIASED], side)), side) for side in _sides(bias))
     return earlier, after
 
 

@@ -7,9 +7,11 @@ also hang on neighbours, the length, other rows, or earlier calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,15 +26,22 @@ from locant.probing.rotation import NEAR, Rotation, is_recognised, wrapped
 from locant.probing.subject import FAILED, HEADS, Subject, refuse_unsteady
 
 __all__ = [
-    "COUNTED", "EXACT", "FLOAT32", "UNHARMED", "Arrangement", "Precision", "arrangement_of", "counts_itself",
-    "precision_of", "require_steady", "shifts_of",
-]  # fmt: skip
+    "CAST_UP_TO",
+    "EXACT",
+    "FLOAT32",
+    "UNHARMED",
+    "Arrangement",
+    "arrangement_of",
+    "precision_of",
+    "shifts_of",
+    "steady",
+]
 
 FAR = (1, 257, 1025, 4097, 16_385, 65_537, 2**20 + 1, 2**24 + 1, 2**28 + 1, MAX_INT32)
 """One past powers of two, which narrow numbers round away."""
 
 CAST_UP_TO = 4097
-NARROW = (torch.bfloat16, torch.float16)
+NARROW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 MOST_ELEMENTS = 2**23
 """The largest tensor that a call may make: what keeps a table of all positions is asked no further."""
@@ -60,17 +69,14 @@ FEW_ROUNDINGS = 2.0**-21
 ULPS = 4
 """Float32 frequencies may be so many units of the last digit away: each program has its own power function."""
 
-ROUNDINGS: dict[str, tuple[torch.dtype, torch.dtype]] = {
-    FLOAT32: (torch.float32, torch.float32),
-    **{
-        name.format(str(dtype).removeprefix("torch.")): dtypes
-        for dtype in NARROW
-        for name, dtypes in (
-            ("{} frequencies", (torch.float32, dtype)),
-            ("positions counted in {}", (dtype, torch.float32)),
-            ("{0}(position) x {0}(frequency)", (dtype, dtype)),
-        )
-    },
+ROUNDINGS = {FLOAT32: (torch.float32, torch.float32)} | {
+    name.format(kind): dtypes
+    for kind, dtype in NARROW.items()
+    for name, dtypes in (
+        ("{} frequencies", (torch.float32, dtype)),
+        ("positions counted in {}", (dtype, torch.float32)),
+        ("{0}(position) x {0}(frequency)", (dtype, dtype)),
+    )
 }
 """The dtypes of positions and of frequencies whose product angles may be, the best first."""
 
@@ -83,42 +89,12 @@ COUNTED = 2048
 """How many tokens are rotated at once where positions are counted."""
 
 
-class Precision(NamedTuple):
-    """How angles are computed, up to the last position that could be asked for.
-
-    Args:
-        errors: the largest error of an angle at a position, in radians; empty where the truth is not known.
-        last: the last position whose angles were measured.
-        rounding: which arithmetic explains the angles; ``None``: none that is known.
-        uneven: where the truth is not known, nor an exact rounding, the first position whose angles do not go on
-            evenly, and by how much.
-        casts: for each narrower dtype, the error up to position 4,097 after its module was cast, and what explains it.
-        narrow: what explains the angles of bfloat16 tokens; ``None``: nothing, or it does not take them.
-    """
-
-    errors: Mapping[int, float]
-    last: int
-    rounding: str | None
-    uneven: tuple[int, float] | None
-    casts: Mapping[str, tuple[float, str | None]]
-    narrow: str | None
-
-    @property
-    def error(self) -> float:
-        """The largest that is known, in radians."""
-        return max([*self.errors.values(), 0.0 if self.uneven is None else self.uneven[1]])
-
-    def is_like(self, other: Precision) -> bool:
-        """Whether the same explains both."""
-        return (self.rounding, self.narrow, self.uneven is None) == (other.rounding, other.narrow, other.uneven is None)
-
-
 def precision_of(
     subject: Subject, rotation: Rotation, angles: Rotary | None, expected: PositionEncoding | None
-) -> Precision:
-    """That of one side, which has the frequencies of `angles`; `expected` has them, too, if it is one."""
+) -> dict[str, Any]:
+    """What a `RotationReport` tells of the angles of one side; `expected` has its frequencies, if it is one."""
     if angles is None:
-        return Precision({}, CAST_UP_TO, None, None, {}, None)
+        return {"errors": {}, "last": CAST_UP_TO, "rounding": None, "uneven": None, "casts": {}, "narrow": None}
     is_scaled = not isinstance(angles.scaling, Unscaled)
     is_measured = not isinstance(expected, Rotary) and not is_recognised(angles)
     of_dims = {block.dims: sum(block.frequencies) for block in rotation.blocks} if is_measured else {}
@@ -133,43 +109,32 @@ def precision_of(
     true = torch.tensor([signed[block.dims] for block in rotation.blocks], dtype=torch.float64)
     index, measured, errors = _errors(subject, rotation, angles)
     near, casts, narrow = subject.within(CAST_UP_TO), {}, None
-    for dtype in NARROW if subject.original is not None else ():
-        try:
+    for name, dtype in NARROW.items() if subject.original is not None else ():
+        with contextlib.suppress(*FAILED):
             places, cast, off = _errors(near.again(dtype), rotation, angles)
-        except FAILED:
-            continue
-        casts[str(dtype).removeprefix("torch.")] = max(off.values()), _rounding(cast, places, rotation, true)
-    try:
-        places, of_narrow, _ = _errors(near, rotation, angles, torch.bfloat16)
-        narrow = _rounding(of_narrow, places, rotation, true, READ_OFF_NARROW) or UNEXPLAINED
-    except FAILED:
-        pass
+            casts[name] = max(off.values()), _rounding(cast, places, rotation, true)
+    with contextlib.suppress(*FAILED):
+        places, cast, _ = _errors(near, rotation, angles, torch.bfloat16)
+        narrow = _rounding(cast, places, rotation, true, READ_OFF_NARROW) or UNEXPLAINED
     rounding = _rounding(measured, index, rotation, true, is_measured=is_measured, is_scaled=is_scaled)
     uneven = _uneven(measured, index, true, NEAR[-1]) if is_measured and rounding not in UNHARMED else None
-    return Precision({} if is_measured else errors, int(index[-1]), rounding, uneven, casts, narrow)
-
-
-def _angles(
-    rotate: Callable[[Tensor, Tensor], Tensor], rotation: Rotation, index: Tensor, width: int, dtype: torch.dtype
-) -> Tensor:
-    """By how much each pair is rotated there, ``[positions, pairs]``: one vector tells all pairs."""
-    dims = torch.tensor([block.dims for block in rotation.blocks])
-    x = torch.zeros(1, HEADS, index.shape[1], width, dtype=dtype)
-    x[..., dims[:, 0]] = 1
-    rotated = rotate(x, index)[0, 0].double()
-    return torch.atan2(rotated[:, dims[:, 1]], rotated[:, dims[:, 0]])
+    return {
+        "errors": {} if is_measured else errors, "last": int(index[-1]), "rounding": rounding, "uneven": uneven,
+        "casts": casts, "narrow": narrow,
+    }  # fmt: skip
 
 
 def _errors(
     subject: Subject, rotation: Rotation, encoding: Rotary, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor, dict[int, float]]:
     """Positions, the angles there of tokens in a dtype, ``[positions, pairs]``, and the largest error at each."""
+    dims = torch.tensor([block.dims for block in rotation.blocks])
+    x = torch.zeros(1, HEADS, 1, subject.width, dtype=torch.float64)
+    x[..., dims[:, 0]] = 1  # one vector tells the angles of all pairs
 
-    def measured(x: Tensor, index: Tensor) -> Tensor:
-        return rotation.in_order(subject.rotate(x, index)[0])
-
-    def true(x: Tensor, index: Tensor) -> Tensor:
-        return encoding.rotate_one(x, Positions.of(index if subject.axes > 1 else index[..., 0]))
+    def angles_of(rotated: Tensor) -> Tensor:
+        entries = rotated[0, 0].double()
+        return torch.atan2(entries[:, dims[:, 1]], entries[:, dims[:, 0]])
 
     errors: dict[int, float] = {}
     rows: list[Tensor] = []
@@ -177,10 +142,10 @@ def _errors(
         index = subject.places(place)
         with _Largest() as sizes:
             try:
-                angles = _angles(measured, rotation, index, subject.width, dtype) - _offsets(rotation)
+                angles = angles_of(rotation.in_order(subject.rotate(x.to(dtype), index)[0])) - _offsets(rotation)
             except (*FAILED, MemoryError):
                 break
-        truth = _angles(true, rotation, index, encoding.head_dim, torch.float64)
+        truth = angles_of(encoding.rotate_one(x, Positions.of(index if subject.axes > 1 else index[..., 0])))
         errors[place] = float(wrapped(angles - truth).abs().max())
         rows.append(angles)
         if sizes.largest > MOST_ELEMENTS // 16 and sizes.largest >= place // 2:  # the next would be 16 times as large
@@ -228,22 +193,18 @@ def _rounding(
     """
     if is_measured and _uneven(angles, index, frequencies, NEAR[-1], 0.0) is None:
         return EXACT
-    begin = rotation.begin or 0.0
+    begin = rotation.begin
     if begin and begin.is_integer():
         index, angles = index + int(begin), angles + _offsets(rotation)
     exact = wrapped(index[:, None].double() * frequencies - angles).abs()
     if float(exact.max()) <= within:
         return EXACT
-    candidates = [frequencies.float()]
-    for end in (torch.inf, -torch.inf):
-        near = candidates[0]
-        for _ in range(ULPS):
-            near = torch.nextafter(near, torch.full_like(near, end))
-            candidates.append(near)
-    of_frequency = torch.stack(candidates)[:, None]
+    ends = [torch.full_like(frequencies, end).float() for end in (torch.inf, -torch.inf)]
+    near = (itertools.accumulate([end] * ULPS, torch.nextafter, initial=frequencies.float()) for end in ends)
+    candidates = torch.stack([*itertools.chain(*near)])[:, None]
     for allowed in sorted({within, READ_OFF_NARROW}):
         for name, (of_index, of_speed) in ROUNDINGS.items():
-            one, other = index[:, None].to(of_index), of_frequency.to(of_speed)
+            one, other = index[:, None].to(of_index), candidates.to(of_speed)
             product = one * other if of_index == of_speed else one.float() * other.float()
             apart = wrapped(product.double() - angles).abs().amax(1)
             if float(apart.amin(0).max()) <= (within if name == FLOAT32 else allowed):
@@ -267,9 +228,6 @@ class _Largest(TorchDispatchMode):
             if isinstance(each, Tensor):
                 self.largest = max(self.largest, each.numel())
         return result
-
-
-# ---------------------------------------------------------------------- what else than its position rotates a token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,22 +259,19 @@ class Arrangement:
         }
         begins = [each for each in (self.grows_at, keys.grows_at) if each is not None]
         of = "keys" if self == Arrangement() else "queries" if keys == Arrangement() else None
-        return Arrangement(**{**either, "grows_at": min(begins, default=None), "of": of})
+        return replace(self, **{**either, "grows_at": min(begins, default=None), "of": of})
 
 
-def require_steady(subject: Subject) -> None:
-    """Two equal calls agree: nothing can be measured of what is random."""
+def steady(subject: Subject) -> Subject:
+    """What gives the same when it is called again; as what counts tokens itself, where positions have no effect."""
     x, near = _random(subject, SHORT), subject.places(*range(SHORT))
     one, again = (torch.cat(subject.rotate(x.clone(), near)) for _ in range(2))
     refuse_unsteady(subject.target, one, again)
-
-
-def counts_itself(subject: Subject) -> bool:
-    """Whether positions are asked for and have no effect."""
-    x = _random(subject, 5)
-    calls = (subject.rotate(x.clone(), subject.places(*range(begin, begin + 5))) for begin in (0, 7))
-    here, there = map(torch.cat, calls)
-    return torch.equal(here, there)
+    if subject.way.given:
+        x, places = _random(subject, 5), [subject.places(*range(begin, begin + 5)) for begin in (0, 7)]
+        here, there = (torch.cat(subject.rotate(x.clone(), index)) for index in places)
+        subject = subject.counting() if torch.equal(here, there) else subject
+    return subject if subject.way.given else subject.within(COUNTED - 1)
 
 
 def arrangement_of(subject: Subject) -> Arrangement:
@@ -340,17 +295,10 @@ def arrangement_of(subject: Subject) -> Arrangement:
         rows = batch is not None and _apart(batch[1:2], _rotated(subject, tokens[1:2], second))
     grows_at = _grows_at(subject)
     longest = min(LONGEST, 4 * (grows_at or COUNTED)) if subject.limit == MAX_INT32 else subject.limit
-    if given:
-        _rotated_or_none(subject, torch.cat([x, x[:, :, :1]], 2), (*near, longest - 1))
-    else:
-        _rotated_or_none(subject, _random(subject, 1), [longest - 1])
-    return Arrangement(
-        neighbours=alone,
-        rows=rows,
-        grows_at=grows_at,
-        remembers=_apart(_rotated(subject, x, near), rotated),
-        writes=not torch.equal(written, x),
-    )
+    long = (torch.cat([x, x[:, :, :1]], 2), (*near, longest - 1)) if given else (_random(subject, 1), [longest - 1])
+    _rotated_or_none(subject, *long)
+    remembers, writes = _apart(_rotated(subject, x, near), rotated), not torch.equal(written, x)
+    return Arrangement(neighbours=alone, rows=rows, grows_at=grows_at, remembers=remembers, writes=writes)
 
 
 def shifts_of(subject: Subject, factor: float, limit: int) -> dict[int, float]:

@@ -29,16 +29,7 @@ from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.encodings.xpos import XPos
 from locant.probing.bias import bias_report
-from locant.probing.precision import (
-    COUNTED,
-    FLOAT32,
-    Arrangement,
-    arrangement_of,
-    counts_itself,
-    precision_of,
-    require_steady,
-    shifts_of,
-)
+from locant.probing.precision import FLOAT32, Arrangement, arrangement_of, precision_of, shifts_of, steady
 from locant.probing.report import SIDES, Report, RotationReport
 from locant.probing.rotation import EVEN, NEAR, Rotation, encoding_of, odd_pairs, rotations
 from locant.probing.subject import FAILED, HEADS, Subject, Tried, name_of, refuse, subject_of
@@ -125,24 +116,22 @@ def probe(
 
 def _probed(subject: Subject, expected: PositionEncoding | None) -> RotationReport:
     """All that is measured of a rotation; short sequences come first."""
-    require_steady(subject)
-    if subject.way.given and counts_itself(subject):
-        subject = subject.counting()
-    if not subject.way.given:
-        subject = subject.within(COUNTED - 1)
+    subject = steady(subject)
     q, k = rotations(subject)
     differences = () if expected is None else tuple(_differences((q, k), expected))
-    arrangement = functools.reduce(
-        Arrangement.with_keys, [arrangement_of(side) for side in [side.again() for side in subject.sides()]]
-    )
+    arrangement = functools.reduce(Arrangement.with_keys, [arrangement_of(side.again()) for side in subject.sides()])
     reach = subject if arrangement.grows_at is None else subject.within(arrangement.grows_at - 1)
     names = [encoding_of(side, subject.width, subject.axes) for side in ((q,) if k is q else (q, k))]
-    known = None if differences else expected
-    precisions = [
-        precision_of(side, *of, known) for side, of in zip(reach.sides(), ((q, names[0]), (k, names[-1])), strict=False)
+    truth = None if differences else expected
+    sides = zip(reach.sides(), (q, k), (names[0], names[-1]), strict=False)
+    precisions = [precision_of(*side, truth) for side in sides]
+    kinds = [(each["rounding"], each["narrow"], each["uneven"] is None) for each in precisions]
+    largest = [
+        max([*each["errors"].values(), 0.0 if each["uneven"] is None else each["uneven"][1]]) for each in precisions
     ]
-    precision = max(precisions, key=lambda each: each.error)
-    mode: AngleMode = "float32" if precision.rounding == FLOAT32 else "exact"
+    worst = largest.index(max(largest))
+    precision = precisions[worst]
+    mode: AngleMode = "float32" if precision["rounding"] == FLOAT32 else "exact"
     candidates: list[PositionEncoding] = []
     if (angles := names[0]) is not None:  # of these angles, rounded in this way; lengths decide
         candidates.append(angles.alike(angles=mode))
@@ -151,23 +140,12 @@ def _probed(subject: Subject, expected: PositionEncoding | None) -> RotationRepo
     compared = ((each, _apart(subject, (q, k), each)) for each in candidates)
     encoding, agrees = next(((each, apart) for each, apart in compared if apart <= SAME * q.factor), (None, None))
     return RotationReport(
-        subject=name_of(subject.target),
-        called=subject.way.called,
-        encoding=encoding,
-        agrees=agrees,
-        expected=expected,
-        differences=differences,
-        head_dim=subject.width,
-        axes=subject.axes,
-        given=subject.way.given,
-        queries=q,
-        keys=k,
-        each=tuple(names) if encoding is None and k is not q else (),
-        shifts=shifts_of(reach, q.factor * k.factor, min(precision.last, reach.limit)),
-        arrangement=arrangement,
-        worse=None if precisions[0].is_like(precisions[-1]) else SIDES[precisions.index(precision)],
-        **precision._asdict(),
-    )
+        subject=name_of(subject.target), called=subject.way.called, encoding=encoding, agrees=agrees, expected=expected,
+        differences=differences, head_dim=subject.width, axes=subject.axes, given=subject.way.given, queries=q, keys=k,
+        each=tuple(names) if encoding is None and k is not q else (), arrangement=arrangement,
+        shifts=shifts_of(reach, q.factor * k.factor, min(precision["last"], reach.limit)),
+        worse=None if len({*kinds}) == 1 else SIDES[worst], **precision,
+    )  # fmt: skip
 
 
 def _of_encoding(encoding: PositionEncoding) -> Subject:
@@ -227,9 +205,6 @@ def _parted(ours: Rotation, other: Rotation) -> Iterator[str]:
         yield "position 0 is rotated as " + ("no position is" if ours.begin is None else f"position {ours.begin:.6g}")
 
 
-# ---------------------------------------------------------------------- modules of transformers
-
-
 def is_measurable(config: object) -> bool:
     """Whether the class of this configuration in `transformers` has a rotary module that can be built."""
     return next(_rotary_modules(_configuration(config)), None) is not None
@@ -259,11 +234,7 @@ def measured_rotary(config: object, layer_type: str | None) -> Rotary:
 
 
 def config_by_name(name: str) -> object | None:
-    """The default configuration of a ``model_type`` or a class of an installed `transformers`; ``None``: no such name.
-
-    >>> type(config_by_name("LlamaForCausalLM")).__name__, config_by_name("no_such_model")
-    ('LlamaConfig', None)
-    """
+    """The default configuration of a ``model_type`` or a class of an installed `transformers`, if there is one."""
     if find_spec("transformers") is None:
         return None
     import transformers
@@ -298,27 +269,25 @@ def _configuration(config: object) -> Any:
     """The object of `transformers`, of several models in one that of the text; ``None``: it has no class for it."""
     if find_spec("transformers") is None:
         return None
-    if not isinstance(config, Mapping):
-        return _of_text(config) if type(config).__module__.startswith("transformers.models.") else None
-    from transformers import CONFIG_MAPPING
+    built: Any = config
+    if isinstance(config, Mapping):
+        from transformers import CONFIG_MAPPING
 
-    name = config.get("model_type")
-    if not isinstance(name, str) or name not in CONFIG_MAPPING:
+        name = config.get("model_type")
+        if not isinstance(name, str) or name not in CONFIG_MAPPING:
+            return None
+        try:
+            built = CONFIG_MAPPING[name](**{key: value for key, value in config.items() if key != "model_type"})
+            built.to_dict()  # which fails for some values that are taken
+        except Exception as error:  # a configuration can make transformers fail in any way
+            got = f"got a {name} configuration that transformers refuses: {error}"
+            raise InputError(got, "transformers.AutoConfig.from_pretrained, which says what it expects") from error
+    elif not type(config).__module__.startswith("transformers.models."):
         return None
     try:
-        built = CONFIG_MAPPING[name](**{key: value for key, value in config.items() if key != "model_type"})
-        built.to_dict()  # which fails for some values that are taken
-        return _of_text(built)
-    except Exception as error:  # a configuration can make transformers fail in any way
-        got = f"got a {name} configuration that transformers refuses: {error}"
-        raise InputError(got, "transformers.AutoConfig.from_pretrained, which says what it expects") from error
-
-
-def _of_text(config: Any) -> Any:
-    try:
-        return config.get_text_config()
+        return built.get_text_config()
     except ValueError:  # it has several
-        return config
+        return built
 
 
 def _rotary_modules(config: Any) -> Iterator[nn.Module]:

@@ -96,8 +96,15 @@ class RotationReport(Report):
         queries, keys: what each is multiplied by; one object where they are rotated alike.
         each: where they are not, the encoding whose angles queries have, and that whose angles keys have.
         shifts: by how much q . k changes, over the lengths of both, when both move on by so many positions.
-        errors, last, rounding, uneven, casts, narrow: as in `Precision`, of the side that is further off.
-        worse: that side, where something else explains the angles of the other one.
+        errors: the largest error of an angle at a position, in radians, of the side that is further off, as all that
+            follows on angles; empty where the truth is not known.
+        last: the last position whose angles were measured.
+        rounding: which arithmetic explains the angles; ``None``: none that is known.
+        uneven: where the truth is not known, nor an exact rounding, the first position whose angles do not go on
+            evenly, and by how much.
+        worse: the side that is further off, where something else explains the angles of the other one.
+        casts: for each narrower dtype, the error up to position 4,097 after its module was cast, and what explains it.
+        narrow: what explains the angles of bfloat16 tokens; ``None``: nothing, or it does not take them.
         arrangement: what else than its position a token's rotation depends on.
     """
 
@@ -205,21 +212,15 @@ class RotationReport(Report):
         begin = q.begin if q.bent <= EVEN else 0
         if begin != 0 and (q is k or begin == k.begin):
             told = "by angles of no position" if begin is None else f"as far as position {begin:.6g} should be"
-            yield (
-                f"Position 0 is rotated already, {told}: counting begins elsewhere, for queries and keys alike, which "
-                f"attention does not see unless other code rotates one of them."
-            )
+            seen = "for queries and keys alike, which attention does not see unless other code rotates one of them"
+            yield f"Position 0 is rotated already, {told}: counting begins elsewhere, {seen}."
         if self.reversed:
-            yield (
-                "The direction is reversed: a positive position rotates the second dimension of a pair towards the "
-                "first. Weights trained with the usual direction are wrong with it."
-            )
+            told = "a positive position rotates the second dimension of a pair towards the first"
+            yield f"The direction is reversed: {told}. Weights trained with the usual direction are wrong with it."
         yield from self._wrong_angles()
         if self.moves and not self.given and "positions" in self.called.split(":")[0]:
-            yield (
-                "The positions it is given have no effect: it counts tokens from 0, so left padding, packed "
-                "documents and a cache are rotated wrongly."
-            )
+            told = "it counts tokens from 0, so left padding, packed documents and a cache are rotated wrongly"
+            yield f"The positions it is given have no effect: {told}."
         for name, told in ARRANGED.items():
             if part := getattr(self.arrangement, name):
                 yield ("" if of_which is None else f"Of {of_which} alone: ") + told.format(part)
@@ -244,10 +245,8 @@ class RotationReport(Report):
         if self.uneven is not None and even:
             place, error = self.uneven
             why = f", as with {self.rounding}" if self.rounding else ""
-            yield (
-                f"Angles{of} do not go on evenly{why}: frequencies that explain smaller positions are off by "
-                f"{error:.2g} radians at position {place:,}."
-            )
+            off = f"off by {error:.2g} radians at position {place:,}"
+            yield f"Angles{of} do not go on evenly{why}: frequencies that explain smaller positions are {off}."
         if self.errors and self.rounding not in UNHARMED and even:
             place, error = next(((p, e) for p, e in self.errors.items() if e > NEGLIGIBLE), [*self.errors.items()][-1])
             why = f"as with {self.rounding}" if self.rounding else "which rounding of float32 products does not explain"

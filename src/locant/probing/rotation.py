@@ -185,9 +185,6 @@ def wrapped(angle: Tensor) -> Tensor:
     return torch.remainder(angle + math.pi, 2 * math.pi) - math.pi
 
 
-# ---------------------------------------------------------------------- the encoding
-
-
 SAME = 4e-6
 """How far a measured frequency may be from one of a formula, over its size: float32 made it, and measured it."""
 

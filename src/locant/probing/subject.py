@@ -6,6 +6,7 @@ is taken. A call that is tried may raise whatever it likes; of two ways that wor
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import itertools
@@ -41,6 +42,9 @@ FAILED = (
 
 Call = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Of a target, tokens ``[batch, heads, seq, width]`` and their index ``[batch or 1, seq, axes]``: queries, and keys."""
+
+Apply = Callable[..., Any]
+"""A function that rotates by tables."""
 
 Tried = dict[str, Exception]
 """The first failure of each way of calling."""
@@ -118,46 +122,43 @@ def subject_of(
     *,
     head_dim: int | None = None,
     axes: int | None = None,
-    apply: Callable[..., Any] | None = None,
+    apply: Apply | None = None,
     limit: int | None = None,
     config: Any = None,
     layer_type: str | None = None,
 ) -> Subject | None:
     """The one form of what was given to `probe`; ``None``: it gives no tokens back, and `tried` says why."""
-    stated = head_dim or _stated_width(target, config)
+    widths = [each for each in (head_dim or _stated_width(target, config),) if each]
     counts = _stated_axes(target) if axes is None else (axes,)
 
     def called(*ways: Way) -> Iterator[tuple[int, int, Way]]:
-        return itertools.product((stated,) if stated else WIDTHS, counts, ways)
+        return itertools.product(widths or WIDTHS, counts, ways)
 
     if isinstance(target, PositionEncoding):
         trials = called(ENCODING)
     elif hasattr(target, "rotate_queries_or_keys"):
-        trials = called(BOTH_ALONE_BY_NAME if getattr(target, "use_xpos", False) else WITH_OFFSET)
+        trials = called(BY_NAME if getattr(target, "use_xpos", False) else WITH_OFFSET)
     elif isinstance(target, nn.Module) and any(word in type(target).__name__ for word in ("Rotary", "Rope", "RoPE")):
-        trials = _called_for_tables(target, stated, counts, apply, layer_type, tried)
+        functions = _functions_beside(target) if apply is None else [apply]
+        trials = _called_for_tables(target, widths, counts, functions, layer_type, tried)
     else:
-        by_count = {1: (ALONE,), 2: (WITH_POSITIONS, BOTH_ALONE), 3: (BOTH_WITH_POSITIONS,)}
-        trials = called(*by_count.get(_required(target), ()))
+        trials = called(*BY_ARGUMENTS.get(_required(target), ()))
     for width, num_axes, way in trials:
         subject = Subject(target=target, way=way, width=width, axes=num_axes, limit=limit or MAX_INT32)
         x, index = torch.ones(1, HEADS, TRIAL, width), subject.places(*range(TRIAL))
         try:
             if all(side.isfinite().all() for side in _sides_of(subject.rotate(x, index), x.shape, 2)):
-                return replace(subject, original=_copy(target))
+                with contextlib.suppress(*FAILED):
+                    subject = replace(
+                        subject, original=copy.deepcopy(target) if isinstance(target, nn.Module) else None
+                    )
+                return subject
             remedy = "return finite numbers for tokens of ones at positions 0, 1 and 2"
             failure: Exception = UnusableError("gave NaN or infinite numbers", remedy)
         except FAILED as error:
             failure = error
         tried.setdefault(way.called.split(":")[0], failure)
     return None
-
-
-def _copy(target: Any) -> nn.Module | None:
-    try:
-        return copy.deepcopy(target) if isinstance(target, nn.Module) else None
-    except FAILED:
-        return None
 
 
 def _stated_width(target: Any, config: Any) -> int | None:
@@ -193,9 +194,6 @@ def _required(target: Any) -> int:
     asked = [one for one in names if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     needed = [one for one in asked if one.default is one.empty]
     return len(needed) + any(word in one.name for one in asked[len(needed) :] for word in ("pos", "index", "offset"))
-
-
-# ---------------------------------------------------------------------- what is called with tokens
 
 
 def _sides_of(values: Any, shape: Sequence[int], count: int) -> tuple[Tensor, ...]:
@@ -263,20 +261,20 @@ def _by_encoding(target: PositionEncoding, x: Tensor, index: Tensor) -> tuple[Te
     return target.rotate(x, x.clone(), Positions.of(index if index.shape[-1] > 1 else index[..., 0]))
 
 
-ALONE = Way("f(x): it counts tokens from 0", _counted(lambda target, x: _both(target(x))), given=False)
-BOTH_ALONE = Way("f(q, k): it counts tokens from 0", _counted(lambda target, x: target(x, x.clone())), given=False)
-BOTH_ALONE_BY_NAME = Way(
+BY_ARGUMENTS = {
+    1: (Way("f(x): it counts tokens from 0", _counted(lambda target, x: _both(target(x))), given=False),),
+    2: (
+        Way("f(x, positions)", _with_positions(1)),
+        Way("f(q, k): it counts tokens from 0", _counted(lambda target, x: target(x, x.clone())), given=False),
+    ),
+    3: (Way("f(q, k, positions)", _with_positions(2)),),
+}
+BY_NAME = Way(
     "module.rotate_queries_and_keys(q, k): it counts tokens from 0",
     _counted(lambda target, x: target.rotate_queries_and_keys(x, x.clone())), given=False,
 )  # fmt: skip
-WITH_POSITIONS = Way("f(x, positions)", _with_positions(1))
-BOTH_WITH_POSITIONS = Way("f(q, k, positions)", _with_positions(2))
 WITH_OFFSET = Way("module.rotate_queries_or_keys(x, offset=...)", _with_offset)
 ENCODING = Way("encoding.rotate(q, k, positions)", _by_encoding)
-
-
-# ---------------------------------------------------------------------- modules that make tables, as in transformers
-
 
 FORMS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, ...]]] = {
     "x, ids [batch, seq]": lambda x, index: (x[:, 0], *index.unbind(-1)) if index.shape[-1] == 1 else (),
@@ -301,15 +299,10 @@ more; heads behind; patches without a batch, ``[seq, heads, width]``."""
 
 
 def _called_for_tables(
-    target: nn.Module,
-    stated: int | None,
-    counts: tuple[int, ...],
-    apply: Callable[..., Any] | None,
-    layer_type: str | None,
+    target: nn.Module, widths: Sequence[int], counts: Sequence[int], functions: Sequence[Apply], layer_type: str | None,
     tried: Tried,
-) -> Iterator[tuple[int, int, Way]]:
-    """Every way to make tables, with every function of the same Python module that rotates by them."""
-    functions = _functions_beside(target) if apply is None else [apply]
+) -> Iterator[tuple[int, int, Way]]:  # fmt: skip
+    """Every way to make tables, with every function that rotates by them."""
     options = {} if layer_type is None else {"layer_type": layer_type}
 
     def tables_of(form: str, module: nn.Module, x: Tensor, index: Tensor) -> tuple[Tensor, ...]:
@@ -319,22 +312,32 @@ def _called_for_tables(
             raise TypeError("no tables")
         return parts
 
+    def rotate(form: str, function: Apply, shape: Shape, module: nn.Module, x: Tensor, index: Tensor) -> Any:
+        tables = tables_of(form, module, x, index)
+        tokens, back = shape(x, tables[0].shape[-1] * (2 if tables[0].is_complex() else 1))
+        takes = [*inspect.signature(inspect.unwrap(function)).parameters.values()]
+        ids = (index,) if any(one.name == "position_ids" and one.default is one.empty for one in takes) else ()
+        if "k" not in "".join(one.name for one in takes[:2]):
+            return _both(back(function(tokens, *tables, *ids)))
+        named = {"cos": tables[0], "sin": tables[1]} if {"cos", "sin"} <= {one.name for one in takes} else {}
+        q, k = function(tokens, tokens.clone(), *(() if named else tables), *ids, **named)[:2]
+        return back(q), back(k)
+
     for axes, form in itertools.product(counts, FORMS):
         if _is_axial(target) and "axes]" not in form:
             continue
-        make = partial(tables_of, form)
+        x, index = torch.zeros(1, HEADS, TRIAL, 8), torch.zeros(1, TRIAL, axes, dtype=torch.int64)
         try:
-            first = make(target, torch.zeros(1, HEADS, TRIAL, 8), torch.zeros(1, TRIAL, axes, dtype=torch.int64))[0]
+            width = tables_of(form, target, x, index)[0].shape[-1]
         except FAILED as error:
             tried.setdefault(f"module({form})", error)
             continue
-        widths = [stated] if stated else [first.shape[-1], 2 * first.shape[-1]]
-        for width, function, shape in itertools.product(widths, functions, SHAPES):
+        for each, function, shape in itertools.product(widths or (width, 2 * width), functions, SHAPES):
             called = f"module({form}) makes tables, and {function.__name__} rotates by them"
-            yield width, axes, Way(called, partial(_by_tables, make, function, shape))
+            yield each, axes, Way(called, partial(rotate, form, function, shape))
 
 
-def _functions_beside(target: nn.Module) -> list[Callable[..., Any]]:
+def _functions_beside(target: nn.Module) -> list[Apply]:
     """Those of its Python module, the likely first: axial ones have a name of their own, and so have interleaved."""
     beside, config = vars(sys.modules[type(target).__module__]), getattr(target, "config", None)
     latent = hasattr(config, "qk_rope_head_dim") and getattr(config, "rope_interleave", True)
@@ -343,28 +346,6 @@ def _functions_beside(target: nn.Module) -> list[Callable[..., Any]]:
     names = [name for name in beside if name.startswith("apply") and ("rot" in name or "rope" in name)]
     names.sort(key=lambda name: (name.endswith(last), not any(word in name for word in words), len(name)))
     return [beside[name] for name in names if callable(beside[name])]
-
-
-def _by_tables(
-    make: Callable[..., tuple[Tensor, ...]],
-    function: Callable[..., Any],
-    shape: Shape,
-    target: nn.Module,
-    x: Tensor,
-    index: Tensor,
-) -> tuple[Tensor, Tensor]:
-    tables = make(target, x, index)
-    tokens, back = shape(x, tables[0].shape[-1] * (2 if tables[0].is_complex() else 1))
-    takes = [*inspect.signature(inspect.unwrap(function)).parameters.values()]
-    ids = (index,) if any(one.name == "position_ids" and one.default is one.empty for one in takes) else ()
-    if "k" not in "".join(one.name for one in takes[:2]):
-        return _both(back(function(tokens, *tables, *ids)))
-    named = {"cos": tables[0], "sin": tables[1]} if {"cos", "sin"} <= {one.name for one in takes} else {}
-    q, k = function(tokens, tokens.clone(), *(() if named else tables), *ids, **named)[:2]
-    return back(q), back(k)
-
-
-# ---------------------------------------------------------------------- refusals
 
 
 def refuse(target: Any, tried: Tried) -> NoReturn:
