@@ -11,7 +11,7 @@ from torch import Tensor
 
 import locant
 from locant import ALiBi, T5Bias
-from locant.models.probe.report import BiasReport
+from locant.probing.bias import BiasReport
 
 
 def probed(bias: Callable[[int, int], Tensor]) -> BiasReport:

@@ -12,7 +12,7 @@ from torch import Tensor
 import locant
 from locant import Rotary, scaling
 from locant.kernels.rotary import rotate_pairs
-from locant.models.probe.report import RotationReport
+from locant.probing.report import RotationReport
 from tests.tolerances import SIX_DIGITS
 
 WIDTH = 32

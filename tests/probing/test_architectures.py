@@ -13,8 +13,8 @@ from torch import Tensor
 import locant
 from locant import InputError, Positions, Rotary
 from locant.checkpoints.explanation import explain
-from locant.models.probe.report import RotationReport
 from locant.models.registry import ARCHITECTURES
+from locant.probing.report import RotationReport
 from tests.models.rotary_modules import Case, cases, folders, said
 from tests.refusal import refuses
 from tests.tolerances import SIX_DIGITS

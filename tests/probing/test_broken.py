@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import locant
 from locant import ALiBi, Positions, Rotary, T5Bias
 from locant.kernels.rotary import rotate_pairs
-from locant.models.probe.report import BiasReport
+from locant.probing.bias import BiasReport
 from tests.known_bugs.subjects import WIDTH as TWIN
 from tests.known_bugs.test_a_angles import coarsely_reduced
 from tests.known_bugs.twins import BufferRotary, GrowingRotary
