@@ -212,7 +212,7 @@ def _trained(config: Config, rotary: Rotary) -> int:
 
 def _scaling(method: str, rotary: Rotary, trained: int, factor: float, latent: bool) -> Scaling:
     """With numbers that are short enough to be read, and the weights of DeepSeek where attention is latent."""
-    scaling = SCALINGS[method](factor, trained, rotary.rotary_dim, rotary.base)
+    scaling = SCALINGS[method].by_factor(factor, trained, rotary.rotary_dim, rotary.base)
     if isinstance(scaling, LongRoPE):
         return replace(scaling, long_factor=tuple(round(each, 6) for each in scaling.long_factor))
     return replace(scaling, mscale=1.0, mscale_all_dim=1.0) if isinstance(scaling, YaRN) and latent else scaling

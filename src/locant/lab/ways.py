@@ -112,7 +112,7 @@ class Way:
             return BY_CLASS[self.name](self.factor or 1.0, trained, self._own(model, layer_type))
         if self.factor is not None:
             rotary = self._own(model, layer_type)
-            scaling = SCALINGS[self.name](self.factor, trained, rotary.rotary_dim, rotary.base)
+            scaling = SCALINGS[self.name].by_factor(self.factor, trained, rotary.rotary_dim, rotary.base)
             return rotary.alike(scaling=scaling, seq_len=None)
         config = model.config.get_text_config()
         if not hasattr(config, "num_attention_heads"):
