@@ -15,9 +15,10 @@ from locant.checkpoints.rotary_settings import RotarySettings, rotary_settings
 from locant.checkpoints.swap.saving import told_layers
 from locant.embedding.table import TableSize, table_sizes
 from locant.models.architecture import UNKNOWN, Architecture
-from locant.models.config_values import LENGTHS, TRAINED, WIDTHS, Config, flag, integer_at
+from locant.models.config_values import LENGTHS, WIDTHS, Config, flag, integer_at
 from locant.models.encodings import encoding_from_config, layer_types, read_measurable
 from locant.models.registry import with_defaults
+from locant.models.rope_layers import stated_trained_length
 from locant.models.rotary_config import named_layout
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.learned import Learned
@@ -109,7 +110,7 @@ def explain(config: Mapping[str, Any] | object) -> Explanation:
 
 def trained_length(config: Config, rotary: Rotary) -> int | None:
     """The length that a model was trained with, as far as its configuration has it: with linear scaling, not."""
-    stated = getattr(rotary.scaling, "original_max_seq_len", None) or integer_at(config, TRAINED)
+    stated = getattr(rotary.scaling, "original_max_seq_len", None) or stated_trained_length(config)
     return stated or (None if isinstance(rotary.scaling, (Linear, Proportional)) else integer_at(config, *LENGTH_KEYS))
 
 

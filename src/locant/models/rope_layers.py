@@ -12,9 +12,9 @@ from typing import Any
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import LayerKind, RotaryKeys
-from locant.models.config_values import Config, layer_types_in, missing, value_at
+from locant.models.config_values import TRAINED, Config, integer_at, layer_types_in, missing, value_at
 
-__all__ = ["is_per_layer", "rope_dictionary", "rope_of_layers", "ropes_by_layer"]
+__all__ = ["is_per_layer", "rope_dictionary", "rope_of_layers", "ropes_by_layer", "stated_trained_length"]
 
 
 def rope_of_layers(config: Config, keys: RotaryKeys, layer_type: str | None) -> Config:
@@ -65,6 +65,11 @@ def rope_dictionary(config: Config) -> Config:
     if rope is not None and not isinstance(rope, Mapping):
         raise InputError(f"got rope parameters {shown(rope)}, expected a dictionary", "{'rope_theta': ...}")
     return rope or {}
+
+
+def stated_trained_length(config: Config) -> int | None:
+    """What a model was trained with before it was stretched, where its rope parameters or a key beside them say it."""
+    return integer_at(rope_dictionary(config), TRAINED) or integer_at(config, TRAINED)
 
 
 def is_per_layer(rope: Config) -> bool:

@@ -7,18 +7,25 @@ takes away; and a pair of keys that two widely used programs read differently.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.config_values import TRAINED, flag, integer, number
-from locant.positions.scaling import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Scaling, Unscaled, YaRN
+from locant.positions.scaling import SCALINGS, DynamicNTK, LongRoPE, Proportional, Scaling, Unscaled, YaRN
 
 __all__ = ["ROPE_TYPES", "WEIGHTS", "RopeType", "read_scaling", "rope_type_of", "write_scaling"]
 
 FIELDS = {TRAINED: "original_max_seq_len", "partial_rotary_factor": "rotated_share"}
 """Keys of configurations that our dataclasses call otherwise."""
+
+OPTIONAL: Mapping[tuple[type[Scaling], str], bool] = {
+    (DynamicNTK, TRAINED): True,
+    (LongRoPE, "factor"): True,
+    (Proportional, "partial_rotary_factor"): False,
+}
+"""Whether a configuration may lack a key, where that is not whether its field has a default."""
 
 OUTSIDE = ("type", "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
 """Keys in any dictionary of rope parameters that concern something other than the scaling."""
@@ -41,23 +48,20 @@ class RopeType:
 WEIGHTS = ("short_mscale", "long_mscale")
 """What Phi-3.5-MoE has for an attention factor, up to the trained length and past it."""
 
-YARN_OPTIONS = ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim")
-LLAMA_3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", TRAINED)
-FACTORS = ("short_factor", "long_factor", TRAINED)
-WEIGHTED_LONGROPE = RopeType("longrope", LongRoPE, required=(*WEIGHTS, *FACTORS), optional=("factor",))
+
+def _rope_type(kind: type[Scaling]) -> RopeType:
+    names = {field: key for key, field in FIELDS.items()}
+    defaults = {names.get(each.name, each.name): each.default for each in fields(kind)}  # type: ignore[arg-type]  # all are dataclasses
+    optional = {key: OPTIONAL.get((kind, key), default is not MISSING) for key, default in defaults.items()}
+    required = tuple(key for key in optional if not optional[key])
+    return RopeType(kind.info.rope_type, kind, required, tuple(key for key in optional if optional[key]))
+
 
 ROPE_TYPES: Mapping[str, RopeType] = {
-    rope_type.name: rope_type
-    for rope_type in (
-        RopeType("default", Unscaled),
-        RopeType("linear", Linear, required=("factor",)),
-        RopeType("dynamic", DynamicNTK, required=("factor",), optional=(TRAINED,)),
-        RopeType("yarn", YaRN, required=("factor", TRAINED), optional=YARN_OPTIONS),
-        RopeType("longrope", LongRoPE, required=FACTORS, optional=("factor", "attention_factor")),
-        RopeType("llama3", Llama3, required=LLAMA_3_KEYS),
-        RopeType("proportional", Proportional, required=("partial_rotary_factor",), optional=("factor",)),
-    )
+    kind.info.rope_type: _rope_type(kind) for kind in (Unscaled, *SCALINGS.values()) if kind.info.rope_type
 }
+LONGROPE = ROPE_TYPES[LongRoPE.info.rope_type]
+WEIGHTED_LONGROPE = replace(LONGROPE, required=(*WEIGHTS, *LONGROPE.required), optional=("factor",))
 
 
 def rope_type_of(rope: Mapping[str, Any], aliases: Mapping[str, str], *, weighted: bool = False) -> RopeType:
@@ -105,13 +109,13 @@ def write_scaling(scaling: Scaling) -> dict[str, Any]:
     if rope_type is None:
         got = f"got {type(scaling).__name__}, which no configuration can express"
         raise InputError(got, f"one of {', '.join(known.scaling.__name__ for known in ROPE_TYPES.values())}")
-    fields = {key: getattr(scaling, FIELDS.get(key, key)) for key in rope_type.keys}
+    values = {key: getattr(scaling, FIELDS.get(key, key)) for key in rope_type.keys}
     weighted = isinstance(scaling, YaRN) and scaling.attention_factor is None and scaling.mscale
     if isinstance(scaling, YaRN) and not (weighted and scaling.mscale_all_dim):
-        fields |= {"mscale": None, "mscale_all_dim": None}
+        values |= {"mscale": None, "mscale_all_dim": None}
     if isinstance(scaling, DynamicNTK):
-        del fields[TRAINED]  # the reference reads max_position_embeddings
-    written = {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
+        del values[TRAINED]  # the reference reads max_position_embeddings
+    written = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
     return {"rope_type": rope_type.name, **{key: value for key, value in written.items() if value is not None}}
 
 
