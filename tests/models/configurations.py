@@ -7,17 +7,15 @@ from typing import Any
 from locant import Rotary
 from locant.models.registry import ARCHITECTURES
 
-__all__ = ["ROPES", "ROTARY_KEYS", "fields", "llama"]
+__all__ = ["ROPES", "ROTARY_KEYS", "ROWS", "fields", "llama"]
 
 FIELDS = ("head_dim", "base", "scaling", "layout", "rotary_dim", "sections")
 PAIRS = 32
 NOT_SERVED = {"bitnet", "codegen", "helium", "ministral", "qwen3_vl_moe_text"}
-ROTARY_KEYS = {
-    name: row.rotary
-    for name, row in ARCHITECTURES.items()
-    if row.rotary is not None and (row.vllm or name in NOT_SERVED)
-}
-"""The rows of the most used models, whose whole code runs here; test_every_rotary_module.py has all of them."""
+ROWS = {name: row for name, row in ARCHITECTURES.items() if row.rotary is not None and (row.vllm or name in NOT_SERVED)}
+"""Those of the most used models, whose whole code runs here; test_every_rotary_module.py has all of them."""
+
+ROTARY_KEYS = {name: row.rotary_keys for name, row in ROWS.items()}
 
 
 def fields(rotary: Rotary) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 from locant.models.architecture import Architecture
 from locant.models.config_values import Config, integer, integer_at, layer_types_in
 from locant.models.encodings import layer_types
+from locant.models.layered import LISTED, WINDOWED
 from locant.models.registry import read_known, with_defaults
-from locant.models.rotated_layers import LISTED, WINDOWED
 
 __all__ = ["Layer", "layer_strip"]
 

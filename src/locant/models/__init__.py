@@ -1,7 +1,7 @@
 """Published models: how their configurations describe positions, one row per architecture.
 
-To read another architecture, add a row to its family (`llama`, `qwen`, `gemma`, `phi`, `deepseek`, `gpt`, `bert`, `t5`,
-`alibi`): an `Architecture` under its ``model_type``, with the keys that differ from Llama's. From outside of this
+To read another architecture, add a row to its family (`llama`, `gemma`, `phi`, `deepseek`, `gpt`, `bert`,
+`biases`, ...): an `Architecture` under its ``model_type``, with the keys that differ from Llama's. From outside of this
 package, `register_architecture` does the same. `Rotary.from_config`, `encoding_from_config`, `convert_layout`,
 `InputEmbedding.from_pretrained`, ``locant explain`` and ``locant extend`` read from the rows alone.
 """

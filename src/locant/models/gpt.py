@@ -54,8 +54,8 @@ def _rounded_ramp(config: Config, encoding: PositionEncoding) -> str | None:
     return "truncate is not false, as it is for released gpt-oss models: their ramp is not rounded to whole pairs"
 
 
-GPT_J = RotaryKeys(layout="interleaved", fixed_base=10_000.0, share_keys=("rotary_dim",), share_required=True)
-GPT_NEOX = RotaryKeys(base_key="rotary_emb_base", share_keys=("rotary_pct",), share_required=True)
+GPT_J = RotaryKeys(layout="interleaved", fixed_base=10_000.0, share_keys=("rotary_dim",))
+GPT_NEOX = RotaryKeys(base_key="rotary_emb_base", share_keys=("rotary_pct",))
 
 GPT_2_TABLES = InputTables(tokens="wte", positions="wpe", padding=False, dropout_key="embd_pdrop")
 GPT_NEO_TABLES = replace(GPT_2_TABLES, dropout_key="embed_dropout")
@@ -128,11 +128,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         vllm=True,
     ),
     "openai_privacy_filter": Architecture(
-        rotary=RotaryKeys(layout="interleaved", head_dim_required=True, scaling_required=True),
+        rotary=RotaryKeys(layout="interleaved"),
         defaults=GPT_OSS_DEFAULTS,
     ),
     "gpt_oss": Architecture(
-        rotary=RotaryKeys(head_dim_required=True, scaling_required=True),
+        rotary=RotaryKeys(),
         full_attention_every=2,
         defaults=GPT_OSS_DEFAULTS,
         warnings=(_rounded_ramp,),

@@ -11,21 +11,21 @@ from typing import Any
 
 from locant.arguments import shown
 from locant.errors import InputError
-from locant.models.architecture import LayerKind, RotaryKeys
+from locant.models.architecture import Architecture, LayerKind, RotaryKeys
 from locant.models.config_values import TRAINED, Config, integer_at, layer_types_in, missing, value_at
 
 __all__ = ["is_per_layer", "rope_dictionary", "rope_of_layers", "ropes_by_layer", "stated_trained_length"]
 
 
-def rope_of_layers(config: Config, keys: RotaryKeys, layer_type: str | None) -> Config:
+def rope_of_layers(config: Config, architecture: Architecture, layer_type: str | None) -> Config:
     """The dictionary of rope parameters for these layers."""
-    nested = ropes_by_layer(config, keys)
+    nested = ropes_by_layer(config, architecture.rotary_keys)
     if nested is None:
         if layer_type is not None and layer_type not in layer_types_in(config):
             got = f"got layer_type={shown(layer_type)} for a configuration whose layers share one encoding"
             raise InputError(got, "no layer_type")
         rope = rope_dictionary(config)
-        if not rope and keys.scaling_required:
+        if not rope and architecture.scaling_required:
             remedy = "'rope_scaling', as the model has it, or {'rope_type': 'default'} for none"
             raise missing(config, "rope parameters, where its class takes a scaling", remedy)
         return rope

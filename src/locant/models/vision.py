@@ -7,11 +7,11 @@ the family says otherwise.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from typing import Any
 
 from locant.errors import InputError
-from locant.models.architecture import Architecture, PairsOf, RotaryKeys
+from locant.models.architecture import Architecture, PairsOf, RotaryKeys, rotary_row
 from locant.models.config_values import HEADS, WIDTHS, Config, number, patches, required
 from locant.positions.base import PositionEncoding
 from locant.positions.pair_table import Pairs
@@ -130,39 +130,20 @@ def _memory_head(config: Config) -> int:
 
 
 def _axial(
-    pairs: PairsOf,
-    base: float = 1e4,
-    head_dim: int | None = None,
-    *,
-    head_dim_of: Callable[[Config], int] | None = None,
-    not_converted: str | None = None,
+    pairs: PairsOf, base: float = 1e4, head_dim: int | None = None, *, row: Mapping[str, Any] | None = None, **keys: Any
 ) -> Architecture:
-    keys = RotaryKeys(
-        rope_types={"axial": "default"},
-        pairs=pairs,
-        head_dim_required=head_dim is not None,
-        head_dim_of=head_dim_of,
-        not_converted=not_converted,
-    )
-    return Architecture(
-        rotary=keys, defaults={"rope_theta": base, **({} if head_dim is None else {"head_dim": head_dim})}
-    )
+    """Two or three axes, with other fields of the row and of its keys."""
+    keys = {"rope_types": {"axial": "default"}, "pairs": pairs, **keys}
+    return rotary_row(base, None, head_dim, keys=RotaryKeys(**keys), **(row or {}))
 
 
-ROWS_THEN_COLUMNS = _axial(_in_blocks(ROW, COLUMN))
-MEMORY_KEYS = tuple(f"memory_attention_rope_{key}" for key in ("feat_sizes", "k_sizes", "dropout"))
-MEMORY = Architecture(
-    rotary=RotaryKeys(
-        rope_types={"axial": "default"},
-        pairs=_in_blocks(ROW, COLUMN, interleaved=True),
-        head_dim_of=_memory_head,
-        other_keys=MEMORY_KEYS,
-    ),
-    defaults={"rope_theta": 1e4},
+INTERLEAVED = _in_blocks(ROW, COLUMN, interleaved=True)
+MEMORY = _axial(
+    INTERLEAVED,
+    head_dim_of=_memory_head,
+    other_keys=tuple(f"memory_attention_rope_{key}" for key in ("feat_sizes", "k_sizes", "dropout")),
 )
-CENTRED = Architecture(
-    rotary=RotaryKeys(pairs=_from_the_centre), defaults={"rope_theta": 100.0}, warnings=(_size_of_image,)
-)
+CENTRED = rotary_row(100.0, keys=RotaryKeys(pairs=_from_the_centre), warnings=(_size_of_image,))
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     **dict.fromkeys(
@@ -189,13 +170,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "qwen4_exp_vision",
             "video_llama_3_vision",
         ),
-        ROWS_THEN_COLUMNS,
+        _axial(_in_blocks(ROW, COLUMN)),
     ),
     "lfm3_vl_vision": _axial(_in_blocks(ROW, COLUMN), 1e6),
     "qwen2_vl_vision": _axial(
         _in_blocks(ROW, COLUMN), head_dim_of=lambda config: required(config, "embed_dim") // required(config, *HEADS)
     ),
-    "sam3_vit_model": _axial(_in_blocks(ROW, COLUMN, interleaved=True)),
+    "sam3_vit_model": _axial(INTERLEAVED),
     **dict.fromkeys(("edgetam_video", "sam2_video", "sam3_tracker_video"), MEMORY),
     "inkling2_vision": _axial(_in_blocks(COLUMN, ROW, interleaved=True)),
     "step3p5_vision": _axial(_in_blocks(COLUMN, ROW)),
@@ -203,7 +184,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "kimi_k25_vision": _axial(_pair_by_pair(COLUMN, ROW)),
     "gemma4_vision": _axial(_half_by_half, 100.0, 64, not_converted="which has a layout for each half of a head"),
     "pixtral": _axial(_every_other_rung),
-    "llama4_vision_model": replace(_axial(_in_blocks(COLUMN, ROW, interleaved=True)), warnings=(_first_is_one,)),
+    "llama4_vision_model": _axial(_in_blocks(COLUMN, ROW, interleaved=True), row={"warnings": (_first_is_one,)}),
     **dict.fromkeys(("dinov3_vit", "eomt_dinov3", "sapiens2"), CENTRED),
     "vjepa2": Architecture(
         rotary=RotaryKeys(
@@ -214,14 +195,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "changes their length",
         )
     ),
-    "efficientloftr": Architecture(
-        rotary=RotaryKeys(
+    "efficientloftr": rotary_row(
+        1e4,
+        keys=RotaryKeys(
             pairs=_over_the_width,
             not_converted="which rotates before its width is cut into heads",
             other_keys=("partial_rotary_factor",),
             head_dim_of=lambda config: required(config, *WIDTHS),
         ),
-        defaults={"rope_theta": 1e4, "partial_rotary_factor": 4.0},
+        defaults={"partial_rotary_factor": 4.0},
         warnings=(_before_heads,),
     ),
 }
