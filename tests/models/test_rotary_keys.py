@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModel
 
 from locant import Positions, Rotary
 from locant.models.config_values import config_dict
-from locant.models.rope_layers import ropes_by_layer
+from locant.models.rope_parameters import ropes_by_layer
 from tests.models.configurations import ROTARY_KEYS, ROWS
 from tests.tolerances import TOLERANCES
 

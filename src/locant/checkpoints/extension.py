@@ -24,8 +24,7 @@ from locant.models.architecture import Architecture, RotaryKeys
 from locant.models.config_values import LENGTHS, TRAINED, Config, integer_at
 from locant.models.encodings import layer_types, rotary_layer_types
 from locant.models.registry import read_known
-from locant.models.rope_layers import ropes_by_layer
-from locant.models.rope_parameters import WEIGHTS, write_scaling
+from locant.models.rope_parameters import WEIGHTS, ropes_by_layer, write_scaling
 from locant.models.rotary_config import named_layout
 from locant.models.rotary_to_config import with_base
 from locant.positions.encodings.rotary import Rotary

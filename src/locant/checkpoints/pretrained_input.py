@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from locant.arguments import shown
+from locant.checkpoints.checkpoint_folder import DTYPES, TensorFolder
 from locant.checkpoints.config_source import CONFIG, read_json
-from locant.checkpoints.tensor_folder import DTYPES, TensorFolder
 from locant.errors import InputError, RangeError
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import Config, flag, integer, number, required
 from locant.models.encodings import encoding_from_config
-from locant.models.input_tables import InputTables, RowScale
 from locant.models.registry import read, read_known
+from locant.models.weights import InputTables, RowScale
 
 __all__ = ["PretrainedInput", "read_pretrained_input", "read_pretrained_token"]
 

@@ -24,12 +24,12 @@ from locant.checkpoints.checkpoint_folder import (
     LENGTH,
     Header,
     TensorEntry,
+    TensorFolder,
     companions,
     headers_of,
     require_output,
 )
 from locant.checkpoints.config_source import CONFIG, read_json
-from locant.checkpoints.tensor_folder import TensorFolder
 from locant.errors import InputError
 from locant.files import NewFile, flush, new_folder, require_apart, write_whole
 from locant.models.config_values import required

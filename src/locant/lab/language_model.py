@@ -31,7 +31,7 @@ from locant.checkpoints.swap.weightless import Weightless
 from locant.errors import InputError, RangeError
 from locant.lab.tuning_state import random_numbers_kept
 from locant.models.config_values import HEADS, WIDTHS, integer
-from locant.models.rope_layers import stated_trained_length
+from locant.models.rope_parameters import stated_trained_length
 
 __all__ = [
     "DTYPES", "AsDecoder", "Head", "at_once", "device_of", "fingerprint", "load_config", "load_model", "one_line",

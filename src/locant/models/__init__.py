@@ -12,11 +12,11 @@ from locant.models.architecture import RotaryKeys as RotaryKeys
 from locant.models.config_values import required as required
 from locant.models.encodings import encoding_from_config as encoding_from_config
 from locant.models.encodings import layer_types as layer_types
-from locant.models.input_tables import InputTables as InputTables
 from locant.models.probe.report import BiasReport as BiasReport
 from locant.models.probe.report import Report as Report
 from locant.models.probe.report import RotationReport as RotationReport
-from locant.models.projections import group_by_group as group_by_group
-from locant.models.projections import one_after_another as one_after_another
 from locant.models.registry import register_architecture as register_architecture
 from locant.models.registry import with_defaults as with_defaults
+from locant.models.weights import InputTables as InputTables
+from locant.models.weights import group_by_group as group_by_group
+from locant.models.weights import one_after_another as one_after_another

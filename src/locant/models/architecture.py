@@ -16,8 +16,7 @@ from locant.arguments import Real, shown
 from locant.errors import InputError, RangeError
 from locant.kernels.rotary import Layout
 from locant.models.config_values import Config, missing
-from locant.models.input_tables import InputTables
-from locant.models.projections import RowOrder
+from locant.models.weights import InputTables, RowOrder
 from locant.positions.base import PositionEncoding
 from locant.positions.pair_table import Pairs
 

@@ -10,8 +10,7 @@ from locant.errors import InputError
 from locant.models.architecture import Architecture, LayerKind, RotaryKeys, rotary_row
 from locant.models.config_values import HEADS, LENGTHS, WIDTHS, Config, flag, integer, missing, required, width_per_head
 from locant.models.gpt import learned_table, table_width
-from locant.models.input_tables import InputTables
-from locant.models.projections import one_after_another
+from locant.models.weights import InputTables, one_after_another
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.deberta import Deberta
 from locant.positions.encodings.learned import Learned

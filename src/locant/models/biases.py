@@ -13,8 +13,7 @@ from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import Architecture, rotary_row
 from locant.models.config_values import HEADS, Config, flag, integer, missing, number, required, width_per_head
-from locant.models.input_tables import InputTables
-from locant.models.projections import group_by_group
+from locant.models.weights import InputTables, group_by_group
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.alibi import ALiBi, alibi_slopes
 from locant.positions.encodings.t5 import T5Bias

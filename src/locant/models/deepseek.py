@@ -9,9 +9,8 @@ from typing import Any
 
 from locant.models.architecture import SHARE, Architecture, LayerKind, RotaryKeys, rotary_row
 from locant.models.config_values import TRAINED, Config, required
-from locant.models.input_tables import InputTables
 from locant.models.layered import listed_layers, none_without
-from locant.models.projections import HeadRows, HeadShape, query_rows
+from locant.models.weights import HeadRows, HeadShape, InputTables, query_rows
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.pair_table import Pairs

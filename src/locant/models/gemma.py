@@ -9,7 +9,7 @@ from typing import Any
 
 from locant.models.architecture import SHARE, Architecture, LayerKind, RotaryKeys, rotary_row
 from locant.models.config_values import WIDTHS, Config, required
-from locant.models.input_tables import InputTables
+from locant.models.weights import InputTables
 
 __all__ = ["ARCHITECTURES"]
 

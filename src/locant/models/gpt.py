@@ -8,8 +8,7 @@ from dataclasses import replace
 from locant.arguments import shown
 from locant.models.architecture import Architecture, RotaryKeys
 from locant.models.config_values import LENGTHS, WIDTHS, Config, required, value_at
-from locant.models.input_tables import InputTables
-from locant.models.projections import HeadRows, HeadShape, group_by_group, key_rows, query_rows, value_rows
+from locant.models.weights import HeadRows, HeadShape, InputTables, group_by_group, key_rows, query_rows, value_rows
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.learned import Learned
 from locant.positions.scaling import YaRN

@@ -12,7 +12,7 @@ from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import SHARE, Architecture, RotaryKeys, rotary_row
 from locant.models.config_values import Config, integer, missing, number, required
-from locant.models.input_tables import RMS_NORMED
+from locant.models.weights import RMS_NORMED
 from locant.positions.base import PositionEncoding
 
 __all__ = [

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from locant.models.architecture import SHARE, Architecture, LayerKind, RotaryKeys, rotary_row
 from locant.models.config_values import Config, flag, missing, number, required
-from locant.models.input_tables import InputTables
 from locant.models.layered import listed_layers, none_without, nope_in_full_attention, windowed_layers
+from locant.models.weights import InputTables
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.tempered import Tempered
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from locant.models.architecture import SHARE, Architecture, RotaryKeys, rotary_row
 from locant.models.config_values import Config
-from locant.models.projections import group_by_group, one_after_another
+from locant.models.weights import group_by_group, one_after_another
 from locant.positions.base import PositionEncoding
 from locant.positions.scaling import LongRoPE
 

@@ -31,8 +31,7 @@ from locant.models.config_values import (
     value_at,
     width_per_head,
 )
-from locant.models.rope_layers import rope_of_layers
-from locant.models.rope_parameters import read_scaling, rope_type_of
+from locant.models.rope_parameters import read_scaling, rope_of_layers, rope_type_of
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.pair_table import Pairs
 from locant.positions.scaling import NTK, Proportional
