@@ -66,19 +66,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "lasr_encoder": rotary_row(1e4, 10000),
     **dict.fromkeys(("mimi", "pocket_tts_audio_tokenizer", "Qwen3OmniMoeCode2WavConfig"), rotary_row(1e4, 8000)),
     "moonshine": rotary_row(
-        1e4,
-        512,
-        None,
-        0.9,
-        keys=INTERLEAVED,
-        attribute_map={"num_attention_heads": "encoder_num_attention_heads"},
+        1e4, 512, None, 0.9, keys=INTERLEAVED, attribute_map={"num_attention_heads": "encoder_num_attention_heads"},
     ),
     "musicflamingo": rotary_row(
-        1200.0,
-        1200,
-        1280,
-        0.2,
-        keys=RotaryKeys(pairs=_of_seconds, not_converted="which rotates no queries and keys"),
+        1200.0, 1200, 1280, 0.2, keys=RotaryKeys(pairs=_of_seconds, not_converted="which rotates no queries and keys"),
         warnings=(_embedded,),
     ),
     **dict.fromkeys(
@@ -95,9 +86,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "pocket_tts": rotary_row(1e4, 8192),
     "qwen3_omni_moe_talker_code_predictor": rotary_row(1e4, 32768, 128),
     "seamless_m4t": Architecture(
-        rotary=CONFORMER,
-        encoding=_conformer,
-        attribute_map={"num_attention_heads": "speech_encoder_attention_heads"},
+        rotary=CONFORMER, encoding=_conformer, attribute_map={"num_attention_heads": "speech_encoder_attention_heads"},
         defaults={"rotary_embedding_base": 10000.0},
     ),
     "timesfm2_5": rotary_row(1e4, 16384, 80),
@@ -107,4 +96,4 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         ("wav2vec2-bert", "wav2vec2-conformer"),
         Architecture(rotary=CONFORMER, encoding=_conformer, defaults={"rotary_embedding_base": 10000.0}),
     ),
-}
+}  # fmt: skip

@@ -172,11 +172,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "xlm-roberta": replace(ROBERTA, vllm=True),
     "camembert": ROBERTA,
     "deberta-v2": Architecture(
-        encoding=_deberta,
-        defaults={"max_position_embeddings": 512},
+        encoding=_deberta, defaults={"max_position_embeddings": 512},
         inputs=replace(BERT_TABLES, why_not="rows at padding are zero, and a matrix may widen the sum"),
-        warnings=(_scale_of_deberta,),
-        presets={"deberta-v3-base": DEBERTA_V3_BASE},
+        warnings=(_scale_of_deberta,), presets={"deberta-v3-base": DEBERTA_V3_BASE},
     ),
     "esm": ESM,
     "SaProtConfig": ESM,
@@ -186,9 +184,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "jina_embeddings_v3": rotary_row(2e4, 8194, inputs=replace(WITHOUT_POSITIONS, norm="emb_ln")),
     "nomic_bert": rotary_row(1e3, 2048, inputs=replace(WITHOUT_POSITIONS, norm="emb_ln")),
     "ultrabert": rotary_row(
-        None,
-        32768,
-        keys=RotaryKeys(per_layer=True),
+        None, 32768, keys=RotaryKeys(per_layer=True),
         defaults={
             "rope_parameters": {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -198,4 +194,4 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "modernbert-decoder": MODERN_BERT,
     "modernbert": replace(MODERN_BERT, projections={"Wqkv": one_after_another}, vllm=True),
-}
+}  # fmt: skip

@@ -115,26 +115,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         inputs=InputTables(
             tokens="word_embeddings", norm="word_embeddings_layernorm", norm_eps="layer_norm_epsilon", padding=False
         ),
-        presets={"bloom-7b1": BLOOM_7B1},
-        vllm=True,
+        presets={"bloom-7b1": BLOOM_7B1}, vllm=True,
     ),
     "mpt": Architecture(
-        encoding=_mpt,
-        defaults={"max_seq_len": 2048, "attn_config": {"alibi": True, "alibi_bias_max": 8}},
-        inputs=InputTables(tokens="wte", padding=False),
-        presets={"mpt-7b": MPT_7B},
-        vllm=True,
+        encoding=_mpt, defaults={"max_seq_len": 2048, "attn_config": {"alibi": True, "alibi_bias_max": 8}},
+        inputs=InputTables(tokens="wte", padding=False), presets={"mpt-7b": MPT_7B}, vllm=True,
     ),
     "falcon": rotary_row(
-        1e4,
-        2048,
-        encoding=_falcon,
-        defaults={"alibi": False},
-        inputs=InputTables(tokens="word_embeddings", padding=False),
-        projections={"query_key_value": group_by_group},
-        key_heads=_falcon_keys,
-        warnings=(_falcon_rounds,),
-        presets={"falcon-7b": FALCON_7B},
-        vllm=True,
+        1e4, 2048, encoding=_falcon, defaults={"alibi": False},
+        inputs=InputTables(tokens="word_embeddings", padding=False), projections={"query_key_value": group_by_group},
+        key_heads=_falcon_keys, warnings=(_falcon_rounds,), presets={"falcon-7b": FALCON_7B}, vllm=True,
     ),
-}
+}  # fmt: skip

@@ -126,15 +126,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "deepseek_v4": rotary_row(
         keys=RotaryKeys(
-            layout="interleaved",
-            pairs=_trailing,
-            not_converted="which rotates the last dimensions of its one key, and values with it",
-            per_layer=True,
+            layout="interleaved", pairs=_trailing,
+            not_converted="which rotates the last dimensions of its one key, and values with it", per_layer=True,
             layer_kinds={
                 "main": LayerKind(base_key="rope_theta"), "compress": LayerKind(base_key="compress_rope_theta"),
             },
-            share_keys=SHARE,
-            other_keys=("qk_rope_head_dim",),
+            share_keys=SHARE, other_keys=("qk_rope_head_dim",),
         ),
         inputs=InputTables(tokens="embed"),
         defaults={
@@ -146,11 +143,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "glm4_moe_lite": _latent(1e4, 202752, keys=EITHER_LAYOUT),
     "glm_moe_dsa": _latent(1e4, 202752),
     "hy_v4": _latent(
-        1e4,
-        262144,
+        1e4, 262144,
         keys=replace(
-            LATENT,
-            layout="half",
+            LATENT, layout="half",
             layout_doubt="hy_v4 pairs dimensions as 'half' in transformers, but users report that its published "
             "weights are 'interleaved' (loss 5.02 as half, 1.86 as interleaved): compare both on your own text, and "
             "pass layout=... with the better one",
@@ -175,9 +170,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         warnings=(_latent_attention, _scale_of_scores, _growing_queries),
     ),
     "mistral_large4_text": rotary_row(
-        keys=LATENT,
-        encoding=none_without,
-        layer_types=listed_layers(),
+        keys=LATENT, encoding=none_without, layer_types=listed_layers(),
         defaults={
             "qk_rope_head_dim": 64, "max_position_embeddings": 1048576,
             "rope_parameters": {

@@ -56,22 +56,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma": BEFORE_GEMMA_3,
     "gemma2": replace(BEFORE_GEMMA_3, full_attention_every=2),
     "gemma3_text": rotary_row(
-        1e6,
-        131072,
-        256,
-        keys=GEMMA_3,
-        full_attention_every=6,
-        defaults={"rope_local_base_freq": 1e4},
-        inputs=SCALED,
-        presets={"gemma-3-4b": GEMMA_3_4B},
-        vllm=True,
+        1e6, 131072, 256, keys=GEMMA_3, full_attention_every=6, defaults={"rope_local_base_freq": 1e4}, inputs=SCALED,
+        presets={"gemma-3-4b": GEMMA_3_4B}, vllm=True,
     ),
     "gemma3n_text": rotary_row(
-        1e6,
-        32768,
-        256,
-        keys=GEMMA_3,
-        defaults={"rope_local_base_freq": 1e4},
+        1e6, 32768, 256, keys=GEMMA_3, defaults={"rope_local_base_freq": 1e4},
         inputs=replace(SCALED, why_not="the layers get four mixtures of a sum (AltUp)"),
     ),
     "gemma4_text": _gemma_4(131072, PROPORTIONAL, vllm=True),
@@ -86,4 +75,4 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     **dict.fromkeys(("t5_gemma_module", "vaultgemma"), rotary_row(1e4, 8192, 256, inputs=SCALED)),
     "recurrent_gemma": rotary_row(1e4, share=0.5, inputs=InputTables(scale=_rounded_to_8_bits)),
-}
+}  # fmt: skip

@@ -90,52 +90,30 @@ GPT_OSS_20B = {
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "gpt2": Architecture(
-        encoding=learned_table,
-        defaults={"n_positions": 1024},
-        inputs=GPT_2_TABLES,
-        presets={"gpt2": GPT_2},
-        vllm=True,
+        encoding=learned_table, defaults={"n_positions": 1024}, inputs=GPT_2_TABLES, presets={"gpt2": GPT_2}, vllm=True,
     ),
     "gpt_bigcode": Architecture(encoding=learned_table, defaults={"n_positions": 1024}, inputs=GPT_2_TABLES, vllm=True),
     "gpt_neo": Architecture(encoding=learned_table, defaults={"max_position_embeddings": 2048}, inputs=GPT_NEO_TABLES),
     "opt": Architecture(
-        encoding=_opt,
-        defaults={"max_position_embeddings": 2048},
-        inputs=OPT_TABLES,
-        presets={"opt-1.3b": OPT_1_3B},
+        encoding=_opt, defaults={"max_position_embeddings": 2048}, inputs=OPT_TABLES, presets={"opt-1.3b": OPT_1_3B},
         vllm=True,
     ),
     "gptj": Architecture(
-        rotary=GPT_J,
-        defaults={"n_positions": 2048, "rotary_dim": 64},
-        inputs=GPT_J_TABLES,
-        presets={"gpt-j-6b": GPT_J_6B},
-        vllm=True,
+        rotary=GPT_J, defaults={"n_positions": 2048, "rotary_dim": 64}, inputs=GPT_J_TABLES,
+        presets={"gpt-j-6b": GPT_J_6B}, vllm=True,
     ),
     "codegen": Architecture(
-        rotary=GPT_J,
-        defaults={"n_positions": 2048, "rotary_dim": 64},
-        inputs=GPT_J_TABLES,
+        rotary=GPT_J, defaults={"n_positions": 2048, "rotary_dim": 64}, inputs=GPT_J_TABLES,
         projections={"qkv_proj": _in_four_parts},
     ),
     "gpt_neox": Architecture(
-        rotary=GPT_NEOX,
-        inputs=GPT_NEOX_TABLES,
+        rotary=GPT_NEOX, inputs=GPT_NEOX_TABLES,
         defaults={"rotary_emb_base": 10000.0, "rotary_pct": 0.25, "max_position_embeddings": 2048},
-        projections={"query_key_value": group_by_group},
-        presets={"gpt-neox-20b": GPT_NEOX_20B},
-        vllm=True,
+        projections={"query_key_value": group_by_group}, presets={"gpt-neox-20b": GPT_NEOX_20B}, vllm=True,
     ),
-    "openai_privacy_filter": Architecture(
-        rotary=RotaryKeys(layout="interleaved"),
-        defaults=GPT_OSS_DEFAULTS,
-    ),
+    "openai_privacy_filter": Architecture(rotary=RotaryKeys(layout="interleaved"), defaults=GPT_OSS_DEFAULTS),
     "gpt_oss": Architecture(
-        rotary=RotaryKeys(),
-        full_attention_every=2,
-        defaults=GPT_OSS_DEFAULTS,
-        warnings=(_rounded_ramp,),
-        presets={"gpt-oss-20b": GPT_OSS_20B},
-        vllm=True,
+        rotary=RotaryKeys(), full_attention_every=2, defaults=GPT_OSS_DEFAULTS, warnings=(_rounded_ramp,),
+        presets={"gpt-oss-20b": GPT_OSS_20B}, vllm=True,
     ),
-}
+}  # fmt: skip

@@ -172,19 +172,11 @@ def _windowed(max_seq_len: int, head_dim: int | None, window: int, *, rotary_wit
 ARCHITECTURES: Mapping[str, Architecture] = {
     "afmoe": rotary_row(1e4, 16384, 128, encoding=none_where_full, layer_types=lambda config: WINDOWED),
     "beam": rotary_row(
-        None,
-        8192,
-        128,
-        keys=RotaryKeys(per_layer=True),
+        None, 8192, 128, keys=RotaryKeys(per_layer=True),
         defaults={"rope_parameters": {"sliding_attention": _rope(1e4), "full_attention": None}},
     ),
     "cohere2_moe": rotary_row(
-        1e4,
-        8192,
-        128,
-        keys=RotaryKeys(layout="interleaved"),
-        encoding=_cohere_2_moe,
-        layer_types=windowed_layers,
+        1e4, 8192, 128, keys=RotaryKeys(layout="interleaved"), encoding=_cohere_2_moe, layer_types=windowed_layers,
         defaults={"sliding_window": 4096, "prefix_dense_sliding_window_pattern": 1},
         warnings=(_dense_layers_of_cohere,),
     ),
@@ -200,15 +192,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         131072, 192, True, full_attention=_rope(5e6, 0.334), sliding_attention=_rope(1e4, 0.334)
     ),
     "molmo2_text": rotary_row(
-        1e4,
-        36864,
-        128,
-        keys=RotaryKeys(other_keys=("rope_scaling_layers",)),
-        warnings=(_scaled_layers_of_molmo,),
+        1e4, 36864, 128, keys=RotaryKeys(other_keys=("rope_scaling_layers",)), warnings=(_scaled_layers_of_molmo,),
     ),
     "muse_glimmer_text": _based(1e4, 131072, 128, inputs=RMS_NORMED),
     "muse_spark_text": _based(5e5, 1048576, 64, inputs=RMS_NORMED),
     "olmo_hybrid": rotary_row(1e4, 65536, encoding=_olmo_hybrid),
     "step3p5": _by_layer_type(128000, 128, full_attention=_rope(1e4), sliding_attention=_rope(1e4)),
     "zaya": _by_layer_type(131072, 128, hybrid=_rope(5e6, 0.5), hybrid_sliding=_rope(1e4, 0.5)),
-}
+}  # fmt: skip

@@ -129,10 +129,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2_5_omni_text": rotary_row(1e6, 32768, keys=BLOCKS),
     "qwen2_5_omni_talker": rotary_row(1e6, 32768, 128, keys=BLOCKS),
     "qwen2_5_omni_dit": rotary_row(
-        1e4,
-        32768,
-        64,
-        keys=RotaryKeys(layout="interleaved", pairs=_one_head, not_converted="which rotates one head"),
+        1e4, 32768, 64, keys=RotaryKeys(layout="interleaved", pairs=_one_head, not_converted="which rotates one head"),
     ),
     "paddleocr_vl_text": rotary_row(5e5, 131072, 128, keys=BLOCKS),
     "glm4v_text": rotary_row(1e4, 32768, keys=GLM_INTERLEAVED),
@@ -148,15 +145,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen4_exp_text": rotary_row(1e4, 32768, 256, keys=QWEN_3_5),
     "cohere_compass_text": rotary_row(None, 8192, 128, keys=RotaryKeys(per_layer=True, pairs=_by_stride(24, 20, 20))),
     "ernie4_5_vl_moe_text": rotary_row(
-        5e5,
-        131072,
-        keys=RotaryKeys(layout="interleaved", rope_types=MROPE, pairs=_rows_and_columns_in_turns),
+        5e5, 131072, keys=RotaryKeys(layout="interleaved", rope_types=MROPE, pairs=_rows_and_columns_in_turns),
     ),
     "neomme": rotary_row(
-        None,
-        16384,
-        64,
-        keys=RotaryKeys(per_layer=True, pairs=_even_and_odd, share_keys=SHARE),
+        None, 16384, 64, keys=RotaryKeys(per_layer=True, pairs=_even_and_odd, share_keys=SHARE),
         defaults={
             "rope_parameters": {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
@@ -166,34 +158,26 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "hunyuan_vl_text": Architecture(
         rotary=RotaryKeys(
-            pairs=_in_sections_of_dimensions(0),
-            second_pairs=_in_sections_of_dimensions(1),
-            ntk_alpha=True,
+            pairs=_in_sections_of_dimensions(0), second_pairs=_in_sections_of_dimensions(1), ntk_alpha=True,
             rope_types=MROPE,
             no_rotation="which turns the two dimensions of a pair by different axes: no rotation, unless a token has "
             "the same index on all of them (then model_type 'hunyuan_v1_dense' has it)",
         )
     ),
     "nanochat": rotary_row(
-        1e4,
-        2048,
-        keys=RotaryKeys(pairs=_backwards, not_converted="which rotates in the other direction"),
+        1e4, 2048, keys=RotaryKeys(pairs=_backwards, not_converted="which rotates in the other direction"),
         inputs=RMS_NORMED,
     ),
     "clvp_encoder": Architecture(
         rotary=RotaryKeys(
-            fixed_base=10_000.0,
-            pairs=_clvp,
-            not_converted="which rotates values too",
+            fixed_base=10_000.0, pairs=_clvp, not_converted="which rotates values too",
             other_keys=("use_rotary_embedding",),
         ),
         warnings=(_values_too,),
     ),
     "EsmFold2AtomEncoderConfig": Architecture(
         rotary=RotaryKeys(
-            fixed_base=10_000.0,
-            pairs=_atoms,
-            not_converted="whose pairs belong to coordinates",
+            fixed_base=10_000.0, pairs=_atoms, not_converted="whose pairs belong to coordinates",
             other_keys=(
                 "spatial_rope_base_frequency", "num_spatial_rope_pairs_per_axis", "num_uid_rope_pairs",
                 "uid_rope_base_frequency",

@@ -54,22 +54,13 @@ PHI_3_MINI_128K = {
 ARCHITECTURES: Mapping[str, Architecture] = {
     "phi": rotary_row(1e4, 2048, None, 0.5, presets={"phi-2": PHI_2}, vllm=True),
     "phi3": rotary_row(
-        1e4,
-        4096,
-        keys=PHI_3,
-        projections={"qkv_proj": one_after_another},
-        presets={"phi-3-mini-128k": PHI_3_MINI_128K},
-        extend_methods=("ntk", "longrope"),
-        vllm=True,
+        1e4, 4096, keys=PHI_3, projections={"qkv_proj": one_after_another},
+        presets={"phi-3-mini-128k": PHI_3_MINI_128K}, extend_methods=("ntk", "longrope"), vllm=True,
     ),
     "phi4_multimodal": rotary_row(1e4, 131072, keys=PHI_3),
     "phimoe": rotary_row(
-        1e6,
-        131072,
-        keys=RotaryKeys(weighted_longrope=True),
-        warnings=(_short_factors_of_phimoe,),
-        extend_methods=("ntk", "longrope"),
-        vllm=True,
+        1e6, 131072, keys=RotaryKeys(weighted_longrope=True), warnings=(_short_factors_of_phimoe,),
+        extend_methods=("ntk", "longrope"), vllm=True,
     ),
     "persimmon": rotary_row(1e4, 16384, None, 0.5, projections={"query_key_value": group_by_group}, vllm=True),
-}
+}  # fmt: skip

@@ -148,27 +148,11 @@ CENTRED = rotary_row(100.0, keys=RotaryKeys(pairs=_from_the_centre), warnings=(_
 ARCHITECTURES: Mapping[str, Architecture] = {
     **dict.fromkeys(
         (
-            "cohere_compass_vision",
-            "dots3_note_vision_encoder",
-            "ernie4_5_vl_moe_vision",
-            "exaone4_5_vision",
-            "glm4v_moe_vision",
-            "glm4v_vision",
-            "glm5_next_vision",
-            "glm_ocr_vision",
-            "mlcd_vision_model",
-            "muse_glimmer_vision",
-            "muse_spark_vision",
-            "paddleocr_vl_vision",
-            "qwen2_5_omni_vision_encoder",
-            "qwen2_5_vl_vision",
-            "qwen3_5_moe_vision",
-            "qwen3_5_vision",
-            "qwen3_omni_moe_vision_encoder",
-            "qwen3_vl_moe_vision",
-            "qwen3_vl_vision",
-            "qwen4_exp_vision",
-            "video_llama_3_vision",
+            "cohere_compass_vision", "dots3_note_vision_encoder", "ernie4_5_vl_moe_vision", "exaone4_5_vision",
+            "glm4v_moe_vision", "glm4v_vision", "glm5_next_vision", "glm_ocr_vision", "mlcd_vision_model",
+            "muse_glimmer_vision", "muse_spark_vision", "paddleocr_vl_vision", "qwen2_5_omni_vision_encoder",
+            "qwen2_5_vl_vision", "qwen3_5_moe_vision", "qwen3_5_vision", "qwen3_omni_moe_vision_encoder",
+            "qwen3_vl_moe_vision", "qwen3_vl_vision", "qwen4_exp_vision", "video_llama_3_vision",
         ),
         _axial(_in_blocks(ROW, COLUMN)),
     ),
@@ -188,9 +172,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     **dict.fromkeys(("dinov3_vit", "eomt_dinov3", "sapiens2"), CENTRED),
     "vjepa2": Architecture(
         rotary=RotaryKeys(
-            fixed_base=10_000.0,
-            pairs=_every_other_angle(0),
-            second_pairs=_every_other_angle(1),
+            fixed_base=10_000.0, pairs=_every_other_angle(0), second_pairs=_every_other_angle(1),
             no_rotation="which turns the two dimensions of a pair by different frequencies: no rotation, for it "
             "changes their length",
         )
@@ -198,12 +180,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "efficientloftr": rotary_row(
         1e4,
         keys=RotaryKeys(
-            pairs=_over_the_width,
-            not_converted="which rotates before its width is cut into heads",
-            other_keys=("partial_rotary_factor",),
-            head_dim_of=lambda config: required(config, *WIDTHS),
+            pairs=_over_the_width, not_converted="which rotates before its width is cut into heads",
+            other_keys=("partial_rotary_factor",), head_dim_of=lambda config: required(config, *WIDTHS),
         ),
-        defaults={"partial_rotary_factor": 4.0},
-        warnings=(_before_heads,),
+        defaults={"partial_rotary_factor": 4.0}, warnings=(_before_heads,),
     ),
-}
+}  # fmt: skip
