@@ -172,7 +172,8 @@ def _warnings(
         rows = encoding.max_seq_len
         behind = f" behind {encoding.offset} rows that are none" if encoding.offset else ""
         yield f"the table ends with position {rows - 1:,}{behind}: the next one is an error, and no scaling helps"
-    yield from filter(None, (rule(config, encoding) for rule in architecture.warnings))
+    told = (each if isinstance(each, str) else each(config, encoding) for each in architecture.warnings)
+    yield from filter(None, told)
 
 
 def _scaling_warnings(scaling: Scaling, longest: int | None) -> Iterator[str]:

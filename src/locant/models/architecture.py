@@ -153,7 +153,7 @@ class Architecture:
             ``{"qkv_proj": one_after_another}``.
         key_heads: the number of key/value heads, from the configuration and the number of query heads; where it gives
             ``None`` or is left out, ``num_key_value_heads`` has it.
-        warnings: each takes the configuration and the encoding, and gives a sentence where something is easily missed.
+        warnings: sentences on what is easily missed, or functions of the configuration and the encoding that give one.
         presets: configurations of published models by name, without their ``model_type``: the keys that matter here.
         extend_methods: the only methods of `extend` that its code takes; ``None``: all.
         vllm: whether vLLM has a model for it.
@@ -169,7 +169,7 @@ class Architecture:
     inputs: InputTables = field(default_factory=InputTables)
     projections: Mapping[str, RowOrder] = field(default_factory=dict[str, RowOrder])
     key_heads: Callable[[Config, int], int | None] | None = None
-    warnings: tuple[Callable[[Config, PositionEncoding], str | None], ...] = ()
+    warnings: tuple[str | Callable[[Config, PositionEncoding], str | None], ...] = ()
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     extend_methods: tuple[str, ...] | None = None
     vllm: bool = False

@@ -38,13 +38,10 @@ def _of_seconds(config: Config, rope: Config, rotary_dim: int) -> Pairs:
     )
 
 
-def _embedded(config: Config, encoding: PositionEncoding) -> str:
-    return (
-        "features of sound are rotated before they enter the model, as one head: a position is (frame x window, "
-        "frame x place in the window), with frames of 4 x audio_frame_step seconds"
-    )
-
-
+EMBEDDED = (
+    "features of sound are rotated before they enter the model, as one head: a position is (frame x window, "
+    "frame x place in the window), with frames of 4 x audio_frame_step seconds"
+)
 CONFORMER = RotaryKeys(base_key="rotary_embedding_base")
 PART = RotaryKeys(share_keys=SHARE)
 INTERLEAVED = RotaryKeys(layout="interleaved")
@@ -70,7 +67,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "musicflamingo": rotary_row(
         1200.0, 1200, 1280, 0.2, keys=RotaryKeys(pairs=_of_seconds, not_converted="which rotates no queries and keys"),
-        warnings=(_embedded,),
+        warnings=(EMBEDDED,),
     ),
     **dict.fromkeys(
         ("moonshine_streaming", "moonshine_streaming_encoder"), rotary_row(1e4, 4096, None, 0.8, keys=INTERLEAVED)

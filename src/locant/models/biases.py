@@ -79,10 +79,9 @@ def _t5(config: Config, layer_type: str | None) -> PositionEncoding:
     )
 
 
-def _unscaled_scores(config: Config, encoding: PositionEncoding) -> str:
-    return "T5 does not divide scores by sqrt(head_dim): attend with scale=1.0; and it has no bias in cross-attention"
-
-
+UNSCALED_SCORES = (
+    "T5 does not divide scores by sqrt(head_dim): attend with scale=1.0; and it has no bias in cross-attention"
+)
 BLOOM_7B1 = {"vocab_size": 250880, "hidden_size": 4096, "n_head": 32, "n_layer": 30, "seq_length": 2048}
 MPT_7B = {
     "vocab_size": 50432, "d_model": 4096, "n_heads": 32, "n_layers": 32, "max_seq_len": 2048,
@@ -104,7 +103,7 @@ T5 = Architecture(
     default_layer_type="encoder",
     inputs=InputTables(tokens="shared", padding=False, dropout_key="dropout_rate"),
     defaults={"relative_attention_num_buckets": 32},
-    warnings=(_unscaled_scores,),
+    warnings=(UNSCALED_SCORES,),
 )
 
 ARCHITECTURES: Mapping[str, Architecture] = {

@@ -63,19 +63,11 @@ MISTRAL_YARN = {
 }  # fmt: skip
 
 
-def _learned_frequencies(config: Config, encoding: PositionEncoding) -> str:
-    return "a checkpoint's rotary_emb.alpha is learned: each inverse frequency is multiplied by e ** alpha, 1 before"
-
-
 def _trailing(config: Config, rope: Config, rotary_dim: int) -> Pairs:
     """The last dimensions of a head (DeepSeek-V4)."""
     start = required(config, "head_dim") - rotary_dim
     dims = [(start + i, start + j) for i, j in Pairs.of(rotary_dim, layout="interleaved").dims]
     return Pairs(dims=dims)
-
-
-def _rotated_back(config: Config, encoding: PositionEncoding) -> str:
-    return "the key is the value, and the output of attention is rotated back by the position of its query"
 
 
 def _growing_queries(config: Config, encoding: PositionEncoding) -> str | None:
@@ -84,6 +76,10 @@ def _growing_queries(config: Config, encoding: PositionEncoding) -> str | None:
     return "the temperature multiplies whole queries: encoding.temperature.grown(q, positions) for what is not rotated"
 
 
+ROTATED_BACK = "the key is the value, and the output of attention is rotated back by the position of its query"
+LEARNED_FREQUENCIES = (
+    "a checkpoint's rotary_emb.alpha is learned: each inverse frequency is multiplied by e ** alpha, 1 before"
+)
 LATENT = RotaryKeys(layout="interleaved", head_dim_key="qk_rope_head_dim")
 EITHER_LAYOUT = replace(LATENT, interleave_key=True)
 OF_DEEPSEEK: Mapping[str, Any] = {
@@ -138,7 +134,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "head_dim": 512, "max_position_embeddings": 1048576,
             "rope_parameters": _shares(0.125, main=1e4, compress=1.6e5),
         },
-        warnings=(_rotated_back,),
+        warnings=(ROTATED_BACK,),
     ),
     "glm4_moe_lite": _latent(1e4, 202752, keys=EITHER_LAYOUT),
     "glm_moe_dsa": _latent(1e4, 202752),
@@ -178,7 +174,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
                 "beta_slow": 1.0, "attention_factor": 1.0,
             },
         },
-        warnings=(_latent_attention, _learned_frequencies),
+        warnings=(_latent_attention, LEARNED_FREQUENCIES),
     ),
     "minicpm3": _latent(1e4, 32768, 32, replace(LATENT, layout="half"), inputs=InputTables(scale_key="scale_emb")),
     "youtu": _latent(1e4, 131072, keys=EITHER_LAYOUT),

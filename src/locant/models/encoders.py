@@ -91,13 +91,6 @@ def _decomposed(key: str) -> Any:
     return encoding
 
 
-def _cosines(config: Config, encoding: PositionEncoding) -> str:
-    return (
-        "Swin v2 attends to normalised queries and keys, and each head has a learned factor: attend with scale=1.0 to "
-        "F.normalize(q, dim=-1) * factor and F.normalize(k, dim=-1)"
-    )
-
-
 def _at_the_input(config: Config, encoding: PositionEncoding) -> str | None:
     keys = ("use_absolute_embeddings", "use_absolute_position_embeddings", "use_abs_pos")
     if not any(flag(key, config.get(key, False)) for key in keys):
@@ -139,6 +132,10 @@ def _convolutional(config: Config, **options: Any) -> PositionEncoding:
     return Convolutional(required(config, *WIDTHS), groups=required(config, "num_conv_pos_embedding_groups"), **options)
 
 
+COSINES = (
+    "Swin v2 attends to normalised queries and keys, and each head has a learned factor: attend with scale=1.0 to "
+    "F.normalize(q, dim=-1) * factor and F.normalize(k, dim=-1)"
+)
 SWIN = Architecture(
     encoding=_swin, layer_types=_stages, default_layer_type="stage1", defaults={"window_size": 7},
     warnings=(_at_the_input,),
@@ -158,7 +155,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     **dict.fromkeys(("swin", "donut-swin", "maskformer-swin"), SWIN),
     "swinv2": Architecture(
         encoding=_swin_v2, layer_types=_stages, default_layer_type="stage1", defaults={"window_size": 7, **SIZES},
-        warnings=(_cosines, _at_the_input),
+        warnings=(COSINES, _at_the_input),
     ),
     **dict.fromkeys(("beit", "data2vec-vision"), BEIT),
     "vitdet": Architecture(

@@ -13,7 +13,6 @@ from locant.errors import InputError
 from locant.models.architecture import SHARE, Architecture, PairsOf, RotaryKeys, rotary_row
 from locant.models.config_values import HEADS, Config, integer, number, required
 from locant.models.weights import RMS_NORMED
-from locant.positions.base import PositionEncoding
 from locant.positions.pair_table import Pairs
 
 __all__ = ["ARCHITECTURES", "axes_in_turns"]
@@ -115,10 +114,7 @@ def _atoms(config: Config, rope: Config, head_dim: int) -> Pairs:
     )
 
 
-def _values_too(config: Config, encoding: PositionEncoding) -> str:
-    return "it rotates values as it rotates queries and keys"
-
-
+VALUES_TOO = "it rotates values as it rotates queries and keys"
 BLOCKS = RotaryKeys(rope_types=MROPE, default_sections=(16, 24, 24))
 QWEN_3 = RotaryKeys(rope_types=MROPE, pairs=_by_stride(24, 20, 20))
 QWEN_3_5 = RotaryKeys(rope_types=MROPE, pairs=_by_stride(11, 11, 10), share_keys=SHARE)
@@ -173,7 +169,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             fixed_base=10_000.0, pairs=_clvp, not_converted="which rotates values too",
             other_keys=("use_rotary_embedding",),
         ),
-        warnings=(_values_too,),
+        warnings=(VALUES_TOO,),
     ),
     "EsmFold2AtomEncoderConfig": Architecture(
         rotary=RotaryKeys(
