@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import pytest
@@ -11,27 +10,15 @@ from transformers import AutoConfig, BertConfig
 
 from locant import InputError, LocantError, RangeError, Rotary, ShapeError
 from locant.checkpoints.explanation import explain
-from locant.models import encoding_from_config, layer_types, with_defaults
+from locant.models import encoding_from_config, layer_types
 from locant.positions.scaling import Proportional, Unscaled
-from tests.models.configurations import ROPES, ROTARY_KEYS, ROWS, llama
+from tests.models.configurations import ROPES, ROTARY_KEYS, ROWS, is_told_or_refused, llama
 from tests.positions.published import PUBLISHED, layer_type_of
 from tests.refusal import refuses
 
 OLMO_3 = {**llama({"rope_type": "linear", "factor": 8.0}, rope_theta=500_000.0), "model_type": "olmo3"}
 
 OLMO_3_TOP = {key: value for key, value in OLMO_3.items() if key != "rope_theta"}
-
-
-def is_told_or_refused(config: dict[str, Any], key: str, layer_type: str | None = None) -> None:
-    """Without the key: its default, as `explain` takes it, and a warning that names both; without one, a refusal."""
-    full = with_defaults(config)
-    if key not in full:
-        with refuses(InputError, f"without {key}", str(config["model_type"])):
-            Rotary.from_config(config, layer_type=layer_type)
-        return
-    with pytest.warns(UserWarning, match=f"without .*{key}.*{re.escape(repr(full[key]))}"):
-        found = Rotary.from_config(config, layer_type=layer_type)
-    assert repr(found) == repr(Rotary.from_config(full, layer_type=layer_type))
 
 
 def test_a_missing_base_is_not_guessed() -> None:

@@ -195,7 +195,7 @@ def _cosines(angles: Angles, index: Tensor, pairs: Tensor | None = None) -> Tens
 
 @lru_cache(maxsize=8)  # a model that is stretched to many lengths in turn is measured once as it was
 def _precision(frequencies: tuple[Decimal, ...], rounded: tuple[float, ...], length: int) -> Precision:
-    """What float32 angles miss over all pairs, for the frequencies and those rounded; apart from the attention factor."""
+    """What float32 angles miss over all pairs, of frequencies and rounded ones, apart from the attention factor."""
     exact, usual = Angles([*frequencies]), Angles([*frequencies], "float32", rounded=torch.tensor(rounded))
     last = torch.arange(max(0, length - CHUNK), max(length, 1))
     at_longest = float(_errors(exact, usual, last, torch.float32).max())
