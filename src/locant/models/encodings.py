@@ -12,7 +12,7 @@ from locant.kernels.rotary import Layout
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import Config, layer_types_in
 from locant.models.registry import read, read_known, with_defaults
-from locant.models.rope_layers import ropes_by_layer
+from locant.models.rope_parameters import ropes_by_layer
 from locant.models.rotary_config import read_rotary, second_members
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding

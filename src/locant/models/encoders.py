@@ -1,21 +1,25 @@
-"""Images with biases of rows and columns: SAM and ViTDet, Swin and its kin by stages, BEiT.
+"""Encoders without rotation: images with biases of rows and columns, or a learned grid; speech with convolutions.
 
-Swin's layers attend within windows (`locant.positions.GridWindows`), and so do most of SAM's and ViTDet's.
+Biases have SAM and ViTDet, Swin and its kin by stages, and BEiT; the others' positions enter with their input. Swin's
+layers attend within windows (`locant.positions.GridWindows`), and so do most of SAM's and ViTDet's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import Architecture
-from locant.models.config_values import HEADS, Config, flag, integer, missing, patches, required, width_per_head
+from locant.models.config_values import HEADS, WIDTHS, Config, flag, integer, missing, patches, required, width_per_head
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.continuous_grid_bias import ContinuousGridBias
+from locant.positions.encodings.convolutional import Convolutional
 from locant.positions.encodings.decomposed import DecomposedBias
 from locant.positions.encodings.grid_bias import GridBias
+from locant.positions.encodings.learned_grid import LearnedGrid
 
 __all__ = ["ARCHITECTURES"]
 
@@ -87,13 +91,6 @@ def _decomposed(key: str) -> Any:
     return encoding
 
 
-def _cosines(config: Config, encoding: PositionEncoding) -> str:
-    return (
-        "Swin v2 attends to normalised queries and keys, and each head has a learned factor: attend with scale=1.0 to "
-        "F.normalize(q, dim=-1) * factor and F.normalize(k, dim=-1)"
-    )
-
-
 def _at_the_input(config: Config, encoding: PositionEncoding) -> str | None:
     keys = ("use_absolute_embeddings", "use_absolute_position_embeddings", "use_abs_pos")
     if not any(flag(key, config.get(key, False)) for key in keys):
@@ -101,6 +98,44 @@ def _at_the_input(config: Config, encoding: PositionEncoding) -> str | None:
     return "its input has learned positions besides: locant.LearnedGrid"
 
 
+def _grid(prefix: int, **how: Any) -> Callable[[Config, str | None], PositionEncoding]:
+    """A table of as many cells as an image of the trained size has patches."""
+
+    def encoding(config: Config, layer_type: str | None) -> PositionEncoding:
+        return LearnedGrid(*patches(config), required(config, *WIDTHS), prefix=prefix, **how)
+
+    return encoding
+
+
+def _siglip2(config: Config, layer_type: str | None) -> PositionEncoding:
+    """A square table of so many patches, for images of any size."""
+    side = math.isqrt(required(config, "num_patches"))
+    return LearnedGrid(side, side, required(config, *WIDTHS), mode="bilinear", antialias=True)
+
+
+def _speech(config: Config, layer_type: str | None) -> PositionEncoding:
+    if flag("conv_pos_batch_norm", config.get("conv_pos_batch_norm", False)):
+        got = "got conv_pos_batch_norm=True, a norm over batches, in which rows depend on each other"
+        raise InputError(got, "'conv_pos_batch_norm': False, as most have it")
+    return _convolutional(config, kernel_size=required(config, "num_conv_pos_embeddings"))
+
+
+def _data2vec(config: Config, layer_type: str | None) -> PositionEncoding:
+    kernel_size, depth = (required(config, key) for key in ("conv_pos_kernel_size", "num_conv_pos_embeddings"))
+    return _convolutional(config, kernel_size=kernel_size, depth=depth, norm="layer")
+
+
+def _convolutional(config: Config, **options: Any) -> PositionEncoding:
+    if (activation := config.get("feat_extract_activation", "gelu")) != "gelu":
+        got = f"got feat_extract_activation={shown(activation)}, expected 'gelu'"
+        raise InputError(got, "'feat_extract_activation': 'gelu', as released models have it")
+    return Convolutional(required(config, *WIDTHS), groups=required(config, "num_conv_pos_embedding_groups"), **options)
+
+
+COSINES = (
+    "Swin v2 attends to normalised queries and keys, and each head has a learned factor: attend with scale=1.0 to "
+    "F.normalize(q, dim=-1) * factor and F.normalize(k, dim=-1)"
+)
 SWIN = Architecture(
     encoding=_swin, layer_types=_stages, default_layer_type="stage1", defaults={"window_size": 7},
     warnings=(_at_the_input,),
@@ -112,16 +147,32 @@ SAM = Architecture(
     defaults={"image_size": 1024, "patch_size": 16, "window_size": 14, "use_rel_pos": True}, warnings=(_at_the_input,),
 )  # fmt: skip
 
+IMAGE = {"image_size": 224, "patch_size": 16}
+KERNEL = {"num_conv_pos_embeddings": 128, "num_conv_pos_embedding_groups": 16, "feat_extract_activation": "gelu"}
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     **dict.fromkeys(("sam_vision_model", "sam_hq_vision_model"), SAM),
     **dict.fromkeys(("swin", "donut-swin", "maskformer-swin"), SWIN),
     "swinv2": Architecture(
         encoding=_swin_v2, layer_types=_stages, default_layer_type="stage1", defaults={"window_size": 7, **SIZES},
-        warnings=(_cosines, _at_the_input),
+        warnings=(COSINES, _at_the_input),
     ),
     **dict.fromkeys(("beit", "data2vec-vision"), BEIT),
     "vitdet": Architecture(
         encoding=_decomposed("use_relative_position_embeddings"), layer_types=_kinds, default_layer_type=None,
         defaults={"image_size": 224, "patch_size": 16}, warnings=(_at_the_input,),
+    ),
+    "vit": Architecture(encoding=_grid(1), defaults=IMAGE),
+    "deit": Architecture(encoding=_grid(2), defaults=IMAGE),
+    "clip_vision_model": Architecture(encoding=_grid(1), defaults={**IMAGE, "patch_size": 32}),
+    "dinov2": Architecture(encoding=_grid(1), defaults={**IMAGE, "patch_size": 14}),
+    "dinov2_with_registers": Architecture(encoding=_grid(1, antialias=True), defaults=IMAGE),
+    "siglip_vision_model": Architecture(encoding=_grid(0), defaults=IMAGE),
+    "siglip2_vision_model": Architecture(encoding=_siglip2, defaults={"num_patches": 256}),
+    **dict.fromkeys(
+        ("wav2vec2", "hubert", "wavlm", "unispeech", "unispeech-sat"), Architecture(encoding=_speech, defaults=KERNEL)
+    ),
+    "data2vec-audio": Architecture(
+        encoding=_data2vec, defaults={**KERNEL, "conv_pos_kernel_size": 19, "num_conv_pos_embeddings": 5}
     ),
 }  # fmt: skip
