@@ -11,8 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from locant.arguments import one_of
-from locant.embedding.nearest import Nearest, unit
-from locant.embedding.token import TokenEmbedding
+from locant.embedding.token import Nearest, TokenEmbedding, unit
 from locant.errors import InputError
 from locant.text import Tokenizer
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from locant import InputError
-from locant.text.prepare.readers import documents, jsonl, parquet, streams, text
+from locant.text.prepare.readers import documents, records, streams, text
 from locant.text.store import TokenStore
 
 SEPARATOR = "\n\n"
@@ -38,7 +38,7 @@ def require_ids(store: TokenStore, files: list[list[str]], end: int | None = END
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Read so many bytes at a time."""
-    for module in (sys.modules[documents.__module__], jsonl, parquet, streams, text):
+    for module in (sys.modules[documents.__module__], records, streams, text):
         monkeypatch.setattr(module, "BLOCK", size)
 
 

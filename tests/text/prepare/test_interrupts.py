@@ -80,7 +80,7 @@ def test_while_parts_are_joined_the_next_call_joins_the_rest(
 ) -> None:
     out = tmp_path / "store"
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["locant.text.prepare.finalize"], "remove_shards", interrupt)
+        patch.setattr(sys.modules["locant.text.prepare.parts"], "remove_shards", interrupt)
         assert len(notes_of(corpus, out)) == 1
     assert not (out / "store.json").exists()
     require_ids(prepare(corpus, out, **options()), TEXTS)

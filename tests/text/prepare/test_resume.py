@@ -13,9 +13,8 @@ import pytest
 
 from locant import InputError
 from locant.text.prepare import finalize, prepare
-from locant.text.prepare.folders import YOUNG
 from locant.text.prepare.parts import finished_part, part_folder, sweep_parts
-from locant.text.prepare.plan import read_plan
+from locant.text.prepare.plan import YOUNG, read_plan
 from locant.text.store import TokenStore, export_store
 from tests.refusal import refuses
 from tests.text.prepare.corpus import TEXTS, contents, edited, options, require_ids
@@ -236,7 +235,7 @@ def test_the_dead_are_swept_and_the_living_are_not(
     (dead / "lock").touch()
     born = new.stat().st_mtime
     clock = iter([born + YOUNG - 1, born + YOUNG + 1])  # asked for the new one alone, which has no lock
-    monkeypatch.setattr("locant.text.prepare.folders.time", SimpleNamespace(time=lambda: next(clock)))
+    monkeypatch.setattr("locant.text.prepare.plan.time", SimpleNamespace(time=lambda: next(clock)))
     code = "import fcntl, sys; f = open(sys.argv[1], 'wb'); fcntl.flock(f, 2); print('held', flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code, str(living / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -19,7 +19,7 @@ import pytest
 
 from locant import InputError
 from locant.text.store import TokenStore
-from locant.text.store.formats.megatron_index import read_index
+from locant.text.store.formats.shards import read_index
 from tests.refusal import refuses
 from tests.text.store.broken import holding, is_found, mutated, overwrite
 from tests.text.store.made import TOKENS

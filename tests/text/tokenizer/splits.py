@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from locant.text import Tokenizer
-from locant.text.tokenizer.tiktoken_files import ENCODINGS
+from locant.text.tokenizer.local_files import ENCODINGS
 from tests.text.tokenizer.zoo import definition
 
 __all__ = ["ATOMS", "SPLITS", "tokenizer", "with_split"]

@@ -23,8 +23,8 @@ from tokenizers import pre_tokenizers
 
 from locant.errors import InputError
 from locant.text import Tokenizer, sample_text
-from locant.text.tokenizer import tiktoken_files
-from locant.text.tokenizer.tiktoken_files import ENCODINGS, cached_encoding, cached_name
+from locant.text.tokenizer import local_files
+from locant.text.tokenizer.local_files import ENCODINGS, cached_encoding, cached_name
 
 REMEDIES = (r"the path of a tokenizer\.json", "download=True", r"trained on a text")
 VARIABLES = (
@@ -257,7 +257,7 @@ def published(monkeypatch: pytest.MonkeyPatch, cache: Path, name: str, data: byt
     files = {**ENCODINGS[name].files, wanted: hashlib.sha256(data).hexdigest()}
     special = {spelling: number - 40_000 for spelling, number in ENCODINGS[name].special_tokens.items()}
     small = dataclasses.replace(ENCODINGS[name], files=files, special_tokens=special)
-    monkeypatch.setitem(tiktoken_files.ENCODINGS, name, small)
+    monkeypatch.setitem(local_files.ENCODINGS, name, small)
     cache.mkdir(parents=True, exist_ok=True)
     path = cache / cached_name(wanted)
     path.write_bytes(data)

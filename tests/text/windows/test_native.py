@@ -18,8 +18,8 @@ from locant.errors import RangeError
 from locant.kernels import native
 from locant.positions import Positions
 from locant.text import TokenStore, Windows
-from locant.text.windows import native as gathering
-from locant.text.windows.native import FUNCTION, Memory, gather, memory_of
+from locant.text.windows import tokens as gathering
+from locant.text.windows.tokens import FUNCTION, Memory, gather, memory_of
 from tests.refusal import refuses
 from tests.text.windows.definition import PAD, window_places
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from locant.errors import InputError, RangeError
 from locant.text.windows import BatchSampler
-from locant.text.windows.sampler import LISTED, Permutation
+from locant.text.windows.loader import LISTED, Permutation
 from tests.refusal import refuses
 from tests.text.windows.definition import permuted, share
 

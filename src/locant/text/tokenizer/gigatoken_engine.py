@@ -30,7 +30,7 @@ import numpy as np
 from jaxtyping import Bool, Int, Int32
 
 from locant.text.tokenizer.definition import Definition, library_errors
-from locant.text.tokenizer.tiktoken_files import ENCODINGS
+from locant.text.tokenizer.local_files import ENCODINGS
 from locant.text.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["GROWTH", "UNSEEN", "GigatokenEngine", "why_not_gigatoken"]

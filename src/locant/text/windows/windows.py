@@ -25,11 +25,8 @@ from torch.utils.data import Dataset
 from locant.arguments import flag, one_of, whole
 from locant.errors import InputError, RangeError
 from locant.text.store import TokenStore
-from locant.text.windows.collation import Batch, Pairs, collate
-from locant.text.windows.document_windows import DocumentWindows, document_offsets
-from locant.text.windows.loader import Loader
-from locant.text.windows.packing import Packing
-from locant.text.windows.sampler import BatchSampler
+from locant.text.windows.layouts import Batch, DocumentWindows, Packing, Pairs, collate, document_offsets
+from locant.text.windows.loader import BatchSampler, Loader
 from locant.text.windows.tokens import tokens_of
 
 __all__ = ["Windows"]

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import IO, NamedTuple
 
-from locant.text.prepare.byte_ranges import ByteRange, Tally
-from locant.text.prepare.readers.streams import BLOCK, blocks, changed, range_blocks, unpacked
+from locant.text.prepare.readers.streams import BLOCK, ByteRange, Tally, blocks, changed, range_blocks, unpacked
 
 __all__ = ["SplitTexts", "clean_start", "split_texts"]
 

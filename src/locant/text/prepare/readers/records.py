@@ -1,13 +1,18 @@
-"""Parquet: a document in each row of a column.
+"""Texts of records: a field of each line of JSON, or a column of each row of Parquet.
 
-A column within records is named with dots: ``meta.text``. Null is an empty document.
+A field is named by its key, a column by its name; a dot leads into a record within the record: ``meta.text``, unless a
+key is spelled so. Null is an empty document.
 
-A file is read row group by row group, and a group some rows at a time. A value that stands in many rows is held once;
+In JSON, what is not UTF-8 is read as U+FFFD; so is a lone surrogate, which only an escape can make. A line that is no
+record, or has no such field, ends the run; blank lines are ignored.
+
+Parquet is read row group by row group, and a group some rows at a time. A value that stands in many rows is held once;
 a group that claims to hold more than `LARGEST` bytes is refused.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Generator, Iterator
@@ -15,10 +20,26 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 from locant.errors import InputError
-from locant.text.prepare.byte_ranges import ByteRange, Source, Tally
-from locant.text.prepare.readers.streams import BLOCK, blocks, range_blocks, require_arrow, unpacked
+from locant.files import FaultError
+from locant.text.prepare.readers.streams import (
+    BLOCK,
+    ByteRange,
+    Source,
+    Tally,
+    blocks,
+    opened,
+    range_blocks,
+    require_arrow,
+    unpacked,
+)
+from locant.text.prepare.readers.text import split_texts
+from locant.text.reading import well_formed
 
-__all__ = ["parquet_texts"]
+__all__ = ["json_texts", "parquet_texts"]
+
+
+LONGEST_LINE = 2**26
+"""In bytes; a line is parsed as a whole."""
 
 LARGEST = 2**30
 """The most bytes that the text of one row group may hold, dictionaries counted once."""
@@ -27,6 +48,62 @@ ROWS = 4096
 """The most rows that are read at a time."""
 
 ANOTHER = "field='NAME' (--field NAME) of another column"
+
+
+def json_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally) -> Iterator[bytes]:
+    """The text of each line that begins in a byte range."""
+    first, seen = None, 0
+    for lines, unfinished, begin in split_texts(file, byte_range, tally, b"\n", LONGEST_LINE):
+        first = begin if first is None else first
+        for line in lines:
+            try:
+                if unfinished:
+                    raise FaultError(f"has more than {LONGEST_LINE} bytes")
+                if line.strip():
+                    yield _text_of(line, byte_range.source.field)
+            except FaultError as error:
+                number = _lines_before(byte_range, first) + seen + 1
+                cause = f"{byte_range.source.name}, line {number} (at byte {begin}) {error}"
+                raise InputError(cause, "mending or removing that line") from None
+            seen += 1
+            begin += len(line) + 1
+
+
+def _text_of(line: bytes, field: str) -> bytes:
+    try:
+        record = json.loads(line.decode(errors="replace"))
+    except (ValueError, RecursionError) as error:
+        raise FaultError(f"is no JSON: {error}") from None
+    text = _lookup(record, field)
+    if text is None:
+        return b""
+    if not isinstance(text, str):
+        raise FaultError(f"has a {type(text).__name__} in {field!r}, expected a string")
+    return well_formed(text).encode()
+
+
+def _lookup(record: Any, field: str) -> Any:  # whatever JSON holds
+    if not isinstance(record, dict):
+        raise FaultError(f"is a JSON {type(record).__name__}, expected an object")
+    if field in record:
+        return record[field]
+    outer, _, inner = field.partition(".")
+    if not inner or outer not in record:
+        known = ", ".join(map(repr, [*record][:8])) or "none"
+        raise FaultError(f"has no field {outer!r}; its fields are: {known}")
+    return _lookup(record[outer], inner)
+
+
+def _lines_before(byte_range: ByteRange, place: int) -> int:
+    """Lines of the file before `place`; of a compressed one, which is one range, there are none."""
+    if not byte_range.start:
+        return 0
+    with opened(byte_range.source) as file:
+        count = 0
+        while place > 0 and (data := file.read(min(BLOCK, place))):
+            count += data.count(b"\n")
+            place -= len(data)
+    return count
 
 
 def parquet_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally) -> Iterator[bytes]:
