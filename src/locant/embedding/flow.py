@@ -120,7 +120,10 @@ class Flow:
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON, which has no word for NaN: ``None`` stands in its place."""
-        first = [{**asdict(token), "values": [*map(_finite, token.values)]} for token in self.first]
+        first = [
+            {**asdict(token), "values": [value if math.isfinite(value) else None for value in token.values]}
+            for token in self.first
+        ]
         return {**asdict(self), "first": first}
 
 
@@ -247,10 +250,6 @@ def _bias_shape(encoding: PositionEncoding, shape: ModelShape) -> tuple[int, ...
     k = torch.zeros(1, shape.num_heads, shape.max_seq_len, shape.head_dim)
     bias = encoding.bias(k[:, :, :1], k, Positions.arange(1), Positions.arange(shape.max_seq_len))
     return None if bias is None else (shape.num_heads, shape.max_seq_len, bias.shape[3])
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _first(corpus: Corpus, vectors: Vectors) -> Iterator[Token]:

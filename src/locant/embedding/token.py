@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float, Int, Integer
@@ -76,7 +76,11 @@ class TokenEmbedding(RaisesLater):
         super().__init__()
         rows = whole("vocab_size", vocab_size, 1, remedy="the vocab_size of the tokenizer")
         width = whole("d_model", d_model, 1, MAX_WIDTH, remedy="the width of the model")
-        self.scale: Scale | None = None if scale is None else _scale(scale)
+        if isinstance(scale, str):
+            one_of("scale", scale, get_args(get_args(Scale)[1]), "scale='sqrt_d_model', or a number")
+        elif scale is not None:
+            scale = real("scale", scale, remedy="scale=None, or 'sqrt_d_model'")
+        self.scale: Scale | None = scale
         std = width**-0.5 if init_std is None else init_std
         self.init_std = real("init_std", std, low=0, remedy="init_std=0.02, or None for d_model ** -0.5")
         remedy = f"None, or a row of the {rows}"
@@ -225,13 +229,6 @@ class TokenEmbedding(RaisesLater):
         scale = "" if self.scale is None else f", scale={self.scale!r}"
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"vocab_size={self.vocab_size}, d_model={self.d_model}{scale}{padding}"
-
-
-def _scale(scale: Any) -> Scale:
-    if not isinstance(scale, str):
-        return real("scale", scale, remedy="scale=None, or 'sqrt_d_model'")
-    names = get_args(get_args(Scale)[1])
-    return cast(Scale, one_of("scale", scale, names, "scale='sqrt_d_model', or a number"))
 
 
 class SegmentEmbedding(RaisesLater):

@@ -174,17 +174,12 @@ def require_no_store(out: Path) -> None:
 
 
 QUICK = {
-    ("b.txt", grown, Change.when_read),
-    ("b.txt", emptied, Change.when_read),
-    ("b.txt", rewritten, Change.when_planned),
-    ("b.txt", Path.unlink, Change.when_planned),
-    ("whole.txt", shrunk, Change.when_read),
-    ("b.jsonl", rewritten, Change.when_read),
-    ("b.parquet", rewritten, Change.when_read),
-    ("b.parquet", replaced, Change.when_planned),
-    ("b.txt.gz", grown, Change.when_read),
+    ("b.txt", grown, Change.when_read), ("b.txt", emptied, Change.when_read), ("b.txt", rewritten, Change.when_planned),
+    ("b.txt", Path.unlink, Change.when_planned), ("whole.txt", shrunk, Change.when_read),
+    ("b.jsonl", rewritten, Change.when_read), ("b.parquet", rewritten, Change.when_read),
+    ("b.parquet", replaced, Change.when_planned), ("b.txt.gz", grown, Change.when_read),
     ("b.txt.zst", Path.unlink, Change.when_read),
-}
+}  # fmt: skip
 """One of each kind, most of which readers would take for damage; the others are slow only because they are many."""
 
 

@@ -47,9 +47,9 @@ def test_nothing_to_join_is_refused(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ going on, and refusing to
 
 
-def interrupted(corpus: Path, out: Path, **others: Any) -> None:
-    """Unfinished work: one task of three."""
-    prepare(corpus, out, **options(task=0, num_tasks=3, **others))
+def interrupted(corpus: Path, out: Path, *, finished: bool = False) -> None:
+    """Unfinished work, one task of three; or a finished store."""
+    prepare(corpus, out, **(options() if finished else options(task=0, num_tasks=3)))
 
 
 CHANGES = {
@@ -67,10 +67,7 @@ def test_changed_options_are_refused_and_nothing_is_touched(
     corpus: Path, tmp_path: Path, said: str, finished: bool
 ) -> None:
     out = tmp_path / "store"
-    if finished:
-        prepare(corpus, out, **options())
-    else:
-        interrupted(corpus, out)
+    interrupted(corpus, out, finished=finished)
     before = contents(out)
     with refuses(InputError, said):
         prepare(corpus, out, **options(**CHANGES[said]))
@@ -93,10 +90,7 @@ def touched(path: Path) -> None:
 )
 def test_changed_inputs_are_refused(corpus: Path, tmp_path: Path, change: Any, said: str, finished: bool) -> None:
     out = tmp_path / "store"
-    if finished:
-        prepare(corpus, out, **options())
-    else:
-        interrupted(corpus, out)
+    interrupted(corpus, out, finished=finished)
     change(corpus / "1.txt")
     with refuses(InputError, said):
         prepare(corpus, out, **options())

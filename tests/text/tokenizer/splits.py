@@ -33,13 +33,10 @@ _MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 
 _GPT_4O = "|".join(
     [
-        f"{_LEAD}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?",
-        f"{_LEAD}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
-        _SPACE,
+        f"{_LEAD}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?", f"{_LEAD}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?", r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*", _SPACE,
     ]
-)
+)  # fmt: skip
 # As it stands in the file: with the characters themselves, a carriage return and a newline.
 _DEEPSEEK = [
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",

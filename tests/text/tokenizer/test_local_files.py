@@ -28,13 +28,8 @@ from locant.text.tokenizer.local_files import ENCODINGS, cached_encoding, cached
 
 REMEDIES = (r"the path of a tokenizer\.json", "download=True", r"trained on a text")
 VARIABLES = (
-    "HF_HUB_CACHE",
-    "HUGGINGFACE_HUB_CACHE",
-    "HF_HOME",
-    "XDG_CACHE_HOME",
-    "TIKTOKEN_CACHE_DIR",
-    "DATA_GYM_CACHE_DIR",
-)
+    "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -133,15 +128,12 @@ class TestTheHubCache:
     @pytest.mark.parametrize(
         ("variable", "value", "cache"),
         [
-            (None, "", "{home}/.cache/huggingface/hub"),
-            ("HF_HOME", "{tmp}/hf", "{tmp}/hf/hub"),
-            ("HF_HOME", "~/hf", "{home}/hf/hub"),
-            ("HF_HUB_CACHE", "{tmp}/cache", "{tmp}/cache"),
-            ("HF_HUB_CACHE", "$HOME/cache", "{home}/cache"),
-            ("HUGGINGFACE_HUB_CACHE", "{tmp}/cache", "{tmp}/cache"),
+            (None, "", "{home}/.cache/huggingface/hub"), ("HF_HOME", "{tmp}/hf", "{tmp}/hf/hub"),
+            ("HF_HOME", "~/hf", "{home}/hf/hub"), ("HF_HUB_CACHE", "{tmp}/cache", "{tmp}/cache"),
+            ("HF_HUB_CACHE", "$HOME/cache", "{home}/cache"), ("HUGGINGFACE_HUB_CACHE", "{tmp}/cache", "{tmp}/cache"),
             ("XDG_CACHE_HOME", "{tmp}/xdg", "{tmp}/xdg/huggingface/hub"),
         ],
-    )
+    )  # fmt: skip
     def test_is_where_its_own_library_looks(
         self, variable: str | None, value: str, cache: str, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -211,7 +211,7 @@ def discard_plan(store: Path) -> None:
 
 
 def sweep_plans(store: Path) -> None:
-    """Empty the folders in which a process that died made or discarded a plan; they stay: the store's folder is ours."""
+    """Empty the folders in which a process that died made or discarded a plan; they stay: the folder is ours."""
     for folder in store.glob(f"{FOLDER}.*"):
         with suppress(OSError):
             if is_abandoned(folder):

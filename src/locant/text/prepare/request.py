@@ -99,26 +99,32 @@ class Request:
         shard_size = whole("shard_size", shard_size, 1, 2**62, remedy=f"shard_size={SHARD_SIZE}")
         if vocab_size is not None:
             vocab_size = whole("vocab_size", vocab_size, 257, LARGEST_VOCABULARY, remedy=f"vocab_size={VOCAB_SIZE}")
-        _require_texts(separator=separator, field=field)
+        for name, value in {"separator": separator, "field": field}.items():
+            if value is not None and not (isinstance(value, str) and value and value == well_formed(value)):
+                raise RangeError(f"got {shown(value)} for {name}, expected a text", f"{name}=None for the default")
         if append_end_of_text is not None:
             append_end_of_text = flag("append_end_of_text", append_end_of_text)
         if tokenizer is not None and vocab_size is not None:
             cause = "got both a tokenizer and a vocabulary size, which is for one that is trained here"
             raise RangeError(cause, "vocab_size=None")
-        given = _loaded(tokenizer)
-        ends = given is None or given.end_of_text is not None
+        if isinstance(tokenizer, (str, Path)):
+            tokenizer = Tokenizer.bytes() if tokenizer == "bytes" else Tokenizer.load(tokenizer)
+        if not (tokenizer is None or isinstance(tokenizer, Tokenizer)):
+            cause = f"got {shown(tokenizer)} for tokenizer, expected a Tokenizer, a path or a name"
+            raise RangeError(cause, 'tokenizer="bytes"')
+        ends = tokenizer is None or tokenizer.end_of_text is not None
         if append_end_of_text and not ends:
             raise RangeError("got a tokenizer without an end-of-text token to append", "append_end_of_text=False")
         trained = {"tokenizer": TRAINED, "vocab_size": VOCAB_SIZE if vocab_size is None else vocab_size}
         options = {
-            **(trained if given is None else {"tokenizer": given.fingerprint}),
+            **(trained if tokenizer is None else {"tokenizer": tokenizer.fingerprint}),
             "separator": separator,
             "field": field,
             "append_end_of_text": ends if append_end_of_text is None else append_end_of_text,
             "shard_size": shard_size,
         }
         sources = find_sources(paths, separator=separator, field=field)
-        return cls(sources=sources, options=options, tokenizer=given)
+        return cls(sources=sources, options=options, tokenizer=tokenizer)
 
     @property
     def total_bytes(self) -> int:
@@ -153,9 +159,16 @@ class Request:
     def changes_from(self, options: Mapping[str, Any], sources: Sequence[Source]) -> list[str]:
         """What is different from an earlier request, in words; nothing if both give the same store."""
         pairs = {name: (options.get(name), self.options.get(name)) for name in {**options, **self.options}}
-        found = [f"{name} was {old!r} and is {new!r}" for name, (old, new) in pairs.items() if old != new]
-        found += _changed_sources(sources, self.sources)
-        return [*found[:NAMED], f"{len(found) - NAMED} more"] if len(found) > NAMED else found
+        changes = [f"{name} was {old!r} and is {new!r}" for name, (old, new) in pairs.items() if old != new]
+        before, after = ({source.path: source for source in each} for each in (sources, self.sources))
+        changed = [path for path in before if path in after and before[path] != after[path]]
+        files = [f"{path} is no longer an input" for path in before if path not in after]
+        files += [f"{path} is a new input" for path in after if path not in before]
+        files += [f"{path} changed from {_state(before[path])} to {_state(after[path])}" for path in changed]
+        if not files and [*before] != [*after]:
+            files.append("the inputs come in another order")
+        changes += files
+        return [*changes[:NAMED], f"{len(changes) - NAMED} more"] if len(changes) > NAMED else changes
 
 
 def store_folder(out: object) -> Path:
@@ -163,32 +176,6 @@ def store_folder(out: object) -> Path:
     if not isinstance(out, (str, Path)) or not str(out) or "\0" in str(out):
         raise InputError(f"got {shown(out)} as the folder of a store, expected a path", "out='store'")
     return Path(out)
-
-
-def _require_texts(**options: object) -> None:
-    for name, value in options.items():
-        if value is not None and not (isinstance(value, str) and value and value == well_formed(value)):
-            raise RangeError(f"got {shown(value)} for {name}, expected a text", f"{name}=None for the default")
-
-
-def _loaded(tokenizer: object) -> Tokenizer | None:
-    if tokenizer is None or isinstance(tokenizer, Tokenizer):
-        return tokenizer
-    if not isinstance(tokenizer, (str, Path)):
-        cause = f"got {shown(tokenizer)} for tokenizer, expected a Tokenizer, a path or a name"
-        raise RangeError(cause, 'tokenizer="bytes"')
-    return Tokenizer.bytes() if tokenizer == "bytes" else Tokenizer.load(tokenizer)
-
-
-def _changed_sources(old: Sequence[Source], new: Sequence[Source]) -> list[str]:
-    before, after = ({source.path: source for source in sources} for sources in (old, new))
-    found = [f"{path} is no longer an input" for path in before if path not in after]
-    found += [f"{path} is a new input" for path in after if path not in before]
-    changed = [path for path in before if path in after and before[path] != after[path]]
-    found += [f"{path} changed from {_state(before[path])} to {_state(after[path])}" for path in changed]
-    if not found and [*before] != [*after]:
-        found.append("the inputs come in another order")
-    return found
 
 
 def _state(source: Source) -> str:
@@ -217,7 +204,13 @@ def find_sources(
     named = [name for path in given for name in _named(str(path))]
     if not named:
         raise InputError("got no path", "a file, a folder, or - for standard input")
-    _require_once(named)
+    seen: dict[str, str] = {}
+    for name in named:
+        real = name if name == STDIN else os.path.realpath(name)
+        if real in seen:
+            other = f" (as {seen[real]})" if seen[real] != name else ""
+            raise InputError(f"got {'standard input' if name == STDIN else name} twice{other}", "naming it once")
+        seen[real] = name
     return [_source(name, separator, field) for name in named]
 
 
@@ -260,16 +253,6 @@ def _within(folder: str) -> list[str]:
 
 def _refuse(error: OSError) -> None:
     raise InputError(f"cannot read {error.filename}: {error.strerror}", "a folder that you may read") from None
-
-
-def _require_once(names: list[str]) -> None:
-    seen: dict[str, str] = {}
-    for name in names:
-        real = name if name == STDIN else os.path.realpath(name)
-        if real in seen:
-            other = f" (as {seen[real]})" if seen[real] != name else ""
-            raise InputError(f"got {'standard input' if name == STDIN else name} twice{other}", "naming it once")
-        seen[real] = name
 
 
 def _format(name: str) -> tuple[Kind, Compression | None] | None:

@@ -120,7 +120,12 @@ class DocumentWindows:
         self.length, self.stride, self.pad_id = length, stride, pad_id
         self.offsets = offsets
         targets = np.diff(offsets) - 1
-        counts = _counts(targets, length, stride, drop_last)
+        if drop_last:
+            counts = np.where(targets >= length, 1 + (targets - length) // stride, 0)
+        else:
+            until_covered = 1 - np.minimum(length - targets, 0) // stride  # rounds up: the last may be filled up
+            while_any_left = -(-targets // stride)  # binds where the stride is longer than the window
+            counts = np.where(targets > 0, np.minimum(until_covered, while_any_left), 0)
         self._ends = np.cumsum(counts)
         last = np.minimum(length, targets - (counts - 1) * stride)  # only these may hold fewer than `length`
         self.slots_used = int(np.where(counts > 0, (counts - 1) * length + last, 0).sum())
@@ -194,15 +199,6 @@ def document_offsets(documents: Any, size: int) -> Int[np.ndarray, " offsets"]:
     return offsets.astype(np.int64, copy=False)
 
 
-def _counts(targets: np.ndarray, length: int, stride: int, drop_last: bool) -> Int[np.ndarray, " documents"]:
-    """How many windows each document has, given how many targets."""
-    if drop_last:
-        return np.where(targets >= length, 1 + (targets - length) // stride, 0)
-    until_covered = 1 - np.minimum(length - targets, 0) // stride  # rounds up: the last may be filled up
-    while_any_left = -(-targets // stride)  # binds where the stride is longer than the window
-    return np.where(targets > 0, np.minimum(until_covered, while_any_left), 0)
-
-
 def _rows(tokens: Tokens, starts: Int[np.ndarray, " rows"], width: int) -> Integer[np.ndarray, "rows width"]:
     """The ids from each start on; beyond the end of the text there are zeros."""
     if starts.max(initial=0) <= len(tokens) - width:
@@ -219,7 +215,11 @@ class Packing:
 
     def __init__(self, offsets: Int[np.ndarray, " offsets"], length: int, *, pad_id: int) -> None:
         self.length, self.pad_id = length, pad_id
-        starts, sizes = _pieces(offsets, length)
+        targets = np.maximum(np.diff(offsets) - 1, 0)
+        counts = -(-targets // length)  # of pieces of each document
+        before = places(np.zeros_like(counts), counts) * length
+        starts = np.repeat(offsets[:-1], counts) + before
+        sizes = np.minimum(np.repeat(targets, counts) - before, length)
         blocks = [best_fit(sizes[first : first + BLOCK], length) for first in range(0, len(sizes), BLOCK)]
         rows_before = np.cumsum([0, *(int(rows.max()) + 1 for rows in blocks)])
         row = np.concatenate([rows + before for rows, before in zip(blocks, rows_before, strict=False)] or [sizes])
@@ -278,7 +278,11 @@ def best_fit(sizes: Int[np.ndarray, " pieces"], capacity: int) -> Int[np.ndarray
             room.put(left - each * size, rows[:full])
             room.put(left - rest * size, rows[full:])
             its = its[len(placed) :]
-    return _by_first_piece(row, room.opened)
+    first = np.empty(room.opened, dtype=np.int64)
+    first[row[::-1]] = np.arange(len(row))[::-1]  # of several values for one place, the last one stays
+    is_first = np.zeros(len(row), dtype=np.int64)
+    is_first[first] = 1
+    return (np.cumsum(is_first) - 1)[first][row]
 
 
 class _Room:
@@ -317,15 +321,6 @@ class _Room:
         self._rows[left].append(rows)
 
 
-def _by_first_piece(row: Int[np.ndarray, " pieces"], count: int) -> Int[np.ndarray, " pieces"]:
-    """The rows, numbered in the order in which the pieces meet them."""
-    first = np.empty(count, dtype=np.int64)
-    first[row[::-1]] = np.arange(len(row))[::-1]  # of several values for one place, the last one stays
-    is_first = np.zeros(len(row), dtype=np.int64)
-    is_first[first] = 1
-    return (np.cumsum(is_first) - 1)[first][row]
-
-
 def _stable_order(values: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
     """`np.argsort` of numbers that are not negative, by 16 bits at a time, which NumPy sorts in linear time."""
     order = np.argsort((values & 0xFFFF).astype(np.uint16), kind="stable")
@@ -333,14 +328,6 @@ def _stable_order(values: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
         digit = (values >> shift & 0xFFFF).astype(np.uint16)
         order = order[np.argsort(digit[order], kind="stable")]
     return order
-
-
-def _pieces(offsets: np.ndarray, length: int) -> tuple[Int[np.ndarray, " pieces"], Int[np.ndarray, " pieces"]]:
-    """Where each piece begins, and how many targets it has; in the order of the corpus."""
-    targets = np.maximum(np.diff(offsets) - 1, 0)
-    counts = -(-targets // length)
-    before = places(np.zeros_like(counts), counts) * length
-    return np.repeat(offsets[:-1], counts) + before, np.minimum(np.repeat(targets, counts) - before, length)
 
 
 def _filled(real: Bool[np.ndarray, "batch length"], values: np.ndarray, filler: int) -> torch.Tensor:

@@ -98,7 +98,14 @@ class BatchSampler:
         self.batch_size = whole("batch_size", batch_size, 1, remedy="a number of windows")
         self.shuffle, self.drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
         self.seed = whole("seed", seed, 0, 2**64 - 1, remedy="seed=0")
-        self.rank, self.world_size = _place(rank, world_size)
+        if (rank is None) != (world_size is None):
+            cause = f"got rank={rank} and world_size={world_size}, expected both or none"
+            raise InputError(cause, "rank=0, world_size=1")
+        if rank is None or world_size is None:
+            spread = dist.is_available() and dist.is_initialized()
+            rank, world_size = (dist.get_rank(), dist.get_world_size()) if spread else (0, 1)
+        self.world_size = whole("world_size", world_size, 1, remedy="the number of processes")
+        self.rank = whole("rank", rank, 0, self.world_size - 1, remedy="0 .. world_size - 1")
         self.epoch, self.start = 0, 0
         if self.drop_last and self.num_windows < self.step_size:
             cause = f"got {self.num_windows} windows for a step of {self.batch_size} x {self.world_size}, and drop_last"
@@ -149,16 +156,6 @@ class BatchSampler:
         return rest * self.rank // self.world_size, rest * (self.rank + 1) // self.world_size
 
 
-def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    if (rank is None) != (world_size is None):
-        raise InputError(f"got rank={rank} and world_size={world_size}, expected both or none", "rank=0, world_size=1")
-    if rank is None or world_size is None:
-        spread = dist.is_available() and dist.is_initialized()
-        return (dist.get_rank(), dist.get_world_size()) if spread else (0, 1)
-    world_size = whole("world_size", world_size, 1, remedy="the number of processes")
-    return whole("rank", rank, 0, world_size - 1, remedy="0 .. world_size - 1"), world_size
-
-
 class Permutation:
     """An order of ``range(n)``, for n below 2**62, that a seed and an epoch decide, computed place by place.
 
@@ -175,7 +172,10 @@ class Permutation:
         self._keys = np.frombuffer(digest, dtype="<u8").astype(np.uint64)
         self._low = np.uint64(max(math.isqrt(n), 1))
         self._high = np.uint64(-(-n // int(self._low)))
-        self._listed = self._sorted() if n < LISTED else None
+        self._listed = None
+        if n < LISTED:
+            once = _mixed(np.arange(n, dtype=np.uint64), self._keys[0])
+            self._listed = np.argsort(_mixed(once, self._keys[1]), kind="stable")
 
     def __call__(self, places: Int[np.ndarray, " places"]) -> Int[np.ndarray, " places"]:
         """What stands at these places of the order."""
@@ -187,10 +187,6 @@ class Permutation:
             found[outside] = self._network(found[outside])
             outside = outside[found[outside] >= self.n]
         return found.view(np.int64)
-
-    def _sorted(self) -> Int[np.ndarray, " n"]:
-        once = _mixed(np.arange(self.n, dtype=np.uint64), self._keys[0])
-        return np.argsort(_mixed(once, self._keys[1]), kind="stable")
 
     def _network(self, places: Numbers) -> Numbers:
         """One pass: each digit in alternation is shifted by the other."""

@@ -112,7 +112,14 @@ class Windows(Dataset[Any]):
         self._tokens = tokens_of(store_or_ids)
         offsets = _offsets(mode, documents, store_or_ids, len(self._tokens))
         if mode == "packed":
-            self._require_plain_rows()
+            if self.stride != self.length:
+                cause = f"got stride={self.stride} for packed rows, in which every target stands once"
+                raise InputError(cause, "mode='document' for overlaps")
+            if self.drop_last:
+                raise InputError("got drop_last for packed rows, of which hardly any is full", "drop_last=False")
+            if self.as_tuple:
+                cause = "got as_tuple=True for packed rows, which need their positions to keep documents apart"
+                raise RangeError(cause, "as_tuple=False")
             self._layout = Packing(offsets, self.length, pad_id=self.pad_id)
         else:
             self._layout = DocumentWindows(offsets, self.length, self.stride, drop_last=drop_last, pad_id=self.pad_id)
@@ -208,29 +215,19 @@ class Windows(Dataset[Any]):
         shape = f"{len(self)} of length {self.length}, stride {self.stride}, {self.mode}"
         return f"Windows({shape}, over {len(self._tokens)} tokens)"
 
-    def _require_plain_rows(self) -> None:
-        if self.stride != self.length:
-            cause = f"got stride={self.stride} for packed rows, in which every target stands once"
-            raise InputError(cause, "mode='document' for overlaps")
-        if self.drop_last:
-            raise InputError("got drop_last for packed rows, of which hardly any is full", "drop_last=False")
-        if self.as_tuple:
-            cause = "got as_tuple=True for packed rows, which need their positions to keep documents apart"
-            raise RangeError(cause, "as_tuple=False")
-
     def _all_inside(self, indices: Sequence[SupportsIndex] | np.ndarray | Tensor) -> Int[np.ndarray, " batch"]:
         """The indices, one by one: negative ones count from the end, and the first wrong one is named."""
-        return np.array([self._inside(index) for index in indices], dtype=np.int64)
-
-    def _inside(self, index: SupportsIndex) -> int:
-        try:
-            number = operator.index(index)
-        except TypeError:
-            remedy = "windows.__getitems__([0, 1]) for several, or Subset(windows, range(10))"
-            raise _IndexTypeError(f"got {index!r} for a window, expected an integer", remedy) from None
-        if not -self._count <= number < self._count:
-            raise _WindowError(f"got window {number}, expected one of {self._count}", f"0..{self._count - 1}")
-        return number + self._count if number < 0 else number
+        numbers: list[int] = []
+        for index in indices:
+            try:
+                number = operator.index(index)
+            except TypeError:
+                remedy = "windows.__getitems__([0, 1]) for several, or Subset(windows, range(10))"
+                raise _IndexTypeError(f"got {index!r} for a window, expected an integer", remedy) from None
+            if not -self._count <= number < self._count:
+                raise _WindowError(f"got window {number}, expected one of {self._count}", f"0..{self._count - 1}")
+            numbers.append(number % self._count)
+        return np.array(numbers, dtype=np.int64)
 
 
 class _WindowError(RangeError, IndexError):

@@ -15,8 +15,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import IO, Any
 
 from locant.errors import InputError
@@ -52,7 +51,7 @@ ANOTHER = "field='NAME' (--field NAME) of another column"
 
 def json_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally) -> Iterator[bytes]:
     """The text of each line that begins in a byte range."""
-    first, seen = None, 0
+    first, seen, field = None, 0, byte_range.source.field
     for lines, unfinished, begin in split_texts(file, byte_range, tally, b"\n", LONGEST_LINE):
         first = begin if first is None else first
         for line in lines:
@@ -60,26 +59,20 @@ def json_texts(file: IO[bytes], byte_range: ByteRange, tally: Tally) -> Iterator
                 if unfinished:
                     raise FaultError(f"has more than {LONGEST_LINE} bytes")
                 if line.strip():
-                    yield _text_of(line, byte_range.source.field)
+                    try:
+                        record = json.loads(line.decode(errors="replace"))
+                    except (ValueError, RecursionError) as error:
+                        raise FaultError(f"is no JSON: {error}") from None
+                    text = _lookup(record, field)
+                    if not isinstance(text, str | None):
+                        raise FaultError(f"has a {type(text).__name__} in {field!r}, expected a string")
+                    yield well_formed(text or "").encode()
             except FaultError as error:
                 number = _lines_before(byte_range, first) + seen + 1
                 cause = f"{byte_range.source.name}, line {number} (at byte {begin}) {error}"
                 raise InputError(cause, "mending or removing that line") from None
             seen += 1
             begin += len(line) + 1
-
-
-def _text_of(line: bytes, field: str) -> bytes:
-    try:
-        record = json.loads(line.decode(errors="replace"))
-    except (ValueError, RecursionError) as error:
-        raise FaultError(f"is no JSON: {error}") from None
-    text = _lookup(record, field)
-    if text is None:
-        return b""
-    if not isinstance(text, str):
-        raise FaultError(f"has a {type(text).__name__} in {field!r}, expected a string")
-    return well_formed(text).encode()
 
 
 def _lookup(record: Any, field: str) -> Any:  # whatever JSON holds
@@ -126,58 +119,36 @@ def _texts(file: IO[bytes], source: Source, start: int, stop: int, size: int) ->
     arrow = require_arrow(source.name)
     from pyarrow import parquet
 
-    with _arrow_errors(arrow, source):
-        known = parquet.ParquetFile(file)
-        column = _column(known.schema, source)
-        # As dictionaries: a value that stands in many rows comes once.
-        found = parquet.ParquetFile(file, metadata=known.metadata, read_dictionary=[source.field], pre_buffer=False)
-        for number in range(found.num_row_groups):
-            begin = min(max(_begin(found.metadata.row_group(number)), 0), size - 1)
-            if start <= begin < stop:
-                rows = _rows(found.metadata.row_group(number).column(column), number, source)
-                for batch in found.iter_batches(rows, row_groups=[number], columns=[source.field], use_threads=False):
-                    yield from _values(batch.column(0), arrow)
-
-
-@contextmanager
-def _arrow_errors(arrow: Any, source: Source) -> Generator[None]:  # an untyped package
     try:
-        yield
+        whole = parquet.ParquetFile(file)
+        names = [whole.schema.column(i).path for i in range(len(whole.schema))]
+        if source.field not in names:
+            cause = f"{source.name} has no column {source.field!r}; its columns are: {', '.join(map(repr, names[:8]))}"
+            raise InputError(cause, ANOTHER)
+        leaf = whole.schema.column(names.index(source.field))
+        if leaf.physical_type != "BYTE_ARRAY" or leaf.max_repetition_level:
+            cause = f"{source.name} has {leaf.physical_type} in {source.field!r}, expected one text in each row"
+            raise InputError(cause, ANOTHER)
+        # As dictionaries: a value that stands in many rows comes once.
+        table = parquet.ParquetFile(file, metadata=whole.metadata, read_dictionary=[source.field], pre_buffer=False)
+        for number in range(table.num_row_groups):
+            group = table.metadata.row_group(number)
+            columns = [group.column(i) for i in range(group.num_columns)]
+            pages = [page for one in columns for page in (one.data_page_offset, one.dictionary_page_offset) if page]
+            if not start <= min(max(min(pages, default=0), 0), size - 1) < stop:
+                continue
+            column = columns[names.index(source.field)]
+            if (bytes_of_text := column.total_uncompressed_size) > LARGEST:
+                cause = f"row group {number} has {bytes_of_text} bytes of text, expected {LARGEST} at most"
+                raise InputError(f"{source.name}, {cause}", "writing the file with smaller row groups")
+            rows = max(min(BLOCK * column.num_values // max(bytes_of_text, 1), ROWS), 1)  # about a block
+            for batch in table.iter_batches(rows, row_groups=[number], columns=[source.field], use_threads=False):
+                yield from _values(batch.column(0), arrow)
     except (arrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         said = str(error).splitlines()[0]
         raise InputError(f"{source.name} cannot be read as Parquet: {said}", "writing the file again") from None
-
-
-def _column(schema: Any, source: Source) -> int:
-    """Which of the leaves of the schema the field is."""
-    names = [schema.column(i).path for i in range(len(schema))]
-    if source.field not in names:
-        cause = f"{source.name} has no column {source.field!r}; its columns are: {', '.join(map(repr, names[:8]))}"
-        raise InputError(cause, ANOTHER)
-    number = names.index(source.field)
-    leaf = schema.column(number)
-    if leaf.physical_type != "BYTE_ARRAY" or leaf.max_repetition_level:
-        cause = f"{source.name} has {leaf.physical_type} in {source.field!r}, expected one text in each row"
-        raise InputError(cause, ANOTHER)
-    return number
-
-
-def _begin(group: Any) -> int:
-    """Where the data of a row group begin, dictionaries included."""
-    columns = [group.column(number) for number in range(group.num_columns)]
-    places = [place for one in columns for place in (one.data_page_offset, one.dictionary_page_offset) if place]
-    return min(places, default=0)
-
-
-def _rows(column: Any, number: int, source: Source) -> int:
-    """How many rows to read at a time: about a block."""
-    size = column.total_uncompressed_size
-    if size > LARGEST:
-        cause = f"{source.name}, row group {number} has {size} bytes of text, expected {LARGEST} at most"
-        raise InputError(cause, "writing the file with smaller row groups")
-    return max(min(BLOCK * column.num_values // max(size, 1), ROWS), 1)
 
 
 def _values(array: Any, arrow: Any) -> Iterator[bytes]:
