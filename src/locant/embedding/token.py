@@ -22,7 +22,7 @@ from locant.errors import LocantError, RangeError, ShapeError
 from locant.tensors import require_tensor
 
 __all__ = [
-    "MEASURES", "Nearest", "Scale", "SegmentEmbedding", "TokenEmbedding", "nearest_rows", "require_segments", "unit",
+    "MEASURES", "Nearest", "Scale", "SegmentEmbedding", "TokenEmbedding", "require_segments", "unit",
 ]  # fmt: skip
 
 Scale = float | Literal["sqrt_d_model", "sqrt_d_model_rounded"]
@@ -207,8 +207,13 @@ class TokenEmbedding(RaisesLater):
             left_out = torch.cat([outside.expand(len(vectors), -1), ids.reshape(-1, 1)], 1)
         most = self.vocab_size - left_out.shape[1]
         k = whole("k", k, 1, most, remedy=f"k={max(min(10, most), 1)}")
-        found = nearest_rows(self.weight, vectors, k, measure, left_out)
-        return Nearest(found.ids.view(*batch, k), found.scores.view(*batch, k))
+        vectors = vectors.to(torch.promote_types(self.weight.dtype, torch.float32))
+        if not bool(vectors.isfinite().all()):
+            raise RangeError("got a vector, or a row, with numbers that are not finite", "finite numbers")
+        queries = zip(vectors.split(QUERIES), left_out.split(QUERIES), strict=True)
+        parts = [_nearest(self.weight, some, k, measure, out) for some, out in queries]
+        rows, scores = (torch.cat(each) for each in zip(*parts, strict=True))
+        return Nearest(rows.view(*batch, k), scores.view(*batch, k))
 
     def resize(self, vocab_size: int) -> None:
         """Grow the table in place: every old row is kept byte for byte, new rows start like fresh ones.
@@ -269,27 +274,6 @@ def require_segments(
         raise shape_error("segments", segments, str(tuple(shape)), "torch.zeros_like(ids)")
 
 
-def nearest_rows(
-    weight: Float[Tensor, "rows width"],
-    vectors: Float[Tensor, "queries width"],
-    k: int,
-    measure: str,
-    left_out: Int[Tensor, "queries _"],
-) -> Nearest:
-    """The `k` best rows for each vector but those in `left_out`; arithmetic is float32 (float64 for float64).
-
-    Rows that are not finite come last, with NaN as their score.
-    """
-    vectors = vectors.to(torch.promote_types(weight.dtype, torch.float32))
-    if not bool(vectors.isfinite().all()):
-        raise RangeError("got a vector, or a row, with numbers that are not finite", "finite numbers")
-    parts = [
-        _nearest(weight, some, k, measure, out)
-        for some, out in zip(vectors.split(QUERIES), left_out.split(QUERIES), strict=True)
-    ]
-    return Nearest(*(torch.cat(each) for each in zip(*parts, strict=True)))
-
-
 def unit(vectors: Float[Tensor, "count width"]) -> Float[Tensor, "count width"]:
     """The vectors with length 1, whatever their length; zeros stay."""
     exponent = vectors.abs().amax(1, keepdim=True).frexp().exponent  # squares of huge and tiny numbers have no float
@@ -297,6 +281,7 @@ def unit(vectors: Float[Tensor, "count width"]) -> Float[Tensor, "count width"]:
 
 
 def _nearest(weight: Tensor, vectors: Tensor, k: int, measure: str, left_out: Tensor) -> Nearest:
+    """The `k` best rows for each vector but those in `left_out`; rows that are not finite come last, scored NaN."""
     vectors = unit(vectors) if measure == "cosine" else vectors
     last = torch.finfo(vectors.dtype).min
     best = vectors.new_empty(len(vectors), 0)

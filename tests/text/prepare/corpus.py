@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from locant import InputError
+from locant.text.prepare.plan import Plan, read_plan
 from locant.text.prepare.readers import documents, records, streams, text
 from locant.text.store import TokenStore
 
@@ -34,6 +35,13 @@ def require_ids(store: TokenStore, files: list[list[str]], end: int | None = END
     assert store[:].tolist() == ids
     assert np.diff(store.documents).tolist() == lengths
     store.verify()
+
+
+def planned(store: Path) -> Plan:
+    """The plan of unfinished work."""
+    plan = read_plan(store)
+    assert plan is not None
+    return plan
 
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:

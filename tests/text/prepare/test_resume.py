@@ -17,7 +17,7 @@ from locant.text.prepare.parts import finished_part, part_folder, sweep_parts
 from locant.text.prepare.plan import YOUNG, read_plan
 from locant.text.store import TokenStore, export_store
 from tests.refusal import refuses
-from tests.text.prepare.corpus import TEXTS, contents, edited, options, require_ids
+from tests.text.prepare.corpus import TEXTS, contents, edited, options, planned, require_ids
 
 # ------------------------------------------------------------------ tasks
 
@@ -31,8 +31,7 @@ def test_joining_names_the_tasks_that_are_missing(corpus: Path, tmp_path: Path) 
     with refuses(InputError, "holds no finished store"):
         TokenStore(out)
     prepare(corpus, out, **options(task=0, num_tasks=3))
-    plan = read_plan(out)
-    assert plan is not None
+    plan = planned(out)
     with refuses(InputError, "parts ", f" of {plan.num_parts} are missing"):
         finalize(out)
     require_ids(prepare(corpus, out, **options()), TEXTS)
@@ -142,8 +141,7 @@ def test_the_same_call_returns_the_finished_store_untouched(corpus: Path, tmp_pa
 
 def test_what_is_done_is_not_done_again(corpus: Path, tmp_path: Path) -> None:
     interrupted(corpus, tmp_path / "store")
-    plan = read_plan(tmp_path / "store")
-    assert plan is not None
+    plan = planned(tmp_path / "store")
     done = [part_folder(plan, n) for n in range(plan.num_parts) if finished_part(plan, n)]
     assert done
     times = {folder: folder.stat().st_mtime_ns for folder in done}
@@ -168,21 +166,11 @@ def damages() -> dict[str, Any]:
 def test_a_part_that_is_not_as_it_was_marked_is_made_again(corpus: Path, tmp_path: Path, damage: str) -> None:
     prepare(corpus, tmp_path / "alone", **options())
     interrupted(corpus, tmp_path / "store")
-    plan = read_plan(tmp_path / "store")
-    assert plan is not None
+    plan = planned(tmp_path / "store")
     damages()[damage](part_folder(plan, 0))
     assert finished_part(plan, 0) is None
     prepare(corpus, tmp_path / "store", **options())
     assert contents(tmp_path / "store") == contents(tmp_path / "alone")
-
-
-def test_an_input_that_changes_meanwhile_is_refused(corpus: Path, tmp_path: Path) -> None:
-    def meddle(done: int, _: int) -> None:
-        if done:
-            edited(corpus / "3.txt")
-
-    with refuses(InputError, "3.txt has changed since", "resume=False"):
-        prepare(corpus, tmp_path / "store", **options(progress=meddle))
 
 
 def test_folders_of_other_things_are_left_alone(corpus: Path, tmp_path: Path) -> None:
@@ -221,8 +209,7 @@ def test_the_dead_are_swept_and_the_living_are_not(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupted(corpus, tmp_path / "store")
-    plan = read_plan(tmp_path / "store")
-    assert plan is not None
+    plan = planned(tmp_path / "store")
     living, dead, new = (plan.folder / f"part-00009.{name}" for name in ("living", "dead", "new"))
     for folder in (living, dead, new):
         folder.mkdir()

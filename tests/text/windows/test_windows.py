@@ -20,29 +20,10 @@ def expected(documents: list[int], length: int, stride: int) -> list[list[int]]:
     return [[target for _, target in window] for window in window_places(documents, length, stride)]
 
 
-def every_target_once(windows: list[list[int]], n: int) -> bool:
-    return Counter(slot for row in windows for slot in row) == Counter(range(1, n))
-
-
 sizes = st.integers(1, 9)
 
 
 class TestEveryTarget:
-    @pytest.mark.parametrize("length", [1, 2, 3, 5, 8])
-    def test_is_seen_exactly_once_at_stride_length(self, length: int) -> None:
-        for n in range(2, 3 * length + 3):
-            windows = Windows(np.arange(n), length)
-            assert every_target_once(targets_of(windows), n), f"n={n}"
-
-    @pytest.mark.parametrize("length", [2, 5, 8])
-    def test_a_count_that_rounds_down_would_lose_the_last(self, length: int) -> None:
-        """The usual ``(n - 1) // length`` windows: the check above must reject them."""
-        rejected = []
-        for n in range(length + 1, 3 * length + 3):
-            usual = [list(range(i * length + 1, (i + 1) * length + 1)) for i in range((n - 1) // length)]
-            rejected += [] if every_target_once(usual, n) else [n]
-        assert rejected == [n for n in range(length + 1, 3 * length + 3) if (n - 1) % length]
-
     @given(n=st.integers(2, 40), length=sizes, stride=sizes)
     def test_stands_where_the_definition_puts_it(self, n: int, length: int, stride: int) -> None:
         windows = Windows(np.arange(n), length, stride)

@@ -164,7 +164,15 @@ class DocumentWindows:
 
     def _read(self, tokens: Tokens, starts: np.ndarray) -> tuple[np.ndarray, ...]:
         """What the native call gives, with NumPy; raises if an id is negative."""
-        rows = require_ids(_rows(tokens, starts, self.length + 1))
+        width = self.length + 1
+        if starts.max(initial=0) <= len(tokens) - width:
+            rows = tokens.rows(starts, width)
+        else:  # beyond the end of the text there are zeros
+            sizes = np.minimum(len(tokens) - starts, width)
+            ids = tokens.slices(starts, sizes)
+            rows = np.zeros((len(starts), width), dtype=ids.dtype)
+            rows[np.arange(width) < sizes[:, None]] = ids
+        require_ids(rows)
         # Two arrays of their own: as two views of one, writing to the inputs would change the targets.
         return rows[:, :-1].astype(np.int64, order="C"), rows[:, 1:].astype(np.int64, order="C")
 
@@ -197,17 +205,6 @@ def document_offsets(documents: Any, size: int) -> Int[np.ndarray, " offsets"]:
         cause = f"got {ends}, expected them to rise from 0 to {size}"
         raise InputError(cause, "where each document begins, and the end")
     return offsets.astype(np.int64, copy=False)
-
-
-def _rows(tokens: Tokens, starts: Int[np.ndarray, " rows"], width: int) -> Integer[np.ndarray, "rows width"]:
-    """The ids from each start on; beyond the end of the text there are zeros."""
-    if starts.max(initial=0) <= len(tokens) - width:
-        return tokens.rows(starts, width)
-    sizes = np.minimum(len(tokens) - starts, width)
-    ids = tokens.slices(starts, sizes)
-    rows = np.zeros((len(starts), width), dtype=ids.dtype)
-    rows[np.arange(width) < sizes[:, None]] = ids
-    return rows
 
 
 class Packing:

@@ -232,14 +232,6 @@ def tokens_of(source: Any) -> Tokens:
 def one_axis(name: str, values: Any) -> Integer[np.ndarray, " n"]:
     """One axis of integers, sharing the memory of arrays and of tensors on the host."""
     remedy = "the array that Tokenizer.encode returns" if name == "ids" else "a list of offsets"
-    array = _array(name, values, remedy)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        cause = f"got {name} of shape {array.shape} and dtype {array.dtype}, expected one axis of integers"
-        raise ShapeError(cause, remedy)
-    return array if array.size else array.astype(np.int64)
-
-
-def _array(name: str, values: Any, remedy: str) -> np.ndarray:
     if isinstance(values, Tensor):
         if values.dtype not in INTEGERS or values.layout != torch.strided or values.is_meta:
             what = f"{values.dtype} tensor on {values.device}, {values.layout}"
@@ -248,9 +240,13 @@ def _array(name: str, values: Any, remedy: str) -> np.ndarray:
     if "numpy.ma" in sys.modules and isinstance(values, np.ma.MaskedArray):  # else it would be imported for this
         raise ShapeError(f"got {name} as a masked array, expected one axis of integers", "values.compressed()")
     try:
-        return np.asarray(values)
+        array = np.asarray(values)
     except (ValueError, TypeError, OverflowError):
         raise ShapeError(f"got {name} of uneven shape, expected one axis of integers", remedy) from None
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        cause = f"got {name} of shape {array.shape} and dtype {array.dtype}, expected one axis of integers"
+        raise ShapeError(cause, remedy)
+    return array if array.size else array.astype(np.int64)
 
 
 def _all_slices(ids: np.ndarray, width: int) -> np.ndarray:

@@ -110,7 +110,17 @@ class Windows(Dataset[Any]):
         self.pad_id = whole("pad_id", pad_id, 0, 2**63 - 1, remedy="an id of the tokenizer")
         self.as_tuple = flag("as_tuple", as_tuple)
         self._tokens = tokens_of(store_or_ids)
-        offsets = _offsets(mode, documents, store_or_ids, len(self._tokens))
+        if one_of("mode", mode, get_args(Mode)) == "flat":
+            if documents is not None:
+                raise InputError("got documents in flat mode, which looks at no boundary", "mode='document'")
+            offsets = np.array([0, len(self._tokens)])  # everything is one document
+        else:
+            if documents is None and isinstance(store_or_ids, TokenStore):
+                documents = store_or_ids.documents
+            if documents is None:
+                cause = f"got mode={mode!r} without documents"
+                raise InputError(cause, "documents=[0, ..., len(ids)], where each begins")
+            offsets = document_offsets(documents, len(self._tokens))
         if mode == "packed":
             if self.stride != self.length:
                 cause = f"got stride={self.stride} for packed rows, in which every target stands once"
@@ -147,7 +157,15 @@ class Windows(Dataset[Any]):
         return Pairs(batch) if self.as_tuple else batch
 
     def _batch(self, indices: Sequence[SupportsIndex] | np.ndarray | Tensor) -> Batch:
-        numbers = indices if isinstance(indices, np.ndarray) else _array_of(indices)
+        if isinstance(indices, np.ndarray):
+            numbers = indices
+        elif isinstance(indices, Tensor):
+            numbers = indices.numpy(force=True)
+        else:
+            try:
+                numbers = np.array(indices)
+            except (ValueError, TypeError, OverflowError):  # `_all_inside` names the wrong one
+                numbers = np.array(None)
         if numbers.ndim != 1 or numbers.dtype.kind != "i" or not len(numbers):
             return self._layout.batch(self._tokens, self._all_inside(indices))
         numbers = numbers.astype(np.int64, copy=False)
@@ -236,25 +254,3 @@ class _WindowError(RangeError, IndexError):
 
 class _IndexTypeError(InputError, TypeError):
     """A `TypeError` too, which sequences raise."""
-
-
-def _array_of(indices: Sequence[SupportsIndex] | Tensor) -> np.ndarray:
-    if isinstance(indices, Tensor):
-        return indices.numpy(force=True)
-    try:
-        return np.array(indices)
-    except (ValueError, TypeError, OverflowError):  # `_all_inside` names the wrong one
-        return np.array(None)
-
-
-def _offsets(mode: Mode, documents: Any, source: Any, size: int) -> Int[np.ndarray, " offsets"]:
-    """Where the documents begin, and the end; in flat mode everything is one document."""
-    if one_of("mode", mode, get_args(Mode)) == "flat":
-        if documents is not None:
-            raise InputError("got documents in flat mode, which looks at no boundary", "mode='document'")
-        return np.array([0, size])
-    if documents is None and isinstance(source, TokenStore):
-        documents = source.documents
-    if documents is None:
-        raise InputError(f"got mode={mode!r} without documents", "documents=[0, ..., len(ids)], where each begins")
-    return document_offsets(documents, size)
