@@ -104,8 +104,10 @@ def cached_encoding(name: str) -> dict[str, Any] | None:
             if published.endswith(".bpe"):  # GPT-2's merges: the bytes come first, and of these the ones that print
                 byte = {letter: bytes([number]) for number, letter in enumerate(BYTE_SPELLING)}
                 merges = [line for line in data.decode().split("\n")[1:] if line]
-                made = [b"".join(byte[letter] for letter in line.replace(" ", "")) for line in merges]
-                ranks = {token: rank for rank, token in enumerate([*(byte[letter] for letter in sorted(byte)), *made])}
+                longer = [b"".join(byte[letter] for letter in line.replace(" ", "")) for line in merges]
+                ranks = {
+                    token: rank for rank, token in enumerate([*(byte[letter] for letter in sorted(byte)), *longer])
+                }
             else:  # lines of a token in base 64 and its rank
                 pairs = (line.split() for line in data.splitlines() if line)
                 ranks = {base64.b64decode(token): int(rank) for token, rank in pairs}
