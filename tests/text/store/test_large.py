@@ -11,7 +11,7 @@ import pytest
 
 from locant.files import NewFile
 from locant.text.store import FileRecord, ShardRecord, TokenStore, export_store, write_manifest
-from locant.text.store.formats.megatron_index import IndexWriter, index_size
+from locant.text.store.formats.shards import IndexWriter, index_size
 from tests.text.store.made import BYTES
 from tests.text.store.other_programs import megatron_reader
 

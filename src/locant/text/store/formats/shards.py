@@ -1,4 +1,4 @@
-"""Megatron-LM's index of a file of tokens, version 1: where each document begins. Reading and writing it.
+"""One shard of a store: a file of tokens, and Megatron-LM's index of it, version 1, of where each document begins.
 
 ========================  ======================================================================
 34 bytes                  magic, version, code of the token dtype, number of sequences n, m + 1
@@ -23,11 +23,15 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, Integer
 
-from locant.errors import InputError, RangeError
+from locant.arguments import shown
+from locant.errors import InputError, RangeError, ShapeError
 from locant.files import FaultError, NewFile
-from locant.text.store.token_files import read_file, require_file
+from locant.text.store.token_files import BLOCK, read_file, require_file, require_known, token_dtype
 
-__all__ = ["Index", "IndexWriter", "index_size", "read_index"]
+__all__ = [
+    "MANIFEST", "FileRecord", "Index", "IndexWriter", "ShardRecord", "ShardWriter", "index_size", "read_index",
+    "shard_name",
+]  # fmt: skip
 
 HEADER = struct.Struct("<9sQBQQ")
 MAGIC = b"MMIDIDX\x00\x00"
@@ -36,7 +40,34 @@ CODES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 """Megatron-LM's codes of integer dtypes; 6 and 7 are floating point."""
 CODE_OF = {np.dtype(name): code for code, name in CODES.items()}
 LONGEST = 2**31 - 1
-BLOCK = 1 << 17
+LENGTHS = 1 << 17
+"""Lengths of documents that are in memory at a time."""
+
+MANIFEST = "store.json"
+"""The last file of a store; a folder that has one gets no more shards."""
+
+
+def shard_name(number: int) -> str:
+    """The name of a shard, without its suffix."""
+    return f"shard-{number:05d}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    """The size of a file and the SHA-256 of its content."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRecord:
+    """What one shard holds, and its two files."""
+
+    tokens: int
+    documents: int
+    bin: FileRecord
+    idx: FileRecord
 
 
 def index_size(documents: int) -> int:
@@ -62,9 +93,9 @@ def read_index(path: str | Path) -> Index:
     """Read an index; an `InputError` if it is none, or contradicts itself."""
     remedy = f"a fresh copy of {path}"
     size = require_file(path, remedy)
-    if size < index_size(0):
-        raise InputError(f"{path} is no intact index: it has {size} bytes, fewer than an empty one", remedy)
     try:
+        if size < index_size(0):
+            raise FaultError(f"it has {size} bytes, fewer than an empty one")
         return _index(read_file(path, size, remedy))
     except FaultError as fault:
         raise InputError(f"{path} is no intact index: {fault}", remedy) from None
@@ -144,8 +175,8 @@ class IndexWriter:
             starts = begin + self._dtype.itemsize * _starts(lengths)
             begin = int(starts[-1])
             digest.update(self._append(starts[:-1]))
-        for first in range(0, self.documents + 1, BLOCK):
-            digest.update(self._append(np.arange(first, min(first + BLOCK, self.documents + 1))))
+        for first in range(0, self.documents + 1, LENGTHS):
+            digest.update(self._append(np.arange(first, min(first + LENGTHS, self.documents + 1))))
         return digest.hexdigest()
 
     def _append(self, numbers: np.ndarray, dtype: str = "<i8") -> bytes:
@@ -154,6 +185,86 @@ class IndexWriter:
         return data
 
     def _blocks(self) -> Iterator[np.ndarray]:
-        for first in range(0, self.documents, BLOCK):
-            size = 4 * min(BLOCK, self.documents - first)
+        for first in range(0, self.documents, LENGTHS):
+            size = 4 * min(LENGTHS, self.documents - first)
             yield np.frombuffer(self._file.read(size, at=HEADER.size + 4 * first), "<i4")
+
+
+class ShardWriter:
+    """Writes the tokens and the index of one shard; both appear when `close` returns, or neither.
+
+    The files are named from the shard's `number` in the store, or `name`. Every id has to be below `vocab_size`, which
+    decides the dtype, see `token_dtype`. If the system refuses to write, nothing is left behind.
+    """
+
+    def __init__(self, folder: Path, number: int, vocab_size: int, *, name: str | None = None) -> None:
+        self.tokens = 0
+        """How many so far."""
+        self._vocab_size = vocab_size
+        self._dtype = token_dtype(vocab_size)
+        if (folder / MANIFEST).exists():
+            raise InputError(f"got {folder}, which holds a finished store", "another folder")
+        name = name or shard_name(number)
+        self._digest = hashlib.sha256()
+        self._bin = NewFile(folder / f"{name}.bin")
+        try:
+            self._idx = NewFile(folder / f"{name}.idx")
+        except BaseException:
+            self._bin.discard()
+            raise
+        self._index = IndexWriter(self._idx, self._dtype)
+
+    @property
+    def documents(self) -> int:
+        """How many so far."""
+        return self._index.documents
+
+    def append(
+        self, ids: Integer[np.ndarray, " tokens"], lengths: Integer[np.ndarray, " docs"], *, continues: bool = False
+    ) -> None:
+        """Add documents: their tokens, one after the other, and how many each has; 0 is a document too.
+
+        With `continues`, the first of them goes on where the last one of the call before ended.
+
+        Raises:
+            RangeError: an id that is not in the vocabulary. ShapeError: lengths that do not add up to the ids.
+                Nothing is added then.
+        """
+        for name, array in (("ids", ids), ("lengths", lengths)):
+            if not isinstance(array, np.ndarray) or array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+                raise ShapeError(f"got {shown(array)} for {name}, expected one axis of integers", "a NumPy array")
+        # A length that is too large is found first, so that the sum cannot wrap.
+        fits = not len(lengths) or (int(lengths.min()) >= 0 and int(lengths.max()) <= len(ids))
+        if not fits or int(lengths.sum(dtype=np.int64)) != len(ids):
+            remedy = "a length for each document, all tokens counted"
+            raise ShapeError(f"got {len(ids)} ids, and lengths that do not add up to as many", remedy)
+        if continues and not self.documents:
+            raise ShapeError("got continues=True, but there is no document before", "continues=False")
+        require_known(ids, self._vocab_size, self.tokens)
+        self._index.append(lengths, continues=continues)
+        self.tokens += len(ids)
+        for first in range(0, len(ids), BLOCK):
+            data = np.ascontiguousarray(ids[first : first + BLOCK], dtype=self._dtype).data.cast("B")
+            self._digest.update(data)
+            self._bin.write(data)
+
+    def close(self) -> ShardRecord:
+        """Bring both files to the disk, and give them their names: the tokens first, so no index is without them."""
+        digest = self._index.finish()
+        self._bin.settle()
+        self._idx.settle()
+        self._bin.publish(flush_folder=False)
+        self._idx.publish()
+        return ShardRecord(
+            tokens=self.tokens,
+            documents=self.documents,
+            bin=FileRecord(size=self._bin.size, sha256=self._digest.hexdigest()),
+            idx=FileRecord(size=self._idx.size, sha256=digest),
+        )
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bin.discard()
+        self._idx.discard()
