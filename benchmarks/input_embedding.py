@@ -1,8 +1,8 @@
 """What does the input of BERT cost in one pass, beside its modules one after another, compiled or not, and a copy?
 
-Runs on a CPU, and on a GPU where there is one; it refuses to report where a contender's result is another. On a GPU,
-and beside busy processes on a CPU, the first line is the copy: as many bytes as rows are read and results written
-forward. A ratio of 1.25 is 80 % of its bandwidth. On a CPU that has nothing else to do, the plain modules come first.
+On a CPU; on a GPU the modules are called. It refuses to report where a contender's result is another. Beside busy
+processes the first line is the copy: as many bytes as rows are read and results written forward. On a CPU that has
+nothing else to do, the plain modules come first.
 
     PYTHONPATH=src python -m benchmarks input_embedding
 """
@@ -22,9 +22,8 @@ from locant import InputEmbedding, Learned
 __all__ = ["rows"]
 
 VOCAB, LENGTH, WIDTH = 30_522, 512, 768
-CUDA = torch.cuda.is_available()
-BATCH = 256 if CUDA else 32
-DTYPES = (torch.bfloat16, torch.float32) if CUDA else (torch.float32, torch.bfloat16)
+BATCH = 32
+DTYPES = (torch.float32, torch.bfloat16)
 CASES = [*((dtype, dropout) for dtype in DTYPES for dropout in (0.0, 0.1)), (torch.float16, 0.0)]
 NEAR = {torch.float32: 1e-4, torch.bfloat16: 1e-1, torch.float16: 1e-2}
 COPY, OURS, PLAIN = "copy of the result into existing memory", "locant, in one pass", "the plain modules"
@@ -35,9 +34,7 @@ def rows() -> list[Row]:
     found = []
     for dtype, dropout in CASES:
         case = _BertInput(dtype, dropout)
-        found += case.rows()
-        if not CUDA:
-            found += case.rows_beside_others()
+        found += case.rows() + case.rows_beside_others()
     return found
 
 
@@ -47,15 +44,14 @@ class _BertInput:
     def __init__(self, dtype: torch.dtype, dropout: float) -> None:
         torch.manual_seed(0)
         torch.compiler.reset()  # torch compiles a module for 8 dtypes and modes, and then runs it as it is
-        device = "cuda" if CUDA else "cpu"
-        self.ids = torch.randint(VOCAB, (BATCH, LENGTH), device=device)
-        self.segments = torch.randint(2, (BATCH, LENGTH), device=device)
-        self.gradient = torch.randn(BATCH, LENGTH, WIDTH, device=device, dtype=dtype)
+        self.ids = torch.randint(VOCAB, (BATCH, LENGTH))
+        self.segments = torch.randint(2, (BATCH, LENGTH))
+        self.gradient = torch.randn(BATCH, LENGTH, WIDTH, dtype=dtype)
         self.words = f"BERT's input, {BATCH} x {LENGTH} tokens of {WIDTH}, {dtype}, dropout {dropout}"
         fused = InputEmbedding(
             VOCAB, WIDTH, encoding=Learned(LENGTH, WIDTH), num_segments=2, norm=nn.LayerNorm(WIDTH, eps=1e-12),
             dropout=dropout, padding_idx=0, backend="fused",
-        ).to(device, dtype)  # fmt: skip
+        ).to(dtype)  # fmt: skip
         plain = copy.deepcopy(fused)
         plain.backend = "plain"
         compiled = copy.deepcopy(plain)
@@ -66,17 +62,17 @@ class _BertInput:
         }
         self._add("torch.compile of the plain modules", compiled, torch.compile(compiled, fullgraph=True))
         if importlib.util.find_spec("transformers") is not None:
-            self._add_bert(fused, dropout, device, dtype)
+            self._add_bert(fused, dropout, dtype)
 
     def _add(self, name: str, module: nn.Module, call: Callable[..., Tensor]) -> None:
         self.modules[name] = module
         self.calls[name] = lambda: call(self.ids, None, self.segments)
 
-    def _add_bert(self, ours: InputEmbedding, dropout: float, device: str, dtype: torch.dtype) -> None:
+    def _add_bert(self, ours: InputEmbedding, dropout: float, dtype: torch.dtype) -> None:
         from transformers import BertConfig
         from transformers.models.bert.modeling_bert import BertEmbeddings
 
-        theirs = BertEmbeddings(BertConfig(hidden_dropout_prob=dropout)).to(device, dtype)
+        theirs = BertEmbeddings(BertConfig(hidden_dropout_prob=dropout)).to(dtype)
         names = {"token": "word_embeddings", "encoding": "position_embeddings", "segment": "token_type_embeddings",
                  "norm": "LayerNorm"}  # fmt: skip
         state = {f"{names[k.split('.')[0]]}.{k.split('.')[1]}": v for k, v in ours.state_dict().items()}
@@ -96,18 +92,18 @@ class _BertInput:
     def _measured(self, where: str, names: list[str]) -> list[Row]:
         into = torch.empty_like(self.gradient)
         limit: dict[str, Callable[[], object]] = {COPY: lambda: into.copy_(self.gradient)}
-        first = limit if CUDA or where else {}
+        first = limit if where else {}
         forward = first | {name: self.calls[name] for name in names} | limit
         both = first | {name: self._trained(name) for name in names} | limit
         return [
-            *measure(f"forward{where}, {self.words}", _awaited(forward), rounds=7),
-            *measure(f"forward and backward{where}, {self.words}{self.wanted(where)}", _awaited(both), rounds=7),
+            *measure(f"forward{where}, {self.words}", forward, rounds=7),
+            *measure(f"forward and backward{where}, {self.words}{self.wanted(where)}", both, rounds=7),
         ]
 
     def wanted(self, where: str) -> str:
-        """What was aimed at on a CPU, in words."""
+        """What was aimed at, in words."""
         of_plain = 0.5 if self.gradient.dtype == torch.float32 else 0.77
-        return "" if CUDA else f" (wanted: {'4 of the copy' if where else f'{of_plain} of the plain modules'})"
+        return f" (wanted: {'4 of the copy' if where else f'{of_plain} of the plain modules'})"
 
     def _trained(self, name: str) -> Callable[[], None]:
         def run() -> None:
@@ -127,18 +123,3 @@ class _BertInput:
             assert off < NEAR[self.gradient.dtype], f"{name} is off by {off:.2g}: nothing is reported"
         for module in self.modules.values():
             module.train()
-
-
-def _awaited(runs: dict[str, Callable[[], object]]) -> dict[str, Callable[[], object]]:
-    """On a GPU, a run is over when the device is done."""
-    if not CUDA:
-        return runs
-
-    def waiting(run: Callable[[], object]) -> Callable[[], None]:
-        def both() -> None:
-            run()
-            torch.cuda.synchronize()
-
-        return both
-
-    return {name: waiting(run) for name, run in runs.items()}

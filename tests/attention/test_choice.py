@@ -28,7 +28,6 @@ from locant.attention.backends import flex
 from locant.attention.choice import SMALL, BackendChoice, choose_backend
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask
-from locant.kernels.distance_pieces import takes_pieces
 from tests.refusal import refuses
 
 ATTEND = importlib.import_module("locant.attention.attend")  # the module; its name in the package is the function
@@ -39,7 +38,7 @@ DEVICES = ["cpu", "cuda", "mps"]
 
 def large(device: str = "cpu", length: int = LENGTH, head_dim: int = 16, **options: object) -> AttentionInputs:
     """As many scores as are too many for a matrix; on devices that need not be there."""
-    encoding = options.pop("encoding", Shaw(16, 3).requires_grad_(requires_grad=False))
+    encoding = options.pop("encoding", Shaw(head_dim, 3).requires_grad_(requires_grad=False))
     with FakeTensorMode():
         dtype = options.pop("dtype", torch.float32)
         q = torch.zeros(
@@ -126,9 +125,9 @@ def test_a_compiled_graph_is_not_filled_with_tiles_unless_one_operation_does_the
         (Positions.after(7, 300), Rotary(16), {}, "table"),
         (Positions.packed([140, 160]), ALiBi(HEADS), {}, "documents"),
         (Positions.packed([100] * 3), ALiBi(HEADS), {}, "tiles"),
-        (Positions.packed([140, 160]), Fire(HEADS), {}, "documents" if takes_pieces(torch.float32, 33) else "tiles"),
+        (Positions.packed([140, 160]), Fire(HEADS), {}, "tiles"),
         (Positions.arange(300), Cope(16), {}, "tiles"),
-        (Positions.arange(300), Fire(HEADS), {}, "table" if takes_pieces(torch.float32, 33) else "tiles"),
+        (Positions.arange(300), Fire(HEADS), {}, "tiles"),
         (Positions.arange(300), Fire(HEADS), {"dropout_p": 0.5}, "tiles"),
         (Positions.arange(300), ALiBi(HEADS), {"dropout_p": 0.5}, "tiles"),
     ],
@@ -234,6 +233,6 @@ def test_a_gradient_is_seen_wherever_it_is_wanted(monkeypatch: pytest.MonkeyPatc
         assert not wanted(learned)
     assert not wanted(encoding=ALiBi(HEADS))
     assert wanted(encoding=ALiBi(HEADS, learned=True))
-    encoding = PositionEncoding()
+    encoding = NoScoreMod()
     encoding.register_buffer("learned_elsewhere", torch.zeros(3, requires_grad=True))
     assert wanted(encoding=encoding)

@@ -23,8 +23,6 @@ from locant import (
     attend,
 )
 from locant.attention.backends import tiled
-from locant.kernels import distance_attention, distance_biases
-from locant.kernels.distance_pieces import takes_pieces
 from tests.attention.allocations import Allocations, allocations_of
 
 HEADS, HEAD_DIM, LENGTH = 4, 16, 1024
@@ -75,16 +73,6 @@ def test_nor_is_more_where_rows_are_packed(encoding_name: str) -> None:
     seen = training_step(BY_DISTANCE[encoding_name](), Positions.packed([600, 424]), "tiled")
     assert seen.largest <= MATRIX / 8
     assert seen.peak < MATRIX / 2
-
-
-@pytest.mark.skipif(not takes_pieces(torch.float32, 33), reason="native kernels are not used")
-@pytest.mark.parametrize("beside", [{}, {"sinks": torch.zeros(HEADS)}, {"softcap": 30.0}], ids=str)
-def test_of_straight_pieces_a_tile_of_a_head_is_held(beside: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distance_biases, "HELD_BIAS", LENGTH**2 // 8)
-    monkeypatch.setattr(distance_attention, "HELD", LENGTH**2 // 8)
-    seen = training_step(Fire(HEADS), Positions.arange(LENGTH), "tiled", **beside)
-    assert seen.largest <= MATRIX / 16
-    assert seen.peak < MATRIX / 3
 
 
 @pytest.mark.parametrize("encoding_name", ["fire", "t5"])
@@ -150,16 +138,8 @@ FORWARD: dict[str, tuple[Callable[[], PositionEncoding | None], Positions, dict[
     "t5, four documents, a soft cap": (
         lambda: T5Bias(LONG_HEADS), Positions.packed([LONG // 4] * 4), {"softcap": 30.0}
     ),
-    "fire, padding, sinks": (
-        lambda: Fire(LONG_HEADS),
-        Positions.from_mask(torch.arange(LONG)[None] >= 10),
-        {"sinks": torch.zeros(LONG_HEADS)},
-    ),
     "kerple, two documents, log-sum-exp": (
         lambda: Kerple(LONG_HEADS), Positions.packed([LONG // 2] * 2), {"return_lse": True}
-    ),
-    "fire, documents of 300, a soft cap": (
-        lambda: Fire(LONG_HEADS), Positions.packed([*[300] * 27, 92]), {"softcap": 30.0}
     ),
     "alibi, documents of 60 and padding, sinks": (
         lambda: ALiBi(LONG_HEADS), Positions.packed([60] * 130, length=LONG), {"sinks": torch.zeros(LONG_HEADS)}
@@ -179,7 +159,6 @@ def plain_causal() -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not takes_pieces(torch.float32, 33), reason="native kernels are not used")
 @pytest.mark.parametrize("case", FORWARD)
 def test_forward_it_takes_1_3_times_what_plain_causal_attention_takes(case: str, plain_causal: int) -> None:
     encoding, positions, options = FORWARD[case]

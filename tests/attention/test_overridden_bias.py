@@ -13,8 +13,8 @@ from locant import ALiBi, LocantError, PositionEncoding, Positions, attend
 from locant.attention.backends import flex, tiled
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask
-from locant.positions.base import ScoreMod, has_bias, has_score_mod
-from locant.positions.distance_bias import follows_distance
+from locant.positions.base import ScoreMod, bias_of, has_bias
+from locant.positions.score_bias import ByDistance
 from tests.refusal import refuses
 from tests.tolerances import assert_close
 
@@ -109,17 +109,23 @@ def test_flex_is_refused_what_overrides_the_bias_alone(where: str) -> None:
 
 
 def test_what_is_inherited_when_a_method_is_overridden() -> None:
-    def said(encoding: PositionEncoding) -> tuple[bool, bool, bool]:
-        return has_bias(encoding), has_score_mod(encoding), follows_distance(encoding)
+    def said(encoding: PositionEncoding) -> tuple[bool, bool]:
+        q, where = torch.zeros(1, HEADS, 3, HEAD_DIM), Positions.arange(3)
+        bias = bias_of(encoding, q, q, where, where)
+        assert bias is not None
+        return bias.has_score_mod, isinstance(bias, ByDistance)
 
-    assert said(ALiBi(HEADS)) == (True, True, True)
-    assert said(SameBias(HEADS)) == (True, True, True)
-    assert said(TiltedAgain(HEADS)) == (True, True, False)
-    assert said(PositionEncoding())[:2] == (False, False)
+    assert said(ALiBi(HEADS)) == (True, True)
+    assert said(Tilted(HEADS)) == (False, False)
+    assert said(TiltedThrice(HEADS)) == (False, False)
+    assert said(SameBias(HEADS)) == (True, False)
+    assert said(TiltedAgain(HEADS)) == (True, False)
+    assert said(on_the_object()) == (False, False)
+    assert not has_bias(PositionEncoding())
     assert not has_bias(FunctionAlone())
     both = on_the_object()
     both.score_mod = lambda *_: None  # type: ignore[method-assign, misc, return-value]
-    assert said(both) == (True, True, False)
+    assert said(both) == (True, False)
 
 
 @pytest.mark.unchecked

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from locant import PositionEncoding, Positions, T5Bias, attend
+from locant import DistanceBias, PositionEncoding, Positions, T5Bias, attend
 from locant.attention.backends import tiled
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask
-from locant.positions.distance_bias import follows_distance
 from locant.positions.offset_bias import HeadTable
 from tests import oracles
 from tests.attention.arrangements import (
@@ -190,7 +189,7 @@ def test_the_bias_of_equal_distances_is_equal_where_that_is_promised(encoding_na
         for both in (bias, far)
         for step in range(-29, 30)
     )
-    assert along == (follows_distance(encoding) or isinstance(encoding, HeadTable))  # in one row, as here
+    assert along == isinstance(encoding, DistanceBias | HeadTable)  # in one row, as here
 
 
 def test_every_encoding_with_a_bias_is_asked() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from locant import ALiBi, Fire, PositionEncoding, Positions, T5Bias, attend
+from locant import ALiBi, Cope, PositionEncoding, Positions, T5Bias, attend
 from locant.attention.backends import tiled
 from locant.attention.inputs import AttentionInputs
 from locant.kernels import distance_attention as kernel
@@ -81,7 +81,7 @@ def test_keys_of_other_documents_are_left_out(
     counter = Counter(tiled.sdpa_attention)
     monkeypatch.setattr(tiled, "sdpa_attention", counter)
     q = drawn(64)
-    attend(q, q, q, encoding=Fire(HEADS), positions=positions, backend="tiled")
+    attend(q, q, q, encoding=Cope(q.shape[-1]), positions=positions, backend="tiled")
     assert counter.pairs == pairs
 
 

@@ -128,7 +128,7 @@ def test_what_nobody_trains_is_read_by_torch_alone(monkeypatch: pytest.MonkeyPat
     def called(*_: object) -> None:
         raise AssertionError("our operator was called")
 
-    monkeypatch.setattr("locant.kernels.input_embedding.lookup.input_embedding", called)
+    monkeypatch.setattr("locant.kernels.input_embedding.op.input_embedding", called)
     ids = torch.tensor([[1, 2]])
     TokenEmbedding(VOCAB, WIDTH)(ids)
     narrow = TokenEmbedding(VOCAB, WIDTH).bfloat16()

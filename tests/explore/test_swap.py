@@ -11,10 +11,14 @@ import torch
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -22,6 +26,7 @@ import locant
 from locant.errors import InputError
 from locant.explore.answers import answer
 from locant.explore.session import Session
+from locant.lab.ways import Way
 from locant.lab.weightless import without_weights
 from locant.models.registry import presets
 from tests.refusal import refuses
@@ -85,6 +90,33 @@ def test_layers_of_one_type_are_scaled_by_their_own_frequencies(tmp_path: Path) 
     assert "base=1e+06" in numbers["layers"][2]["sentence"]
     assert all("by layer" in refused for _, refused in numbers["ways"])
     exec(numbers["python"], {})  # noqa: S102
+
+
+@pytest.mark.parametrize("given", [{"with": "exact"}, {"with": "xpos", "layers": "decoder"}], ids=["exact", "decoder"])
+def test_layers_of_an_encoder_and_a_decoder_are_counted_through(
+    given: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_heads": 4, "vocab_size": 99}
+    T5ForConditionalGeneration(T5Config(num_layers=1, num_decoder_layers=2, **sizes)).save_pretrained(tmp_path)
+    numbers = shown(tmp_path, **given)
+    assert [layer["type"] for layer in numbers["layers"]] == ["encoder", "decoder", "decoder"]
+    assert [layer["changed"] for layer in numbers["layers"]] == [given["with"] == "exact", True, True]
+    assert numbers["pairs"] is None
+    assert all(refused for _, refused in numbers["ways"])
+    exec(numbers["python"], {})  # noqa: S102
+    sentences = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert sentences == [layer["sentence"] for layer in numbers["layers"]]
+
+
+def test_a_model_without_rotary_positions_has_no_frequencies_to_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    GPT2LMHeadModel(GPT2Config(n_embd=64, n_head=4, n_layer=2, vocab_size=99)).save_pretrained(tmp_path)
+    assert "0 rotary encodings" in shown(tmp_path, **{"with": "yarn"})["refused"][0]
+    monkeypatch.setattr(Way, "encoding", lambda *args: locant.Rotary(16))
+    numbers = shown(tmp_path, **{"with": "xpos"})
+    assert "Rotary(head_dim=16" in numbers["layers"][0]["sentence"]
+    assert (numbers["pairs"], numbers["refused"]) == (None, None)
 
 
 def test_what_is_refused_is_said_with_its_remedy(folder: Path) -> None:

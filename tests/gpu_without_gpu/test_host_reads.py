@@ -19,7 +19,6 @@ from tests.gpu_without_gpu.device import Device, HostReadError, pretended
 from tests.ranks import needs_gloo
 from tests.refusal import refuses
 
-pytest.importorskip("triton", reason="there is no Triton for this platform")
 pytestmark = pytest.mark.unchecked  # an event of the device is none of torch's
 
 VOCAB, WIDTH = 29, 14

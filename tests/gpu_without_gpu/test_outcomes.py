@@ -43,7 +43,7 @@ def test_what_is_known_is_not_compiled_and_what_differs_is(tmp_path: Path, monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["bare look-up", "several axes, partial, far, YaRN", "learned bias"])
+@pytest.mark.parametrize("case", ["half", "several axes, partial, far, YaRN", "learned bias"])
 def test_what_is_written_down_is_what_comes_out_wherever_triton_lies(case: str, tmp_path: Path) -> None:
     (tmp_path / "triton").symlink_to(Path(triton.__file__).parent)
     found = []

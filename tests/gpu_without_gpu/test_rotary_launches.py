@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from locant.kernels.rotary.tables import Tables
+from locant.kernels.rotary.reference import Tables
 from tests.gpu_without_gpu.launcher import Launch, fresh_process, launches
 
 pytest.importorskip("triton", reason="there is no Triton for this platform")

@@ -73,7 +73,6 @@ TESTS = [
     "tests/kernels/rotary/test_cpu.py",
     "tests/kernels/input_embedding/test_native.py",
     "tests/kernels/test_distance_decoding.py",
-    "tests/kernels/test_distance_pieces.py",
     "tests/text/windows/test_native.py",
 ]
 WATCHED = """

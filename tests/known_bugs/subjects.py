@@ -33,6 +33,7 @@ from locant import (
 from locant.positions import ModelShape, Pairs, RotaryByClass, Temperature
 from locant.positions.hidden_bias import HiddenBias
 from locant.positions.registry import encodings
+from locant.positions.rotary_by_class import products
 from locant.positions.scaling import (
     NTK,
     DynamicNTK,
@@ -155,7 +156,7 @@ def use(encoding: PositionEncoding, x: Tensor, positions: Positions) -> dict[str
     q, k = encoding.rotate(x, x, positions)
     out = {"embed": encoding.embed(x[:, 0], positions), "q": q, "k": k}
     if isinstance(encoding, RotaryByClass):  # whose rotations are those of pairs
-        out["products"] = encoding.products(q, k, positions)
+        out["products"] = products(encoding.pair_classes(positions), q, k)
     bias = encoding.bias(x, x, positions)
     return out if bias is None else {**out, "bias": bias}
 

@@ -11,16 +11,17 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from locant import ALiBi, Cope, KVCache, PositionEncoding, Positions, RangeError, Rotary, T5Bias, attend
+from locant import ALiBi, Cope, KVCache, PositionEncoding, Positions, RangeError, Rotary, T5Bias, XPos, attend, swap
 from locant.attention import merge
 from tests.known_bugs.exhibit import exhibit, same_alone
 from tests.known_bugs.subjects import HEADS, WIDTH, queries
 from tests.positions import test_same_alone as rows
 from tests.positions.claims import ranks_make_the_whole
 from tests.positions.test_same_alone import CountsSlots
-from tests.tolerances import DECODED
+from tests.tolerances import DECODED, LOGITS
 
 OURS = (
     Rotary(rows.HEAD_DIM),
@@ -343,3 +344,35 @@ def test_99_a_draft_that_was_not_accepted_is_no_key() -> None:
                 assert error <= DECODED, f"row {row} attends to what it did not accept, and is off by {error:.1g}"
 
     exhibit(check, KVCache, twin=ZeroedTails, because="row 1 attends to what it did not accept")
+
+
+def test_100_position_ids_need_no_mask_to_be_read() -> None:
+    """huggingface/transformers#22828: the position ids of the caller were set to `None` unless there was a mask.
+
+    Rows without padding have none. The oracle is padding, as many slots of it as the ids leave out.
+    """
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": HEADS}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=99, initializer_range=0.2, **sizes)).double().eval()
+    places = torch.tensor([[*range(5), *range(9, 16)]])
+    mask = torch.zeros(1, 16, dtype=torch.long).index_fill(1, places[0], 1)
+    tokens = torch.arange(3, 19)[None]
+
+    @torch.no_grad()
+    def read(encoding: PositionEncoding, tokens: Tensor, position_ids: Tensor | None, mask: Tensor | None) -> Tensor:
+        with swap(model, encoding):
+            return model(tokens, position_ids=position_ids, attention_mask=mask).logits
+
+    def read_with_a_mask(tokens: Tensor, position_ids: Tensor | None, mask: Tensor | None) -> Tensor:
+        return read(ALiBi(HEADS), tokens, None if mask is None else position_ids, mask)
+
+    def check(read: Callable[[Tensor, Tensor | None, Tensor | None], Tensor]) -> None:
+        expected = read(tokens, None, mask)[:, places[0]]
+        off = (read(tokens[:, places[0]], places, None) - expected).abs().max().item()
+        assert off <= LOGITS, f"a gap in the position ids is none without a mask: logits are off by {off:.2g}"
+
+    encodings = (ALiBi(HEADS), T5Bias(HEADS), XPos(WIDTH), Rotary(WIDTH, 500.0), Rotary(WIDTH, rotary_dim=8))
+    for encoding in encodings:
+        for parameter in encoding.parameters():
+            torch.nn.init.normal_(parameter)
+    exhibit(check, *(partial(read, each) for each in encodings), twin=read_with_a_mask, because="a gap .* is none")

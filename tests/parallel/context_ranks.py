@@ -128,7 +128,8 @@ def distances(name: str, row: str, method: str, window: int | None, zigzag: bool
     """How far, relatively, loss and gradients over the ranks are from those of one process."""
     rank, world = dist.get_rank(), dist.get_world_size()
     expected, gradients = alone(name, row, window)
-    model = Net(name, head_slice(HEADS) if method == "ulysses" else None).double()
+    has_slice = method == "ulysses" and not zigzag  # an encoding may be made whole, or for the heads of a rank
+    model = Net(name, head_slice(HEADS) if has_slice else None).double()
     ids, targets = tokens()
     slots, mine = ROWS[row]().shard_slots(rank, world, zigzag), ROWS[row]().shard(rank, world, zigzag)
     over_ranks = {"method": method, "k_positions": gather_positions(mine)}

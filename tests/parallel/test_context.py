@@ -95,7 +95,7 @@ class TestOneProcess:
 
     def test_ulysses_refuses_the_heads_of_another_rank(self) -> None:
         q = torch.randn(1, 4, 6, 8)
-        with refuses(ShapeError, "head_slice"):
+        with refuses(ShapeError, "head_slice", "all 4 heads"):
             attend(q, q, q, positions=Positions.arange(6), method="ulysses", encoding=ALiBi(12, head_slice=slice(2, 6)))
         attend(q, q, q, positions=Positions.arange(6), method="ulysses", encoding=ALiBi(12, head_slice=slice(4, 8)))
 

@@ -35,6 +35,7 @@ from locant import (
     scaling,
 )
 from locant.errors import LocantError, RangeError
+from locant.positions import abacus, coupled, randomized
 from locant.positions.heads import heads_of
 from locant.positions.registry import encodings
 from locant.positions.scaling import Linear, LongRoPE, YaRN
@@ -80,8 +81,9 @@ WRAPPED = {"grid": _grid, "multimodal": _multimodal}
 ENCODINGS = list(encodings().values())
 SCALINGS = [kind for name in scaling.__all__ if (kind := getattr(scaling, name)) is not scaling.Scaling]
 FACTORIES = [
-    *(WRAPPED.get(name, one) for name, one in inspect.getmembers(Positions, inspect.ismethod) if name[0] != "_"),
-    Positions.arange(4).shard, Positions.arange(4).shard_slots,
+    *(WRAPPED.get(name, one) for name, one in inspect.getmembers(Positions, inspect.ismethod)
+      if name[0] != "_" and name != "checked"),
+    Positions.arange(4).shard, Positions.arange(4).shard_slots, abacus, coupled, randomized,
 ]  # fmt: skip
 BUILDS: dict[str, Build] = {
     one.__qualname__.lstrip("_"): one for one in (*ENCODINGS, *SCALINGS, *FACTORIES) if one is not PositionEncoding
@@ -100,8 +102,8 @@ ACCEPTED: dict[str, Collection[str]] = {
     **dict.fromkeys(("short_factor", "long_factor", "index", "lengths", "numbers", "documents"), frozenset({"list"})),
     **dict.fromkeys(("ids", "digits"), frozenset({"list", "0", "-1"})),
     "positions": NONE,
-    "Positions.randomized.lengths": frozenset({"0", "list"}),
-    "Positions.abacus.ids": frozenset({"list"}),
+    "randomized.lengths": frozenset({"0", "list"}),
+    "abacus.ids": frozenset({"list"}),
     **dict.fromkeys(("mscale", "mscale_all_dim"), NONE | ZERO | POSITIVE),
     **dict.fromkeys(("document", "order"), NONE | {"0", "-1", "list"}),
     "attention_factor": NONE | POSITIVE,

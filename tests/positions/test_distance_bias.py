@@ -26,8 +26,9 @@ from locant import (
     T5Bias,
     attend,
 )
-from locant.positions.distance_bias import follows_distance, largest_distance
 from locant.positions.registry import encodings
+from locant.positions.score_bias import ByDistance
+from locant.positions.score_bias.by_distance import largest_distance
 from tests.refusal import refuses
 from tests.tolerances import assert_close
 
@@ -116,8 +117,8 @@ def test_somebody_elses_formula_is_attended_with_in_every_backend(backend: str) 
     i, j, h = torch.arange(300)[:, None], torch.arange(300), torch.arange(HEADS)[:, None, None]
     scores = q @ k.mT * 8**-0.5 - torch.log1p((i - j).abs().double()) / (h + 1)
     expected = scores.masked_fill(j > i, float("-inf")).softmax(-1) @ v
-    encoding = Gentle(HEADS)
-    assert follows_distance(encoding)
+    encoding, where = Gentle(HEADS), Positions.arange(300)
+    assert isinstance(encoding.score_bias(q, k, where, where), ByDistance)
     got = attend(q.float(), k.float(), v.float(), encoding=encoding, positions=Positions.arange(300), backend=backend)
     assert_close(got, expected, torch.float32)
 

@@ -10,7 +10,7 @@ import torch
 from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
 
 from locant import ALiBi, Learned, LocantError, Positions, RangeError, Rotary, ShapeError, Sinusoidal
-from locant.positions import Pairs
+from locant.positions import Pairs, abacus, coupled, randomized
 from locant.positions.scaling import DynamicNTK, YaRN
 from tests.refusal import refuses
 from tests.tolerances import ANGLE, assert_close
@@ -19,23 +19,23 @@ from tests.tolerances import ANGLE, assert_close
 
 
 def test_randomized_positions_are_different_numbers_in_order_and_of_each_document_its_own() -> None:
-    positions = Positions.randomized([[5, 40], [30]], 50, seed=7, length=50)
+    positions = randomized([[5, 40], [30]], 50, seed=7, length=50)
     documents = [(row, int(d)) for row in range(2) for d in positions.document[row].unique() if d >= 0]
     drawn = [positions.index[row][positions.document[row] == d].tolist() for row, d in documents]
     assert [len(one) for one in drawn] == [5, 40, 30]
     assert all(one == sorted({*one}) and one[0] >= 0 and one[-1] < 50 for one in drawn)
     assert drawn[2] != drawn[1][:30]
     assert torch.equal(positions.mask(window=3), Positions.packed([[5, 40], [30]], length=50).mask(window=3))
-    assert positions == Positions.randomized([[5, 40], [30]], 50, seed=7, length=50)
-    assert positions != Positions.randomized([[5, 40], [30]], 50, seed=8, length=50)
-    assert Positions.randomized(50, 50) == Positions.of(torch.arange(50))
-    counts = sum(Positions.randomized(4, 8, seed=seed).index[0].bincount(minlength=8) for seed in range(200))
+    assert positions == randomized([[5, 40], [30]], 50, seed=7, length=50)
+    assert positions != randomized([[5, 40], [30]], 50, seed=8, length=50)
+    assert randomized(50, 50) == Positions.of(torch.arange(50))
+    counts = sum(randomized(4, 8, seed=seed).index[0].bincount(minlength=8) for seed in range(200))
     assert counts.min() > 60, "each number is drawn about as often as any other: 100 times"
     with refuses(RangeError, "max_seq_len=4", "5 tokens"):
-        Positions.randomized([2, 5], 4)
+        randomized([2, 5], 4)
 
 
-def abacus(row: list[int], digits: set[int], document: list[int]) -> list[int]:
+def places(row: list[int], digits: set[int], document: list[int]) -> list[int]:
     """One token after the other."""
     places: list[int] = []
     for slot, token in enumerate(row):
@@ -49,10 +49,10 @@ def test_abacus_counts_digits_within_their_numbers(offset: int) -> None:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, 5, (3, 30), generator=generator)
     where = Positions.packed([[7, 11, 12], [30], [3, 4]], length=30)
-    found = Positions.abacus(ids, [1, 2, 4], offset=offset, positions=where)
+    found = abacus(ids, [1, 2, 4], offset=offset, positions=where)
     for row, document, index in zip(ids.tolist(), where.document.tolist(), found.index.tolist(), strict=True):
-        places = abacus(row, {1, 2, 4}, document)
-        assert index == [place + offset if place else 0 for place in places]
+        expected = places(row, {1, 2, 4}, document)
+        assert index == [place + offset if place else 0 for place in expected]
     assert torch.equal(found.mask(), where.mask())
     assert found.max_index is not None
     assert found.index.max() <= found.max_index
@@ -67,12 +67,12 @@ def test_coupled_digits_share_an_index_by_their_significance() -> None:
             expected += [units - significance for significance in reversed(range(count))] + [units + 1]
         of_result = [units - significance for significance in range(result)]
         expected += of_result if reverse else of_result[::-1]
-        assert Positions.coupled(digits, start=start, reverse=reverse).index.tolist() == [expected]
-    rows = Positions.coupled([[3, 2, 4], [1, 1, 1]])
+        assert coupled(digits, start=start, reverse=reverse).index.tolist() == [expected]
+    rows = coupled([[3, 2, 4], [1, 1, 1]])
     assert rows.document[1].tolist() == [0] * 5 + [-1] * 6
     assert torch.equal(rows.mask(window=4), Positions.packed([[11], [5]]).mask(window=4))
     with refuses(RangeError, "start=0", "below 0"):
-        Positions.coupled([1, 5], start=0)
+        coupled([1, 5], start=0)
 
 
 # ---------------------------------------------------------------------- parts of a position
@@ -169,10 +169,10 @@ def test_odd_arguments_are_refused_by_name() -> None:
     with refuses(RangeError, "denominator"):
         Positions.of([1], denominator=0)
     with refuses(ShapeError, "ids"):
-        Positions.abacus(torch.zeros(1, 2, 3, dtype=torch.int64), [1])
+        abacus(torch.zeros(1, 2, 3, dtype=torch.int64), [1])
     with refuses(LocantError, "positions", "Positions.of"):
-        Positions.abacus([1], [1], positions=torch.arange(1))  # type: ignore[arg-type]
+        abacus([1], [1], positions=torch.arange(1))  # type: ignore[arg-type]
     with refuses(ShapeError, "3 tokens", "ids"):
-        Positions.abacus([1, 2], [1], positions=Positions.arange(3))
+        abacus([1, 2], [1], positions=Positions.arange(3))
     with refuses(ShapeError, "numbers"):
-        Positions.coupled([3, [2]])  # type: ignore[list-item]
+        coupled([3, [2]])  # type: ignore[list-item]

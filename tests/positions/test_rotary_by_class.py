@@ -21,7 +21,8 @@ from locant import (
     attend,
 )
 from locant.attention.backends import eager
-from locant.positions import RotaryByClass, Temperature
+from locant.positions import RotaryByClass, Temperature, randomized
+from locant.positions.rotary_by_class import products
 from locant.positions.scaling import YaRN
 from tests.refusal import refuses
 from tests.tolerances import assert_close
@@ -115,7 +116,7 @@ def test_what_stands_beside_the_softmax_is_that_of_all_classes_together(name: st
     y, weights, lse = attend(
         q, k, v, encoding=encoding, positions=where, sinks=sinks, softcap=2.0, return_weights=True, return_lse=True
     )
-    scores = 2.0 * (encoding.products(q, k, where) * WIDTH**-0.5 / 2.0).tanh()
+    scores = 2.0 * (products(encoding.pair_classes(where), q, k) * WIDTH**-0.5 / 2.0).tanh()
     scores = scores.masked_fill(~where.mask(), -torch.inf)
     total = torch.cat([scores, sinks[None, :, None, None].expand(1, -1, LENGTH, 1)], dim=-1).logsumexp(-1)
     expected = (scores - total[..., None]).exp()
@@ -191,7 +192,7 @@ def test_what_is_no_causal_row_in_order_is_refused() -> None:
     with refuses(LocantError, "causal=False", "encoding.rotary"):
         attend(q, k, v, encoding=encoding, positions=where, causal=False)
     with refuses(ShapeError, "order", "Positions.packed"):
-        attend(q, k, v, encoding=encoding, positions=Positions.randomized(LENGTH, 100))
+        attend(q, k, v, encoding=encoding, positions=randomized(LENGTH, 100))
     with refuses(RangeError, "rotary", "ReRoPE(locant.Rotary"):
         ReRoPE(64)  # type: ignore[arg-type]
     with refuses(RangeError, "local_size", "local_size=256"):

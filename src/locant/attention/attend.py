@@ -36,7 +36,7 @@ from locant.kernels.transforms import is_transforming
 from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import window_of
 from locant.positions.positions import require_positions
-from locant.positions.rotary_by_class import PairClass, RotaryByClass
+from locant.positions.rotary_by_class import PairClass
 
 __all__ = ["attend"]
 
@@ -151,10 +151,8 @@ def attend(
         flag("return_weights", return_weights), softcap_of(softcap), wants_lse or column is not None,
     )  # fmt: skip
     with _full_precision(q):
-        if isinstance(encoding, RotaryByClass):
-            y, lse, weights = _by_class(backend, encoding, inputs)
-        else:
-            y, lse, weights = _computed(backend, inputs)
+        classes = None if encoding is None else encoding.pair_classes(mask.queries, mask.k_positions)
+        y, lse, weights = _computed(backend, inputs) if classes is None else _by_class(backend, classes, inputs)
         if column is not None and lse is not None:
             y, lse, weights = _beside_sinks(y, lse, weights, column)
     also = [x for x in (weights, lse if wants_lse else None) if x is not None]
@@ -173,16 +171,17 @@ def _require_no_context_parallel() -> None:
         )
 
 
-def _by_class(backend: BackendName, encoding: RotaryByClass, inputs: AttentionInputs) -> Attended:
+def _by_class(backend: BackendName, classes: Sequence[PairClass], inputs: AttentionInputs) -> Attended:
     """Every class of pairs under its own rotation, joined by their log-sum-exps."""
     mask = inputs.mask
     if not mask.causal or mask.window is not None:
         what = "causal=False" if not mask.causal else f"window={mask.window}"
-        got = f"got {what} beside {type(encoding).__name__}, whose classes are those of the pairs of a causal mask"
+        name = type(inputs.encoding).__name__
+        got = f"got {what} beside {name}, whose classes are those of the pairs of a causal mask"
         raise LocantError(got, "encoding.rotary in its place")
     by_rows: dict[int, list[Attended]] = {}
-    for pairs in encoding.classes_of(mask.queries, mask.k_positions):
-        part = _computed(backend, _of_class(encoding, pairs, inputs))
+    for pairs in classes:
+        part = _computed(backend, _of_class(pairs, inputs))
         if part.weights is not None:
             before = pairs.columns[0]
             behind = inputs.k.shape[2] - before - part.weights.shape[-1]
@@ -195,8 +194,8 @@ def _by_class(backend: BackendName, encoding: RotaryByClass, inputs: AttentionIn
     return Attended(torch.cat(y, 2), torch.cat(lse, 2), torch.cat(weights, 2) if weights else None)
 
 
-def _of_class(encoding: RotaryByClass, pairs: PairClass, inputs: AttentionInputs) -> AttentionInputs:
-    q, k = encoding.rotated(inputs.q, inputs.k, pairs)
+def _of_class(pairs: PairClass, inputs: AttentionInputs) -> AttentionInputs:
+    q, k = pairs.rotated(inputs.q, inputs.k)
     mask = AttentionMask(pairs.queries, pairs.keys, pairs.causal, pairs.window)
     v = inputs.v[:, :, slice(*pairs.columns)]
     return dataclasses.replace(inputs, q=q, k=k, v=v, mask=mask, encoding=None, needs_lse=True)
@@ -247,7 +246,7 @@ def _nothing(inputs: AttentionInputs) -> Attended:
     """Zeros, where there is no key; computed as sums over no elements, so that every input gets a gradient."""
     q, wide = inputs.q, torch.promote_types(inputs.q.dtype, torch.float32)
     y = q.new_zeros(*q.shape[:3], inputs.v.shape[-1])
-    bias = None if inputs.k.shape[2] else inputs.bias()
+    bias = None if inputs.k.shape[2] or inputs.bias is None else inputs.bias.dense()
     for x in (q[:, :, :0], inputs.k, inputs.v, *([] if bias is None else [bias])):
         y = y + x.sum().to(q.dtype)
     lse = q.new_full(q.shape[:3], float("-inf"), dtype=wide) if inputs.needs_lse else None

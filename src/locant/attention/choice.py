@@ -15,7 +15,6 @@ from locant.attention.backends import eager, flex, sdpa, tiled
 from locant.attention.inputs import AttentionInputs
 from locant.errors import LocantError
 from locant.kernels.distance_decoding import takes
-from locant.positions.base import has_bias
 
 __all__ = ["BackendChoice", "BackendName", "choose_backend"]
 
@@ -72,12 +71,12 @@ def _chosen(inputs: AttentionInputs) -> BackendChoice:
                 "tiled", "a few queries read every key and value once, for all heads that share it", way
             )
     fused = sdpa.obstacle(inputs) is None
-    if fused and inputs.mask.is_plain and not has_bias(inputs.encoding):
+    if fused and inputs.mask.is_plain and inputs.bias is None:
         return BackendChoice("sdpa", "there is no bias and no mask to hold")
     on_cuda = inputs.q.device.type == "cuda"
     not_flex = flex.obstacle(inputs) if on_cuda else None
     through_flex = on_cuda and not_flex is None
-    if through_flex and has_bias(inputs.encoding) and inputs.q.dtype.itemsize == 2:
+    if through_flex and inputs.bias is not None and inputs.q.dtype.itemsize == 2:
         return BackendChoice("flex", "the bias keeps its float32 beside 16-bit queries")
     if inputs.scores < SMALL and fused:
         return BackendChoice("sdpa", "mask and bias are small enough to be held")

@@ -30,7 +30,9 @@ from locant.attention.mask import AttentionMask
 from locant.errors import RangeError, ShapeError
 from locant.kernels.transforms import hides_gradient, is_differentiated
 from locant.positions import PositionEncoding, Positions
+from locant.positions.base import bias_of
 from locant.positions.documents import PADDING
+from locant.positions.score_bias import ScoreBias
 from locant.tensors import bounds, require_arithmetic, require_tensor
 
 __all__ = [
@@ -86,11 +88,17 @@ class AttentionInputs:
         """Whether several query heads share a key head."""
         return self.q.shape[1] != self.k.shape[1]
 
-    def bias(self) -> Float[Tensor, "#batch heads query key"] | None:
-        """What the encoding adds to the scores."""
+    @property
+    def bias(self) -> ScoreBias | None:
+        """What the encoding adds to the scores; asked once."""
         if self.encoding is None:
             return None
-        return self.encoding.bias(self.q, self.k, self.mask.queries, self.mask.k_positions)
+        if torch.compiler.is_compiling():
+            return bias_of(self.encoding, self.q, self.k, self.mask.queries, self.mask.keys)
+        memo = vars(self)  # not `functools.cached_property`, whose lock the compiler cannot follow
+        if "asked" not in memo:
+            memo["asked"] = bias_of(self.encoding, self.q, self.k, self.mask.queries, self.mask.keys)
+        return memo["asked"]
 
     def capped(self, scores: Tensor) -> Tensor:
         """Scaled scores between ``-softcap`` and ``softcap``, before a bias is added."""
@@ -107,9 +115,7 @@ class AttentionInputs:
     @property
     def sources(self) -> tuple[Tensor, ...]:
         """All tensors that the result depends on."""
-        learned = () if self.encoding is None else (*self.encoding.parameters(), *self.encoding.buffers())
-        read = (x for x in (self.mask.queries.as_query, self.mask.keys.as_key) if x is not None)
-        return self.q, self.k, self.v, *learned, *read
+        return self.q, self.k, self.v, *(() if self.bias is None else (x for x in self.bias.sources if x is not None))
 
     @property
     def needs_gradient(self) -> bool:

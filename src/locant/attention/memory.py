@@ -13,7 +13,6 @@ from locant.arguments import MAX_INT32, shape_error, whole
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import PADDING
-from locant.positions.hidden_bias import HiddenBias
 from locant.positions.positions import require_positions
 from locant.tensors import bounds, readable, require_tensor
 
@@ -116,11 +115,10 @@ def memory_of_read(
     encoding: PositionEncoding, batch: int, max_len: int, device: torch.device | str | None
 ) -> Tensor | None:
     """Memory for what is read of `max_len` keys, as one of them has it; ``None`` where nothing is."""
-    if not isinstance(encoding, HiddenBias):
-        return None
     with torch.no_grad():
-        one = torch.zeros(1, 1, encoding.d_model, device=next(encoding.parameters()).device)
-        read = encoding.read(one, Positions.arange(1, device=one.device)).as_key
+        where = next(encoding.parameters(), torch.empty(0)).device
+        one = torch.zeros(1, 1, getattr(encoding, "d_model", 1), device=where)
+        read = encoding.read(one, Positions.arange(1, device=one.device)).read.of_key
     return None if read is None else new_memory((batch, max_len, *read.shape[2:]), read.dtype, device)
 
 
@@ -177,7 +175,7 @@ def require_tokens(k: Any, v: Any, positions: Any) -> None:
             "cache.append(k, v, positions) with k and v of the same layer and step",
         )
     require_positions(positions)
-    kept = [k, v] if positions.as_key is None else [k, v, positions.as_key]
+    kept = [k, v] if positions.read.of_key is None else [k, v, positions.read.of_key]
     if torch.is_grad_enabled() and any(x.requires_grad for x in kept):
         raise LocantError(
             "got keys or values that require a gradient, the cache keeps none",
@@ -204,9 +202,9 @@ def require_plain(positions: Positions, keeps_read: bool = False) -> None:
             f"got positions of {positions.axes} axes with an order of their own, expected one axis and none",
             "KVCache(), which takes them",
         )
-    if positions.as_key is None and keeps_read:
+    if positions.read.of_key is None and keeps_read:
         raise LocantError("got positions of which no encoding has read", "encoding.read(x, positions)")
-    if positions.as_key is not None and not keeps_read:
+    if positions.read.of_key is not None and not keeps_read:
         got = "got positions with what an encoding has read of hidden states"
         raise LocantError(got, "KVCache(), or encoding=encoding where the cache is made")
 

@@ -22,6 +22,7 @@ from locant.attention.memory import FixedCache, Length, as_bytes, lengths_of, re
 from locant.errors import RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import PADDING
+from locant.positions.pytree import Read
 from locant.tensors import bounds, readable, require_tensor
 
 __all__ = ["PagedKVCache"]
@@ -118,8 +119,8 @@ class PagedKVCache(FixedCache):
             as_bytes(store).flatten(0, 1).index_copy_(0, places, tokens)
         for store, new in ((self._index, rows.index), (self._document, rows.document)):
             store.view(-1).index_copy_(0, places, new.flatten())
-        if self._read is not None and rows.as_key is not None:
-            self._read.flatten(0, 1).index_copy_(0, places, rows.as_key.detach().flatten(0, 1))
+        if self._read is not None and rows.read.of_key is not None:
+            self._read.flatten(0, 1).index_copy_(0, places, rows.read.of_key.detach().flatten(0, 1))
         return self._gathered(table, lengths)
 
     def positions_of(self, table: Int[Tensor, "batch blocks"], cached: Int[Tensor, " batch"]) -> Positions:
@@ -132,7 +133,7 @@ class PagedKVCache(FixedCache):
         slots = torch.arange(table.shape[1] * self.block_size, device=table.device)
         document = torch.where(slots < cached[:, None], self._document[table].flatten(1), PADDING)
         read = None if self._read is None else self._read[table].flatten(1, 2)
-        return Positions(self._index[table].flatten(1), document, None, 0, self.max_index, as_key=read)
+        return Positions(self._index[table].flatten(1), document, None, 0, self.max_index, read=Read(None, read))
 
     def truncate(
         self, length: Length, table: Int[Tensor, "batch blocks"], cached: Int[Tensor, " batch"]

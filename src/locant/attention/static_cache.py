@@ -30,6 +30,7 @@ from locant.errors import RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
 from locant.positions.checks import token_count
 from locant.positions.documents import PADDING
+from locant.positions.pytree import Read
 from locant.tensors import readable
 
 __all__ = ["StaticKVCache"]
@@ -87,7 +88,7 @@ class StaticKVCache(FixedCache):
     @property
     def positions(self) -> Positions:
         """The positions of all slots."""
-        return Positions(self._index, self._document, None, 0, self.max_index, as_key=self._read)
+        return Positions(self._index, self._document, None, 0, self.max_index, read=Read(None, self._read))
 
     def append(
         self,
@@ -108,8 +109,8 @@ class StaticKVCache(FixedCache):
         rows = positions.expand(k.shape[0])
         self._index.index_copy_(1, slots, rows.index)
         self._document.index_copy_(1, slots, rows.document)
-        if self._read is not None and rows.as_key is not None:
-            self._read.index_copy_(1, slots, rows.as_key.detach())
+        if self._read is not None and rows.read.of_key is not None:
+            self._read.index_copy_(1, slots, rows.read.of_key.detach())
         self._length.add_(k.shape[2])
         return self._keys, self._values, self.positions
 

@@ -1,4 +1,4 @@
-"""The input embedding in one pass: when it can be, and what the kernel is given.
+"""The input embedding in one pass, on a CPU: when it can be, and what the kernel is given.
 
 The plain path, module after module, is the definition; the fused one agrees with it (in float32 without norm and
 dropout bit for bit; a norm's sums are added in another order) and rounds once where the tables are narrower. Which of
@@ -15,12 +15,11 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
-from locant.embedding.deferred_errors import Asked, DeferredErrors, RaisesLater
+from locant.embedding.deferred_errors import RaisesLater
 from locant.embedding.segment import SegmentEmbedding, require_segments
 from locant.embedding.table import WholeTable, require_ids
 from locant.embedding.token import TokenEmbedding
-from locant.kernels.available import has_triton
-from locant.kernels.input_embedding import MAX_NORMED, input_embedding
+from locant.kernels.input_embedding import input_embedding
 from locant.kernels.transforms import in_forward_mode, is_exporting, is_graph_transformed, is_transforming
 from locant.positions import Learned, PositionEncoding, Positions, Sinusoidal
 from locant.positions.positions import require_positions
@@ -100,20 +99,8 @@ def _why_these_tensors(embedding: EmbeddingModules) -> str | None:
             return "the tables differ in dtype or device"
     if weight.dtype not in DTYPES:
         return f"the tables are of dtype {weight.dtype}"
-    if weight.device.type not in ("cpu", "cuda"):
+    if weight.device.type != "cpu":
         return f"there is no kernel for {weight.device.type}"
-    if weight.device.type == "cuda":
-        return _why_not_on_a_gpu(embedding)
-    return None
-
-
-def _why_not_on_a_gpu(embedding: EmbeddingModules) -> str | None:
-    weight = embedding.token.weight
-    widest = MAX_NORMED // torch.promote_types(weight.dtype, torch.float32).itemsize
-    if not has_triton():
-        return "triton is not installed"
-    if embedding.norm is not None and weight.shape[1] > widest:
-        return f"a token to be normed is wider than {widest}"
     return None
 
 
@@ -142,31 +129,25 @@ def embed(
     ids: Integer[Tensor, "batch seq"],
     positions: Positions | None,
     segments: Integer[Tensor, "batch seq"] | None,
-    deferred: DeferredErrors,
 ) -> Float[Tensor, "batch seq d_model"]:
     """The result of the plain path; `why_plain` has to be ``None``."""
     token, norm, segment = embedding.token, embedding.norm, embedding.segment
-    weight, read = token.weight, token.weight.device.type == "cpu"
-    later = not read and not torch.compiler.is_compiling()  # a graph has no later call
-    if later:
-        deferred.raise_arrived()
-    ids = require_ids(ids, token.vocab_size, "TokenEmbedding", "vocab_size", weight.device, read=read)
+    weight = token.weight
+    ids = require_ids(ids, token.vocab_size, "TokenEmbedding", "vocab_size", weight.device)
     positions = Positions.arange(ids.shape[1], device=ids.device) if positions is None else positions
     index, rows = _position_rows(embedding.encoding, positions, ids, weight.dtype)
     require_segments(segment, segments, ids.shape)
     if segment is not None and segments is not None:
         num_segments = segment.weight.shape[0]
-        segments = require_ids(segments, num_segments, "SegmentEmbedding", "num_segments", weight.device, read=read)
+        segments = require_ids(segments, num_segments, "SegmentEmbedding", "num_segments", weight.device)
     p = embedding.dropout.p if embedding.dropout.training else 0.0
-    y, _, _, first_faults = input_embedding(
+    y, _, _ = input_embedding(
         ids, weight, index, rows, segments, None if segment is None else segment.weight,
         norm.weight if isinstance(norm, nn.LayerNorm) else None,
         norm.bias if isinstance(norm, nn.LayerNorm) else None,
         torch.randint(2**63 - 1, (1,), device=ids.device) if p else None,
         token.factor(), token.padding_idx, norm.eps if isinstance(norm, nn.LayerNorm) else None, p,
     )  # fmt: skip
-    if later:
-        deferred.watch(first_faults, _asked(embedding, ids, positions, segments))
     return y
 
 
@@ -179,18 +160,12 @@ def _position_rows(
     if positions.start is not None and positions.batch > 1:
         positions = Positions.after(positions.start, positions.seq_len, device=ids.device)  # one row for all
     if isinstance(encoding, Learned):
-        return _learned_index(encoding, positions), encoding.weight
+        positions.require_single_axis("Learned")
+        encoding.require_rows(positions)
+        return encoding.row_of(positions), encoding.weight
     if isinstance(encoding, Sinusoidal):
         return _sinusoidal_rows(encoding, positions, ids.numel(), torch.promote_types(dtype, torch.float32))
     return None, None
-
-
-def _learned_index(encoding: Learned, positions: Positions) -> Int[Tensor, "#batch seq"]:
-    positions.require_single_axis("Learned")
-    bounds_known = positions.min_index is not None and positions.max_index is not None
-    if bounds_known or positions.device.type == "cpu":
-        encoding.require_rows(positions)
-    return encoding.row_of(positions)
 
 
 def _sinusoidal_rows(
@@ -203,22 +178,3 @@ def _sinusoidal_rows(
         return positions.index, encoding.vectors(every, dtype)[0]
     rows = encoding.vectors(positions, dtype).flatten(0, 1)
     return torch.arange(rows.shape[0], device=rows.device).view(positions.index.shape), rows
-
-
-def _asked(
-    embedding: EmbeddingModules, ids: Tensor, positions: Positions, segments: Tensor | None
-) -> list[Asked | None]:
-    """What deferred errors need to name an id."""
-    encoding, segment = embedding.encoding, embedding.segment
-    asked: list[Asked | None] = [None, None, None]
-    rows = embedding.token.vocab_size
-    asked[0] = Asked(ids=ids, what="id", layer="TokenEmbedding", limit=f"vocab_size={rows}", num_rows=rows)
-    if isinstance(encoding, Learned):
-        rows = encoding.max_seq_len
-        limit = f"max_seq_len={rows}"
-        asked[1] = Asked(ids=positions.index, what="position", layer="Learned", limit=limit, num_rows=rows)
-    if segment is not None and segments is not None:
-        rows = segment.weight.shape[0]
-        limit = f"num_segments={rows}"
-        asked[2] = Asked(ids=segments, what="id", layer="SegmentEmbedding", limit=limit, num_rows=rows)
-    return asked

@@ -39,9 +39,9 @@ class InputEmbedding(EmbeddingModules):
         norm: ``"layer_norm"`` (eps 1e-5), or any module applied to the sum.
         dropout: probability, after the norm.
         backend: ``"plain"`` calls one module after another; ``"fused"`` does everything in one pass and raises where
-            that is not possible; ``"auto"`` is fused where possible, see `why_plain`. The fused one rounds less often;
-            on a GPU it does not wait to check the ids: an id without a row gives NaN, and a `RangeError` at a later
-            call or in `raise_deferred_errors`.
+            that is not possible, as on a GPU, where ``torch.compile`` makes one kernel of the modules; ``"auto"`` is
+            fused where possible, see `why_plain`. The fused one rounds less often. On a GPU nothing waits to check the
+            ids: an id without a row gives NaN, and a `RangeError` at a later call or in `raise_deferred_errors`.
 
     >>> from locant.positions import Learned
     >>> embedding = InputEmbedding(10_000, 256, encoding=Learned(512, 256))
@@ -118,7 +118,7 @@ class InputEmbedding(EmbeddingModules):
         if self.backend != "plain":
             why = why_plain(self)
             if why is None:
-                return embed(self, ids, positions, segments, self._deferred_errors)
+                return embed(self, ids, positions, segments)
             if self.backend == "fused":
                 raise LocantError(f"got backend='fused', but {why}", "backend='auto'")
         return self.combine(self.token(ids), positions, segments)

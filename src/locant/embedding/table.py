@@ -11,9 +11,9 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locant.embedding.deferred_errors import Asked, DeferredErrors
+from locant.embedding.deferred_errors import Asked, DeferredErrors, raises_later
 from locant.errors import RangeError, ShapeError
-from locant.kernels.input_embedding import look_up, look_up_unchecked, reports_faults
+from locant.kernels.input_embedding import look_up
 from locant.tensors import has_values, require_tensor
 
 __all__ = ["Table", "TableSize", "WholeTable", "require_ids", "rows_of", "table_sizes"]
@@ -74,16 +74,15 @@ def rows_of(
     padding_idx: int | None = None,
 ) -> Float[Tensor, "*batch width"]:
     """The row of every id; a `RangeError` names the first that has none, on a GPU at a later call."""
-    num_rows, later = weight.shape[0], reports_faults(weight)
+    num_rows, later = weight.shape[0], raises_later(weight)
     if later:
         deferred.raise_arrived()
     ids = require_ids(ids, num_rows, layer, limit, weight.device, read=not later)
     if not later:
         return look_up(ids, weight, padding_idx)
-    rows, faults = look_up_unchecked(ids, weight, padding_idx)
-    asked = Asked(ids=ids, what="id", layer=layer, limit=f"{limit}={num_rows}", num_rows=num_rows)
-    deferred.watch(faults, [asked, None, None])
-    return rows
+    wrong = deferred.watch(Asked(ids=ids, layer=layer, limit=f"{limit}={num_rows}", num_rows=num_rows))
+    rows = look_up(ids.masked_fill(wrong, 0), weight, padding_idx)
+    return rows.masked_fill(wrong[..., None], torch.nan)
 
 
 def require_ids(

@@ -13,7 +13,7 @@ from locant.figures import SIZES
 from locant.figures.canvas import ANGLES, SIGNED, Theme, heat_map
 from locant.figures.scores import num_heads_of
 from locant.positions import PositionEncoding, Positions, Rotary, XPos
-from locant.positions.rotary_by_class import RotaryByClass
+from locant.positions.rotary_by_class import RotaryByClass, products
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,7 +82,9 @@ def draw_by_class(part: Figure | SubFigure, encoding: RotaryByClass, length: int
     """The product of a query of ones with a key of ones, for every pair, and for the last query."""
     ones = torch.ones(1, 1, length, encoding.head_dim)
     with torch.no_grad():
-        product = (encoding.products(ones, ones, Positions.arange(length))[0, 0] / encoding.head_dim).numpy()
+        product = (
+            products(encoding.pair_classes(Positions.arange(length)), ones, ones)[0, 0] / encoding.head_dim
+        ).numpy()
     left, right = part.subplots(1, 2)
     theme.color_bar(heat_map(left, product, SIGNED, -1.0, 1.0), "q · k / head_dim")
     theme.dress(left, title="The product of ones, of every pair", x="key", y="query")

@@ -20,7 +20,7 @@ from locant.figures import SIZES
 from locant.positions import PositionEncoding, Positions, RotaryByHead
 from locant.positions.heads import Heads
 from locant.positions.hidden_bias import HiddenBias
-from locant.positions.rotary_by_class import RotaryByClass
+from locant.positions.rotary_by_class import products
 
 __all__ = ["Scores", "bias_map", "num_heads_of", "score_by_distance", "score_map", "with_random_tables"]
 
@@ -117,9 +117,9 @@ def score_map(
     q, k = (each.expand(-1, len(index), -1) for each in _contents(encoding, draws, alike, seed))
     positions = Positions.of(torch.from_numpy(index)[None])
     q, k, bias = _through_doors(encoding, q, k, positions, positions, head)
-    if isinstance(encoding, RotaryByClass):
-        products = _products(encoding, q, k, positions, positions)
-        return (products.mean(0) / math.sqrt(q.shape[-1]) + bias.mean(0)).numpy()
+    if encoding.pair_classes(positions) is not None:
+        found = _products(encoding, q, k, positions, positions)
+        return (found.mean(0) / math.sqrt(q.shape[-1]) + bias.mean(0)).numpy()
     q, k = (each.transpose(0, 1).reshape(len(index), -1) for each in (q, k))  # the sum over draws within one product
     scores = 2 * draws
     return (q @ k.T / (scores * math.sqrt(q.shape[-1] // scores)) + bias.mean(0)).numpy()
@@ -166,6 +166,6 @@ def _products(
     encoding: PositionEncoding, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions
 ) -> Float[Tensor, "draws query key"]:
     """``q . k``; of pairs that are rotated by their class, 0 where the key comes later."""
-    if isinstance(encoding, RotaryByClass):
-        return encoding.products(q[:, None], k[:, None], positions, k_positions)[:, 0]
+    if (classes := encoding.pair_classes(positions, k_positions)) is not None:
+        return products(classes, q[:, None], k[:, None])[:, 0]
     return q @ k.mT

@@ -19,7 +19,9 @@ backward of 4096 tokens in 1.1 times, and in 1.1 to 1.3 times with a gradient fo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,9 +30,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from locant.errors import LocantError
-from locant.kernels.distance_biases import HELD_BIAS, ByPieces, ByTable, Tile, bias_of
 from locant.kernels.distance_decoding import decode, takes
-from locant.kernels.distance_pieces import Pieces
 from locant.kernels.transforms import is_differentiated, wants_result_alone
 
 __all__ = ["distance_attention"]
@@ -57,7 +57,6 @@ def distance_attention(
     last: int,
     scale: float,
     softcap: float | None = None,
-    pieces: Pieces | None = None,
     onto: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Float[Tensor, "batch heads query value_dim"], Float[Tensor, "batch heads query"]]:
     """``softmax(q k^T scale + bias) v`` with the bias ``table[:, i - j + keys - 1]`` for query i and key j.
@@ -70,8 +69,6 @@ def distance_attention(
         first, last: the entries that the mask allows; the others are hidden. A query without any key gets zeros.
         scale: of the scores.
         softcap: scaled scores become ``softcap * tanh(scores / softcap)`` before the bias is added.
-        pieces: where the bias is a function of straight pieces of ``table[0, i - j + keys - 1] / reach[i]``; allowed
-            entries of the table then rise, and `locant.kernels.distance_pieces.takes_pieces`.
         onto: zeros and minus infinity of the shapes of the result, which it is written to; for use where nothing else
             is wanted (`locant.kernels.transforms.wants_result_alone`).
 
@@ -82,13 +79,13 @@ def distance_attention(
     >>> y.shape, lse
     (torch.Size([1, 1, 2, 4]), tensor([[[4.0000, 4.6931]]]))
     """
-    given = (q, k, v, table, *(pieces or ()))
+    given = (q, k, v, table)
     if is_differentiated(*given):  # or torch would take what it knows no derivative of for constant
         raise LocantError("got tensors in forward mode or inside torch.func.grad and the like", EAGER)
     width = max(q.shape[-1], v.shape[-1])  # torch's kernel takes one for both; zeros change no score
     q, k, v_wide = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
     plain = wants_result_alone() and all(type(x) is Tensor for x in given)
-    given = (q, k, v_wide, table, first, last, scale, softcap, *(pieces or (None,) * 4))
+    given = (q, k, v_wide, table, first, last, scale, softcap)
     if plain:  # an operator of ours takes microseconds to be found
         y, lse = _computed(*given, onto=onto if v.shape[-1] == width else None)
     else:
@@ -100,6 +97,55 @@ def distance_attention(
     return y, lse
 
 
+@dataclass(frozen=True)
+class Tile:
+    """Some queries, each with a key, and the keys that one of them or more attends to."""
+
+    rows: slice
+    keys: slice
+    entry: int
+    """Of the table that is read backwards, for the last query and the first key."""
+
+    @property
+    def diagonals(self) -> int:
+        """How many entries of the table it has to do with."""
+        return self.rows.stop - self.rows.start + self.keys.stop - self.keys.start - 1
+
+
+class Backwards:
+    """The table read backwards, with minus infinity for what the mask hides; and its gradient."""
+
+    def __init__(self, table: Float[Tensor, "#heads distances"], first: int, last: int) -> None:
+        hidden = table.new_full(table.shape, float("-inf"))
+        hidden[:, first : last + 1] = table[:, first : last + 1]
+        self.table = hidden.flip(1)
+
+    @functools.cached_property
+    def gradient(self) -> Float[Tensor, "#heads distances"]:
+        return torch.zeros_like(self.table, dtype=torch.float64)
+
+    def of(self, tile: Tile) -> Float[Tensor, "#one #heads rows keys"]:
+        """A view of the table: the last query comes first, and row r has for column c the entry ``entry + r + c``."""
+        sizes = (1, len(self.table), tile.rows.stop - tile.rows.start, tile.keys.stop - tile.keys.start)
+        return self.table.as_strided(sizes, (0, self.table.stride(0), 1, 1), tile.entry)
+
+    def add_to(self, scores: Float[Tensor, "rows keys"], factor: float, tile: Tile, head: int) -> None:
+        """``scores * factor`` and the bias of one head, in the place of the scores."""
+        torch.add(self.of(tile)[0, self._row(head)], scores, alpha=factor, out=scores)
+
+    def learn(self, tile: Tile, head: int, skewed: Float[Tensor, " numbers"]) -> None:
+        """Add the gradient of one head's scores, whose row r begins at ``r * (diagonals + 1)``.
+
+        Read at a stride that is one shorter, what was a diagonal is a column.
+        """
+        rows = tile.rows.stop - tile.rows.start
+        along = skewed[: rows * tile.diagonals].view(rows, tile.diagonals).sum(0)
+        self.gradient[self._row(head), tile.entry : tile.entry + tile.diagonals] += along
+
+    def _row(self, head: int) -> int:
+        return head if len(self.table) > 1 else 0
+
+
 def _tiles(queries: int, keys: int, first: int, last: int, size: int) -> Iterator[Tile]:
     """Queries without a key are in none of them."""
     end = min(queries, last + 1) if first <= last else 0
@@ -109,11 +155,11 @@ def _tiles(queries: int, keys: int, first: int, last: int, size: int) -> Iterato
         yield Tile(slice(start, stop), slice(low, high), queries - stop + low)
 
 
-def _size(bias: ByTable | ByPieces, queries: int, keys: int, first: int, last: int, by_hand: bool) -> int:
+def _size(queries: int, keys: int, first: int, last: int, by_hand: bool) -> int:
     """Queries of a tile: few where something is held for each of their keys."""
     span = max(1, min(last - first + 1, keys))
-    if by_hand or isinstance(bias, ByPieces):
-        return max(1, min(NARROW_TILE, (HELD if by_hand else HELD_BIAS) // span))
+    if by_hand:
+        return max(1, min(NARROW_TILE, HELD // span))
     return NARROW_TILE if span < 4 * TILE or queries < TILE else TILE
 
 
@@ -127,39 +173,32 @@ def _rows_together(x: Tensor) -> Tensor:
 
 def _computed(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor, first: int, last: int, scale: float, softcap: float | None,
-    reach: Tensor | None = None, kinks: Tensor | None = None, slopes: Tensor | None = None,
-    offsets: Tensor | None = None, onto: tuple[Tensor, Tensor] | None = None,
+    onto: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The output, and the logarithm of every query's sum of exponentials; in `onto`, unless one query is all."""
-    if takes(q, v) and reach is None:
+    if takes(q, v):
         return decode(q, k, v, table, first, last, scale, softcap)
-    bias, by_hand = bias_of(table, (reach, kinks, slopes, offsets), first, last), softcap is not None
-    if takes(q, v) and q.shape[2] == 1:  # there each distance has a number of its own after all
-        only = Tile(slice(0, 1), slice(0, k.shape[2]), 0)
-        return decode(q, k, v, bias.of(only, slice(0, q.shape[1]))[0, :, 0].flip(1), first, last, scale, softcap)
     q, k, v = (_rows_together(x) for x in (q, k, v))
     if onto is None:
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
         onto = out, table.new_full(q.shape[:3], float("-inf"))  # and so they stay for queries without a key
     out, sums = onto
-    group, span = q.shape[1] // k.shape[1], (q.shape[2], k.shape[2], first, last)
-    for tile in _tiles(*span, _size(bias, *span, by_hand)):
-        for heads, shared in bias.heads_together(tile, q.shape[1], group):
-            at = slice(None), heads, tile.rows
-            part = (q[at].flip(2), k[:, shared, tile.keys], v[:, shared, tile.keys])
-            _attend_tile(*part, bias, tile, heads, scale, softcap, out[at], sums[at])
+    bias, span = Backwards(table, first, last), (q.shape[2], k.shape[2], first, last)
+    for tile in _tiles(*span, _size(*span, softcap is not None)):
+        part = (q[:, :, tile.rows].flip(2), k[:, :, tile.keys], v[:, :, tile.keys])
+        _attend_tile(*part, bias, tile, scale, softcap, out[:, :, tile.rows], sums[:, :, tile.rows])
     return out, sums
 
 
 def _attend_tile(
-    q: Tensor, k: Tensor, v: Tensor, bias: ByTable | ByPieces, tile: Tile, heads: slice, scale: float,
-    softcap: float | None, out: Tensor, sums: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, bias: Backwards, tile: Tile, scale: float, softcap: float | None, out: Tensor,
+    sums: Tensor,
 ) -> None:  # fmt: skip
-    """Some heads of one tile. A function of its own, so that nothing of a tile is held while the next is computed."""
+    """One tile. A function of its own, so that nothing of a tile is held while the next is computed."""
     if softcap is None:
-        y, total = FLASH(q, k, v, attn_mask=bias.of(tile, heads), scale=scale)
+        y, total = FLASH(q, k, v, attn_mask=bias.of(tile), scale=scale)
     else:
-        y, total = _capped(q, k, v, bias, tile, heads, scale, softcap)
+        y, total = _capped(q, k, v, bias, tile, scale, softcap)
     out.copy_(y.flip(2))
     sums.copy_(total.flip(2))
 
@@ -169,14 +208,13 @@ _attend = torch.library.custom_op(
     _computed,
     mutates_args=(),
     device_types="cpu",
-    schema="(Tensor q, Tensor k, Tensor v, Tensor table, SymInt first, SymInt last, float scale, float? softcap, "
-    "Tensor? reach=None, Tensor? kinks=None, Tensor? slopes=None, Tensor? offsets=None) -> (Tensor, Tensor)",
+    schema="(Tensor q, Tensor k, Tensor v, Tensor table, SymInt first, SymInt last, float scale, float? softcap) "
+    "-> (Tensor, Tensor)",
 )
 
 
 def _capped(
-    q: Tensor, keys: Tensor, values: Tensor, bias: ByTable | ByPieces, tile: Tile, heads: slice, scale: float,
-    softcap: float,
+    q: Tensor, keys: Tensor, values: Tensor, bias: Backwards, tile: Tile, scale: float, softcap: float
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The output and the sums of one tile, head by head, so that the scores of one head are all that is held."""
     group, wide = q.shape[1] // keys.shape[1], torch.promote_types(q.dtype, torch.float32)
@@ -186,7 +224,7 @@ def _capped(
         for b in range(q.shape[0]):
             k_h, v_h = (x[b, h // group].to(wide) for x in (keys, values))
             torch.mm(q[b, h].to(wide) * (scale / softcap), k_h.T, out=scores).tanh_()
-            bias.add_to(scores, softcap, tile, heads.start + h)
+            bias.add_to(scores, softcap, tile, h)
             largest = scores.amax(-1)
             torch.softmax(scores, -1, out=scores)
             sums[b, h] = largest - scores.amax(-1).log()  # the greatest weight is one over the rest's sum
@@ -204,62 +242,49 @@ def _(q: Tensor, k: Tensor, v: Tensor, table: Tensor, *rest: Any) -> tuple[Tenso
     mutates_args=(),
     device_types="cpu",
     schema="(Tensor grad, Tensor? grad_sums, Tensor q, Tensor k, Tensor v, Tensor table, Tensor out, Tensor sums, "
-    "SymInt first, SymInt last, float scale, float? softcap, bool of_bias, Tensor? reach=None, Tensor? kinks=None, "
-    "Tensor? slopes=None, Tensor? offsets=None) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "SymInt first, SymInt last, float scale, float? softcap, bool of_bias) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def _attend_backward(
     grad: Tensor, grad_sums: Tensor | None, q: Tensor, k: Tensor, v: Tensor, table: Tensor, out: Tensor, sums: Tensor,
-    first: int, last: int, scale: float, softcap: float | None, of_bias: bool, reach: Tensor | None = None,
-    kinks: Tensor | None = None, slopes: Tensor | None = None, offsets: Tensor | None = None,
+    first: int, last: int, scale: float, softcap: float | None, of_bias: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """The gradients of q, k, v and, if asked for, of the table, the reach, slopes and offsets."""
+    """The gradients of q, k, v and, if asked for, of the table; else a tensor of nothing in its place."""
     grad, q, k, v = (_rows_together(x) for x in (grad, q, k, v))
-    bias = bias_of(table, (reach, kinks, slopes, offsets), first, last)
-    wide = torch.promote_types(q.dtype, torch.float32)
+    bias, wide = Backwards(table, first, last), torch.promote_types(q.dtype, torch.float32)
     grad_q = torch.zeros_like(q, memory_format=torch.contiguous_format)
     grad_k, grad_v = k.new_zeros(k.shape, dtype=wide), v.new_zeros(v.shape, dtype=wide)
-    by_hand = of_bias or softcap is not None or grad_sums is not None
-    group, span = q.shape[1] // k.shape[1], (q.shape[2], k.shape[2], first, last)
+    by_hand, span = of_bias or softcap is not None or grad_sums is not None, (q.shape[2], k.shape[2], first, last)
     with torch.autocast("cpu", enabled=False):  # gradients are often asked for where it is on
-        for tile in _tiles(*span, _size(bias, *span, by_hand)):
-            for heads, shared in bias.heads_together(tile, q.shape[1], group):
-                at, there = (slice(None), heads, tile.rows), (slice(None), shared, tile.keys)
-                part, onto = (grad[at].flip(2), q[at].flip(2), k[there], v[there]), (grad_k[there], grad_v[there])
-                total = sums[at].flip(2)
-                if by_hand:
-                    onto_sums = None if grad_sums is None else grad_sums[at].flip(2)
-                    onto_q = _by_hand(*part, onto_sums, total, bias, tile, heads, scale, softcap, *onto, of_bias)
-                else:
-                    onto_q, *found = FLASH_BACKWARD(
-                        *part, out[at].flip(2), total, 0.0, False, attn_mask=bias.of(tile, heads), scale=scale
-                    )
-                    onto[0].add_(found[0])
-                    onto[1].add_(found[1])
-                grad_q[at] = onto_q.flip(2)
-    gradients = bias.gradients() if of_bias else ()
-    return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), *gradients, *_nothing(table, 4 - len(gradients))
-
-
-def _nothing(table: Tensor, count: int) -> list[Tensor]:
-    """In the place of gradients: an operator returns as many tensors each time, no two of which share memory."""
-    return [table.new_empty(0) for _ in range(count)]
+        for tile in _tiles(*span, _size(*span, by_hand)):
+            at, there = (slice(None), slice(None), tile.rows), (slice(None), slice(None), tile.keys)
+            part, onto = (grad[at].flip(2), q[at].flip(2), k[there], v[there]), (grad_k[there], grad_v[there])
+            total = sums[at].flip(2)
+            if by_hand:
+                onto_sums = None if grad_sums is None else grad_sums[at].flip(2)
+                onto_q = _by_hand(*part, onto_sums, total, bias, tile, scale, softcap, *onto, of_bias)
+            else:
+                onto_q, *of_keys = FLASH_BACKWARD(
+                    *part, out[at].flip(2), total, 0.0, False, attn_mask=bias.of(tile), scale=scale
+                )
+                onto[0].add_(of_keys[0])
+                onto[1].add_(of_keys[1])
+            grad_q[at] = onto_q.flip(2)
+    grad_table = bias.gradient.flip(-1).to(table.dtype) if of_bias else table.new_empty(0)
+    return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), grad_table
 
 
 @_attend_backward.register_fake
 def _(
     grad: Tensor, grad_sums: Tensor | None, q: Tensor, k: Tensor, v: Tensor, table: Tensor, out: Tensor, sums: Tensor,
-    first: int, last: int, scale: float, softcap: float | None, of_bias: bool, reach: Tensor | None = None,
-    kinks: Tensor | None = None, slopes: Tensor | None = None, offsets: Tensor | None = None,
+    first: int, last: int, scale: float, softcap: float | None, of_bias: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    found = [x for x in (table, reach, slopes, offsets) if x is not None] if of_bias else []
-    gradients = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, *found))
-    return *gradients, *_nothing(table, 4 - len(found))
+    gradients = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    return *gradients, torch.empty_like(table) if of_bias else table.new_empty(0)
 
 
 def _by_hand(
-    grad: Tensor, q: Tensor, keys: Tensor, values: Tensor, grad_sums: Tensor | None, sums: Tensor,
-    bias: ByTable | ByPieces, tile: Tile, heads: slice, scale: float, softcap: float | None, grad_k: Tensor,
-    grad_v: Tensor, of_bias: bool,
+    grad: Tensor, q: Tensor, keys: Tensor, values: Tensor, grad_sums: Tensor | None, sums: Tensor, bias: Backwards,
+    tile: Tile, scale: float, softcap: float | None, grad_k: Tensor, grad_v: Tensor, of_bias: bool,
 ) -> Tensor:  # fmt: skip
     """The gradient of one tile's queries; the others are added to. Head by head, as in `_capped`.
 
@@ -276,7 +301,6 @@ def _by_hand(
     weights, of_weights, *more = (grad_k.new_empty(rows, cols) for _ in range(2 if softcap is None else 3))
     grad_q = torch.empty_like(q)
     for h in range(q.shape[1]):
-        head = heads.start + h
         for b in range(q.shape[0]):
             there = (b, h // group)
             q_h, g_h, k_h, v_h = (x.to(grad_k.dtype) for x in (q[b, h], grad[b, h], keys[there], values[there]))
@@ -284,7 +308,7 @@ def _by_hand(
             if softcap is not None:
                 torch.mul(weights, scale / softcap, out=more[0]).tanh_()
                 weights.copy_(more[0])
-            bias.add_to(weights, scale if softcap is None else softcap, tile, head)
+            bias.add_to(weights, scale if softcap is None else softcap, tile, h)
             weights.sub_(sums[b, h, :, None]).exp_()
             grad_v[there].addmm_(weights.T, g_h)
             torch.mm(g_h, v_h.T, out=of_weights)
@@ -293,7 +317,7 @@ def _by_hand(
             mean = mean if grad_sums is None else mean - grad_sums[b, h, :, None]
             torch.mul(of_weights.sub_(mean), weights, out=scores_gradient)
             if of_bias:
-                bias.learn(tile, head, skewed)
+                bias.learn(tile, h, skewed)
             if more:
                 scores_gradient.addcmul_(scores_gradient, more[0].square_(), value=-1)
             grad_q[b, h] = (scores_gradient @ k_h).mul_(scale)
@@ -302,19 +326,18 @@ def _by_hand(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.first, ctx.last, ctx.scale, ctx.softcap = inputs[:8]
-    ctx.save_for_backward(*tensors, *output, *inputs[8:])
+    *tensors, ctx.first, ctx.last, ctx.scale, ctx.softcap = inputs
+    ctx.save_for_backward(*tensors, *output)
     ctx.set_materialize_grads(False)  # that of the sums is most often not asked for, and costs the fast way
 
 
 def _backward(ctx: Any, grad: Tensor | None, grad_sums: Tensor | None) -> tuple[Tensor | None, ...]:
-    of_bias, numbers = any(ctx.needs_input_grad[3:]), (ctx.first, ctx.last, ctx.scale, ctx.softcap)
-    q, k, v, table, out, sums, *pieces = ctx.saved_tensors  # asked for once: checkpoints do not give them twice
+    q, k, v, table, out, sums = ctx.saved_tensors  # asked for once: checkpoints do not give them twice
     grad = torch.zeros_like(out) if grad is None else grad
-    given = (q, k, v, table, out, sums, *numbers, of_bias, *pieces)
-    *onto, table, reach, slopes, offsets = _attend_backward(grad, grad_sums, *given)
-    found = (*onto, table, None, None, None, None, reach, None, slopes, offsets)
-    return tuple(x if is_wanted else None for x, is_wanted in zip(found, ctx.needs_input_grad, strict=False))
+    numbers = (ctx.first, ctx.last, ctx.scale, ctx.softcap, ctx.needs_input_grad[3])
+    gradients = _attend_backward(grad, grad_sums, q, k, v, table, out, sums, *numbers)
+    wanted = zip(gradients, ctx.needs_input_grad, strict=False)
+    return *(x if is_wanted else None for x, is_wanted in wanted), None, None, None, None
 
 
 _attend.register_autograd(_backward, setup_context=_keep)

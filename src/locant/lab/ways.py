@@ -127,8 +127,11 @@ class Way:
         return find(self.name).for_model(sizes)
 
     def _own(self, model: Any, layer_type: str | None) -> Rotary:
-        found = [each for point in rotary_points(model, angles="exact") for each in point.own.items()]
-        own = {repr(rotary): rotary for kind, rotary in found if layer_type is None or kind in (None, layer_type)}
+        points = rotary_points(model, angles="exact")
+        for point in points:
+            point.require_own()
+        rotaries = [each for point in points for each in point.own.items()]
+        own = {repr(rotary): rotary for kind, rotary in rotaries if layer_type is None or kind in (None, layer_type)}
         if len(own) != 1:
             got = f"got {self.name} for {type(model).__name__}, which has {len(own)} rotary encodings"
             raise InputError(got, "own, exact or nope" if own else "own, or a model with rotary positions")

@@ -12,9 +12,10 @@ from locant.errors import InputError
 from locant.lab.language_model import one_line, require_likely
 from locant.models.registry import with_defaults
 
-__all__ = ["without_weights"]
+__all__ = ["CAUSAL", "auto_class", "without_weights"]
 
-KINDS = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM", "AutoModelForImageTextToText")
+CAUSAL = "AutoModelForCausalLM"
+KINDS = (CAUSAL, "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM", "AutoModelForImageTextToText")
 
 
 def without_weights(config: Mapping[str, Any]) -> Any:
@@ -32,9 +33,15 @@ def without_weights(config: Mapping[str, Any]) -> Any:
     require_likely(with_defaults(config))
     with one_line(f"a configuration of {shown(kind)}", "a config.json as save_pretrained writes it") as transformers:
         made = transformers.AutoConfig.for_model(**config)
-        for auto in (getattr(transformers, each) for each in KINDS):
-            if type(made) in auto._model_mapping:
-                with Weightless():
-                    return auto.from_config(made).eval()
+        if (auto := auto_class(made)) is not None:
+            with Weightless():
+                return getattr(transformers, auto).from_config(made).eval()
     got = f"got a configuration of {shown(kind)}, of which transformers makes no language model"
     raise InputError(got, "one of a causal or masked language model")
+
+
+def auto_class(config: Any) -> str | None:
+    """What `transformers` calls the class that makes a language model of such a configuration: a causal one, if any."""
+    import transformers
+
+    return next((each for each in KINDS if type(config) in getattr(transformers, each)._model_mapping), None)

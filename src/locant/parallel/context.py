@@ -39,8 +39,8 @@ from locant.parallel.ring import Ring, ring_attention
 from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import PADDING
 from locant.positions.heads import Heads
-from locant.positions.hidden_bias import HiddenBias
 from locant.positions.positions import require_positions
+from locant.positions.score_bias import ScoreBias
 from locant.tensors import readable
 
 __all__ = ["Method", "attend", "gather_positions", "head_slice"]
@@ -80,8 +80,8 @@ def attend(
         q, k, v: of this rank's tokens, rotated by `positions`; `k` and `v` may have fewer heads.
         group: the ranks that share the row, or a mesh of one dimension; default: all ranks.
         method: how ranks meet, never what is computed. ``"ulysses"`` needs a number of heads that divides by the ranks,
-            and an encoding with a bias for each head has to hold the heads of this rank (`head_slice`). ``"ring"``
-            refuses encodings that count the keys in between (`PositionEncoding.needs_all_keys`: `Cope`).
+            and asks an encoding of all heads for those of this rank. ``"ring"`` refuses encodings that count the keys
+            in between (`PositionEncoding.needs_all_keys`: `Cope`).
         positions: of this rank's tokens, such as ``Positions.packed(lengths).shard(rank, world)``.
         k_positions: those of all ranks, as `gather_positions` returns them: made once per forward pass, they save a
             small all-gather in every layer. Encodings that read hidden states (`HiddenBias`) send what they read
@@ -107,7 +107,7 @@ def attend(
     sinks = sinks_of(sinks, q)
     everyone = gather_positions(positions, group=mesh) if k_positions is None else k_positions
     _require_all_tokens(everyone, positions, mesh)
-    if isinstance(encoding, HiddenBias):
+    if encoding is not None and any(x is not None for x in positions.read):
         _require_whole_heads(encoding, method)
         positions, everyone = _as_read(mesh, encoding, positions, everyone)
     options: dict[str, Any] = {
@@ -229,23 +229,24 @@ def _require_all_keys(encoding: PositionEncoding | None, method: Method) -> None
         raise LocantError(got, "method='gather', or method='ulysses'")
 
 
-def _require_whole_heads(encoding: HiddenBias, method: Method) -> None:
+def _require_whole_heads(encoding: PositionEncoding, method: Method) -> None:
     if method == "ulysses":
         got = f"got {type(encoding).__name__} with method='ulysses', whose ranks need what others read for other heads"
         raise LocantError(got, "method='gather', or method='ring'")
 
 
 def _as_read(
-    mesh: DeviceMesh, encoding: HiddenBias, positions: Positions, everyone: Positions
+    mesh: DeviceMesh, encoding: PositionEncoding, positions: Positions, everyone: Positions
 ) -> tuple[Positions, Positions]:
     """This rank's tokens and those of all, with what the ranks have read of them, as if of the whole row at once."""
-    keys = positions.as_key
+    keys = positions.read.of_key
     if keys is None:
         return positions, everyone
     everyone = everyone.expand(positions.batch)
     keys = _moved(keys, mesh, Shard(1), Replicate())
-    queries, keys = encoding.of_row(positions.as_query, keys, everyone, mesh.get_local_rank(), mesh.size())
-    return dataclasses.replace(positions, as_query=queries), dataclasses.replace(everyone, as_key=keys)
+    queries, keys = encoding.of_row(positions.read.of_query, keys, everyone, mesh.get_local_rank(), mesh.size())
+    mine = dataclasses.replace(positions, read=positions.read._replace(of_query=queries))
+    return mine, dataclasses.replace(everyone, read=everyone.read._replace(of_key=keys))
 
 
 def _require_even(positions: Positions, mesh: DeviceMesh) -> None:
@@ -295,7 +296,7 @@ def _by_heads(
 ) -> Any:  # fmt: skip
     """Every rank computes a part of the heads, over tokens in the order of the row where that allows fast paths."""
     mine = head_slice(q.shape[1], group=mesh)
-    _require_heads_here(options["encoding"], q.shape[1], mine)
+    options = {**options, "encoding": _of_heads(options["encoding"], q.shape[1], mine)}
     more = mesh.size() // math.gcd(k.shape[1], mesh.size())  # ranks without a key head of their own get a copy
     k, v = (x if more == 1 else x.repeat_interleave(more, dim=1) for x in (k, v))
     q, k, v = (_moved(x, mesh, SEQUENCE, HEADS) for x in (q, k, v))
@@ -319,17 +320,32 @@ def _require_divisible(num_heads: int, world: int) -> None:
         )
 
 
-def _require_heads_here(encoding: PositionEncoding | None, num_heads: int, mine: slice) -> None:
-    """Raise where an encoding has heads of its own that are not these of a model, whole or split in neighbours."""
-    heads = getattr(encoding, "heads", None)
-    if not isinstance(heads, Heads) or heads.mine.step != 1:
-        return
-    here = mine.stop - mine.start
-    if heads.num_heads < num_heads or len(heads) != here or (heads.mine.start - mine.start) % num_heads:
+class HeadsOf(PositionEncoding):
+    """An encoding of which this rank asks for some heads."""
+
+    def __init__(self, encoding: PositionEncoding, heads: slice) -> None:
+        super().__init__()
+        self.encoding, self.part = encoding, heads
+
+    def score_bias(
+        self, q: Tensor, k: Tensor, queries: Positions, keys: Positions, heads: slice | None = None
+    ) -> ScoreBias | None:
+        return self.encoding.score_bias(q, k, queries, keys, self.part)
+
+
+def _of_heads(encoding: PositionEncoding | None, num_heads: int, mine: slice) -> PositionEncoding | None:
+    """The encoding for this rank's heads, which it may have been made for (`head_slice`) or be asked for."""
+    heads, here = getattr(encoding, "heads", None), mine.stop - mine.start
+    if encoding is None or not isinstance(heads, Heads):
+        return encoding
+    first = 0 if len(heads) == num_heads else mine.start
+    is_theirs = heads.mine.step != 1 or (heads.mine.start - first) % num_heads == 0
+    if heads.num_heads < num_heads or len(heads) not in (num_heads, here) or not is_theirs:
         raise ShapeError(
             f"got {type(encoding).__name__}({heads}) for heads {mine.start} to {mine.stop - 1} of {num_heads}",
-            f"head_slice=locant.parallel.head_slice({num_heads}, group=group) for an encoding of all heads",
+            f"an encoding of all {num_heads} heads, or head_slice=locant.parallel.head_slice({num_heads}, group=group)",
         )
+    return encoding if len(heads) == here else HeadsOf(encoding, mine)
 
 
 def _in_row_order(everyone: Positions) -> tuple[Positions, Tensor | None]:

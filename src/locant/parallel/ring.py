@@ -82,17 +82,18 @@ class Call:
     def learned(self) -> list[Tensor]:
         """Parameters, and what was read of hidden states, of which every rank has that of all keys."""
         encoding = self.options["encoding"]
-        read = [x for x in (self.positions.as_query, self.everyone.as_key) if x is not None]
+        read = [x for x in (self.positions.read.of_query, self.everyone.read.of_key) if x is not None]
         return [x for x in (*read, *(() if encoding is None else encoding.parameters())) if x.requires_grad]
 
     def detached(self) -> Call:
         """The same call, in which what was read is a leaf: queries and keys may have been read together."""
         query, key = (
             None if x is None else x.detach().requires_grad_(x.requires_grad)
-            for x in (self.positions.as_query, self.everyone.as_key)
+            for x in (self.positions.read.of_query, self.everyone.read.of_key)
         )
-        positions = dataclasses.replace(self.positions, as_query=query)
-        return dataclasses.replace(self, positions=positions, everyone=dataclasses.replace(self.everyone, as_key=key))
+        positions = dataclasses.replace(self.positions, read=self.positions.read._replace(of_query=query))
+        everyone = dataclasses.replace(self.everyone, read=self.everyone.read._replace(of_key=key))
+        return dataclasses.replace(self, positions=positions, everyone=everyone)
 
     def shard(self, owner: int) -> Positions:
         """The positions of the keys of a rank."""

@@ -26,10 +26,10 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import functional as F
 
 from locant.embedding import InputEmbedding, TokenEmbedding
-from locant.embedding.deferred_errors import Asked, DeferredErrors
+from locant.embedding.deferred_errors import Asked, DeferredErrors, raises_later
 from locant.embedding.table import Table, require_ids
 from locant.errors import LocantError, ShapeError
-from locant.kernels.input_embedding import NO_FAULT, look_up
+from locant.kernels.input_embedding import look_up
 
 __all__ = ["SplitTable", "VocabularyParallel"]
 
@@ -80,14 +80,16 @@ class SplitTable(Table):
     def rows(
         self, weight: Tensor, ids: Integer[Tensor, "*batch"], padding_idx: int | None, deferred: DeferredErrors
     ) -> Float[Tensor, "*batch d_model"]:
-        later = weight.is_cuda and not torch.compiler.is_compiling()
+        later = raises_later(weight)
         if later:
             deferred.raise_arrived()
         ids = require_ids(ids, weight.shape[0], "TokenEmbedding", "vocab_size", weight.device, read=not later)
         split = _split(weight)
         mine = _rows_here(LocalRows.of(split), ids, padding_idx)
         if later:
-            mine = _noted(mine, ids, weight.shape[0], deferred)
+            limit, num_rows = f"vocab_size={weight.shape[0]}", weight.shape[0]
+            wrong = deferred.watch(Asked(ids=ids, layer="TokenEmbedding", limit=limit, num_rows=num_rows))
+            mine = mine.masked_fill(wrong[..., None], torch.nan)
         return (
             DTensor.from_local(mine, split.device_mesh, [Partial()]).redistribute(placements=[Replicate()]).to_local()
         )
@@ -151,18 +153,6 @@ def _split(weight: Tensor) -> DTensor:
             "VocabularyParallel() before other wrappers, and reset_parameters() or logits() where they have it whole",
         )
     return weight
-
-
-def _noted(
-    rows: Float[Tensor, "*batch d_model"], ids: Int[Tensor, "*batch"], num_rows: int, deferred: DeferredErrors
-) -> Float[Tensor, "*batch d_model"]:
-    """NaN for ids without a row anywhere, of which the first is noted: asking the device would make the host wait."""
-    wrong = (ids < 0) | (ids >= num_rows)
-    numbers = torch.arange(ids.numel(), device=ids.device).masked_fill(~wrong.flatten(), NO_FAULT)
-    first = torch.cat([numbers, numbers.new_full((1,), NO_FAULT)]).amin(0, keepdim=True)
-    asked = Asked(ids=ids, what="id", layer="TokenEmbedding", limit=f"vocab_size={num_rows}", num_rows=num_rows)
-    deferred.watch(first, [asked])
-    return rows.masked_fill(wrong[..., None], torch.nan)
 
 
 def _rows_here(part: LocalRows, ids: Int[Tensor, "*batch"], padding_idx: int | None) -> Float[Tensor, "*batch d_model"]:

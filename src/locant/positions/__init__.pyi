@@ -34,6 +34,9 @@ from .encodings.string import StringRotary as StringRotary
 from .encodings.t5 import T5Bias as T5Bias
 from .encodings.transformer_xl import TransformerXL as TransformerXL
 from .encodings.xpos import XPos as XPos
+from .generalizing import abacus as abacus
+from .generalizing import coupled as coupled
+from .generalizing import randomized as randomized
 from .grid_windows import GridWindows as GridWindows
 from .hidden_bias import HiddenBias as HiddenBias
 from .offset_bias import OffsetBias as OffsetBias

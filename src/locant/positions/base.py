@@ -9,9 +9,9 @@ https://arxiv.org/abs/2305.19466).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -19,12 +19,17 @@ from torch import Tensor, nn
 
 from locant.arguments import shape_error, whole
 from locant.errors import LocantError, RangeError
+from locant.positions.pairs import ScoreMod, bias_dtype
 from locant.positions.positions import Positions, require_positions
+from locant.positions.score_bias import ScoreBias, Written
 from locant.tensors import require_arithmetic
+
+if TYPE_CHECKING:
+    from locant.positions.rotary_by_class import PairClass
 
 __all__ = [
     "Bias", "EncodingInfo", "Keys", "ModelShape", "Output", "PositionEncoding", "Queries", "ScoreMod", "bias_dtype",
-    "bias_matrix", "build", "has_bias", "has_score_mod", "owner_of", "require_embeddings", "require_heads",
+    "bias_matrix", "bias_of", "build", "has_bias", "require_embeddings", "require_heads", "require_tokens",
     "require_width",
 ]  # fmt: skip
 
@@ -42,9 +47,6 @@ Queries = Float[Tensor, "batch heads query head_dim"]
 Keys = Float[Tensor, "batch kv_heads key head_dim"]
 Output = Float[Tensor, "batch heads query head_dim"]
 Bias = Float[Tensor, "#batch heads query key"]
-
-ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""FlexAttention's ``(score, batch, head, query, key) -> score``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +146,28 @@ class PositionEncoding(nn.Module):
         super().__init_subclass__()
         if "info" not in vars(cls):
             cls.info = EncodingInfo()
+        if "score_bias" in vars(cls):  # one of the two is written, and the other follows from it
+            cls.bias, cls.score_mod = _matrix_of(cls.score_bias), _function_of(cls.score_bias)
+        elif vars(cls).keys() & {"bias", "score_mod"} and "bias" in cls.doors():
+            cls.score_bias = _written(vars(cls).get("score_mod"))
+
+    def score_bias(
+        self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
+    ) -> ScoreBias | None:
+        """What is added to the attention scores after scaling, as a value that every backend takes; or ``None``.
+
+        A subclass writes this, from which `bias` and `score_mod` follow, or `bias` alone, from which this follows.
+
+        Args:
+            q, k: queries and keys.
+            queries, keys: where they stand.
+            heads: which heads of this encoding those of `q` are; default: all.
+        """
+        return None
+
+    def pair_classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass] | None:
+        """The classes of pairs that are rotated alike, where there are several; ``None``: `rotate` has done it."""
+        return None
 
     @classmethod
     def doors(cls) -> tuple[str, ...]:
@@ -226,18 +250,26 @@ class PositionEncoding(nn.Module):
         """
         return positions
 
+    def of_row(
+        self, queries: Tensor | None, keys: Tensor, everyone: Positions, rank: int, ranks: int
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """What is known of the queries of this rank, and of all keys of a row of which each rank has read its part.
+
+        A subclass overrides this where what is read of a token depends on tokens before it, which other ranks have.
+
+        Args:
+            queries: what was read of this rank's tokens, as queries.
+            keys: what every rank has read of its tokens, as keys, in the order of the ranks.
+            everyone: where they stand.
+            rank, ranks: this one, and how many there are; their parts are equal.
+        """
+        return queries, keys
+
     def score_mod(
         self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None
     ) -> ScoreMod | None:
-        """The same bias as a function for FlexAttention; or ``None`` where that would have to look it up in a matrix.
-
-        Not inherited when a subclass overrides `bias`: it overrides `score_mod` too, or has none.
-        """
+        """The same as a function for FlexAttention; or ``None`` where that would have to look it up in a matrix."""
         return None
-
-    def has_score_mod(self, positions: Positions, keys: Positions) -> bool:
-        """Whether FlexAttention is to be given `score_mod` for these, asked before it is made."""
-        return True
 
     def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:
         """What `bias` adds to the scores, to look at: for encodings whose bias does not depend on the tokens.
@@ -261,19 +293,62 @@ class PositionEncoding(nn.Module):
 
 def has_bias(encoding: PositionEncoding | None) -> bool:
     """Whether the encoding adds to attention scores."""
-    return encoding is not None and owner_of(encoding, "bias") is not PositionEncoding
+    return encoding is not None and "bias" in encoding.doors()
 
 
-def has_score_mod(encoding: PositionEncoding) -> bool:
-    """Whether its `score_mod` is that of its `bias`. Not inherited when a subclass overrides `bias`."""
-    owner = owner_of(encoding, "bias", "score_mod")
-    return owner is not PositionEncoding and "score_mod" in vars(owner)
+def bias_of(encoding: PositionEncoding, q: Queries, k: Keys, queries: Positions, keys: Positions) -> ScoreBias | None:
+    """`PositionEncoding.score_bias`, or what `bias` writes where this one object has a `bias` of its own.
+
+    FSDP gives it one, which gathers parameters (``register_fsdp_forward_method``).
+    """
+    own = vars(encoding)
+    if "bias" not in own:
+        return encoding.score_bias(q, k, queries, keys)
+    return _written(own.get("score_mod"))(encoding, q, k, queries, keys)
 
 
-def owner_of(encoding: PositionEncoding, *methods: str) -> type | PositionEncoding:
-    """Where the first of these methods is defined: on the object itself, or on which of its classes."""
-    places = (encoding, *type(encoding).__mro__)
-    return next(place for place in places if any(method in vars(place) for method in methods))
+def _matrix_of(score_bias: Any) -> Any:
+    def bias(
+        self: PositionEncoding, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None
+    ) -> Bias | None:
+        """`score_bias` of every pair, float32 at least."""
+        value = score_bias(self, q, k, positions, positions if k_positions is None else k_positions)
+        return None if value is None else value.dense()
+
+    return bias
+
+
+def _function_of(score_bias: Any) -> Any:
+    def score_mod(
+        self: PositionEncoding, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None
+    ) -> ScoreMod | None:
+        """`score_bias` as a function for FlexAttention."""
+        value = score_bias(self, q, k, positions, positions if k_positions is None else k_positions)
+        return None if value is None else value.score_mod()
+
+    return score_mod
+
+
+def _written(score_mod: Any) -> Any:
+    def score_bias(
+        self: PositionEncoding, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
+    ) -> ScoreBias:
+        """What `bias` writes."""
+        sources, mod = (*self.parameters(), *self.buffers()), None if score_mod is None else self.score_mod
+        return Written(q=q, k=k, queries=queries, keys=keys, write=self.bias, mod=mod, sources=sources)
+
+    return score_bias
+
+
+def require_tokens(
+    owner: object, q: Tensor, k: Tensor, positions: Positions, keys: Positions | None, head_dim: int | None = None
+) -> Positions:
+    """Raise unless queries, keys and positions fit each other and, if given, `head_dim`; returns those of the keys."""
+    keys = positions if keys is None else keys
+    for name, x, where in (("q", q, positions), ("k", k, keys)):
+        require_heads(name, x, where, head_dim)
+        where.require_single_axis(type(owner).__name__)
+    return keys
 
 
 def require_embeddings(owner: PositionEncoding, x: Tensor, positions: Positions, d_model: int) -> None:
@@ -315,11 +390,6 @@ def bias_matrix(
     q, k = (torch.empty(1, num_heads, length, 0, device=device) for length in (query_len, key_len))
     bias = encoding.bias(q, k, keys.slice(key_len - query_len, key_len), keys)
     return bias[0]  # type: ignore[index]  # asked only of those that have one
-
-
-def bias_dtype(q: Tensor) -> torch.dtype:
-    """float32, or float64 where the queries are."""
-    return torch.promote_types(q.dtype, torch.float32)
 
 
 def build(kind: type[E], options: Mapping[str, Any]) -> E:

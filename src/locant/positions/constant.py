@@ -49,14 +49,15 @@ class Constant:
 
     def on(self, device: torch.device) -> Tensor:
         """The tensor on this device; copied there once, and kept."""
+        is_here = device == self._value.device
         if torch.compiler.is_compiling():
-            if device != self._value.device:
+            if not is_here:
                 copy_all(device)
         elif is_watched() and isinstance(fake := torch.empty(0, device=device), FakeTensor):
             return fake.fake_mode.from_tensor(self._value).to(device)  # only shapes are computed there
-        else:
+        elif not is_here:
             self._copy(device)
-        if device == self._value.device:
+        if is_here:
             return self._value
         return self._copies[device] if device in self._copies else self._value.to(device)
 

@@ -22,7 +22,7 @@ from locant.errors import RangeError, ShapeError
 from locant.positions.checks import token_count
 from locant.positions.documents import pack
 
-__all__ = ["Grid", "cells", "grid_of", "indices", "joined_places", "pack_grids", "rows_of_grids"]
+__all__ = ["Grid", "cells", "fields_of_grids", "grid_of", "joined_places", "pack_grids", "rows_of_grids"]
 
 Device = torch.device | str | None
 Slots = Int[np.ndarray, "rows width"]
@@ -116,6 +116,31 @@ def pack_grids(rows: Sequence[Sequence[Grid]], width: int | None) -> tuple[tuple
     for number, row in enumerate(rows):
         place[number] += np.array([*(begins[grid] for grid in row), 0])[document[number]]  # the last is that of -1
     return grids, place, order, document
+
+
+def fields_of_grids(
+    grids: tuple[Grid, ...],
+    centred: bool,
+    place: Int[Tensor, "rows width"],
+    order: Int[Tensor, "rows width"],
+    document: Int[Tensor, "rows width"] | None,
+) -> dict[str, Any]:
+    """The fields of `Positions` of tokens at these places, in their order."""
+    index, denominator = indices(grids, centred, place.device)
+    index = index[place]
+    largest = max([0, *(size - 1 for grid in grids for size in grid.sizes)])
+    low, high = (-denominator, denominator) if centred else (0, largest)
+    is_line = index.shape[2] == 1 and not any(grid.prefix for grid in grids)
+    return {
+        "index": index.squeeze(2) if index.shape[2] == 1 else index,
+        "document_or_none": document,
+        "order_or_none": order,
+        "min_index": low,
+        "max_index": high,
+        "denominator": denominator,
+        "place_or_none": None if is_line else place,
+        "grids": () if is_line else grids,
+    }
 
 
 def joined_places(

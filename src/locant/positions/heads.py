@@ -50,6 +50,10 @@ class Heads:
     def __len__(self) -> int:
         return len(self.mine)
 
+    def some(self, heads: slice | None) -> Heads:
+        """Those of the heads here that a slice of them leaves; ``None``: all of them."""
+        return self if heads is None else Heads(self.num_heads, self.mine[heads])
+
     def number(self, here: Any) -> Any:
         """The number in the model of a head that is here, which counts from 0; of one, or of a tensor of them."""
         return here if self._are_all() else here * self.mine.step + self.mine.start

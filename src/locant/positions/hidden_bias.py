@@ -8,6 +8,7 @@ size of ``query x key`` is kept.
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -17,18 +18,20 @@ from torch.utils.checkpoint import checkpoint
 from locant.arguments import MAX_WIDTH, whole
 from locant.errors import LocantError
 from locant.kernels.transforms import is_transforming
-from locant.positions.base import Bias, Keys, PositionEncoding, Queries, bias_dtype, require_embeddings
+from locant.positions.base import Keys, PositionEncoding, Queries, bias_dtype, require_embeddings, require_tokens
 from locant.positions.documents import PADDING
 from locant.positions.heads import Heads
-from locant.positions.pairs import exact_dot, require_tokens
+from locant.positions.pairs import exact_dot
 from locant.positions.positions import Positions
+from locant.positions.pytree import Read
+from locant.positions.score_bias import Pairwise, ScoreBias
 
-__all__ = ["HiddenBias", "Read", "projected"]
+__all__ = ["HiddenBias", "OfTokens", "projected"]
 
 AT_ONCE = 2**17
 """Numbers of the hidden states that are held in float64 at a time."""
 
-Read = tuple[Float[Tensor, "_ query heads *_"] | None, Float[Tensor, "_ key heads *_"] | None]
+OfTokens = tuple[Float[Tensor, "_ query heads *_"] | None, Float[Tensor, "_ key heads *_"] | None]
 """Of every token, for every head: what a query has to know of itself, and what keys are known by; or ``None``."""
 
 REMEDY = "positions = encoding.read(x, positions), and cache.append(k, v, positions) behind it"
@@ -54,8 +57,8 @@ class HiddenBias(PositionEncoding):
     ...     '''Every head attends more to tokens whose hidden states have a large mean.'''
     ...     def of_hidden(self, x, positions, past):
     ...         return None, x.mean(-1, keepdim=True).expand(-1, -1, len(self.heads))
-    ...     def of_pairs(self, queries, keys, positions, k_positions):
-    ...         return keys.transpose(1, 2)[:, :, None].expand(-1, -1, positions.seq_len, -1)
+    ...     def of_pair(self, queries, keys, head):
+    ...         return keys
     >>> loud, x, q = Loud(2, 8), torch.ones(1, 3, 8), torch.zeros(1, 2, 3, 4)
     >>> loud.bias(q, q, loud.read(x, Positions.arange(3)))[0, 1, 2]
     tensor([1., 1., 1.])
@@ -67,7 +70,9 @@ class HiddenBias(PositionEncoding):
         self.num_heads = self.heads.num_heads
         self.d_model = whole("d_model", d_model, 1, MAX_WIDTH, remedy="the width of the hidden states")
 
-    def of_hidden(self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None) -> Read:
+    def of_hidden(
+        self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None
+    ) -> OfTokens:
         """What is read of every token, as a query and as a key: a subclass writes this.
 
         What is read for keys is kept in the cache beside them, and has to be all that `past` is asked for.
@@ -79,52 +84,24 @@ class HiddenBias(PositionEncoding):
         """
         raise LocantError(f"{type(self).__name__} does not define of_hidden", "def of_hidden(self, x, positions, past)")
 
-    def of_pairs(
-        self,
-        queries: Float[Tensor, "#batch query heads *_"] | None,
-        keys: Float[Tensor, "#batch key heads *_"] | None,
-        positions: Positions,
-        k_positions: Positions,
-    ) -> Float[Tensor, "#batch heads query key"]:
-        """What is added to the score of every query and key: a subclass writes this.
+    def of_pair(self, queries: Tensor | None, keys: Tensor | None, head: Tensor) -> Tensor:
+        """What is added to the score of every query and key: a subclass writes this, with plain operations of torch.
 
-        Attention asks for one head, and for some of the queries, at a time.
+        Attention asks for some heads, of some queries and keys, at a time.
 
         Args:
-            queries, keys: what was read of them.
-            positions, k_positions: where they stand.
+            queries: what was read of them, ``#batch heads query 1 *``.
+            keys: ``#batch heads 1 key *``.
+            head: which of those that are here, ``heads 1 1``.
         """
-        raise LocantError(
-            f"{type(self).__name__} does not define of_pairs",
-            "def of_pairs(self, queries, keys, positions, k_positions)",
-        )
+        raise LocantError(f"{type(self).__name__} does not define of_pair", "def of_pair(self, queries, keys, head)")
 
-    def of_row(self, queries: Tensor | None, keys: Tensor, everyone: Positions, rank: int, ranks: int) -> Read:
-        """What is known of the queries of this rank, and of all keys of a row of which each rank has read its part.
-
-        A subclass overrides this where what is read of a token depends on tokens before it, which other ranks have.
-
-        Args:
-            queries: what was read of this rank's tokens, as queries.
-            keys: what every rank has read of its tokens, as keys, in the order of the ranks.
-            everyone: where they stand.
-            rank, ranks: this one, and how many there are; their parts are equal.
-        """
-        return queries, keys
+    def of_far(self, queries: Tensor | None, keys: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Of the distance `far` on: a number of every query and one of every key, ``#batch heads token``."""
+        return None, None
 
     far: int | None = None
-    """From this distance on the bias of an earlier key is the sum that `of_far` gives; ``None``: it never is one."""
-
-    def of_far(
-        self,
-        queries: Float[Tensor, "#batch query heads *_"] | None,
-        keys: Float[Tensor, "#batch key heads *_"] | None,
-    ) -> tuple[Float[Tensor, "#batch heads query"] | None, Float[Tensor, "#batch heads key"] | None]:
-        """A number of every query and one of every key, ``None`` for zeros, whose sums are the bias of far keys.
-
-        A subclass that sets `far` writes this; attention then holds nothing for the pairs.
-        """
-        return None, None
+    is_for_pairs: ClassVar[bool] = True
 
     def read(
         self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None = None
@@ -134,23 +111,35 @@ class HiddenBias(PositionEncoding):
         rows = positions.expand(x.shape[0])
         if rows.document_or_none is not None:
             x = x.masked_fill((rows.document_or_none == PADDING)[..., None], 0.0)
-        as_query, as_key = self.of_hidden(x, rows, past if past is not None and past.seq_len else None)
-        return dataclasses.replace(rows, as_query=as_query, as_key=as_key)
+        read = self.of_hidden(x, rows, past if past is not None and past.seq_len else None)
+        return dataclasses.replace(rows, read=Read(*read))
 
-    def bias(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> Bias:
-        """`of_pairs` of all heads, float32 at least."""
-        self.heads.require(self, q)
-        keys = require_tokens(self, q, k, positions, k_positions)
-        return self.of_pairs(*self.read_of(positions, keys), positions, keys).to(bias_dtype(q))
+    def score_bias(
+        self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
+    ) -> ScoreBias:
+        """`of_pair` of what was read."""
+        of_query, of_key = self.read_of(q, k, queries, keys, heads)
+        return Pairwise(
+            q=q, queries=queries, keys=keys, sources=(of_query, of_key), of_query=of_query, of_key=of_key,
+            of_pair=self.of_pair, heads=range(len(self.heads))[heads or slice(None)], far=self.far,
+            separate=self.of_far, is_for_pairs=self.is_for_pairs,
+        )  # fmt: skip
 
-    def read_of(self, positions: Positions, keys: Positions) -> Read:
-        """What was read of queries and keys; raises where that was for other heads."""
-        read = positions.as_query, keys.as_key
-        if all(x is None or x.shape[2] == len(self.heads) for x in read):
-            return read
-        found = next(x for x in read if x is not None)
-        got = f"got positions of which {found.shape[2]} heads were read, {type(self).__name__} has {len(self.heads)}"
-        raise LocantError(got, REMEDY)
+    def read_of(
+        self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None
+    ) -> tuple[Float[Tensor, "_ heads query *_"] | None, Float[Tensor, "_ heads key *_"] | None]:
+        """What was read of queries, and of keys, of these heads; raises where that was for other heads."""
+        self.heads.some(heads).require(self, q)
+        require_tokens(self, q, k, queries, keys)
+        read = queries.read.of_query, keys.read.of_key
+        for x in read:
+            if x is not None and x.shape[2] != len(self.heads):
+                got = (
+                    f"got positions of which {x.shape[2]} heads were read, {type(self).__name__} has {len(self.heads)}"
+                )
+                raise LocantError(got, REMEDY)
+        of_query, of_key = (None if x is None else x.transpose(1, 2)[:, heads or slice(None)] for x in read)
+        return of_query, of_key
 
     def require_read(self, name: str, read: Tensor | None) -> Tensor:
         """What was read of queries, or of keys; raises where nothing was."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,20 +13,11 @@ from torch.nn import functional as F
 
 from locant.arguments import whole
 from locant.errors import LocantError, RangeError, ShapeError
-from locant.positions.base import (
-    Bias,
-    Keys,
-    ModelShape,
-    PositionEncoding,
-    Queries,
-    ScoreMod,
-    bias_dtype,
-    build,
-    require_heads,
-)
+from locant.positions.base import Keys, ModelShape, PositionEncoding, Queries, bias_dtype, build, require_heads
 from locant.positions.grids import cells
 from locant.positions.heads import Heads
 from locant.positions.positions import Positions
+from locant.positions.score_bias import Entries, Lookup
 from locant.tensors import has_values
 
 __all__ = ["HeadTable", "OffsetBias", "Table"]
@@ -38,39 +29,16 @@ E = TypeVar("E", bound="OffsetBias")
 
 
 class Table(NamedTuple):
-    """A number for every offset of a query from a key, for each head, or for each head and query.
+    """What is held for every offset of a query from a key; the entry in the middle is that of no offset."""
 
-    The entry in the middle is that of no offset.
-    """
-
-    values: Float[Tensor, "heads entries"] | Float[Tensor, "batch heads query entries"]
     per_row: int
     """How many entries farther the next row is."""
     per_column: int
+    of_head: Float[Tensor, "heads entries"] | None = None
+    of_query: Float[Tensor, "entries head_dim"] | None = None
+    """What queries are multiplied with."""
     of_prefix: Float[Tensor, "heads 3"] | None = None
     """From a prefix token to a cell, from a cell to a prefix token, and among prefix tokens; ``None``: nothing."""
-
-    def codes(self, positions: Positions) -> Int[Tensor, "batch seq"]:
-        """A number for each token, so that the entry of a pair follows from their difference."""
-        if positions.axes == 1:
-            return positions.index * self.per_column
-        row, column = positions.index.unbind(-1)
-        return row * self.per_row + column * self.per_column
-
-    @property
-    def middle(self) -> int:
-        return self.values.shape[-1] // 2
-
-    def with_prefix(self) -> Table:
-        """With further entries behind the last, for pairs with a prefix token."""
-        more = F.pad(self.values, (0, 3)) if self.of_prefix is None else torch.cat([self.values, self.of_prefix], -1)
-        return self._replace(values=more)
-
-    def pick(self, entries: Int[Tensor, "_ query key"]) -> Float[Tensor, "_ heads query key"]:
-        """These entries, for each head."""
-        if self.values.ndim == 2:
-            return self.values.index_select(1, entries.flatten()).unflatten(1, entries.shape).transpose(0, 1)
-        return self.values.gather(3, entries[:, None].expand(*self.values.shape[:3], entries.shape[-1]))
 
 
 class OffsetBias(PositionEncoding):
@@ -83,6 +51,9 @@ class OffsetBias(PositionEncoding):
     Args:
         height, width: of the grid, or of a window of it, in tokens.
     """
+
+    of_products: ClassVar[bool] = False
+    """Whether tables hold what queries are multiplied with."""
 
     def __init__(self, height: int, width: int) -> None:
         super().__init__()
@@ -101,9 +72,9 @@ class OffsetBias(PositionEncoding):
         known = {size: getattr(shape, size) for size in cls.sizes() if hasattr(shape, size)}
         return build(cls, {**known, "height": 1, "width": shape.max_seq_len} | options)
 
-    def tables(self, q: Tensor) -> Sequence[Table]:
-        """What is added up for the offset of each query from each key, float32 at least: a subclass writes this."""
-        raise LocantError(f"{type(self).__name__} does not define tables", "def tables(self, q)")
+    def tables(self, dtype: torch.dtype) -> Sequence[Table]:
+        """What is added up for the offset of each query from each key, in this dtype: a subclass writes this."""
+        raise LocantError(f"{type(self).__name__} does not define tables", "def tables(self, dtype)")
 
     def at(self: E, height: int, width: int) -> E:
         """The same encoding for grids of another size. It shares its parameters: what one learns, the other knows.
@@ -115,22 +86,18 @@ class OffsetBias(PositionEncoding):
         other._resize(height, width)
         return other
 
-    def bias(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> Bias:
-        """What the tables have for every pair of tokens, float32 at least."""
-        keys = self._require(q, k, positions, k_positions)
-        prefix = _prefix_of(positions, keys)
-        return _sum([_picked(table, positions, keys, prefix) for table in self.tables(q)])
+    def score_bias(
+        self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
+    ) -> Lookup:
+        """What the tables have for every pair of tokens."""
+        self._require(q, k, queries, keys)
 
-    def score_mod(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> ScoreMod:
-        """One look-up in each of the tables."""
-        keys = self._require(q, k, positions, k_positions)
-        rows = (positions.expand(q.shape[0]), keys.expand(q.shape[0]))
-        tables = [_look_up(table, *rows, _prefix_of(*rows)) for table in self.tables(q)]
+        def make() -> tuple[Entries, ...]:
+            tables = tuple(_entries(table, queries, keys) for table in self.tables(bias_dtype(q)))
+            return tables if heads is None else tuple(table.of_heads(heads) for table in tables)
 
-        def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return score + _sum([look_up(batch, head, query, key) for look_up in tables])
-
-        return add
+        of_query, sources = q if self.of_products else None, (*self.parameters(), *self.buffers())
+        return Lookup(q=q, queries=queries, keys=keys, sources=sources, make=make, of_query=of_query)
 
     def _require(self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None) -> Positions:
         """Raise unless queries, keys and positions fit each other and the grid; returns those of the keys."""
@@ -196,10 +163,14 @@ class HeadTable(OffsetBias):
         """From a prefix token to a cell, from a cell to a prefix token, and among prefix tokens; ``None``: nothing."""
         return None
 
-    def tables(self, q: Tensor) -> Sequence[Table]:
-        self.heads.require(self, q)
-        dtype = bias_dtype(q)
-        return [Table(self.of_offsets(dtype), 2 * self.width - 1, 1, self.of_prefix(dtype))]
+    def score_bias(
+        self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
+    ) -> Lookup:
+        self.heads.some(heads).require(self, q)
+        return super().score_bias(q, k, queries, keys, heads)
+
+    def tables(self, dtype: torch.dtype) -> Sequence[Table]:
+        return [Table(2 * self.width - 1, 1, self.of_offsets(dtype), None, self.of_prefix(dtype))]
 
     def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:
         """What `bias` adds among the cells of the grid, row by row: keys are the first, and queries the last of them.
@@ -215,55 +186,48 @@ class HeadTable(OffsetBias):
         device = next(self.parameters()).device
         keys = Positions.grid(self.height, self.width, device=device).slice(0, key_len)
         q, k = (torch.empty(1, len(self.heads), length, 0, device=device) for length in (query_len, key_len))
-        return self.bias(q, k, keys.slice(key_len - query_len, key_len), keys)[0]
+        return self.score_bias(q, k, keys.slice(key_len - query_len, key_len), keys).dense()[0]
 
     def extra_repr(self) -> str:
         return f"{self.heads}, height={self.height}, width={self.width}"
 
 
-def _sum(terms: Sequence[Tensor]) -> Tensor:
-    return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+def _entries(table: Table, queries: Positions, keys: Positions) -> Entries:
+    """Entries by a code of each token; those of prefix tokens are farther off than any two cells are apart."""
+    values = table.of_head if table.of_head is not None else table.of_query.T  # type: ignore[union-attr]
+    last = values.shape[-1]
+    middle = last // 2
+    q_code, k_code = _code(table, queries), _code(table, keys)
+
+    def entry_of(offset: Tensor) -> Tensor:
+        return offset + middle
+
+    if any(grid.prefix for grid in (*queries.grids, *keys.grids)):
+        beyond = 2 * middle + 1
+        q_code = torch.where(_is_prefix(queries), beyond, q_code)
+        k_code = torch.where(_is_prefix(keys), -(2 * beyond + 1), k_code)
+        values = F.pad(values, (0, 3)) if table.of_prefix is None else torch.cat([values, table.of_prefix], -1)
+
+        def entry_of(offset: Tensor) -> Tensor:  # a prefix token is farther than cells are
+            behind = torch.where(
+                offset > 2 * beyond + middle + 1, last + 2, torch.where(offset > beyond, last + 1, last)
+            )
+            return torch.where(offset > middle, behind, offset + middle)
+
+    q_at, k_at = (Positions(code.to(torch.int32)) for code in (q_code, k_code))
+    of_head, of_query = (values, None) if table.of_head is not None else (None, values.T)
+    return Entries(queries=q_at, keys=k_at, entry_of=entry_of, of_head=of_head, of_query=of_query)
 
 
-Prefix = tuple[Bool[Tensor, "_ query"], Bool[Tensor, "_ key"]]
-
-
-def _prefix_of(positions: Positions, keys: Positions) -> Prefix | None:
-    """Which queries and which keys are prefix tokens; ``None`` where there can be none."""
-    if not any(grid.prefix for grid in (*positions.grids, *keys.grids)):
-        return None
-    return _is_prefix(positions), _is_prefix(keys)
+def _code(table: Table, positions: Positions) -> Int[Tensor, "batch seq"]:
+    """A number for each token, so that the entry of a pair follows from their difference."""
+    if positions.axes == 1:
+        return positions.index * table.per_column
+    row, column = positions.index.unbind(-1)
+    return row * table.per_row + column * table.per_column
 
 
 def _is_prefix(positions: Positions) -> Bool[Tensor, "batch seq"]:
     if positions.place_or_none is None:
         return torch.zeros(positions.index.shape[:2], dtype=torch.bool, device=positions.device)
     return (cells(positions.grids, positions.device)[:, 0] < 0)[positions.place_or_none]
-
-
-def _behind(table: Table, entries: Tensor, of_query: Tensor, of_key: Tensor) -> Tensor:
-    """These entries, or those behind the last where one of the pair is a prefix token, or both are."""
-    last = table.values.shape[-1]
-    return torch.where(of_query, torch.where(of_key, last + 2, last), torch.where(of_key, last + 1, entries))
-
-
-def _picked(table: Table, positions: Positions, keys: Positions, prefix: Prefix | None) -> Tensor:
-    """The entries of all pairs."""
-    entries = table.codes(positions)[:, :, None] - table.codes(keys)[:, None] + table.middle
-    if prefix is None:
-        return table.pick(entries)
-    return table.with_prefix().pick(_behind(table, entries, prefix[0][:, :, None], prefix[1][:, None]))
-
-
-def _look_up(table: Table, positions: Positions, keys: Positions, prefix: Prefix | None) -> Callable[..., Tensor]:
-    """The entry of one pair: ``(batch, head, query, key) -> entry``."""
-    of_query, of_key = (table.codes(each).to(torch.int32) for each in (positions, keys))
-    of_query, values = of_query + table.middle, (table if prefix is None else table.with_prefix()).values
-
-    def look_up(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        entry = of_query[batch, query] - of_key[batch, key]
-        if prefix is not None:
-            entry = _behind(table, entry, prefix[0][batch, query], prefix[1][batch, key])
-        return values[head, entry] if values.ndim == 2 else values[batch, head, query, entry]
-
-    return look_up

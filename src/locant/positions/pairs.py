@@ -1,43 +1,28 @@
-"""Pairs of a query and a key: how far apart they are, and what a table of products holds for them."""
+"""Pairs of a query and a key: how far apart they are, and products whose bits depend on the two alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locant.positions.base import Bias, Keys, PositionEncoding, Queries, ScoreMod, require_heads
 from locant.positions.positions import Positions
+from locant.positions.slot_functions import index_mod
 
-__all__ = [
-    "MAX_DISTANCE",
-    "LookedUp",
-    "Products",
-    "TableBias",
-    "distance_mod",
-    "distances",
-    "exact_dot",
-    "require_tokens",
-]
+__all__ = ["MAX_DISTANCE", "ScoreMod", "bias_dtype", "distance_mod", "distances", "exact_dot"]
 
-Products = tuple[Float[Tensor, "batch heads query rows"] | None, Float[Tensor, "batch heads key rows"] | None]
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""FlexAttention's ``(score, batch, head, query, key) -> score``."""
 
 MAX_DISTANCE = 2**24
 """Encodings that list the bucket of every distance go no farther: 128 MiB, and seconds to make."""
 
 
-def require_tokens(
-    owner: object, q: Tensor, k: Tensor, positions: Positions, keys: Positions | None, head_dim: int | None = None
-) -> Positions:
-    """Raise unless queries, keys and positions fit each other and, if given, `head_dim`; returns those of the keys."""
-    keys = positions if keys is None else keys
-    for name, x, where in (("q", q, positions), ("k", k, keys)):
-        require_heads(name, x, where, head_dim)
-        where.require_single_axis(type(owner).__name__)
-    return keys
+def bias_dtype(q: Tensor) -> torch.dtype:
+    """float32, or float64 where the queries are."""
+    return torch.promote_types(q.dtype, torch.float32)
 
 
 def distances(positions: Positions, keys: Positions) -> Int[Tensor, "batch query key"]:
@@ -47,90 +32,12 @@ def distances(positions: Positions, keys: Positions) -> Int[Tensor, "batch query
 
 def distance_mod(q: Tensor, positions: Positions, keys: Positions) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """The same for one pair: ``(batch, query, key) -> query index minus key index``, all three broadcast."""
-    q_index, k_index = positions.expand(q.shape[0]).index_mod(), keys.expand(q.shape[0]).index_mod()
+    q_index, k_index = (index_mod(each.expand(q.shape[0])) for each in (positions, keys))
 
     def distance(batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return q_index(batch, query) - k_index(batch, key)
 
     return distance
-
-
-class LookedUp(NamedTuple):
-    """Numbers of every query, and of every key, of which a pair gets those at the row of its distance."""
-
-    of_query: Float[Tensor, "batch heads query rows"] | None
-    of_key: Float[Tensor, "batch heads key rows"] | None
-    row_of: Callable[[Tensor], Tensor]
-    """Rows never fall, or never rise, with the distance (query index minus key index)."""
-    first: int
-    last: int
-    """Distances before the first have its row, those behind the last have that one's."""
-
-    def rows(self, device: torch.device) -> Int[Tensor, " distances"]:
-        """The row of each distance from the first to the last."""
-        return self.row_of(torch.arange(self.first, self.last + 1, device=device)).int()
-
-    def score_mod(self, distance: Callable[[Tensor, Tensor, Tensor], Tensor]) -> ScoreMod:
-        """The score function that adds these numbers."""
-        of_query, of_key, row_of = self.of_query, self.of_key, self.row_of
-
-        def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            row = row_of(distance(batch, query, key))
-            from_query = 0.0 if of_query is None else of_query[batch, head, query, row]
-            from_key = 0.0 if of_key is None else of_key[batch, head, key, row]
-            return score + (from_query + from_key)
-
-        return add
-
-
-class TableBias(PositionEncoding):
-    """A bias made of products of tokens with the rows of a table, of which each distance has one.
-
-    A subclass has `head_dim`, `ends`, `row_of` and `products`.
-    """
-
-    head_dim: int
-    ends: tuple[int, int]
-    """The distances from which on, before the first and behind the second, all have one row."""
-
-    def rows(self, distance: Int[Tensor, "*pairs"]) -> Int[Tensor, "*pairs"]:
-        """The table's row for every distance (query index minus key index)."""
-        return self.row_of(distance.device)(distance)
-
-    def row_of(self, device: torch.device) -> Callable[[Tensor], Tensor]:
-        """`rows` as a function that copies nothing to this device, which would end a CUDA graph.
-
-        Rows never fall, or never rise, with the distance.
-        """
-        raise NotImplementedError
-
-    def products(self, q: Queries, k: Keys) -> Products:
-        """Every query, and every key, times every row; ``None`` for those that have no part in it."""
-        raise NotImplementedError
-
-    def bias(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> Bias:
-        """The scaled products for every pair of tokens, float32 at least."""
-        keys = require_tokens(self, q, k, positions, k_positions, self.head_dim)
-        of_query, of_key = self.products(q, k)
-        rows = self.rows(distances(positions, keys))
-        terms = [] if of_query is None else [_pick(of_query, rows)]
-        if of_key is not None:
-            terms.append(_pick(of_key, rows.transpose(1, 2)).transpose(2, 3))
-        return terms[0] if len(terms) == 1 else terms[0] + terms[1]
-
-    def score_mod(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> ScoreMod:
-        keys = positions if k_positions is None else k_positions
-        return self.looked_up(q, k, positions, keys).score_mod(distance_mod(q, positions, keys))
-
-    def looked_up(self, q: Queries, k: Keys, positions: Positions, keys: Positions) -> LookedUp:
-        """What `score_mod` looks up."""
-        require_tokens(self, q, k, positions, keys, self.head_dim)
-        return LookedUp(*self.products(q, k), self.row_of(q.device), *self.ends)
-
-
-def _pick(products: Float[Tensor, "batch heads n rows"], rows: Int[Tensor, "#batch n m"]) -> Tensor:
-    """For every pair of a token and another, the token's product with the row that belongs to the pair."""
-    return products.gather(3, rows[:, None].expand(*products.shape[:3], rows.shape[-1]))
 
 
 def exact_dot(

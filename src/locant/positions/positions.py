@@ -7,27 +7,25 @@ order, by the rule in `locant.positions.documents.is_allowed`. Costs one or two 
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from locant.arguments import MAX_INT32, entries, flag, shape_error, shown, whole
 from locant.errors import LocantError, RangeError, ShapeError
-from locant.positions import documents
+from locant.positions import documents, slot_functions
 from locant.positions.checks import index_bound, integers, known_device, padding_mask, row_of, rows_of, token_count
 from locant.positions.documents import PADDING, MaskMod, is_allowed, window_of
-from locant.positions.generalizing import coupled_number, drawn, places_in_numbers
-from locant.positions.grids import Grid, grid_of, indices, joined_places, pack_grids, rows_of_grids
+from locant.positions.grids import Grid, fields_of_grids, grid_of, pack_grids, rows_of_grids
+from locant.positions.joining import joined_fields
 from locant.positions.multimodal import Counting, Parts, rows_of_parts
+from locant.positions.pytree import NOT_READ, Read, flat, register_pytree, unflat
 from locant.tensors import bounds, has_values, readable
 
 __all__ = ["Positions", "require_positions"]
@@ -49,7 +47,7 @@ class Positions:
         min_index, max_index: no index is smaller, or larger; ``None`` where only the device knows.
         start: set where every row is known to be one document counting ``start, start + 1, ...``.
         denominator: an index counts such parts of a position, so that fractions have exact angles, too.
-        as_query, as_key: what `PositionEncoding.read` has read of the hidden states of each token.
+        read: what `PositionEncoding.read` has read of the hidden states of each token.
         place_or_none: of which prefix token or cell of `grids` each token is, counted through all of them.
         grids: the sizes of the grids that tokens stand in, whole, whichever part of them is here; none: no grid.
 
@@ -64,8 +62,7 @@ class Positions:
     max_index: int | None = None
     start: int | None = None
     denominator: int = 1
-    as_query: Float[Tensor, "batch seq heads *features"] | None = None
-    as_key: Float[Tensor, "batch seq heads *features"] | None = None
+    read: Read = NOT_READ
     place_or_none: Int[Tensor, "batch seq"] | None = None
     grids: tuple[Grid, ...] = ()
 
@@ -76,14 +73,6 @@ class Positions:
         if type(index) in (int, float, list, range, np.ndarray):
             remedy = f"Positions.arange({index})" if type(index) is int else "Positions.of(index)"
             raise LocantError(f"got {shown(index)} for the index of Positions, expected a tensor", remedy)
-
-    @functools.cached_property
-    def kept(self) -> WeakKeyDictionary[object, Any]:
-        """What was made from these positions and is used again, by its owner; of this object alone, not of copies."""
-        return WeakKeyDictionary()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "kept"}
 
     @classmethod
     def arange(cls, seq_len: int, *, batch: int = 1, device: Device = None) -> Positions:
@@ -112,7 +101,7 @@ class Positions:
         low, high = bounds(index) if max_index is None else (0, max_index)
         if low is not None and low < 0:
             raise RangeError(f"got cache_len with {low}, expected 0 or more", "cache_len=0 for an empty cache")
-        return cls._checked(index, None, None, low, high)
+        return cls.checked(index, None, None, low, high)
 
     @classmethod
     def from_mask(cls, attention_mask: Tensor) -> Positions:
@@ -146,7 +135,7 @@ class Positions:
         rows = rows_of("lengths", lengths)
         packed = documents.pack(rows, None if length is None else token_count("length", length))
         index, document = (torch.from_numpy(each).to(known_device(device) or "cpu") for each in packed)
-        return cls._checked(index, document, None, 0, max([1, *itertools.chain.from_iterable(rows)]) - 1)
+        return cls.checked(index, document, None, 0, max([1, *itertools.chain.from_iterable(rows)]) - 1)
 
     @classmethod
     def grid(cls, *sizes: int, centred: bool = False, prefix: int = 0, device: Device = None) -> Positions:
@@ -165,7 +154,7 @@ class Positions:
         """
         grid, device = grid_of(sizes, prefix), known_device(device)
         place, order = (torch.arange(grid.num_tokens, device=device)[None] for _ in range(2))
-        return cls._on((grid,), flag("centred", centred), place, order, None)
+        return cls.checked(**fields_of_grids((grid,), flag("centred", centred), place, order, None))
 
     @classmethod
     def packed_grids(
@@ -187,21 +176,9 @@ class Positions:
         [[0, 0], [0, 0], [0, 1], [0, 0], [0, 0], [1, 0]]
         """
         rows = rows_of_grids(grids, prefix)
-        known, *slots = pack_grids(rows, None if length is None else token_count("length", length))
+        different, *slots = pack_grids(rows, None if length is None else token_count("length", length))
         place, order, document = (torch.from_numpy(each).to(known_device(device) or "cpu") for each in slots)
-        return cls._on(known, flag("centred", centred), place, order, document)
-
-    @classmethod
-    def _on(
-        cls, grids: tuple[Grid, ...], centred: bool, place: Tensor, order: Tensor, document: Tensor | None
-    ) -> Positions:
-        index, denominator = indices(grids, centred, place.device)
-        index = _without_single_axis(index[place])
-        largest = max([0, *(size - 1 for grid in grids for size in grid.sizes)])
-        low, high = (-denominator, denominator) if centred else (0, largest)
-        if index.ndim == 2 and not any(grid.prefix for grid in grids):
-            return cls._checked(index, document, order, low, high, None, denominator)  # a line: no grid
-        return cls._checked(index, document, order, low, high, None, denominator, None, None, place, grids)
+        return cls.checked(**fields_of_grids(different, flag("centred", centred), place, order, document))
 
     @classmethod
     def multimodal(
@@ -238,101 +215,7 @@ class Positions:
         made = rows_of_parts(parts, counting, length, padding)
         index, document, order = (torch.from_numpy(each).to(known_device(device) or "cpu") for each in made)
         padded = document if bool((made[1] != 0).any()) else None
-        return cls._checked(index, padded, order, 0, int(made[0].max(initial=0)), None, counting.denominator)
-
-    @classmethod
-    def randomized(
-        cls,
-        lengths: int | Sequence[int] | Sequence[Sequence[int]],
-        max_seq_len: int,
-        *,
-        seed: int = 0,
-        length: int | None = None,
-        device: Device = None,
-    ) -> Positions:
-        """Different numbers below `max_seq_len`, drawn anew for every `seed`, in order: Ruoss et al. 2023.
-
-        Trained so, a model has seen every index that longer rows will have (arXiv 2305.16843). Masks, and windows
-        of attention, count tokens.
-
-        Args:
-            lengths: of a row of one document, or as in `packed`, where every document has numbers of its own.
-            max_seq_len: beyond the longest row that will be seen.
-
-        >>> Positions.randomized(4, 100, seed=3).index
-        tensor([[ 8, 17, 23, 78]])
-        """
-        whole_row = isinstance(lengths, (int, np.integer)) and not isinstance(lengths, bool)
-        counted = cls.packed([lengths] if whole_row else lengths, length=length)  # type: ignore[list-item]
-        seed, index = whole("seed", seed, 0, 2**62, remedy="seed=0"), counted.index.clone()
-        for row, documents_of_row in enumerate(counted.document):
-            for number in documents_of_row.unique().tolist():
-                mine = documents_of_row == number
-                if number != PADDING:
-                    index[row, mine] = drawn(int(mine.sum()), max_seq_len, [seed, row, number])
-        largest = whole("max_seq_len", max_seq_len, 1, remedy="a length beyond all that will be seen") - 1
-        document = counted.document if bool((counted.document != 0).any()) else None
-        return cls._checked(index, document, counted.index, 0, largest).to(known_device(device) or "cpu")
-
-    @classmethod
-    def abacus(cls, ids: Numbers, digits: Numbers, *, offset: int = 0, positions: Positions | None = None) -> Positions:
-        """The place of every digit within its number, from 1, and 0 for all else: McLeish et al. 2024.
-
-        For the table that is added to the embeddings of digits (arXiv 2405.17399); numbers are written with their
-        units first. In training `offset` is drawn for every batch, so that longer numbers find trained rows.
-
-        Args:
-            ids: ``seq`` or ``batch seq``.
-            digits: the ids of tokens that are digits.
-            offset: added to the places of digits.
-            positions: where the tokens stand: their documents end numbers, and their order is kept.
-
-        >>> Positions.abacus([7, 8, 0, 9], digits=range(5, 10)).index
-        tensor([[1, 2, 0, 1]])
-        """
-        tokens, known = integers("ids", ids), integers("digits", digits)
-        tokens = tokens[None] if tokens.ndim == 1 else tokens
-        if tokens.ndim != 2:
-            raise shape_error("ids", tokens, "(batch, seq)", "the ids of the tokenizer")
-        offset = whole("offset", offset, 0, remedy="offset=0")
-        where = cls.arange(tokens.shape[1], batch=len(tokens), device=tokens.device) if positions is None else positions
-        require_positions(where)
-        where.require_fits(len(tokens), tokens.shape[1], tokens.device, "ids")
-        where = where.expand(len(tokens))
-        index = places_in_numbers(torch.isin(tokens, known.to(tokens.device)), where.document, offset)
-        return cls._checked(index, where.document_or_none, where.order, 0, offset + tokens.shape[1])
-
-    @classmethod
-    def coupled(
-        cls,
-        numbers: Sequence[int] | Sequence[Sequence[int]],
-        *,
-        start: int = 1,
-        reverse: bool = True,
-        length: int | None = None,
-        device: Device = None,
-    ) -> Positions:
-        """Digits of one significance at one index, for sums like ``653+49=207``: Cho et al. 2024, arXiv 2405.20671.
-
-        Args:
-            numbers: how many digits each has; a sign follows each but the last, which is the result. Or one such list
-                per row.
-            start: one less than the index of the first digit of the longest operand; drawn in training.
-            reverse: whether the result is written with its units first.
-            length: of every row, padded on the right; default: the longest.
-
-        >>> Positions.coupled([3, 2, 3]).index.tolist()
-        [[2, 3, 4, 5, 3, 4, 5, 4, 3, 2]]
-        """
-        start, reverse = whole("start", start, 0, remedy="start=1"), flag("reverse", reverse)
-        rows = [coupled_number(row, start, reverse) if row else [] for row in rows_of("numbers", numbers)]
-        counted = cls.packed([[len(row)] for row in rows], length=length)
-        index = torch.zeros_like(counted.index)
-        for place, row in enumerate(rows):
-            index[place, : len(row)] = torch.tensor(row, dtype=torch.int64)
-        document = counted.document if bool((counted.document != 0).any()) else None
-        largest = max((max(row) for row in rows if row), default=0)
-        return cls._checked(index, document, counted.index, 0, largest).to(known_device(device) or "cpu")
+        return cls.checked(index, padded, order, 0, int(made[0].max(initial=0)), None, counting.denominator)
 
     @classmethod
     def of(
@@ -367,7 +250,7 @@ class Positions:
         if (where.ndim == 3 or denominator > 1) and orders is None:
             orders = torch.arange(where.shape[1], device=where.device).expand(where.shape[:2])
         low, high = bounds(where) if max_index is None else (None, max_index)
-        return cls._checked(where, document_ids, orders, low, high, None, denominator)
+        return cls.checked(where, document_ids, orders, low, high, None, denominator)
 
     @classmethod
     def cat(cls, parts: Sequence[Positions]) -> Positions:
@@ -380,46 +263,18 @@ class Positions:
         parts = entries("parts", parts, "Positions.cat([text, image])")
         for part in parts:
             require_positions(part)
-        if not parts:
-            raise ShapeError("got no positions to join, expected at least one", "Positions.arange(0) for no tokens")
-        if len(axes := {part.axes for part in parts}) > 1:
-            got = f"got positions with {sorted(axes)} axes, expected the same number"
-            raise ShapeError(got, "Positions.of(index[..., None].expand(-1, -1, axes)) for text")
-        if len(parted := {part.denominator for part in parts}) > 1:
-            got = f"got positions over the denominators {sorted(parted)}, expected the same"
-            raise ShapeError(got, "Positions.of(index * factor, denominator=...) for some")
-        batch = max(part.batch for part in parts)
-        wide = [part.expand(batch) for part in parts]
-        lows = [part.min_index for part in wide if part.seq_len]
-        highs = [part.max_index for part in wide if part.seq_len]
-        read = [part.as_key for part in wide if part.as_key is not None]
-        on_grids = [part for part in wide if part.seq_len] or wide
-        grids, place = joined_places([part.grids for part in on_grids], [part.place_or_none for part in on_grids])
-        counting = all(a.start is not None and b.start == a.start + a.seq_len for a, b in itertools.pairwise(wide))
-        one_document = all(part.document_or_none is None for part in wide)
-        by_index = all(part.order_or_none is None for part in wide)
-        return cls(
-            torch.cat([part.index for part in wide], dim=1),
-            None if one_document else torch.cat([part.document for part in wide], dim=1),
-            None if by_index else documents.joined_orders([part.order for part in wide]),
-            None if None in lows else min(lows) if lows else 0,
-            None if None in highs else max(highs) if highs else 0,
-            wide[0].start if counting else None,
-            parted.pop(),
-            as_key=torch.cat(read, dim=1) if len(read) == len(wide) else None,
-            place_or_none=place,
-            grids=grids,
-        )
+        return cls(**joined_fields(parts))
 
     @classmethod
     def _counting(cls, start: int, n: int, batch: int, device: Device) -> Positions:
         batch = token_count("batch", batch, "a number of rows")
         index = torch.arange(start, start + n, device=known_device(device)).expand(batch, n)
-        return cls._checked(index, None, None, start, max(start + n - 1, start), start)
+        return cls.checked(index, None, None, start, max(start + n - 1, start), start)
 
     @classmethod
-    def _checked(cls, *fields: Any) -> Positions:
-        positions = cls(*fields)
+    def checked(cls, *fields: Any, **named: Any) -> Positions:
+        """Positions of these fields, whose bounds fit 32 bits."""
+        positions = cls(*fields, **named)
         for bound in (positions.min_index, positions.max_index):
             if bound is not None and abs(bound) > MAX_INT32:
                 got = f"got position {bound}, expected at most 2**31 - 1 = {MAX_INT32} in size"
@@ -478,8 +333,9 @@ class Positions:
         return self._map(lambda tensor: tensor[:, slots.to(tensor.device)], None)
 
     def _map(self, function: Callable[[Tensor], Tensor], start: int | None) -> Positions:
-        leaves = [None if leaf is None else function(leaf) for leaf in _flatten(self)[0]]
-        return _unflatten(leaves, (self.min_index, self.max_index, start, self.denominator, self.grids))
+        leaves, known = flat(self)
+        moved = [None if leaf is None else function(leaf) for leaf in leaves]
+        return Positions(**unflat(moved, known._replace(start=start)))
 
     def shard(self, rank: int, world: int, zigzag: bool = True) -> Positions:
         """This rank's part of the sequence, for context parallelism: the tokens at `shard_slots`.
@@ -489,7 +345,7 @@ class Positions:
         >>> Positions.packed([4, 4]).shard(0, 2).index
         tensor([[0, 3, 0, 3]])
         """
-        if self.as_query is not None or self.as_key is not None:
+        if any(x is not None for x in self.read):
             got = "got positions with what an encoding has read of hidden states, which goes over ranks by itself"
             raise LocantError(got, "encoding.read(x[:, slots], row.shard(rank, world)) on every rank")
         return self.select(self.shard_slots(rank, world, zigzag))
@@ -518,7 +374,7 @@ class Positions:
         >>> Positions.packed([2, 1]).mask().int().tolist()
         [[[[1, 0, 0], [1, 1, 0], [0, 0, 1]]]]
         """
-        queries, keys = self._paired(k_positions)
+        queries, keys = self.paired(k_positions)
         pairs = (queries.document[:, :, None], keys.document[:, None])
         orders = (queries.order[:, :, None], keys.order[:, None])
         return is_allowed(*pairs, *orders, causal, window_of(window))[:, None]
@@ -527,35 +383,7 @@ class Positions:
         self, k_positions: Positions | None = None, *, causal: bool = True, window: int | None = None
     ) -> MaskMod:
         """The same mask as a function of (batch, head, query, key) slots, for FlexAttention."""
-        queries, keys = self._paired(k_positions)
-        q_document, k_document = queries._document_mod(), keys._document_mod()
-        q_order, k_order = queries._order_mod(), keys._order_mod()
-        window, one_row = window_of(window), queries.batch == 1
-
-        def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            row = batch * 0 if one_row else batch  # FlexAttention asks about every row of its batch
-            pair = (q_document(row, query), k_document(row, key))
-            return is_allowed(*pair, q_order(row, query), k_order(row, key), causal, window)
-
-        return allowed
-
-    def index_mod(self) -> SlotMod:
-        """The index of a token as a function of row and slot, for FlexAttention: arithmetic where slots count it.
-
-        In 32 bits where no index is known to be negative, so that the difference of two fits: a kernel's slots have 32.
-        """
-        if self.start is not None:
-            start = torch.full((), self.start, dtype=torch.int32, device=self.device) if self.start else None
-            return lambda row, slot: slot if start is None else slot + start
-        return _look_up(self.index, self.min_index is not None and self.min_index >= 0)
-
-    def _order_mod(self) -> SlotMod:
-        return self.index_mod() if self.order_or_none is None else _look_up(self.order_or_none, False)
-
-    def _document_mod(self) -> SlotMod:
-        if self.document_or_none is None:
-            return lambda row, slot: slot * 0
-        return _look_up(self.document_or_none, True)
+        return slot_functions.mask_mod(*self.paired(k_positions), causal, window_of(window))
 
     def block_mask(
         self, k_positions: Positions | None = None, *, causal: bool = True, window: int | None = None
@@ -563,11 +391,11 @@ class Positions:
         """The same mask as a block-sparse one, for FlexAttention."""
         from torch.nn.attention.flex_attention import create_block_mask
 
-        queries, keys = self._paired(k_positions)
+        queries, keys = self.paired(k_positions)
         mask_mod = self.mask_mod(k_positions, causal=causal, window=window)
         return create_block_mask(mask_mod, queries.batch, None, self.seq_len, keys.seq_len, str(self.device))
 
-    def _paired(self, k_positions: Positions | None) -> tuple[Positions, Positions]:
+    def paired(self, k_positions: Positions | None) -> tuple[Positions, Positions]:
         """Queries and keys, with as many rows as the larger of the two has."""
         keys = self if k_positions is None else k_positions
         rows = max(self.batch, keys.batch)
@@ -614,7 +442,8 @@ class Positions:
 
     def require_fits(self, batch: int, seq_len: int, device: torch.device, what: str) -> None:
         """Raise unless these are the positions of `what`, which has this batch, length and device."""
-        if self.seq_len != seq_len or self.batch not in (1, batch):
+        rows, length, *_ = self.index.shape
+        if length != seq_len or rows not in (1, batch):
             got = f"got positions for {self.batch} x {self.seq_len} tokens, {what} has {batch} x {seq_len}"
             raise ShapeError(got, f"Positions.arange({seq_len})")
         if self.device != device:
@@ -645,15 +474,6 @@ class Positions:
         return f"Positions({shape}, index {self.min_index}..{self.max_index}{parted}{documents}{grids})"
 
 
-SlotMod = Callable[[Tensor, Tensor], Tensor]
-"""``(row, slot) ->`` what is known of the token there."""
-
-
-def _look_up(numbers: Int[Tensor, "batch seq"], narrow: bool) -> SlotMod:
-    numbers = numbers.to(torch.int32) if narrow else numbers
-    return lambda row, slot: numbers[row, slot]
-
-
 def _without_single_axis(index: Tensor) -> Tensor:
     """An index of one axis is always written as ``batch seq``."""
     return index.squeeze(2) if index.ndim == 3 and index.shape[2] == 1 else index
@@ -666,43 +486,5 @@ def require_positions(positions: object) -> None:
         raise LocantError(got, "Positions.of(position_ids), or Positions.from_mask(attention_mask)")
 
 
-LEAVES = ("index", "document_or_none", "order_or_none", "as_query", "as_key", "place_or_none")
-"""The fields that are tensors, in the order in which a program is given them, and under which names."""
-
-Known = tuple[int | None, int | None, int | None, int, tuple[Grid, ...]]
-"""The other fields: what the host knows."""
-
-
-def _flatten(positions: Positions) -> tuple[list[Any], Known]:
-    known = (positions.min_index, positions.max_index, positions.start, positions.denominator, positions.grids)
-    return [getattr(positions, name) for name in LEAVES], known
-
-
-def _flatten_with_keys(positions: Positions) -> tuple[list[Any], Known]:
-    """Under the names that exported programs and error messages call the leaves by."""
-    leaves, known = _flatten(positions)
-    return list(zip(map(pytree.GetAttrKey, LEAVES), leaves, strict=True)), known
-
-
-def _unflatten(leaves: Iterable[Any], known: Known) -> Positions:
-    index, document, order, as_query, as_key, place = leaves
-    low, high, start, denominator, grids = known
-    return Positions(index, document, order, low, high, start, denominator, as_query, as_key, place, grids)
-
-
-def _from_file(known: list[Any]) -> Known:
-    """What comes back from a file is lists."""
-    low, high, start, denominator, grids = known
-    return low, high, start, denominator, tuple(Grid(tuple(sizes), prefix) for sizes, prefix in grids)
-
-
-pytree.register_pytree_node(
-    Positions,
-    _flatten,
-    _unflatten,
-    flatten_with_keys_fn=_flatten_with_keys,
-    serialized_type_name="locant.Positions",
-    to_dumpable_context=list,
-    from_dumpable_context=_from_file,
-)
+register_pytree(Positions)
 torch.serialization.add_safe_globals([Positions, Grid])  # a saved program holds those that it was exported with

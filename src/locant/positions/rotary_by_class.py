@@ -29,7 +29,7 @@ from locant.positions.encodings.rotary import Rotary
 from locant.positions.heads import for_query_heads
 from locant.positions.positions import Positions
 
-__all__ = ["PairClass", "RotaryByClass", "near_and_far"]
+__all__ = ["PairClass", "RotaryByClass", "near_and_far", "products"]
 
 
 class PairClass(NamedTuple):
@@ -51,6 +51,12 @@ class PairClass(NamedTuple):
     window: int | None = None
     rows: tuple[int, int | None] = (0, None)
     columns: tuple[int, int | None] = (0, None)
+    rotary: Rotary | None = None
+
+    def rotated(self, q: Queries, k: Keys) -> tuple[Tensor, Tensor]:
+        """The queries and keys of this class, out of all of them, as they are for it."""
+        part = q[:, :, slice(*self.rows)], k[:, :, slice(*self.columns)]
+        return part if self.rotary is None else self.rotary.rotate(*part, self.q_at, self.k_at)
 
 
 class RotaryByClass(PositionEncoding):
@@ -73,14 +79,14 @@ class RotaryByClass(PositionEncoding):
         """The classes of pairs, which together are all that a causal mask allows; each pair is in one of them."""
         raise LocantError(f"{type(self).__name__} does not define classes", "def classes(self, positions, k_positions)")
 
-    def classes_of(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass]:
+    def pair_classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass]:
         """`classes`, of positions that count tokens."""
         for each in (positions, *(() if k_positions is None else (k_positions,))):
             each.require_single_axis(type(self).__name__)
             if each.order_or_none is not None:
                 got = f"got positions in an order of their own for {type(self).__name__}, which goes by distance"
                 raise ShapeError(got, "positions whose index is their order, such as Positions.packed(lengths)")
-        return self.classes(positions, k_positions)
+        return [each._replace(rotary=self._turning) for each in self.classes(positions, k_positions)]
 
     def rotate(
         self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
@@ -91,27 +97,22 @@ class RotaryByClass(PositionEncoding):
         temperature = self.rotary.temperature
         return (q if temperature is None else temperature.grown(q, positions, inplace=inplace)), k
 
-    def rotated(self, q: Queries, k: Keys, pairs: PairClass) -> tuple[Tensor, Tensor]:
-        """The queries and keys of a class, out of all of them, as they are for it."""
-        return self._turning.rotate(q[:, :, slice(*pairs.rows)], k[:, :, slice(*pairs.columns)], pairs.q_at, pairs.k_at)
-
-    def products(
-        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None
-    ) -> Float[Tensor, "batch heads query key"]:
-        """``q . k`` of every pair, each rotated as its class is, and 0 where a causal mask hides the key.
-
-        A matrix, float32 at least: to look at, and for attention that knows masks by a matrix alone.
-        """
-        total = torch.zeros(*q.shape[:3], k.shape[2], dtype=bias_dtype(q), device=q.device)
-        for each in self.classes_of(positions, k_positions):
-            rotated_q, rotated_k = (x.to(total.dtype) for x in self.rotated(q, k, each))
-            found = rotated_q @ for_query_heads(rotated_k, q.shape[1]).mT
-            allowed = each.queries.mask(each.keys, causal=each.causal, window=each.window)
-            total[:, :, slice(*each.rows), slice(*each.columns)] += found.masked_fill(~allowed, 0.0)
-        return total
-
     def extra_repr(self) -> str:
         return f"{self.rotary}"
+
+
+def products(classes: Sequence[PairClass], q: Queries, k: Keys) -> Float[Tensor, "batch heads query key"]:
+    """``q . k`` of every pair, each rotated as its class is, and 0 where a causal mask hides the key.
+
+    A matrix, float32 at least: to look at, and for attention that knows masks by a matrix alone.
+    """
+    total = torch.zeros(*q.shape[:3], k.shape[2], dtype=bias_dtype(q), device=q.device)
+    for each in classes:
+        rotated_q, rotated_k = (x.to(total.dtype) for x in each.rotated(q, k))
+        found = rotated_q @ for_query_heads(rotated_k, q.shape[1]).mT
+        allowed = each.queries.mask(each.keys, causal=each.causal, window=each.window)
+        total[:, :, slice(*each.rows), slice(*each.columns)] += found.masked_fill(~allowed, 0.0)
+    return total
 
 
 def near_and_far(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,24 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto as auto
 
 import locant
-from tests.checkpoints.swap.work import Work, adapted, generated, ids, of_bfloat16, packed, trained
+from locant.checkpoints.swap.rotary_point import rotary_points
+from tests.checkpoints.swap.work import Work, adapted, called, generated, ids, of_bfloat16, packed, trained
 
 __all__ = [
+    "BESIDE_16",
     "LONG",
     "LONG_WORKS",
     "SAME",
+    "SCALINGS",
     "WORKS",
     "Family",
     "Outcome",
     "cells",
+    "differences",
     "families",
     "outcome",
     "page",
+    "scaled",
     "tiny",
     "worked",
 ]
@@ -53,6 +58,9 @@ SIZES: dict[str, Any] = {
 LINEAR_FIRST = ["linear_attention", "full_attention"] * 2
 WIDER_HEADS = {"layer_types": ["sliding_attention", "full_attention"] * 2,
                "per_layer_config": {1: {"head_dim": 32}, 3: {"head_dim": 32}}}  # fmt: skip
+BIASED = ("t5", "mt5", "umt5", "switch_transformers", "longt5")
+"""Models of an encoder and a decoder, with a bias by buckets of distances."""
+
 OTHER: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {"layer_group_size": 2, "layer_types": LINEAR_FIRST, "num_key_value_heads": 4,
                        "mlp_layer_types": ["dense", "sparse"] * 2, "linear_num_heads": 4, "linear_head_dim": 16},
@@ -84,6 +92,7 @@ OTHER: dict[str, dict[str, Any]] = {
     "nemotron": {"num_key_value_heads": 2},
     "qwen4_exp_text": {"indexer_n_heads": 2, "indexer_kv_heads": 2, "indexer_head_dim": 16, "indexer_budget": 8,
                        "indexer_compress_ratio": 2},
+    **{kind: {"d_ff": 96, "num_decoder_layers": 4, "decoder_start_token_id": 0} for kind in BIASED},
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
     "zaya": {"num_experts_per_tok": 1},
     "dots3_note_text": {"per_layer_config": {}, "num_attention_heads": 4, "num_key_value_heads": 4, "index_n_heads": 2,
@@ -107,9 +116,10 @@ class Family:
 
 def families() -> list[Family]:
     """All of them, with those that have no rotary positions."""
+    of_both = {kind: auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES[kind] for kind in BIASED}
     found = [
         Family(model_type, cls if isinstance(cls, str) else cls[0])
-        for mapping in (auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+        for mapping in (auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, of_both)
         for model_type, cls in mapping.items()
     ]
     return [*dict.fromkeys(found)]
@@ -131,6 +141,58 @@ def tiny(family: Family, **options: Any) -> Any:
     return cls(kind(**{**sizes, **options})).eval()
 
 
+SCALINGS: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 4.0, "original_max_position_embeddings": 16},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 16},
+    "llama3": {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16},
+    "longrope": {"factor": 4.0, "original_max_position_embeddings": 16},
+}
+OTHER_SCALINGS: dict[str, dict[str, Any]] = {"phimoe": {"short_mscale": 1.2, "long_mscale": 1.2}}
+OF_A_SCALING = {*(key for keys in SCALINGS.values() for key in keys), "type", "beta_fast", "beta_slow", "truncate"}
+FACTORS = {"short_factor": 1.0, "long_factor": 3.0}
+BESIDE_16 = (12, 16, 17, 40, 64, 65)
+
+
+def scaled(family: Family, scaling: str) -> Any:
+    """The same, trained at 16 tokens and stretched to 64."""
+    model = tiny(family)
+    widths = {kind: len(each.inv_freq) for kind, each in rotary_points(model, angles="float32")[0].own.items()}
+    config = copy.deepcopy(model.config)
+    text = config.get_text_config(decoder=True)
+    nested = any(isinstance(each, Mapping) for each in text.rope_parameters.values())
+
+    def stretched(rope: Any, kind: str | None) -> Any:
+        if rope is None:
+            return None
+        rest = {key: value for key, value in rope.items() if key not in OF_A_SCALING}
+        pairs = widths.get(kind, next(iter(widths.values())))
+        factors = {name: [first + 0.1 * pair for pair in range(pairs)] for name, first in FACTORS.items()}
+        other = OTHER_SCALINGS.get(family.model_type, {})
+        return {**rest, "rope_type": scaling, **SCALINGS[scaling], **(factors | other if scaling == "longrope" else {})}
+
+    ropes = text.rope_parameters
+    text.rope_parameters = (
+        {kind: stretched(rope, kind) for kind, rope in ropes.items()} if nested else stretched(ropes, None)
+    )
+    text.max_position_embeddings = 16 if scaling == "dynamic" else 64
+    if scaling == "longrope":
+        text.original_max_position_embeddings = 16
+    torch.manual_seed(0)
+    return type(model)(config).eval()
+
+
+def differences(model: Any, lengths: Iterable[int]) -> dict[int, float]:
+    """By how much its own encoding in float32 changes the logits of rows of these lengths, where it does at all."""
+    rows = [(3 + torch.arange(length) % 90)[None] for length in lengths]
+    with torch.no_grad():
+        before = [called(model, row).logits for row in rows]
+        with locant.swap(model, angles="float32"):
+            after = [called(model, row).logits for row in rows]
+    pairs = zip(rows, before, after, strict=True)
+    return {row.shape[1]: (y - x).abs().max().item() for row, x, y in pairs if not torch.equal(x, y)}
+
+
 def _sizes(default: Any, other: dict[str, Any]) -> dict[str, Any]:
     given = {key: value for key, value in SIZES.items() if key not in other and _has(default, key)}
     if "kv_lora_rank" in given:  # latent attention
@@ -150,6 +212,8 @@ def _has(config: Any, key: str) -> bool:
 # ---------------------------------------------------------------------- what becomes of each
 
 SAME = "same bits"
+BEYOND = (SIZES["sliding_window"] + 1, SIZES["max_position_embeddings"] + 12)
+"""Lengths behind every one that the configurations name; `scaled` models name more."""
 LONG = Path(__file__).with_name("compiled_and_sharded.json")
 LONG_WORKS = {"torch.compile": "compiled", "FSDP2": "sharded"}
 WORKS: dict[str, Work] = {
@@ -177,13 +241,14 @@ def outcome(family: Family, works: Collection[str] = tuple(WORKS)) -> Outcome:
         swapped = locant.swap(model, angles="float32")
         swapped.undo()
         with torch.no_grad():
-            before = model(ids()).logits
+            before = called(model, ids()).logits
     except locant.LocantError as error:
         return Outcome("refused", _line(error.cause))
     except Exception as error:  # noqa: BLE001  # whatever a class of transformers raises is told in the table
         return Outcome("not built", _line(f"{type(error).__name__}: {error}"))
     with torch.no_grad(), locant.swap(model, angles="float32"):
-        same = torch.equal(model(ids()).logits, before) and bool(before.isfinite().all())
+        same = torch.equal(called(model, ids()).logits, before) and bool(before.isfinite().all())
+    same = same and not differences(model, BEYOND)
     told = tuple(worked(model, work) if same and name in works else "" for name, work in WORKS.items())
     return Outcome(SAME if {SAME, *told} <= {SAME, "–", ""} and same else "differs", "", told)
 
@@ -217,10 +282,12 @@ def _line(text: str) -> str:
 INTRODUCTION = """\
 # Which models of transformers can be swapped
 
-Every class that `transformers` {version} has for causal and for masked language models, built tiny from its
-configuration with random weights. *Same bits*: with `locant.swap(model, angles="float32")` its logits are those it had
-before, bit for bit, with finite numbers. *Refused*: `swap` says why, and changes nothing. *Not built*: the class could
-not be built that small, or run on token ids alone; nothing is known of it here.
+Every class that `transformers` {version} has for causal and for masked language models, and those from sequence to
+sequence that learned a bias in their attention as T5 did (ByT5 is T5's class), built tiny from its configuration with
+random weights. *Same bits*: with `locant.swap(model, angles="float32")` its logits are those it had before, bit for
+bit, with finite numbers, at 12 tokens, past its window, and past the longest sequence that it names. *Refused*: `swap`
+says why, and changes nothing. *Not built*: the class could not be built that small, or run on token ids alone; nothing
+is known of it here.
 
 In the same way: the logits of six generated tokens with a cache and padding on the left, those of two packed
 documents, every gradient of a training step with activation checkpoints, every gradient of LoRA on all linear layers,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,27 @@ import torch
 import transformers
 
 import locant
-from tests.checkpoints.swap.families import SAME, WORKS, Family, cells, families, outcome, tiny
+from locant.errors import InputError
+from locant.lab.ways import Way
+from tests.checkpoints.swap.families import (
+    BESIDE_16,
+    SAME,
+    SCALINGS,
+    WORKS,
+    Family,
+    cells,
+    differences,
+    families,
+    outcome,
+    scaled,
+    tiny,
+)
 from tests.checkpoints.swap.work import ids
+from tests.refusal import refuses
 from tests.tolerances import LOGITS
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "swapped-models.md"
+LLAMA = Family("llama", "LlamaForCausalLM")
 SAMPLED = [
     Family("gemma3_text", "Gemma3ForCausalLM"),  # rope parameters for each type of layers
     Family("gpt_neox", "GPTNeoXForCausalLM"),  # a part of each head
@@ -30,6 +47,50 @@ def test_its_own_encoding_in_float32_gives_the_same_bits_and_exact_angles_nearly
     with locant.swap(model):
         assert 0 < (model(ids()).logits - before).abs().max() <= LOGITS
     assert torch.equal(model(ids()).logits, before)
+
+
+PHIMOE = Family("phimoe", "PhimoeForCausalLM")
+BY_LENGTH = [(PHIMOE, "longrope"), (Family("phi3", "Phi3ForCausalLM"), "longrope"), (LLAMA, "dynamic")]
+
+
+@pytest.mark.parametrize(("family", "scaling"), BY_LENGTH, ids=lambda each: getattr(each, "model_type", each))
+def test_its_own_encoding_gives_the_same_bits_on_both_sides_of_every_length_that_it_names(
+    family: Family, scaling: str
+) -> None:
+    assert not differences(scaled(family, scaling), BESIDE_16)
+
+
+def test_a_module_that_computes_otherwise_from_some_length_on_is_refused_with_that_length() -> None:
+    model = scaled(LLAMA, "dynamic")
+    forward = model.model.rotary_emb.forward
+    model.model.rotary_emb.forward = lambda x, position_ids: forward(x, position_ids % 24)
+    with refuses(InputError, "LlamaRotaryEmbedding", "at a length of 32", "swap(model, encoding)"):
+        locant.swap(model)
+    with refuses(InputError, "at a length of 32"):
+        Way.of("yarn:4").encoding(model, 16, 16)
+    another = locant.Rotary(16, 500.0)
+    tokens = ids().repeat(1, 40 // ids().shape[1] + 1)
+    with locant.swap(model, another) as swapped:
+        assert "in the place of" in swapped.sentences[0]
+        actual = model(tokens).logits
+    del model.model.rotary_emb.forward
+    with locant.swap(model, another):
+        assert torch.equal(actual, model(tokens).logits)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_every_model_class_keeps_its_bits_under_every_scaling(scaling: str) -> None:
+    """Where `transformers` can build and run it so, and locant reads that configuration."""
+    found = dict[str, dict[int, float]]()
+    for family in families():
+        with suppress(Exception):  # no rotary positions, or a class that knows no such scaling
+            model = scaled(family, scaling)
+            locant.swap(model, angles="float32").undo()
+            found[family.id] = differences(model, BESIDE_16)
+    assert not {name: each for name, each in found.items() if each}
+    assert len(found) >= 100
 
 
 @pytest.mark.slow

@@ -60,6 +60,15 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_layers_that_keep_their_own_see_no_later_keys_whatever_function_is_named(attention: str) -> None:
+    model, own = model_of(MODELS[0]), reference.rotary(WIDTH)
+    model.set_attn_implementation(attention)
+    with locant.swap(model, layers={"every": 2, "encoding": locant.ALiBi(HEADS)}):
+        actual = model(ids()).logits
+    assert off(actual, reference.logits(model, ids(), [own, reference.alibi(HEADS)] * 2)) <= LOGITS
+
+
 def test_heads_may_be_those_of_keys_and_twice_as_wide() -> None:
     model = model_of(MODELS[0])
     with locant.swap(model, PoPE(WIDTH, num_heads=2)):

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, Qwen2VLConfig, Qwen2VLForConditionalGeneration
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import locant
 from locant.checkpoints import load_swapped
@@ -19,7 +20,7 @@ from locant.errors import InputError, LocantError, RangeError
 from locant.positions.registry import ENCODINGS
 from locant.positions.temperature import Temperature
 from tests.checkpoints.swap.families import Family, tiny
-from tests.checkpoints.swap.work import ids
+from tests.checkpoints.swap.work import ids, padded
 from tests.refusal import refuses
 from tests.registries import restore
 from tests.tolerances import LOGITS
@@ -49,6 +50,20 @@ def state(model: Any) -> tuple[Any, ...]:
         for path, each in model.named_modules()
     ]
     return hooks, sorted(model.state_dict()), model.config.to_dict(), model.config._attn_implementation
+
+
+@pytest.mark.parametrize("family", [Family("bloom", "BloomForCausalLM"), Family("mpt", "MptForCausalLM")])
+def test_attention_that_calls_no_function_is_refused_for_that_reason(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, calls = tiny(family), []
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", lambda *args, **options: calls.append(args))
+    model.config._attn_implementation = "sdpa"
+    tokens, mask, _ = padded()
+    model(tokens, attention_mask=mask)
+    assert not calls
+    with refuses(InputError, family.cls, "ALiBi of its own code", "calls no function by name", "T5's bias"):
+        locant.swap(tiny(family), locant.ALiBi(4))
 
 
 @pytest.mark.parametrize(
@@ -86,15 +101,12 @@ def test_what_does_not_fit_is_refused_and_nothing_is_changed(
 def test_models_without_a_point_are_refused_by_name() -> None:
     with refuses(InputError, "Linear"):
         locant.swap(nn.Linear(2, 2))
-    for name in ("bloom", "t5"):  # what is suggested would be refused, too, but for a table of positions
-        with refuses(InputError, "no rotary", "one table of learned ones"):
-            locant.swap(tiny(Family(name, "T5ForConditionalGeneration" if name == "t5" else "BloomForCausalLM")))
+    with refuses(InputError, "no rotary", "one table of learned ones"):  # what else is suggested is refused, too
+        locant.swap(tiny(Family("bloom", "BloomForCausalLM")))
     with refuses(InputError, "no rotary", "swap(model, encoding)"):
         locant.swap(tiny(Family("opt", "OPTForCausalLM")))
     with refuses(InputError, "BloomForCausalLM", "ALiBi of its own code"):
         locant.swap(tiny(Family("bloom", "BloomForCausalLM")), locant.PositionEncoding())
-    with refuses(InputError, "T5ForConditionalGeneration", "a learned bias in its attention"):
-        locant.swap(tiny(Family("t5", "T5ForConditionalGeneration")), locant.PositionEncoding())
     model = tiny(LLAMA)
     model.config._attn_implementation = "flash_attention_2"
     with refuses(InputError, "flash_attention_2", "fused"):
@@ -157,6 +169,7 @@ def test_its_own_encoding_repairs_frequencies_that_were_rounded(narrow: torch.dt
     with locant.swap(model, angles="float32") as swapped:
         assert torch.equal(model(ids()).logits, expected)
         assert "were rounded to 16 bits, its angles off by up to 0.0" in swapped.sentences[0]
+        assert "in the first 11 tokens" in swapped.sentences[0]
 
 
 @pytest.mark.parametrize("encoding", [None, locant.ALiBi(4), locant.Kerple(4), locant.Sinusoidal(64)])

@@ -9,11 +9,17 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "Work", "adapted", "compiled", "generated", "ids", "in_bfloat16", "of_bfloat16", "packed", "padded",
+    "Work", "adapted", "called", "compiled", "generated", "ids", "in_bfloat16", "of_bfloat16", "packed", "padded",
     "shard", "sharded", "trained",
 ]  # fmt: skip
 
 Work = Callable[[Any], Tensor]
+
+
+def called(model: Any, tokens: Tensor, **options: Any) -> Any:
+    """Its output; of an encoder and a decoder with the same tokens for both."""
+    both = {"decoder_input_ids": tokens} if getattr(model.config, "is_encoder_decoder", False) else {}
+    return model(tokens, **both, **options)
 
 
 def ids() -> Tensor:
@@ -39,7 +45,7 @@ def generated(model: Any, **options: Any) -> Tensor:
 
 def packed(model: Any) -> Tensor:
     """Two documents in a row, which `transformers` tells by their position ids where there is no cache."""
-    return model(ids(), position_ids=torch.tensor([[*range(5), *range(7)]] * 2), use_cache=False).logits
+    return called(model, ids(), position_ids=torch.tensor([[*range(5), *range(7)]] * 2), use_cache=False).logits
 
 
 def trained(model: Any) -> Tensor:
@@ -51,7 +57,7 @@ def trained(model: Any) -> Tensor:
 
 
 def in_bfloat16(model: Any) -> Tensor:
-    return model.bfloat16()(ids()).logits
+    return called(model.bfloat16(), ids()).logits
 
 
 def adapted(model: Any) -> Tensor:
@@ -68,14 +74,14 @@ def of_bfloat16(model: Any) -> Tensor:
     """With weights in bfloat16, and frequencies in float32, as `from_pretrained(dtype=torch.bfloat16)` leaves both."""
     for parameter in model.parameters():
         parameter.data = parameter.data.bfloat16()
-    return model(ids()).logits
+    return called(model, ids()).logits
 
 
 def compiled(model: Any) -> Tensor:
     """The logits of one graph, whose operators run as they are traced."""
     torch.compiler.reset()
     with torch.no_grad():
-        return torch.compile(model, fullgraph=True, backend="eager")(ids()).logits
+        return called(torch.compile(model, fullgraph=True, backend="eager"), ids()).logits
 
 
 def sharded(model: Any) -> Tensor:

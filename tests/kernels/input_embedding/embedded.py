@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from locant.kernels.input_embedding import Operands, cpu, dropout, native
-from tests.kernels.interpreted import Place
 
 __all__ = ["LEARNED", "Answer", "Kernel", "answer", "operands", "poisoned"]
 
@@ -112,21 +111,13 @@ def answer(o: Operands, cotangent: Tensor, keep: Tensor | None = None) -> Answer
 
 @dataclass(frozen=True)
 class Kernel:
-    """One implementation, and where it runs. Everything goes in and comes out on the CPU."""
+    """One implementation."""
 
     name: str
-    place: Place
 
     @property
     def module(self) -> Any:
-        name = f"locant.kernels.input_embedding.{self.name}"
-        if self.name != "triton":
-            return importlib.import_module(name)
-        module = self.place.load(name)
-        if self.place.is_interpreted:
-            module.RUN = 4  # few tokens, which is all that an interpreter can take, fill several runs all the same
-            module.COLUMNS = 32  # and few columns several programs
-        return module
+        return importlib.import_module(f"locant.kernels.input_embedding.{self.name}")
 
     def for_these(self, o: Operands) -> Any:
         """What the operation runs: torch's operators where the native kernel does not take these tables."""
@@ -134,25 +125,20 @@ class Kernel:
 
     def forward(self, o: Operands) -> tuple[Tensor, ...]:
         with torch.no_grad(), poisoned():
-            return tuple(out.cpu() for out in self.for_these(o).forward(self.there(o)))
+            return self.for_these(o).forward(o)
 
     def kept(self, o: Operands) -> Tensor:
         with poisoned():
-            return (self.module if self.name == "triton" else dropout).kept(self.there(o)).cpu()
+            return dropout.kept(o)
 
     def both(self, grad: Tensor, o: Operands, needs: list[bool] | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        there = self.there(o)
         with torch.no_grad(), poisoned():
-            y, mean, rstd = self.for_these(o).forward(there)[:3]
-            found = self.for_these(o).backward(grad.to(there.ids.device), mean, rstd, there, needs or EVERY)
-        return y.cpu(), dict(zip(LEARNED, (gradient.cpu() for gradient in found), strict=True))
+            y, mean, rstd = self.for_these(o).forward(o)
+            found = self.for_these(o).backward(grad, mean, rstd, o, needs or EVERY)
+        return y, dict(zip(LEARNED, found, strict=True))
 
     def backward(self, grad: Tensor, o: Operands, needs: list[bool] | None = None) -> dict[str, Tensor]:
         return self.both(grad, o, needs)[1]
-
-    def there(self, o: Operands) -> Operands:
-        moved = {f.name: getattr(o, f.name) for f in dataclasses.fields(o)}
-        return Operands(**{k: v.to(self.place.device) if isinstance(v, Tensor) else v for k, v in moved.items()})
 
 
 @contextlib.contextmanager

@@ -87,21 +87,21 @@ def test_positions_that_only_seem_to_count_up(kernel: Kernel, index: list[int]) 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_random_bits_for_several_rows_and_for_less_than_one(
-    cpu_kernel: Kernel, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    kernel: Kernel, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are cut where parts are full: between rows, or within one."""
     for entries in (1, 40, 65, 300):
         monkeypatch.setattr(dropout, "PART", entries)
         for index in (torch.arange(4, 15)[None], torch.randint(37, (7, 11))):
             o = operands((7, 11), 5, dtype=dtype, position_index=index, seed=torch.tensor([3]), p=0.2)
-            require(cpu_kernel, o)
+            require(kernel, o)
 
 
 @pytest.mark.parametrize("index", [torch.arange(11)[None], torch.arange(16 * 11).view(16, 11) % 7], ids=len)
-def test_a_cpu_reads_tables_with_few_rows_many_times(cpu_kernel: Kernel, index: Tensor) -> None:
+def test_a_cpu_reads_tables_with_few_rows_many_times(kernel: Kernel, index: Tensor) -> None:
     position = torch.randn(11, 5, dtype=torch.bfloat16)
     o = operands((16, 11), 5, dtype=torch.bfloat16, position=position, position_index=index)
-    require(cpu_kernel, o)
+    require(kernel, o)
 
 
 @pytest.mark.parametrize("table_shape", [(0, 5), (3, 0), (0, 0)])
@@ -199,8 +199,6 @@ def test_every_id_once_and_none_at_all(kernel: Kernel) -> None:
 
 @pytest.mark.slow  # an interpreter takes some milliseconds for every token
 def test_runs_as_long_as_on_a_gpu(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    if kernel.place.is_interpreted and kernel.name == "triton":
-        monkeypatch.setattr(kernel.module, "RUN", 32)
     ids = torch.randint(23, (2, 101))
     ids[torch.rand(2, 101) < 0.5] = 11
     require(kernel, operands((2, 101), 5, ids=ids, seed=torch.tensor([1]), p=0.3))

@@ -132,7 +132,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("width", "dtype"), [(192, torch.float32), (131, torch.float32), (131, torch.bfloat16)])
-def test_any_number_of_threads_gives_the_same_bits(cpu_kernel: Kernel, width: int, dtype: torch.dtype) -> None:
+def test_any_number_of_threads_gives_the_same_bits(kernel: Kernel, width: int, dtype: torch.dtype) -> None:
     """Tensors large enough for torch to share them out among threads; 131 columns do not divide evenly."""
     rows = {"token": torch.randn(101, width).to(dtype), "position": torch.randn(600, width).to(dtype)}
     ids = torch.randint(101, (3, 599)).where(torch.rand(3, 599) < 0.7, 7)
@@ -141,9 +141,9 @@ def test_any_number_of_threads_gives_the_same_bits(cpu_kernel: Kernel, width: in
         o = operands((3, 599), width, dtype=dtype, **given, seed=torch.tensor([5]), p=0.1)
         cotangent = torch.randn(3, 599, width).to(dtype)
         found = []
-        for count in (1, 2, 3, 8) if cpu_kernel.name == "native" else (1, 2):
+        for count in (1, 2, 3, 8) if kernel.name == "native" else (1, 2):
             with threads(count):
-                y, gradients = cpu_kernel.both(cotangent, o)
+                y, gradients = kernel.both(cotangent, o)
                 found.append((y, *gradients.values()))
         for other in found[1:]:
             assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
@@ -185,9 +185,9 @@ def test_the_result_is_no_view_of_something_else() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_the_result_has_the_bits_of_the_reference(cpu_kernel: Kernel, dtype: torch.dtype) -> None:
+def test_the_result_has_the_bits_of_the_reference(kernel: Kernel, dtype: torch.dtype) -> None:
     """What double backward and this package's documentation rest on."""
     for p in (0.0, 0.3):
         o = operands((7, 61), 31, dtype=dtype, seed=torch.tensor([5]), p=p)
-        expected = reference.input_embedding(o, cpu_kernel.kept(o) if p else None)
-        assert torch.equal(cpu_kernel.forward(o)[0], expected)
+        expected = reference.input_embedding(o, kernel.kept(o) if p else None)
+        assert torch.equal(kernel.forward(o)[0], expected)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from locant.kernels.rotary.tables import Tables
+from locant.kernels.rotary.reference import Tables
 from tests import oracles
 from tests.kernels.interpreted import Place
 

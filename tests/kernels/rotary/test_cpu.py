@@ -18,7 +18,7 @@ from torch import Tensor
 
 from locant.kernels import native as kernels
 from locant.kernels.rotary import cpu, native, reference
-from locant.kernels.rotary.tables import Tables
+from locant.kernels.rotary.reference import Tables
 from tests.kernels.rotary.rotating import far_positions, tables, truth
 from tests.tolerances import assert_close
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from locant import Positions, Rotary
 from locant.kernels.rotary import reference
-from locant.kernels.rotary.tables import Tables
+from locant.kernels.rotary.reference import Tables
 from tests import oracles
 from tests.kernels.interpreted import Place
 from tests.kernels.rotary.rotating import BASE, Case, far_positions, rotate_pairs, tables, truth

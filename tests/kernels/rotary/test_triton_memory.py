@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from locant.kernels.rotary.tables import Tables
+from locant.kernels.rotary.reference import Tables
 from tests.kernels.interpreted import Access, Place, sparse, watched, without_copying_back
 from tests.kernels.rotary.rotating import KERNEL, Case, far_positions, rotate_pairs, tables, truth
 from tests.tolerances import assert_close

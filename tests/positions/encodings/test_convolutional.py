@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from locant import Convolutional, InputEmbedding, LocantError, Positions, RangeError, encoding_from_config
+from locant.positions import randomized
 from tests.refusal import refuses
 from tests.tolerances import DIFFERENT, DRAWN, assert_close
 
@@ -101,7 +102,7 @@ ROWS: dict[str, tuple[Positions, list[list[int]]]] = {
     "packed": (Positions.packed([[9, 1, 14], [14]], length=27), [[0, 1, 2], [2]]),
     "padded left": (Positions.from_mask(torch.tensor([[0] * (14 - n) + [1] * n for n in LENGTHS])), [[0], [1], [2]]),
     "padded right": (Positions.from_mask(torch.tensor([[1] * n + [0] * (16 - n) for n in LENGTHS])), [[0], [1], [2]]),
-    "in another order": (Positions.randomized([LENGTHS], 99), [[0, 1, 2]]),
+    "in another order": (randomized([LENGTHS], 99), [[0, 1, 2]]),
 }
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant import ContinuousGridBias, DecomposedBias, GridBias, Positions, RangeError, ShapeError, attend
-from locant.attention.backends import tiled
+from locant.attention.backends import blocks, tiled
 from locant.positions.offset_bias import OffsetBias
 from tests.largest import Largest
 from tests.positions import claims
@@ -212,6 +212,7 @@ def test_no_matrix_is_held(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     encoding, side, heads, rows = ENCODINGS[name]().at(16, 16), 16, HEADS, 64
     n = side * side
     monkeypatch.setattr(tiled, "TILE_BYTES", heads * rows * n * 4)
+    monkeypatch.setattr(blocks, "BLOCK", rows)
     q, k, v = (torch.randn(1, heads, n, HEAD_DIM, requires_grad=True) for _ in range(3))
     with Largest() as largest:
         options: dict[str, Any] = {"causal": False, "backend": "tiled"}  # as from 2**20 scores on

@@ -1,17 +1,17 @@
-"""Attention with a bias from hidden states: a block of queries and keys at a time, written out, forward and backward.
+"""Attention with a `Lookup` or `Pairwise` bias: a block of queries and keys at a time, forward and backward.
 
-Such a bias is a function of two tokens, and its gradient is that of the scores: neither has to be held for all of them.
-The encoding is asked for the bias of one block of some heads, in either direction. The softmax over a row is joined
-from blocks by their log-sum-exp. Scores are float32 at least, and a few times `HELD` of them are all that is held.
+Any part of such a bias is known by itself, and its gradient is that of the scores: neither has to be held for all of
+them. The bias is asked for one block of some heads, in either direction. The softmax over a row is joined from blocks
+by their log-sum-exp. Scores are float32 at least, and a few times `HELD` of them are all that is held.
 
-Where keys are far enough for the bias to be a sum of a number of the query and one of the key (`HiddenBias.far`), the
-forward pass goes through torch's fused kernel: the number of the key is a mask whose rows are all the same memory, and
-that of the query moves the log-sum-exp.
+Where keys are far enough for the bias to be a sum of a number of the query and one of the key (its `far`), the forward
+pass goes through torch's fused kernel: the number of the key is a mask whose rows are all the same memory, and that of
+the query moves the log-sum-exp.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -24,8 +24,8 @@ from torch.nn import functional as F
 from locant.arguments import Real
 from locant.attention.inputs import Attended, AttentionInputs
 from locant.attention.mask import AttentionMask
-from locant.positions.base import bias_dtype
-from locant.positions.hidden_bias import HiddenBias
+from locant.positions.pairs import bias_dtype
+from locant.positions.score_bias import Lookup, Pairwise
 
 __all__ = ["attention_by_blocks"]
 
@@ -42,15 +42,17 @@ SMALLEST = -80.0
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # F.scaled_dot_product_attention gives no sums
 
-Numbers = tuple[HiddenBias, AttentionMask, Real, Real | None]
+Parted = Lookup | Pairwise
+"""What any part of is known."""
+Numbers = tuple[Parted, AttentionMask, Real, Real | None]
 
 
 def attention_by_blocks(inputs: AttentionInputs) -> Attended:
-    """The output and the log-sum-exp of every query, for a `HiddenBias` and without dropout; on a CPU."""
-    encoding = cast("HiddenBias", inputs.encoding)
-    numbers: Numbers = (encoding, inputs.mask, inputs.scale, inputs.softcap)
-    read = encoding.read_of(inputs.mask.queries, inputs.mask.keys)
-    y, lse = _ByBlocks.apply(numbers, inputs.q, inputs.k, inputs.v, *read, *encoding.parameters())
+    """The output and the log-sum-exp of every query, without dropout; on a CPU."""
+    bias = cast("Parted", inputs.bias)
+    tensors = bias.tensors
+    numbers: Numbers = (bias.with_tensors([None] * len(tensors)), inputs.mask, inputs.scale, inputs.softcap)
+    y, lse = _ByBlocks.apply(numbers, inputs.q, inputs.k, inputs.v, *tensors)
     return Attended(y.to(inputs.q.dtype), lse)
 
 
@@ -63,6 +65,7 @@ class _Block(NamedTuple):
     """What the mask does not allow; ``None`` where it allows all."""
     far: bool
     """Whether the bias is a sum of a number of the query and one of the key."""
+    bias: Parted
 
 
 @dataclass(frozen=True)
@@ -84,19 +87,6 @@ class _Rows:
             return x[:, self.heads, keys].to(self.q.dtype)
         return x[:, self.shared, keys].to(self.q.dtype)
 
-    def read(self, block: _Block) -> tuple[Tensor | None, Tensor | None]:
-        """What was read of the queries and of the keys, for these heads."""
-        as_query, as_key = block.mask.queries.as_query, block.mask.keys.as_key
-        return (
-            None if as_query is None else as_query[:, :, self.heads],
-            None if as_key is None else as_key[:, :, self.heads],
-        )
-
-    def bias(self, block: _Block, as_query: Tensor | None, as_key: Tensor | None) -> Tensor:
-        """What is added to scores."""
-        encoding = self.numbers[0]
-        return encoding.of_pairs(as_query, as_key, block.mask.queries, block.mask.keys).to(self.q.dtype)
-
     def scores(self, k: Tensor, bias: Tensor) -> tuple[Float[Tensor, "batch heads query key"], Tensor | None]:
         """With the bias; and, over the soft cap, without it."""
         softcap = self.numbers[3]
@@ -109,12 +99,12 @@ class _Rows:
         """The output and the log-sum-exp over the keys of a block."""
         k_here, v_here = self.those_of(k, block.keys), self.those_of(v, block.keys)
         if block.far:
-            of_query, of_key = self.numbers[0].of_far(*self.read(block))
+            of_query, of_key = block.bias.of_heads(self.heads).of_far()
             row = None if of_key is None else of_key[:, :, None].to(self.q.dtype).expand(*self.q.shape[:3], -1)
             width = max(self.q.shape[-1], v.shape[-1])
             y, lse = FLASH(*(_widened(x, width) for x in (self.q, k_here, v_here)), attn_mask=row, scale=1.0)
             return y[..., : v.shape[-1]], lse if of_query is None else lse + of_query
-        scores, _ = self.scores(k_here, self.bias(block, *self.read(block)))
+        scores, _ = self.scores(k_here, block.bias.of_heads(self.heads).dense())
         if block.hidden is not None:
             scores.masked_fill_(block.hidden, HIDDEN)
         weights = torch.softmax(scores, -1)
@@ -143,7 +133,7 @@ def _rows(numbers: Numbers, q: Tensor, k: Tensor) -> Iterator[tuple[list[_Block]
 
 def _blocks(numbers: Numbers, rows: slice) -> list[_Block]:
     """The blocks of keys that these queries attend to."""
-    encoding, mask, _, softcap = numbers
+    bias, mask, _, softcap = numbers
     tile, keys = mask.tile(rows.start, rows.stop)
     found: list[_Block] = []
     for start in range(keys.start, keys.stop, BLOCK):
@@ -151,10 +141,10 @@ def _blocks(numbers: Numbers, rows: slice) -> list[_Block]:
         here = AttentionMask(tile.queries, mask.keys.slice(part.start, part.stop), mask.causal, mask.window)
         allowed = None if here.is_full else here.queries.mask(here.keys, causal=here.causal, window=here.window)
         if allowed is None or bool(allowed.all()):
-            far = encoding.far if mask.causal and softcap is None else None
-            found.append(_Block(part, here, None, far is not None and _nearest(here) >= far))
+            far = bias.far if mask.causal and softcap is None else None
+            found.append(_Block(part, here, None, far is not None and _nearest(here) >= far, bias.tile(rows, part)))
         elif bool(allowed.any()):
-            found.append(_Block(part, here, ~allowed, False))
+            found.append(_Block(part, here, ~allowed, False, bias.tile(rows, part)))
     return found
 
 
@@ -163,7 +153,7 @@ def _nearest(mask: AttentionMask) -> int:
     return int(mask.queries.index.amin() - mask.keys.index.amax())
 
 
-def _runs(mask: AttentionMask, blocks: list[_Block]) -> list[_Block]:
+def _runs(bias: Parted, rows: slice, mask: AttentionMask, blocks: list[_Block]) -> list[_Block]:
     """The same keys, with neighbouring blocks that are far as one."""
     runs: list[_Block] = []
     for block in blocks:
@@ -172,7 +162,7 @@ def _runs(mask: AttentionMask, blocks: list[_Block]) -> list[_Block]:
         if beside and block.keys.stop - last.keys.start <= FAR_AT_ONCE:
             keys = slice(last.keys.start, block.keys.stop)
             both = AttentionMask(block.mask.queries, mask.keys.slice(keys.start, keys.stop), mask.causal, mask.window)
-            runs[-1] = _Block(keys, both, None, True)
+            runs[-1] = _Block(keys, both, None, True, bias.tile(rows, keys))
         else:
             runs.append(block)
     return runs
@@ -188,11 +178,13 @@ class _ByBlocks(torch.autograd.Function):
     def forward(
         ctx: Any, numbers: Numbers, q: Tensor, k: Tensor, v: Tensor, *learned: Tensor | None
     ) -> tuple[Tensor, Tensor]:
+        ctx.numbers = numbers
+        numbers = (numbers[0].with_tensors(learned), *numbers[1:])
         wide = bias_dtype(q)
         y = q.new_zeros(*q.shape[:3], v.shape[-1], dtype=wide)
         lse = q.new_full(q.shape[:3], HIDDEN, dtype=wide)
         for blocks, parts in _rows(numbers, q, k):
-            runs = _runs(numbers[1], blocks)
+            runs = _runs(numbers[0], parts[0].rows, numbers[1], blocks)
             for part in parts:
                 y_here, lse_here = y[:, part.heads, part.rows], lse[:, part.heads, part.rows]
                 for run in runs:
@@ -204,7 +196,6 @@ class _ByBlocks(torch.autograd.Function):
         without_keys = lse <= HIDDEN / 2
         y.masked_fill_(without_keys[..., None], 0.0)
         lse.masked_fill_(without_keys, float("-inf"))
-        ctx.numbers = numbers
         ctx.save_for_backward(q, k, v, y, lse, *learned)
         ctx.set_materialize_grads(False)  # that of the sums is most often not asked for
         return y, lse
@@ -218,17 +209,24 @@ class _ByBlocks(torch.autograd.Function):
         grad = torch.zeros_like(y) if grad is None else grad
         onto_q, onto_k, onto_v = (torch.zeros_like(x, dtype=y.dtype) for x in (q, k, v))
         wanted = ctx.needs_input_grad[4:]
-        onto_learned = [torch.zeros_like(x) if asked else None for x, asked in zip(learned, wanted, strict=True)]
-        for blocks, parts in _rows(ctx.numbers, q, k):
+        onto_learned = [
+            torch.zeros_like(x, dtype=torch.float64 if x.numel() < HELD else bias_dtype(x)) if asked else None
+            for x, asked in zip(learned, wanted, strict=True)
+        ]
+        gradient = ctx.numbers[0].with_tensors(onto_learned)  # whose parts are where the gradients of a part go
+        numbers = (ctx.numbers[0].with_tensors(learned), *ctx.numbers[1:])
+        for blocks, parts in _rows(numbers, q, k):
             for part in parts:
                 here = (slice(None), part.heads, part.rows)
                 mean = torch.linalg.vecdot(y[here], grad[here])
                 mean = (mean if grad_lse is None else mean - grad_lse[here])[..., None]
                 for block in blocks:
                     k_here, v_here = part.those_of(k, block.keys), part.those_of(v, block.keys)
-                    read = [None if x is None else x.detach().requires_grad_() for x in part.read(block)]
+                    some = block.bias.of_heads(part.heads)
+                    asked = zip(some.tensors, wanted, strict=True)
+                    leaves = [x if x is None else x.detach().requires_grad_(is_asked) for x, is_asked in asked]
                     with torch.enable_grad():
-                        bias = part.bias(block, *read)
+                        bias = some.with_tensors(leaves).dense()
                     weights, bounded = part.scores(k_here, bias.detach())
                     weights.sub_(lse[here][..., None]).clamp_(min=SMALLEST).exp_()
                     if block.hidden is not None:
@@ -236,24 +234,20 @@ class _ByBlocks(torch.autograd.Function):
                     onto_v[:, :, block.keys].index_add_(1, part.shared, weights.mT @ grad[here])
                     of_scores = (grad[here] @ v_here.mT).sub_(mean).mul_(weights)
                     if bias.requires_grad:
-                        slots = ((part.rows, part.heads), (block.keys, part.heads))
-                        _add_gradients(onto_learned, [*read, *learned[2:]], slots, bias, of_scores)
+                        onto = gradient.of_heads(part.heads).tile(part.rows, block.keys).tensors
+                        _add_gradients(onto, leaves, bias, of_scores)
                     if bounded is not None:
                         of_scores.addcmul_(of_scores, bounded.square_(), value=-1)
                     onto_q[here] += (of_scores @ k_here).mul_(scale)
                     onto_k[:, :, block.keys].index_add_(1, part.shared, of_scores.mT @ part.q)
-        return None, *(x.to(q.dtype) for x in (onto_q, onto_k, onto_v)), *onto_learned
+        found = (total if total is None else total.to(x.dtype) for x, total in zip(learned, onto_learned, strict=True))
+        return None, *(x.to(q.dtype) for x in (onto_q, onto_k, onto_v)), *found
 
 
-def _add_gradients(
-    onto: list[Tensor | None], sources: list[Tensor | None], slots: tuple[tuple[slice, slice], ...], bias: Tensor,
-    grad: Tensor,
-) -> None:  # fmt: skip
-    """The gradients of what one bias was made from, added to those of what was read and of the parameters."""
-    asked = [i for i, (total, x) in enumerate(zip(onto, sources, strict=True)) if total is not None and x is not None]
-    found = torch.autograd.grad(bias, [sources[i] for i in asked], grad.sum_to_size(bias.shape), allow_unused=True)  # type: ignore[misc]
-    for i, gradient in zip(asked, found, strict=True):
-        total = onto[i]
-        if gradient is not None and total is not None:
-            part = total[:, *slots[i]] if i < len(slots) else total
-            part += gradient
+def _add_gradients(onto: Sequence[Tensor | None], sources: Sequence[Tensor | None], bias: Tensor, grad: Tensor) -> None:
+    """The gradients of what one bias was made from, added to those of all."""
+    pairs = [(total, x) for total, x in zip(onto, sources, strict=True) if total is not None and x is not None]
+    found = torch.autograd.grad(bias, [x for _, x in pairs], grad.sum_to_size(bias.shape), allow_unused=True)
+    for (total, _), gradient in zip(pairs, found, strict=True):
+        if gradient is not None:
+            total += gradient

@@ -22,7 +22,8 @@ def obstacle(inputs: AttentionInputs) -> str | None:
 
 def eager_attention(inputs: AttentionInputs) -> Attended:
     """The output, the log-sum-exp and the weights, whichever of them are asked for."""
-    q, k, v, bias, mask = inputs.q, inputs.k, inputs.v, inputs.bias(), inputs.mask.dense()
+    q, k, v, mask = inputs.q, inputs.k, inputs.v, inputs.mask.dense()
+    bias = None if inputs.bias is None else inputs.bias.dense()
     dtype = torch.promote_types(q.dtype, torch.float32)
     groups = q.shape[1] // k.shape[1]
     products = _spread(_gathered(q.to(dtype), groups) @ k.to(dtype).transpose(-1, -2), groups)

@@ -29,12 +29,13 @@ from locant.attention.inputs import Attended, AttentionInputs
 from locant.attention.mask import BLOCK, AttentionMask
 from locant.errors import LocantError
 from locant.kernels.distance_gradient import Biases, Pairs, with_gradients
-from locant.positions import PositionEncoding, Positions
-from locant.positions.base import ScoreMod, has_bias, has_score_mod, owner_of
-from locant.positions.distance_bias import DistanceBias, look_up
+from locant.positions import Positions
 from locant.positions.documents import PADDING
-from locant.positions.encodings.inkling import Inkling
-from locant.positions.pairs import TableBias, distance_mod
+from locant.positions.pairs import ScoreMod, distance_mod
+from locant.positions.pytree import NOT_READ, Read
+from locant.positions.score_bias import ByDistance, Lookup
+from locant.positions.score_bias.by_distance import look_up
+from locant.positions.score_bias.lookup import sum_of
 
 __all__ = ["flex_attention", "obstacle"]
 
@@ -57,7 +58,7 @@ def obstacle(inputs: AttentionInputs) -> str | None:
         return "which has no derivative in forward mode or inside torch.func.grad and the like"
     if inputs.dropout_p > 0:
         return "which drops no weights"
-    if encoding is not None and has_bias(encoding) and not _has_score_mod(encoding, inputs):
+    if inputs.bias is not None and not inputs.bias.has_score_mod:
         return f"for which {type(encoding).__name__} has a bias but no score_mod on {device}"
     if dtype not in DTYPES:
         return f"which does not compute in {dtype}"
@@ -77,7 +78,10 @@ def flex_attention(inputs: AttentionInputs) -> Attended:
     queries = inputs.q.shape[2]
     inputs = _filled_up(inputs) if inputs.q.device.type == "cpu" else inputs
     learned, mask = _learned(inputs), inputs.mask.block_mask()
-    score_mod = _capped(_score_mod(inputs) if learned is None else learned.score_mod, inputs.softcap)
+    plain = None if inputs.bias is None else inputs.bias.score_mod()
+    if plain is None and inputs.bias is not None:
+        raise LocantError(f"got {type(inputs.encoding).__name__} with a bias but no score_mod", "backend='tiled'")
+    score_mod = _capped(plain if learned is None else learned.score_mod, inputs.softcap)
     options: dict[str, Any] = {"score_mod": score_mod, "block_mask": mask, "scale": inputs.scale}
     options |= {"enable_gqa": inputs.grouped, "kernel_options": _kernel_options(inputs)}
     if not inputs.needs_lse and learned is None:
@@ -115,23 +119,18 @@ class _Learned(NamedTuple):
 
 
 def _learned(inputs: AttentionInputs) -> _Learned | None:
-    """Where the bias of the encoding, unless a subclass overrides it, is looked up by distance, and is learned."""
-    encoding, q, k, queries, keys = inputs.encoding, inputs.q, inputs.k, inputs.mask.queries, inputs.mask.keys
-    owner = None if encoding is None or not inputs.needs_gradient else owner_of(encoding, "bias", "score_mod")
-    if isinstance(encoding, DistanceBias) and owner is DistanceBias:
-        listed = encoding.listed(q, queries, keys)
-        if listed is None or not listed[0].requires_grad:
-            return None
+    """Where the bias is looked up by distance, and is learned."""
+    bias, distance = inputs.bias, distance_mod(inputs.q, inputs.mask.queries, inputs.mask.keys)
+    if not inputs.needs_gradient:
+        return None
+    if isinstance(bias, ByDistance) and (listed := bias.listed()) is not None and listed[0].requires_grad:
         table, first = listed
-        return _Learned(Biases(table), first, look_up(table.detach(), first, distance_mod(q, queries, keys)))
-    if isinstance(encoding, (TableBias, Inkling)) and owner in (TableBias, Inkling):
-        found = encoding.looked_up(q, k, queries, keys)
-        of_query, of_key = found.of_query, found.of_key
-        if not any(x is not None and x.requires_grad for x in (of_query, of_key)):
-            return None
-        constant = found._replace(of_query=_detached(of_query), of_key=_detached(of_key))
-        biases = Biases(of_query, of_key, found.rows(q.device))
-        return _Learned(biases, found.first, constant.score_mod(distance_mod(q, queries, keys)))
+        return _Learned(Biases(table), first, look_up(table.detach(), first, distance))
+    if isinstance(bias, Lookup) and (table := bias.tables[0]).ends is not None:
+        numbers = bias.products(table)
+        if any(x is not None and x.requires_grad for x in numbers):
+            constant = sum_of([bias.entry_mod(table, *(_detached(x) for x in numbers))])
+            return _Learned(Biases(*numbers, table.between_ends(inputs.q.device)), table.ends[0], constant)
     return None
 
 
@@ -179,21 +178,6 @@ def _capped(score_mod: ScoreMod | None, softcap: Real | None) -> ScoreMod | None
     return capped
 
 
-def _has_score_mod(encoding: PositionEncoding, inputs: AttentionInputs) -> bool:
-    return has_score_mod(encoding) and encoding.has_score_mod(inputs.mask.queries, inputs.mask.keys)
-
-
-def _score_mod(inputs: AttentionInputs) -> ScoreMod | None:
-    """The encoding's; without one there must be no bias either."""
-    encoding, q, k, queries, keys = inputs.encoding, inputs.q, inputs.k, inputs.mask.queries, inputs.mask.keys
-    if encoding is None:
-        return None
-    score_mod = encoding.score_mod(q, k, queries, keys) if has_bias(encoding) else None
-    if score_mod is None and encoding.bias(q[:, :, :1], k[:, :, :1], queries.slice(0, 1), keys.slice(0, 1)) is not None:
-        raise LocantError(f"got {type(encoding).__name__} with a bias but no score_mod", "backend='tiled'")
-    return score_mod
-
-
 def _filled_up(inputs: AttentionInputs) -> AttentionInputs:
     """With padding, so that there is a power of two of queries and of keys, a block at least."""
     (q, queries), (k, keys), (v, _) = (
@@ -209,10 +193,9 @@ def _filled(x: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
     if not more:
         return x, positions
     padding = _padding(positions, more)
-    read = (None if each is None else _longer(each, more) for each in (positions.as_query, positions.as_key))
-    filled = Positions.cat([dataclasses.replace(positions, as_query=None, as_key=None), padding])
-    as_query, as_key = read
-    return F.pad(x, (0, 0, 0, more)), dataclasses.replace(filled, as_query=as_query, as_key=as_key)
+    read = Read(*(None if each is None else _longer(each, more) for each in positions.read))
+    filled = Positions.cat([dataclasses.replace(positions, read=NOT_READ), padding])
+    return F.pad(x, (0, 0, 0, more)), dataclasses.replace(filled, read=read)
 
 
 def _padding(positions: Positions, more: int) -> Positions:

@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import Dense
 from locant.kernels.transforms import hides_gradient, is_differentiated
-from locant.positions.base import bias_dtype, has_bias
+from locant.positions.pairs import bias_dtype
 
 __all__ = ["as_wide_as_bias", "obstacle", "sdpa_attention"]
 
@@ -42,7 +42,8 @@ def obstacle(inputs: AttentionInputs) -> str | None:
 def sdpa_attention(inputs: AttentionInputs) -> Float[Tensor, "batch heads query value_dim"]:
     """The output in the dtype of `q`."""
     dtype, inputs = inputs.q.dtype, as_wide_as_bias(inputs)
-    q, k, v, scale, bias = inputs.q, inputs.k, inputs.v, inputs.scale, inputs.bias()
+    q, k, v, scale = inputs.q, inputs.k, inputs.v, inputs.scale
+    bias = None if inputs.bias is None else inputs.bias.dense()
     is_causal = bias is None and inputs.mask.is_causal
     dense = Dense(None, None) if is_causal else inputs.mask.dense()
     mask = dense.allowed if bias is None else dense.hide(bias if q.device.type == "cpu" else bias.to(q.dtype))
@@ -73,7 +74,7 @@ def _gathered(x: Float[Tensor, "#batch heads 1 _"], kv_heads: int) -> Float[Tens
 
 def as_wide_as_bias(inputs: AttentionInputs) -> AttentionInputs:
     """With queries, keys and values in the dtype of the bias, if there is one; on a CPU as they are."""
-    if inputs.q.device.type == "cpu" or not has_bias(inputs.encoding):
+    if inputs.q.device.type == "cpu" or inputs.bias is None:
         return inputs
     q, k, v = (x.to(bias_dtype(x)) for x in (inputs.q, inputs.k, inputs.v))
     return dataclasses.replace(inputs, q=q, k=k, v=v)

@@ -1,11 +1,10 @@
 """Attention without a matrix for bias and mask, forward or backward, in one of four ways.
 
 * ``"table"``: where the bias follows from the distance and both sides count one by one, one number per head and
-  distance is all that is held: see `locant.kernels.distance_attention`. So it is with FIRE's in causal attention, with
-  one number per distance and one per query: see `locant.kernels.distance_pieces`.
+  distance is all that is held: see `locant.kernels.distance_attention`.
 * ``"documents"``: in packed and padded rows of a few documents, each of these is such attention, with one table.
-* ``"blocks"``: where the bias is made from hidden states, a block of queries and keys is written out at a time: see
-  `locant.attention.backends.blocks`.
+* ``"blocks"``: where the bias is a function of two tokens, or made of products of them with rows of a table, a block
+  of queries and keys is written out at a time: see `locant.attention.backends.blocks`.
 * ``"tiles"``: otherwise a tile of queries at a time asks the encoding for the bias of its queries and of the keys that
   one of them attends to, goes through torch's fused attention, and is computed once more in the backward pass:
   ``tile x keys`` memory, gradients for everything the bias is made of, and a second forward pass as the price. Dropout
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -31,12 +30,9 @@ from locant.attention.backends.sdpa import as_wide_as_bias, sdpa_attention
 from locant.attention.inputs import Attended, AttentionInputs
 from locant.attention.mask import Segment, distance_bounds
 from locant.kernels.distance_attention import distance_attention
-from locant.kernels.distance_pieces import Pieces
 from locant.kernels.transforms import is_mapping, wants_result_alone
-from locant.positions.base import bias_dtype, has_bias
-from locant.positions.distance_bias import DistanceBias, follows_distance
-from locant.positions.encodings.fire import Fire, has_pieces
-from locant.positions.hidden_bias import HiddenBias
+from locant.positions.pairs import bias_dtype
+from locant.positions.score_bias import ByDistance, Lookup, Pairwise
 
 __all__ = ["Way", "obstacle", "tiled_attention", "way_of"]
 
@@ -68,18 +64,18 @@ def obstacle(inputs: AttentionInputs) -> str | None:
 
 def way_of(inputs: AttentionInputs) -> Way:
     """Which of the four ways these inputs allow."""
-    encoding, on_cpu = inputs.encoding, inputs.q.device.type == "cpu" and inputs.dropout_p == 0.0
-    held = None
-    if encoding is None or not has_bias(encoding) or follows_distance(encoding):
+    on_cpu = inputs.q.device.type == "cpu" and inputs.dropout_p == 0.0
+    if on_cpu and isinstance(inputs.bias, ByDistance | None):
         held = "one number per head and distance is enough"
-    elif inputs.mask.causal and has_pieces(encoding, bias_dtype(inputs.q)):
-        held = "one number per distance and one per query are enough"
-    if held is not None and on_cpu:
         if inputs.mask.offset is not None:
             return Way("table", held)
         if (rows := inputs.mask.packed_documents()) is not None:
             return Way("documents", f"for each document, {held}", rows)
-    if on_cpu and isinstance(encoding, HiddenBias) and not (torch.compiler.is_compiling() or is_mapping()):
+    is_one = inputs.q.shape[0] == 1 and inputs.q.shape[2] == 1
+    if on_cpu and is_one and inputs.mask.offset is not None and isinstance(inputs.bias, Lookup | Pairwise):
+        return Way("table", "of one query each distance has a number of its own")
+    in_parts = isinstance(inputs.bias, Lookup | Pairwise) and inputs.bias.heads_differ
+    if on_cpu and in_parts and inputs.q.shape[2] >= FEWEST_ROWS and not (torch.compiler.is_compiling() or is_mapping()):
         return Way("blocks", "mask and bias are held for a block of queries and keys at a time")
     return Way("tiles", "mask and bias are held for a tile of queries at a time")
 
@@ -102,24 +98,18 @@ def _by_table(inputs: AttentionInputs) -> Attended:
     if cuts and not torch.compiler.is_compiling():  # there a cut would fix the length; the kernel skips hidden keys
         inputs = inputs.tile(0, inputs.q.shape[2])
     q, k, v, offset = inputs.q, inputs.k, inputs.v, inputs.mask.offset or 0
-    table, pieces = _table(inputs, q.shape[2], k.shape[2], offset, inputs.mask.queries.index[0])
+    table = _table(inputs, offset - k.shape[2] + 1, offset + q.shape[2] - 1)
     bounds, numbers = inputs.mask.distance_bounds(offset), (inputs.scale, inputs.softcap)
-    return Attended(*distance_attention(q, k, v, table, *bounds, *numbers, pieces))
+    return Attended(*distance_attention(q, k, v, table, *bounds, *numbers))
 
 
-def _table(
-    inputs: AttentionInputs, queries: int, keys: int, offset: int, index: Int[Tensor, " indices"]
-) -> tuple[Float[Tensor, "#heads distances"], Pieces | None]:
-    """The bias of every distance there is, from that of the first query and the last key on.
-
-    Or what becomes the bias of queries of this index, where that goes through straight pieces.
-    """
-    first, last, encoding = offset - keys + 1, offset + queries - 1, inputs.encoding
-    if isinstance(encoding, Fire):
-        return encoding.distance_pieces(inputs.q, first, last, index)
-    if isinstance(encoding, DistanceBias):
-        return encoding.distance_table(inputs.q, first, last), None
-    return torch.zeros(1, last - first + 1, dtype=bias_dtype(inputs.q), device=inputs.q.device), None
+def _table(inputs: AttentionInputs, first: int, last: int) -> Float[Tensor, "#heads distances"]:
+    """The bias of every distance there is, from that of the first query and the last key on."""
+    if isinstance(inputs.bias, ByDistance):
+        return inputs.bias.table(first, last)
+    if isinstance(inputs.bias, Lookup | Pairwise):  # of one query
+        return inputs.bias.dense()[0, :, 0].flip(-1)
+    return torch.zeros(1, last - first + 1, dtype=bias_dtype(inputs.q), device=inputs.q.device)
 
 
 # ---------------------------------------------------------------------- packed documents
@@ -127,17 +117,12 @@ def _table(
 
 def _by_documents(inputs: AttentionInputs, rows: list[list[Segment]]) -> Attended:
     """Attention within every document; `rows` holds one row where all are the same."""
-    longest, index = max(part.length for row in rows for part in row if part.is_document), inputs.mask.queries.index
-    table, pieces = _table(inputs, longest, longest, 0, index.flatten())
-    reaches = None if pieces is None else pieces.reach.view_as(index)
-    if reaches is not None and len(rows) < len(index) and not bool((index == index[:1]).all()):
-        rows = rows * len(index)  # of the same lengths, but their documents begin elsewhere
-
+    longest = max(part.length for row in rows for part in row if part.is_document)
+    table = _table(inputs, 1 - longest, longest - 1)
     whole = _nothing(inputs.q, inputs.v, table, inputs.q.shape[2]) if wants_result_alone() else None
 
     def row(number: int, q: Tensor, k: Tensor, v: Tensor, *onto: Tensor) -> Attended:
-        here = None if pieces is None or reaches is None else pieces._replace(reach=reaches[number])
-        return _row(inputs, q, k, v, table, here, rows[number], onto)
+        return _row(inputs, q, k, v, table, rows[number], onto)
 
     given = (inputs.q, inputs.k, inputs.v, *(whole or ()))
     if len(rows) == 1:
@@ -147,24 +132,27 @@ def _by_documents(inputs: AttentionInputs, rows: list[list[Segment]]) -> Attende
 
 
 def _row(
-    inputs: AttentionInputs, q: Tensor, k: Tensor, v: Tensor, table: Tensor, pieces: Pieces | None, row: list[Segment],
+    inputs: AttentionInputs,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    row: list[Segment],
     onto: tuple[Tensor, ...],
-) -> Attended:  # fmt: skip
-    """`table` has an entry for each distance within the longest document, `pieces` a reach for each query.
+) -> Attended:
+    """`table` has an entry for each distance within the longest document.
 
     Documents are written to `onto`, output and log-sum-exp of no query yet, if given, and joined otherwise.
     """
     middle, parts, lengths = table.shape[1] // 2, list[Attended](), [part.length for part in row]
     split = (_Split.apply(x, lengths) for x in (q, k, v))
-    reaches = (None,) * len(row) if pieces is None else pieces.reach.split(lengths)
     places = (None,) * len(row) if not onto else zip(*(x.split(lengths, dim=2) for x in onto), strict=True)
-    for (length, is_document), q_part, k_part, v_part, reach, place in zip(row, *split, reaches, places, strict=True):
+    for (length, is_document), q_part, k_part, v_part, place in zip(row, *split, places, strict=True):
         if is_document:
             entries = table[:, middle - length + 1 : middle + length]
             first, last = distance_bounds(0, length, length, inputs.mask.causal, inputs.mask.window)
             numbers = (first, last, inputs.scale, inputs.softcap)
-            here = None if pieces is None or reach is None else pieces._replace(reach=reach)
-            parts.append(Attended(*distance_attention(q_part, k_part, v_part, entries, *numbers, here, place)))
+            parts.append(Attended(*distance_attention(q_part, k_part, v_part, entries, *numbers, onto=place)))
         elif place is None:
             parts.append(Attended(*_nothing(q, v, table, length)))
     return Attended(*onto) if onto else _joined(parts, 2)
@@ -259,6 +247,7 @@ def _as_wide_as_tiles(inputs: AttentionInputs) -> AttentionInputs:
 
 
 def _one_tile(tile: AttentionInputs) -> Attended:
+    tile = dataclasses.replace(tile)  # what the first pass has asked for is not what a checkpoint may find
     return Attended(sdpa_attention(tile)) if _fused(tile) else eager_attention(tile)
 
 

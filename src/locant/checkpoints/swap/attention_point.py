@@ -10,7 +10,7 @@ behind it notes them beside the keys in the cache: these are rotated, and biased
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
@@ -21,13 +21,15 @@ from torch import Tensor, nn
 
 from locant.arguments import MAX_INT32
 from locant.attention import attend
+from locant.attention.choice import SMALL
+from locant.checkpoints.swap.bias_point import GivenBias
 from locant.checkpoints.swap.rotary_point import OfLength
 from locant.errors import InputError, LocantError
 from locant.positions.base import PositionEncoding, has_bias
 from locant.positions.documents import PADDING
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
-from locant.positions.rotary_by_class import RotaryByClass
+from locant.positions.rotary_by_class import PairClass, RotaryByClass, products
 from locant.tensors import has_values
 
 __all__ = [
@@ -65,12 +67,15 @@ class AttentionPoint:
         owner: the model that holds the encodings, as `locant`, so that they are trained and saved with it.
         place: which of them; ``None``: this layer has its attention as before.
         of_length: one for all layers of this encoding.
+        own: the bias that the model's own code hands on to the layer, as its table where `place` is ``None``; for
+            another encoding it is left out. ``None``: it is added as it comes.
     """
 
     owner: nn.Module
     place: int | None
     before: str
     of_length: OfLength
+    own: GivenBias | None = None
 
     @property
     def encoding(self) -> PositionEncoding | None:
@@ -100,13 +105,16 @@ def has_learned_bias(owner: nn.Module) -> bool:
     return any("relative_attention_bias" in path or "rel_pos" in path for path, _ in owner.named_parameters())
 
 
-def require_point(owner: Any) -> None:
-    """Raise unless the model asks for its attention function by name, and has named one that takes a mask."""
+def require_point(owner: Any, *, has_known_bias: bool = False) -> None:
+    """Raise unless the model asks for its attention function by name, and has named one that takes a mask.
+
+    T5 does not say that it supports any function, since it calls it with its bias, which others would not know.
+    """
     name = type(owner).__name__
-    if not owner._supports_attention_backend or not owner._can_set_attn_implementation():
+    if not (owner._supports_attention_backend or has_known_bias) or not owner._can_set_attn_implementation():
         got = f"got {name}, whose attention is not called by name and has no point for scores"
         raise InputError(got, "a model whose attention goes through transformers.AttentionInterface")
-    if has_learned_bias(owner):
+    if has_learned_bias(owner) and not has_known_bias:
         raise InputError(f"got {name}, whose attention has a learned bias of its own", "a model without one")
     if owner.config._attn_implementation not in BEFORE:
         got = f"got {name} with {owner.config._attn_implementation} attention, which is fused and takes no bias"
@@ -241,45 +249,45 @@ def attention(
     if point is None:
         got = f"got {type(module).__name__} of a model that was built from the configuration of a swapped one"
         raise LocantError(got, "model.set_attn_implementation('sdpa') of the new model, or a configuration of its own")
-    encoding = point.encoding
-    if others.get("position_bias") is not None:
+    encoding, own_bias, places = point.encoding, others.pop("position_bias", None), _places_of(others)
+    if own_bias is not None and encoding is not None and point.own is None:
         raise LocantError(f"got a bias of its own from {type(module).__name__}", "a model without one")
     causal = others.get("is_causal")
     causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
-    places, width, dtype = _places_of(others), query.shape[-1], query.dtype
-    if attention_mask is not None:
-        attention_mask = attention_mask[..., : key.shape[2]]
+    mask = None if attention_mask is None else attention_mask[..., : key.shape[2]]
+    plain = mask is None and _is_plain(point, module, others)
+    if encoding is None and plain:
+        encoding = _by_table(point, query, key, own_bias)
     if encoding is None:
-        attention_mask = None if attention_mask is None else _numbers(attention_mask, dtype, None)
+        mask, added = _as_before(point, query, key, mask, own_bias, causal=causal)
         return point.function(module)(
-            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **others
+            module, query, key, value, mask, scaling=scaling, dropout=dropout, **added, **others
         )
-    plain = attention_mask is None and _is_plain(point, module, others)
     if isinstance(encoding, RotaryByClass) and places is not None:
         plain = False  # its classes go by distance, not by slots
-    if attention_mask is None and not plain:
-        attention_mask = _later_keys_hidden(query, key, causal)
-    positions, k_positions = _positions(query, key, attention_mask, places)
+    if mask is None and not plain:
+        mask = _later_keys_hidden(query, key, causal)
+    width, dtype = query.shape[-1], query.dtype
+    positions, k_positions = _positions(query, key, mask, places)
     if type(encoding) is Rotary:
         encoding = point.of_length(encoding, positions.index)
     query, key = encoding.rotate(query, key, positions, k_positions)
     scaling = _for_width(scaling, width, query)
-    if attention_mask is None:
+    if mask is None:
         y = attend(
             query, key, value, encoding=encoding, positions=positions, k_positions=k_positions, causal=causal,
             dropout_p=dropout, scale=scaling,
         )  # fmt: skip
         return y.transpose(1, 2).contiguous(), None
     bias = encoding.bias(query, key, positions, k_positions) if has_bias(encoding) else None
-    if isinstance(encoding, RotaryByClass):
-        bias = _scores_by_class(encoding, query, key, positions, k_positions, scaling, others.get("softcap"))
+    counted = (replace(each, order_or_none=None) for each in (positions, k_positions))  # as slots do in a document
+    if (classes := encoding.pair_classes(*counted)) is not None:
+        bias = _scores_by_class(classes, query, key, scaling, others.get("softcap"))
         query = query * 0.0  # whose scores are these, and no others
     if bias is not None:  # float32, whatever the model computes in: 16 bits cannot tell far distances apart
         query, key, value = (x.to(bias.dtype) for x in (query, key, value))
-    attention_mask = _numbers(attention_mask, query.dtype, bias)
-    y, weights = point.function(module)(
-        module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **others
-    )
+    mask = _numbers(mask, query.dtype, bias)
+    y, weights = point.function(module)(module, query, key, value, mask, scaling=scaling, dropout=dropout, **others)
     return y.to(dtype), weights
 
 
@@ -291,13 +299,33 @@ def _places_of(others: dict[str, Any]) -> Places | None:
     return None if ids is None or ids.ndim != 2 else Places(ids, None)
 
 
+def _by_table(point: AttentionPoint, query: Tensor, key: Tensor, table: Tensor | None) -> GivenBias | None:
+    """The model's own bias, where a matrix of it would take more than adding it without one costs."""
+    if point.own is None or table is None or query.shape[:3].numel() * key.shape[2] < SMALL:
+        return None
+    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and table.requires_grad):
+        return None  # a graph cannot be made of another table, and a gradient keeps the matrix of its own code
+    return point.own.of_table(table)
+
+
+def _as_before(
+    point: AttentionPoint, query: Tensor, key: Tensor, mask: Tensor | None, bias: Tensor | None, *, causal: bool
+) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """The mask of numbers and the bias that the model's own code would call the function from before with."""
+    if mask is None and causal and point.before == "eager" and query.shape[2] > 1:
+        mask = _later_keys_hidden(query, key, causal)  # sdpa does so itself
+    if bias is not None and point.own is not None:
+        bias = point.own.matrix_of(bias, *_positions(query, key, mask, None))
+    if mask is not None:
+        return _numbers(mask, query.dtype, bias), {}
+    return None, {} if bias is None else {"position_bias": bias}
+
+
 def _scores_by_class(
-    encoding: RotaryByClass, query: Tensor, key: Tensor, positions: Positions, k_positions: Positions,
-    scaling: float | None, softcap: float | None,
-) -> Tensor:  # fmt: skip
+    classes: Sequence[PairClass], query: Tensor, key: Tensor, scaling: float | None, softcap: float | None
+) -> Tensor:
     """As a matrix: where a row is padded or packed, only the model's mask says which pairs there are."""
-    counted = (replace(each, order_or_none=None) for each in (positions, k_positions))  # as slots do in a document
-    scores = encoding.products(query, key, *counted) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = products(classes, query, key) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     return scores if softcap is None else (scores / softcap).tanh() * softcap
 
 

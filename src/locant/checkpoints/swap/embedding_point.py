@@ -40,13 +40,15 @@ class EmbeddingPoint:
     Args:
         owner: the model that holds the encodings, as `locant`.
         place: which of them.
+        stack: the part of it that has token embeddings: its encoder or its decoder; default: all of it.
     """
 
-    def __init__(self, owner: Any, place: int) -> None:
+    def __init__(self, owner: Any, place: int, stack: Any = None) -> None:
         self.owner = owner
         self.place = place
+        self.stack = owner if stack is None else stack
         self.positions: Positions | None = None
-        self.parameters = [*inspect.signature(owner.forward).parameters]
+        self.parameters = [*inspect.signature(self.stack.forward).parameters]
 
     @property
     def encoding(self) -> PositionEncoding:
@@ -55,9 +57,9 @@ class EmbeddingPoint:
     def attach(self) -> list[Any]:
         """The handles of the hooks."""
         return [
-            self.owner.register_forward_pre_hook(self.before, with_kwargs=True),
-            self.owner.get_input_embeddings().register_forward_hook(self.behind),
-            self.owner.register_forward_hook(self.after, always_call=True),
+            self.stack.register_forward_pre_hook(self.before, with_kwargs=True),
+            self.stack.get_input_embeddings().register_forward_hook(self.behind),
+            self.stack.register_forward_hook(self.after, always_call=True),
         ]
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -19,15 +19,25 @@ from locant.checkpoints.swap.attention_point import (
     name_our_function,
     require_point,
 )
+from locant.checkpoints.swap.bias_point import BiasPoint, GivenBias, bias_points, layer_types, self_attention
 from locant.checkpoints.swap.embedding_point import EmbeddingPoint, own_tables, take_out
 from locant.checkpoints.swap.plan import LayerPlan, planned
-from locant.checkpoints.swap.rotary_point import ANGLES, LayerHook, OfLength, RotaryPoint, owner_around, rotary_points
+from locant.checkpoints.swap.rotary_point import (
+    ANGLES,
+    NEAR,
+    LayerHook,
+    OfLength,
+    RotaryPoint,
+    owner_around,
+    rotary_points,
+)
 from locant.checkpoints.swap.saving import forget, own_configurations, record
 from locant.errors import InputError, RangeError
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding, has_bias
 from locant.positions.encodings.rope_plus_plus import RoPEPlusPlus
 from locant.positions.encodings.rotary import Rotary
+from locant.positions.encodings.t5 import T5Bias
 from locant.positions.hidden_bias import HiddenBias
 from locant.positions.rotary_by_class import RotaryByClass
 
@@ -38,7 +48,7 @@ HOLDER = "locant"
 
 MARK = "_locant_swapped"
 
-REMOVABLE = "a model with rotary positions, or with one table of learned ones"
+REMOVABLE = "a model with rotary positions, with one table of learned ones, or with T5's bias"
 """What an encoding can be put in the place of."""
 
 
@@ -53,11 +63,17 @@ def swap(
 
     No forward is replaced, and no class: a hook behind the rotary module gives every layer other angles; what is added
     to scores, or rotates otherwise than the model's code can, goes through `AttentionInterface`; what is added to
-    token embeddings through a hook behind them. The positions that the model had are taken out. Parameters of the
-    encoding become parameters of the model, as `locant` of its inner model, and `save_pretrained` writes them;
+    token embeddings through a hook behind them. The positions that the model had are taken out: rotary ones, a table of
+    learned ones, or the bias of T5 and its kin (mT5, UMT5, ByT5, Switch Transformers). Parameters of the encoding
+    become parameters of the model, as `locant` of its inner model, and `save_pretrained` writes them;
     `locant.checkpoints.load_swapped` reads such a folder, and `from_pretrained` alone refuses it. The model gets a copy
     of its configuration for this, and keeps it, so that other models of the same one are not touched. With its own
     encoding in every layer nothing is written: such a folder is one of the model as it was.
+
+    The layers of T5 are counted through, those of its encoder first, and ``"encoder"`` or ``"decoder"`` is their type.
+    Its cross-attention has no positions, and gets none. Its own bias gives the bits that it gave before. From 2^20
+    scores on, all heads counted, rows without padding go without a matrix of it and are alike up to rounding, unless
+    something is trained or compiled; ``angles="float32"`` leaves all of it to the model's own code.
 
     Args:
         model: any model of `transformers`, as long as its points are known; it may be compiled, sharded or given
@@ -96,24 +112,23 @@ def swap(
     one_of("angles", angles, ("exact", "float32"), "angles='exact'")
     text = _require_model(model)
     points = rotary_points(text, angles=angles)
+    biases = [] if points else bias_points(text)
     # The innermost model, which has the layers: OPT's classes go past the one around it.
-    tables = [] if points else own_tables(text)
+    tables = [] if points or biases else own_tables(text)
     owner: Any = points[0].owner if points else text.base_model
     if len(tables) == 1:
         owner = owner_around(text, tables[0][0])
     if any(point.owner is not owner for point in points):
         got = f"got {type(model).__name__} with rotary modules of {len({id(point.owner) for point in points})} models"
         raise InputError(got, "swap of the inner model that is meant, such as model.model.decoder")
-    if encoding is None and layers is None and not points:
+    if encoding is None and layers is None and not points and not biases:
         got = f"got {type(model).__name__}, which has no rotary positions to be made exact"
-        takes_another = len(own_tables(owner)) == 1
-        raise InputError(got, "swap(model, encoding) with an encoding of locant" if takes_another else REMOVABLE)
-    count = owner.config.num_hidden_layers
-    plan = planned(encoding, layers, list(getattr(owner.config, "layer_types", None) or [None] * count))
+        raise InputError(got, "swap(model, encoding) with an encoding of locant" if len(tables) == 1 else REMOVABLE)
+    plan = planned(encoding, layers, layer_types(biases, owner.config))
     if angles != "exact" and None not in plan:
         got = f"got angles={angles!r} beside encodings for all layers, which have angles of their own"
         raise InputError(got, f"the encoding made with it, such as locant.Rotary(..., angles={angles!r})")
-    return _Work(model, owner, points, plan, angles).done()
+    return _Work(model, owner, points, biases, plan, angles).done()
 
 
 class Swap:
@@ -152,16 +167,19 @@ class _Work:
         model: Any,
         owner: Any,
         points: Sequence[RotaryPoint],
+        biases: Sequence[BiasPoint],
         plan: Sequence[PositionEncoding | None],
         angles: AngleMode,
     ) -> None:
-        self.model, self.owner, self.points, self.plan = model, owner, points, plan
+        self.model, self.owner, self.points, self.biases, self.plan = model, owner, points, biases, plan
         self.angles: AngleMode = angles
         self.foreign = [*{id(each): each for each in plan if each is not None}.values()]
-        self.tables = [] if points else own_tables(owner)
-        self.ways = [_way(each, owner, points) for each in plan]
+        self.of_length = {place: OfLength() for place in (None, *range(len(self.foreign)))}
+        self.tables = [] if points or biases else own_tables(owner)
+        self.ways = [_way(each, owner, points, learned=bool(biases)) for each in plan]
         self.base = plan[0] if all(each is plan[0] for each in plan) else None
-        self.modules = attention_modules(owner) if self.foreign else {}
+        self.modules = self_attention(biases) or (attention_modules(owner) if self.foreign else {})
+        self.calls_ours = "scores" in self.ways or bool(biases and (self.foreign or angles == "exact"))
         self._require()
         self.told: Sequence[object] = ()
         self.undo: list[Callable[[], object]] = []
@@ -170,13 +188,15 @@ class _Work:
         """Attach everything."""
         setattr(self.owner, MARK, True)
         self.undo.append(lambda: delattr(self.owner, MARK))
+        if self.foreign or self.calls_ours:
+            own_configurations(self.model)
         if self.foreign:
             self._hold()
-        if "scores" in self.ways:
+        if self.calls_ours:
             self._attach_scores()
         if "embed" in self.ways:
-            hooks = EmbeddingPoint(self.owner, 0).attach()
-            self.undo += [hook.remove for hook in hooks]
+            for stack in [point.stack for point in self.biases] or [self.owner]:
+                self.undo += [hook.remove for hook in EmbeddingPoint(self.owner, 0, stack).attach()]
         if self.foreign:
             self.undo += [take_out(self.owner, path) for path, _ in self.tables]
         self._attach_angles()
@@ -194,19 +214,19 @@ class _Work:
         if "embed" in self.ways and axes > 1:
             got = f"got {self.base} for {name}, whose tokens have positions on {axes} axes"
             raise InputError(got, "an encoding in its attention, such as locant.ALiBi(num_heads=...)")
-        if self.foreign and not self.points:
+        if self.foreign and not self.points and not self.biases:
             own = [path for path, _ in self.tables]
             if len(own) != 1:
-                what = f"{len(own)} tables of positions" if own else _what_it_adds(self.owner)
-                raise InputError(f"got {name} with {what}, which cannot be taken out", REMOVABLE)
+                why = f"with {len(own)} tables of positions, expected one" if own else _why_it_stays(self.owner)
+                raise InputError(f"got {name} {why}", REMOVABLE)
             if mixed:
                 got = f"got some layers of {name}, whose positions are added once, before the first of them"
                 raise InputError(got, "one encoding for all layers")
         if self.foreign and (mixed or "scores" in self.ways) and sorted(self.modules) != list(range(len(self.plan))):
             got = f"got {name}, whose attention modules are not found layer by layer"
             raise InputError(got, "one encoding for all layers that rotates as the model's own does")
-        if "scores" in self.ways:
-            require_point(self.owner)
+        if self.calls_ours:
+            require_point(self.owner, has_known_bias=bool(self.biases))
         if mixed and self.points:
             deaf = [
                 type(each).__name__ for layer in self.modules.values() for each in layer if ANGLES not in _names(each)
@@ -222,7 +242,6 @@ class _Work:
             held.add_module(str(place), encoding)
         setattr(self.owner, HOLDER, held.to(device=first.device, dtype=first.dtype))
         self.undo.append(lambda: delattr(self.owner, HOLDER))
-        own_configurations(self.model)
         self.told = record(self.model.config, self.foreign, [self._place(each) for each in self.plan], self.angles)
         self.undo.append(lambda: forget(self.model.config))
 
@@ -231,15 +250,38 @@ class _Work:
 
     def _attach_scores(self) -> None:
         before = self.owner.config._attn_implementation
-        of_length = [OfLength() for _ in self.foreign]
+        through = ("scores", "embed") if self.biases else ("scores",)  # an own bias is left out of every layer
         for layer, modules in self.modules.items():
-            place = self._place(self.plan[layer]) if self.ways[layer] == "scores" else None
+            place = self._place(self.plan[layer]) if self.ways[layer] in through else None
             for module in modules:
-                point = AttentionPoint(self.owner, place, before, OfLength() if place is None else of_length[place])
-                setattr(module, KEY, point)
-                self.undo.append(lambda module=module: delattr(module, KEY))
+                own, of_length = self._own_bias(layer), self.of_length[place]
+                self._attach_point(module, AttentionPoint(self.owner, place, before, of_length, own))
+        for point in self.biases:
+            for module in point.cross:
+                self._attach_point(module, AttentionPoint(self.owner, None, before, self.of_length[None]))
+            if self._gets_table(point):
+                self.undo += [hook.remove for hook in point.leave_matrix_out()]
         self.undo += [hook.remove for hook in name_our_function(self.owner)]
         self.undo.append(lambda: name_again(self.owner, before))
+
+    def _attach_point(self, module: nn.Module, point: AttentionPoint) -> None:
+        setattr(module, KEY, point)
+        self.undo.append(lambda: delattr(module, KEY))
+
+    def _point_of(self, layer: int) -> BiasPoint:
+        return [point for point in self.biases for _ in point.layers][layer]
+
+    def _own_bias(self, layer: int) -> GivenBias | None:
+        """What the layer has of its own, where it is to know: to leave it out, or to add it by its table."""
+        if not self.biases:
+            return None
+        point = self._point_of(layer)
+        return point.own if self.plan[layer] is not None or self._gets_table(point) else None
+
+    def _gets_table(self, point: BiasPoint) -> bool:
+        """Whether no layer of the stack needs the matrix that the model's own code makes of its table."""
+        plan = [each for layer, each in enumerate(self.plan) if self._point_of(layer) is point]
+        return self.angles == "exact" or None not in plan
 
     def _attach_angles(self) -> None:
         for point in self.points:
@@ -249,13 +291,12 @@ class _Work:
             self.undo.append(point.module.register_forward_hook(point.hook(encodings), with_kwargs=True).remove)
         if self.base is not None or not self.points:
             return
-        of_length = [OfLength() for _ in self.foreign]
         for layer, modules in self.modules.items():
             place = self._place(self.plan[layer])
             if place is None:
                 continue
             for module in modules:
-                hook = LayerHook(self._rotating(layer), self.points[0].form, _names(module), of_length[place])
+                hook = LayerHook(self._rotating(layer), self.points[0].form, _names(module), self.of_length[place])
                 self.undo.append(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
     def _rotating(self, layer: int) -> PositionEncoding:
@@ -271,11 +312,16 @@ class _Work:
 
     def _what(self, layer: int) -> str:
         encoding, way = self.plan[layer], self.ways[layer]
+        if self.biases:
+            return self._what_in_stack(layer)
         if encoding is None:
             kinds = [*dict.fromkeys(str(each) for point in self.points for each in point.own.values())]
             own = f"layer {layer}: its own, {' or '.join(kinds)}, where its code rotates"
             off = max(point.off for point in self.points)
-            return f"{own}; its frequencies were rounded to 16 bits, its angles off by up to {off:.2g}" if off else own
+            if off == 0:
+                return own
+            rounded = f"its frequencies were rounded to 16 bits, its angles off by up to {off:.2g}"
+            return f"{own}; {rounded} in the first {NEAR} tokens, and by more in later ones"
         what = "its rotary positions" if self.points else "the model's table of positions"
         if type(encoding) is PositionEncoding:
             return f"layer {layer}: no positions, {what} taken out"
@@ -285,12 +331,26 @@ class _Work:
         where = "added to the token embeddings" if way == "embed" else "in its attention scores"
         return f"layer {layer}: {encoding} {where}, {what} taken out"
 
+    def _what_in_stack(self, layer: int) -> str:
+        encoding, point = self.plan[layer], self._point_of(layer)
+        where = f"layer {layer} ({point.kind})"
+        if encoding is None:
+            how = "without a matrix where that takes less" if self._gets_table(point) else "by its own code"
+            return f"{where}: its own, {T5Bias.__name__}({point.own.extra_repr()}), added {how}"
+        out = "its learned bias taken out"
+        if type(encoding) is PositionEncoding:
+            return f"{where}: no positions, {out}"
+        added = "added to the token embeddings" if self.ways[layer] == "embed" else "in its attention scores"
+        return f"{where}: {' '.join(str(encoding).split())} {added}, {out}"
 
-def _what_it_adds(owner: Any) -> str:
-    """The positions of a model without rotary ones and without a table, in words."""
+
+def _why_it_stays(owner: Any) -> str:
+    """Of a model without rotary positions, without a table and without T5's bias, in words."""
     if has_learned_bias(owner):
-        return "a learned bias in its attention"
-    return "ALiBi of its own code" if any("alibi" in name for name in dir(owner)) else "positions of an unknown kind"
+        return "with a learned bias in its attention, which cannot be taken out"
+    if any("alibi" in name for name in dir(owner)):
+        return "with ALiBi of its own code: its attention makes its scores itself and calls no function by name"
+    return "with positions of an unknown kind, which cannot be taken out"
 
 
 def _names(module: nn.Module) -> list[str]:
@@ -314,12 +374,12 @@ def _require_model(model: Any) -> Any:
     return inner
 
 
-def _way(encoding: PositionEncoding | None, owner: Any, points: Sequence[RotaryPoint]) -> str:
+def _way(encoding: PositionEncoding | None, owner: Any, points: Sequence[RotaryPoint], *, learned: bool = False) -> str:
     """``own``, or through which point the encoding goes: ``angles``, ``scores`` or ``embed``."""
     if encoding is None:
         return "own"
     if type(encoding) is PositionEncoding:
-        return "angles"
+        return "scores" if learned else "angles"
     _require_sizes(encoding, owner)
     if isinstance(encoding, HiddenBias):
         got = f"got {encoding}, which reads the hidden states of each layer: the attention function is given none"

@@ -30,7 +30,8 @@ def load_swapped(
 
     Args:
         folder: as `save_pretrained` wrote it.
-        cls: a class of `transformers`; default: ``AutoModelForCausalLM``.
+        cls: a class of `transformers`; default: ``AutoModelForCausalLM``, or ``AutoModelForSeq2SeqLM`` for a model
+            with an encoder and a decoder.
         encoding, layers: as for `locant.swap`, where the encoding is none of locant's and the configuration cannot
             tell it; its parameters are read from the folder.
         options: for ``from_pretrained``, such as ``dtype``.
@@ -40,7 +41,7 @@ def load_swapped(
             ``locant`` entry is damaged, or without the parameters of its encoding; one with code of its own, pickles,
             or files that are not whole.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     path = Path(folder)
     given = read_json(path / CONFIG)
@@ -60,7 +61,8 @@ def load_swapped(
     delattr(config, KEY)
     config._attn_implementation = None
     options = {"local_files_only": True, "use_safetensors": True, **options}
-    model = (cls or AutoModelForCausalLM).from_pretrained(path, config=config, **options)
+    usual = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
+    model = (cls or usual).from_pretrained(path, config=config, **options)
     swapped = swap(model, encoding, layers=layers, angles=angles)
     if len(swapped.sentences) != len(plan):
         raise damaged(path, f"{len(plan)} layers for {len(swapped.sentences)}")

@@ -2,17 +2,19 @@
 
 A module is called with position ids, and every layer rotates by its result. How the cosine of a pair lies in that
 result (once, twice side by side, one after the other, as a complex number) is found by running the module and comparing
-it with what `Rotary.from_config` says; a module that computes something else is refused.
+it with what `Rotary.from_config` says, at every length from which it may compute otherwise; one that computes something
+else can be given another encoding, and not its own.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,22 +22,26 @@ from torch import Tensor, nn
 from locant.arguments import MAX_INT32
 from locant.errors import InputError, LocantError
 from locant.models.architecture import UNKNOWN
+from locant.models.config_values import LENGTHS, TRAINED
 from locant.models.registry import read
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
+from locant.positions.scaling import LongRoPE
 
-__all__ = ["ANGLES", "LayerHook", "OfLength", "RotaryPoint", "owner_around", "rotary_points"]
+__all__ = ["ANGLES", "NEAR", "LayerHook", "OfLength", "RotaryPoint", "owner_around", "rotary_points"]
 
 CALLED_SO = re.compile(r"Rotary|Rope(?=[A-Z])|RoPE(?=[A-Z])")
 ANGLES = "position_embeddings"
 """What attention modules call the angles that they are given."""
 
-PROBED = 12
-CLOSE = {torch.float32: 1e-5}
+NEAR = 11
+"""How many positions from the first are compared, beside the last of a row."""
+CLOSE = 1e-5
+LAST_BIT = 2.0**-22
 ROUNDED = 0.2
-"""How far cosines at a dozen positions are off in a module whose frequencies were rounded to 16 bits, at most."""
+"""How far cosines are off at these positions in a module whose frequencies were rounded to 16 bits, at most."""
 
 Angles = Any
 """What a rotary module returns: a cosine and a sine, or one complex tensor."""
@@ -58,8 +64,10 @@ class RotaryPoint:
     Args:
         owner: the model whose layers it serves.
         own: the encoding of its configuration, for each type of layers that it tells apart.
-        form: how a cosine and a sine for each pair lie in its result; ``None``: it computes something else than `own`.
-        off: how far its cosines and sines are from those of `own`, where its frequencies were rounded to 16 bits.
+        form: how a cosine and a sine for each pair lie in its result; ``None``: it has others than `own` in any row.
+        off: how far its cosines and sines are from those of `own` at the first `NEAR` positions, where its frequencies
+            were rounded to 16 bits.
+        differs_at: for types of layers for which it computes something else than `own`, the first length where it does.
     """
 
     path: str
@@ -68,15 +76,17 @@ class RotaryPoint:
     own: Mapping[str | None, Rotary]
     form: str | None
     off: float
+    differs_at: Mapping[str | None, int]
 
     def require_own(self) -> None:
         """Raise unless it computes the angles of its configuration."""
-        if self.form is None:
-            rotary = next(iter(self.own.values()))
-            got = (
-                f"got {_name(self.path, self.module)}, which does not compute the angles of its configuration, {rotary}"
-            )
-            raise InputError(got, "swap(model, encoding), where the encoding of the model does not matter")
+        if not self.differs_at:
+            return
+        layer_type, length = next(iter(self.differs_at.items()))
+        at = "" if self.form is None else f" at a length of {length}"
+        told = f"the angles of its configuration{at}, {self.own[layer_type]}"
+        got = f"got {_name(self.path, self.module)}, which does not compute {told}"
+        raise InputError(got, "swap(model, encoding), where the encoding of the model does not matter")
 
     def hook(self, encodings: Mapping[str | None, PositionEncoding]) -> RotaryHook:
         """A forward hook that puts the angles of these encodings in the place of the module's."""
@@ -214,18 +224,39 @@ def _measured(path: str, module: nn.Module, owner: Any, angles: AngleMode) -> Ro
     if "position_ids" not in parameters or not set(parameters) <= {"x", "hidden_states", "position_ids", "layer_type"}:
         got = f"got {name}, which is called with {', '.join(parameters)}, expected x, position_ids"
         raise InputError(got, "a model whose rotary module is called as Llama's is")
-    own = _own(getattr(module, "config", owner.config), module, takes_types="layer_type" in parameters)
-    found = [_form(module, rotary, layer_type) for layer_type, rotary in own.items()]
-    forms = {form for form, _ in found if form is not None}
+    config = getattr(module, "config", owner.config)
+    own = _own(config, module, takes_types="layer_type" in parameters)
+    measures = {
+        layer_type: _measure(module, rotary, layer_type, _lengths(config)) for layer_type, rotary in own.items()
+    }
+    forms = {each.form for each in measures.values() if each.form is not None}
     if len(forms) > 1:
         raise InputError(f"got {name} with results of several forms, {sorted(forms)}", "a model with one form")
-    form = None if any(form is None for form, _ in found) else forms.pop()
-    exact = {layer_type: rotary.alike(angles=angles) for layer_type, rotary in own.items()}
-    return RotaryPoint(path, module, owner, exact, form, max(off for _, off in found))
+    return RotaryPoint(
+        path,
+        module,
+        owner,
+        own={layer_type: each.rotary.alike(angles=angles) for layer_type, each in measures.items()},
+        form=None if any(each.form is None for each in measures.values()) else forms.pop(),
+        off=max(each.off for each in measures.values()),
+        differs_at={kind: each.differs_at for kind, each in measures.items() if each.differs_at is not None},
+    )
 
 
 def _name(path: str, module: nn.Module) -> str:
     return f"{path}, a {type(module).__name__}"
+
+
+def _lengths(config: Any) -> list[int]:
+    """Lengths on both sides of every one that the configuration names, from where a module may compute otherwise."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    ropes = [rope, *(each for each in rope.values() if isinstance(each, Mapping))]
+    named = {
+        *(each.get(TRAINED) for each in ropes),
+        *(getattr(config, key, None) for key in (TRAINED, *LENGTHS, "sliding_window")),
+    }
+    lengths = {length for each in named if isinstance(each, int) for length in (each, each + 1, 2 * each)}
+    return [NEAR + 1, *sorted(length for length in lengths if length > NEAR + 1)]
 
 
 def _own(config: Any, module: nn.Module, *, takes_types: bool) -> dict[str | None, Rotary]:
@@ -242,24 +273,64 @@ def _own(config: Any, module: nn.Module, *, takes_types: bool) -> dict[str | Non
     return {kind: Rotary.from_config(config, layer_type=kind, angles="float32") for kind in dict.fromkeys(types)}
 
 
-def _form(module: nn.Module, rotary: Rotary, layer_type: str | None) -> tuple[str | None, float]:
-    """In which form the module returns the angles of `rotary`, and how far rounded ones are off."""
+class Measure(NamedTuple):
+    """What a module computes, beside an encoding.
+
+    Args:
+        form: in which form its result holds the angles of `rotary`; ``None``: it holds others in any row.
+        off: how far rounded ones are off.
+        differs_at: the length of the first row whose angles are others.
+    """
+
+    rotary: Rotary
+    form: str | None
+    off: float
+    differs_at: int | None
+
+
+def _measure(module: nn.Module, rotary: Rotary, layer_type: str | None, lengths: Sequence[int]) -> Measure:
+    """Beside what the configuration says; but a module may pass by its long factors (PhiMoE of `transformers`)."""
+    measure = _compared(module, rotary, layer_type, lengths)
+    if measure.differs_at is None or not isinstance(rotary.scaling, LongRoPE):
+        return measure
+    short = rotary.alike(scaling=replace(rotary.scaling, long_factor=rotary.scaling.short_factor))
+    measure_of_short = _compared(module, short, layer_type, lengths)
+    return measure_of_short if measure_of_short.differs_at is None else measure
+
+
+def _compared(module: nn.Module, rotary: Rotary, layer_type: str | None, lengths: Sequence[int]) -> Measure:
+    module = copy.deepcopy(module)  # some remember the longest sequence that they have seen
+    forms, off = [*FORMS], 0.0
+    for length in lengths:
+        index, theirs = _result(module, rotary, layer_type, length)
+        trained = rotary.scaling.length_that_matters
+        of_length = rotary if trained is None or length <= trained else rotary.for_length(length)
+        cos, sin = of_length.cos_sin(Positions.of(index))
+        distances = {form: _distance(FORMS[form](cos, sin), theirs) for form in forms}
+        # Another device rounds the last bit of a frequency its way.
+        exact = tolerance = CLOSE + LAST_BIT * torch.tensor([*range(NEAR), length - 1])
+        if any(map(_is_rounded, module.buffers())):
+            tolerance = torch.tensor([ROUNDED] * NEAR + [inf])  # far from 0 nothing is left of 16 bits
+        matches = [form for form in forms if bool((distances[form] <= tolerance).all())]
+        if not matches:
+            return Measure(rotary, None if length == lengths[0] else forms[0], off, length)
+        forms, distance = matches, distances[matches[0]]
+        off = max(off, torch.where(distance > exact, distance, 0.0)[:NEAR].max().item())
+    return Measure(rotary, forms[0], off, None)
+
+
+def _result(module: nn.Module, rotary: Rotary, layer_type: str | None, length: int) -> tuple[Tensor, Angles]:
+    """The first positions of a row of that length and its last one, and what the module makes of them."""
     device = next(module.buffers(), torch.empty(0)).device
     axes = rotary.pairs.num_axes or 1
-    position_ids = torch.arange(PROBED, device=device)[None]
+    position_ids = torch.tensor([[*range(NEAR), length - 1]], device=device)
     if axes > 1:  # apart on every axis
-        position_ids = torch.stack([(position_ids * (axis + 1)) % PROBED for axis in range(axes)])
+        moved = [torch.arange(NEAR, device=device) * (axis + 1) % (NEAR + 1) for axis in range(axes)]
+        position_ids = torch.stack([torch.cat([each, position_ids[0, -1:]])[None] for each in moved])
     options = {} if layer_type is None else {"layer_type": layer_type}
     with torch.no_grad():
-        theirs = module(torch.zeros(1, PROBED, 1, device=device), position_ids=position_ids, **options)
-    near = ROUNDED if any(map(_is_rounded, module.buffers())) else CLOSE[torch.float32]
-    index = position_ids.movedim(0, -1) if position_ids.ndim == 3 else position_ids
-    cos, sin = rotary.cos_sin(Positions.of(index))
-    for form, made in FORMS.items():
-        off = _distance(made(cos, sin), theirs)
-        if off <= near:
-            return form, off if off > CLOSE[torch.float32] else 0.0
-    return None, 0.0
+        theirs = module(torch.zeros(1, NEAR + 1, 1, device=device), position_ids=position_ids, **options)
+    return position_ids.movedim(0, -1) if axes > 1 else position_ids, theirs
 
 
 def _is_rounded(buffer: Tensor) -> bool:
@@ -268,9 +339,9 @@ def _is_rounded(buffer: Tensor) -> bool:
     return buffer.is_floating_point() and buffer.ndim > 0 and any(torch.equal(each, buffer) for each in narrow)
 
 
-def _distance(ours: Angles, theirs: Angles) -> float:
-    """The largest difference; infinity where the two have not one form."""
-    pairs = [*zip(*((each,) if isinstance(each, Tensor) else each for each in (ours, theirs)), strict=False)]
-    if isinstance(ours, Tensor) != isinstance(theirs, Tensor) or any(one.shape != other.shape for one, other in pairs):
-        return inf
-    return max((one - other).abs().max().item() for one, other in pairs)
+def _distance(ours: Angles, theirs: Angles) -> Tensor:
+    """By how much the two are apart at each position, at most; infinity where they have not one form."""
+    both = [*zip(*((each,) if isinstance(each, Tensor) else each for each in (ours, theirs)), strict=False)]
+    if isinstance(ours, Tensor) != isinstance(theirs, Tensor) or any(one.shape != other.shape for one, other in both):
+        return torch.full((NEAR + 1,), inf)
+    return torch.stack([(one - other).abs().amax((0, 2)) for one, other in both]).amax(0).cpu()

@@ -91,7 +91,7 @@ def cache_forgotten(position: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     alibi, keys = ALiBi(8), 24
     q, k = torch.zeros(1, 8, 1, 16), torch.zeros(1, 8, keys, 16)
     right, wrong = (
-        alibi.bias(q, k, query, Positions.arange(keys))[0, 1, 0].numpy()
+        alibi.score_bias(q, k, query, Positions.arange(keys)).dense()[0, 1, 0].numpy()
         for query in (Positions.after(keys - 1, 1), Positions.arange(1))
     )
     return np.arange(keys), right, wrong

@@ -19,7 +19,7 @@ from locant.explore.session import Session
 from locant.explore.state import State
 from locant.figures import SIZES
 from locant.figures.plot import encoding_to_draw
-from locant.positions import PositionEncoding, Positions
+from locant.positions import PositionEncoding, Positions, generalizing
 from locant.positions.registry import encodings
 
 __all__ = ["SCREEN"]
@@ -78,7 +78,8 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     ranks = _ranks(row.queries, asked.world, asked.zigzag)
     options = ["k_positions"] * (row.keys is not None) + ["causal=False"] * (not causal)
     options += [] if window is None else [f"window={window}"]
-    python = f"from locant import Positions\n\n{row.python}"
+    used = "from locant.positions import generalizing\n" if "generalizing." in row.python else ""
+    python = f"from locant import Positions\n{used}\n{row.python}"
     if asked.world > 1:
         python += f"mine = positions.shard(rank, {asked.world}, zigzag={asked.zigzag})  # of each rank\n"
     return {
@@ -115,9 +116,9 @@ def _of_documents(state: State, indices: str) -> Asked:
         if counted:
             return _row(longer, padding * times, side, cached * times)
         length = sum(longer) + padding * times
-        python = f"positions = Positions.randomized([{longer}], {below}, seed={seed}, length={length})\n"
+        python = f"positions = generalizing.randomized([{longer}], {below}, seed={seed}, length={length})\n"
         largest = max(below, *longer)  # a row for the backend, which may be too long for this limit
-        return Row(Positions.randomized([longer], largest, seed=seed, length=length), None, python)
+        return Row(generalizing.randomized([longer], largest, seed=seed, length=length), None, python)
 
     return Asked(row, cached, world, zigzag, parts)
 
@@ -129,15 +130,16 @@ def _of_a_sum(state: State, indices: str) -> Asked:
     if indices == "coupled" and not re.fullmatch(r"[0-9]+([^0-9][0-9]+)+", text):
         raise RangeError(f"got {shown(text)} for sum, expected numbers with one sign between two", f"sum={SUM}")
     if indices == "coupled":
-        coupled = Row(Positions.coupled(numbers), None, f"positions = Positions.coupled({numbers})\n")
-        return Asked(lambda _: coupled, characters=text)
+        python = f"positions = generalizing.coupled({numbers})\n"
+        sum_row = Row(generalizing.coupled(numbers), None, python)
+        return Asked(lambda _: sum_row, characters=text)
     if not numbers:
         raise RangeError(f"got {shown(text)} for sum, expected a text with numbers", f"sum={SUM}")
     ids, digits = [*map(ord, text)], [*map(ord, "0123456789")]
     python = f"ids, digits = [*map(ord, {text!r})], [*map(ord, '0123456789')]\n"
-    python += "positions = Positions.abacus(ids, digits)\n"
-    abacus = Row(Positions.abacus(ids, digits), None, python)
-    return Asked(lambda _: abacus, characters=text)
+    python += "positions = generalizing.abacus(ids, digits)\n"
+    digit_row = Row(generalizing.abacus(ids, digits), None, python)
+    return Asked(lambda _: digit_row, characters=text)
 
 
 def _lengths(text: str) -> list[int]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import locant.scaling
 from locant.checkpoints.swap import swap
+from locant.checkpoints.swap.bias_point import bias_points, layer_types
 from locant.checkpoints.swap.rotary_point import rotary_points
 from locant.checkpoints.swap.saving import described
 from locant.checkpoints.swap.weightless import Weightless
@@ -23,7 +24,7 @@ from locant.explore.session import Session
 from locant.explore.state import State
 from locant.lab.language_model import stated_length, trained_length
 from locant.lab.ways import NUMBERED, USUAL_FACTOR, Way
-from locant.lab.weightless import without_weights
+from locant.lab.weightless import CAUSAL, auto_class, without_weights
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.report.explain import spans
@@ -35,6 +36,7 @@ OWN = "its own"
 USUAL = 4.0
 UNSTATED = 4096
 BY_LAYER = "a plan by layer is for locant.swap alone"
+OTHER_MODELS = "evaluate and tune are for causal language models"
 
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
@@ -47,7 +49,7 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     try:
         model = without_weights(config)
         trained, longest = _lengths(model.config)
-        types = _types(model)
+        types = layer_types(bias_points(model), model.config.get_text_config())
         every, of_type = _plan(state, way, types)
         with nullcontext() if way.is_of_rotary else Weightless():
             encoding = way.encoding(model, trained, longest, of_type)
@@ -56,6 +58,8 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
             sentences = [each.partition(": ")[2] for each in swapped.sentences]
     except LocantError as error:
         return {**answer, "refused": [error.cause, error.remedy]}
+    auto = auto_class(model.config)
+    refused = BY_LAYER if every is not of_type else None if auto == CAUSAL else OTHER_MODELS
     made = _made(encoding, way, (trained, longest, of_type))
     to = max(way.stretched(trained), 2 * trained)
     return {
@@ -67,8 +71,8 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
         "groups": [[spans([at for at, each in enumerate(sentences) if each == said]), said]
                    for said in dict.fromkeys(sentences)],
         **_pairs(state, model, encoding, of_type, trained, to),
-        "ways": _commands(way, folder, trained, to, None if every is of_type is None else BY_LAYER),
-        "python": _code(folder, made, every, of_type),
+        "ways": _commands(way, folder, trained, to, refused),
+        "python": _code(auto, folder, made, every, of_type),
     }  # fmt: skip
 
 
@@ -103,11 +107,6 @@ def _given(encoding: PositionEncoding | None, every: int | None, of_type: str | 
     return {"encoding": encoding} if every is None else {"layers": {"every": every, "encoding": encoding}}
 
 
-def _types(model: Any) -> list[str | None]:
-    config = model.config.get_text_config()
-    return list(getattr(config, "layer_types", None) or [None] * config.num_hidden_layers)
-
-
 def _lengths(config: Any) -> tuple[int, int]:
     """Trained and stated; a configuration without any is refused by `evaluate` and `tune`, and not by `swap`."""
     try:
@@ -119,10 +118,10 @@ def _lengths(config: Any) -> tuple[int, int]:
 def _pairs(
     state: State, model: Any, encoding: PositionEncoding | None, of_type: str | None, trained: int, to: int
 ) -> dict[str, Any]:
-    """The inverse frequencies and attention factors of the model's own encoding and of another rotary one."""
-    if not isinstance(encoding, Rotary):
-        return {}
+    """The inverse frequencies and attention factors of the model's own rotary encoding and of another one."""
     own = {kind: rotary for point in rotary_points(model, angles="exact") for kind, rotary in point.own.items()}
+    if not own or not isinstance(encoding, Rotary):
+        return {}
     before = _at_length(own.get(of_type) or next(iter(own.values())), trained)
     after = _at_length(encoding, to)
     return {
@@ -169,7 +168,7 @@ def _option(value: Any) -> str:
     return f"locant.scaling.{kind}({', '.join(f'{name}={each!r}' for name, each in given if usual[name] != each)})"
 
 
-def _code(folder: str, made: str, every: int | None, of_type: str | None) -> str:
+def _code(auto: str | None, folder: str, made: str, every: int | None, of_type: str | None) -> str:
     call = "locant.swap(model, encoding)" if made else "locant.swap(model)"
     if every is not None:
         call = f'locant.swap(model, layers={{"every": {every}, "encoding": encoding}})'
@@ -177,8 +176,8 @@ def _code(folder: str, made: str, every: int | None, of_type: str | None) -> str
         call = f"locant.swap(model, layers=lambda layer, kind: encoding if kind == {of_type!r} else None)"
     ways = "import locant.lab.ways\n" if ".lab.ways." in made else ""
     return (
-        f"from transformers import AutoModelForCausalLM\n\nimport locant\n{ways}\n"
-        f"model = AutoModelForCausalLM.from_pretrained({folder!r})\n"
+        f"from transformers import {auto}\n\nimport locant\n{ways}\n"
+        f"model = {auto}.from_pretrained({folder!r})\n"
         + (f"encoding = {made}\n" if made else "")
         + f"swapped = {call}\nprint(swapped)  # a sentence for each layer\n"
         "swapped.undo()\n"

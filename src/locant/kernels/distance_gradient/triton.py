@@ -5,12 +5,22 @@ An entry that was looked up gets the sum over its pairs. Nothing of the size que
 
 1. `_means`, a program for each block of queries, goes along its keys for the means. They are made of the weights that
    are here, not of attention's output, which was rounded: or distances would be drawn to the mean of the values.
-2. The sums: of a table by `by_distance.py`, of products of tokens by `by_row.py`.
+2. Of a table `_diagonals`, a program for each diagonal of blocks, where slots count as distances do: it adds up the
+   gradients of blocks in registers, and at the end along their diagonals. Two neighbours share a distance, and each
+   has a place. `_entries`, a program for some entries, where slots do not count so (shards, gaps): it goes over all
+   blocks that may hold one of its distances, some of them twice, and is slower the more of them there are. A number
+   on the device, which the host need not read, tells one of these two to do nothing.
+3. Of products of tokens `_rows`, a program for a block of queries, or of keys, and some rows: it goes over the blocks
+   of tokens that may be at one of their distances. Where slots count as distances do, those of a row are neighbours:
+   their sum is the difference of two prefix sums, at the ends of what the block has of the row. Else, in blocks with
+   gaps, or of two documents, it goes from row to row, and is slower the more of them a block has. What is computed of a
+   pair of blocks is computed again for every block of rows that it has distances of.
 
 A pair of blocks costs each of these kernels two matrix products, and the backward pass of FlexAttention seven.
 
 It needs Triton; `import locant` does not import it. Run through Triton's interpreter and compiled for compute
-capabilities 8.0, 9.0 and 10.0; it has not yet been run, nor timed, on a device.
+capabilities 8.0, 9.0 and 10.0; it has not yet been run, nor timed, on a device. What spills stands in
+`benchmarks/NOTES.md`.
 """
 
 from __future__ import annotations
@@ -20,29 +30,25 @@ from typing import Any, no_type_check
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from locant.kernels.distance_gradient.by_distance import table_gradient
-from locant.kernels.distance_gradient.by_row import product_gradients
-from locant.kernels.distance_gradient.pairs import FLAGGED, Biases, Pairs, Tokens
-from locant.kernels.distance_gradient.tiles import (
-    ADD,
-    FAR,
-    PADDING,
-    biases_of,
-    dots,
-    is_some,
-    log_sums,
-    pairs_of,
-    weights,
-)
+from locant.kernels.distance_gradient.op import FLAGGED, Biases, Pairs, Tokens
 
 __all__ = ["gradients"]
 
 BLOCKS = {2: 64, 4: 32}
 """Tokens of a block, by the bytes of a number."""
+FAR = tl.constexpr(2**40)
+"""Beyond every distance."""
+PADDING = tl.constexpr(-1)
+"""The document of padding."""
+
+# As tl.sum and the like have them: the interpreter knows these functions, and cannot call tl.sum.
+ADD = tl.standard._sum_combine  # pyright: ignore[reportPrivateUsage]
+MOST = tl.standard._elementwise_max  # pyright: ignore[reportPrivateUsage]
+LEAST = tl.standard._elementwise_min  # pyright: ignore[reportPrivateUsage]
 
 
 def gradients(
@@ -57,60 +63,97 @@ def gradients(
     if not all(x is None or x.numel() for x in (q, k, v, *looked_up)):
         of_query, of_key = (None if x is None else torch.zeros_like(x, dtype=torch.float32) for x in looked_up)
         return of_query, of_key
-    batch, heads, queries, width = q.shape
-    block, v_width = BLOCKS[q.element_size()], v.shape[3]
-    grad, q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (grad, q, k, v))
-    lse, onto_lse = lse.contiguous(), (lse if grad_lse is None else grad_lse).contiguous()
-    of_query, of_key = (q if x is None else _of_tokens(x, q) for x in looked_up)
-    row_of, distances = (q, of_query.shape[3]) if biases.row_of is None else (biases.row_of, len(biases.row_of))
-    facts, rows = _facts(pairs, q, block)
+    (batch, heads, queries, width), keys, size = q.shape, k.shape[2], q.element_size()
+    block, v_width, means = BLOCKS[size], v.shape[3], torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    row_of = q if biases.row_of is None else biases.row_of
+    rows = 0 if biases.row_of is None else next(x.shape[3] for x in looked_up if x is not None)
+    distances = len(row_of) if rows else next(x.shape[1] for x in looked_up if x is not None)
+    tensors = (grad, q, k, v, lse, means, *(q if x is None else x for x in looked_up), row_of)
     given = (
-        grad, q, k, v, lse, onto_lse, torch.empty_like(lse), of_query, of_key, row_of, *facts,
-        heads, heads // k.shape[1], queries, k.shape[2], distances, pairs.first, pairs.offset or 0,
+        *(x.contiguous() for x in tensors), *_facts(pairs, q, block),
+        heads, heads // k.shape[1], queries, keys, distances, rows, pairs.first, pairs.offset or 0,
         max(pairs.low, -FAR.value), min(pairs.high, FAR.value), float(scale), float(softcap or 1.0),
-        *rows, *(stride for x in (grad, q, k, v, of_query, of_key) for stride in x.stride()[:3]),
     )  # fmt: skip
+    widest = max(width, v_width)
+    part = 32 if size == 4 else 64 if widest <= 128 else 128  # those with the fewest spills
     constants: dict[str, Any] = {
         "COUNTED": pairs.offset is not None, "FLAGS": 0 if pairs.some is None else FLAGGED // block,
-        "OF_LSE": grad_lse is not None, "CAPPED": softcap is not None, "OF_QUERY": biases.of_query is not None,
-        "OF_KEY": biases.of_key is not None, "ROWS": biases.row_of is not None, "BLOCK": block,
-        "WIDTH": width, "V_WIDTH": v_width, "D": _padded(width), "V_D": _padded(v_width),
-        "PART": _part(q.element_size(), max(width, v_width)),
+        "CAPPED": softcap is not None, "OF_QUERY": biases.of_query is not None, "OF_KEY": biases.of_key is not None,
+        "BLOCK": block, "WIDTH": width, "V_WIDTH": v_width,
+        "PART": min(part, max(16, triton.next_power_of_2(widest))),
         "PRECISION": "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32",
         "num_warps": 8, "num_stages": 1, "enable_fp_fusion": True,
     }  # fmt: skip
     with torch.cuda.device_of(q):
-        _means[triton.cdiv(queries, block), heads, batch](*given, **constants)
-        if biases.row_of is not None:
-            return product_gradients(biases, biases.row_of, pairs.first, given, constants)
-        return table_gradient(of_query, k.shape[2], pairs, given, constants), None
+        _means[triton.cdiv(queries, block), heads, batch](*given, ROWS=rows > 0, **constants)
+        if grad_lse is not None:
+            means.sub_(grad_lse)
+        if biases.row_of is None:
+            return _table_gradient(batch, pairs, given, constants), None
+        ends = _ends(biases.row_of, pairs.first, rows)
+        sums = [None if x is None else torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in looked_up]
+        for of_keys, x in enumerate(sums):
+            if x is not None:
+                grid = triton.cdiv(x.shape[2], block) * triton.cdiv(rows, block), heads, batch
+                _rows[grid](x, ends, *given, OF_KEYS=of_keys == 1, **constants)
+        return sums[0], sums[1]
 
 
-def _of_tokens(x: Tensor, q: Tensor) -> Tensor:
-    """What each token of each row looks up in: a table is that of all of them."""
-    x = x if x.stride(-1) == 1 else x.contiguous()
-    return x if x.ndim == 4 else x[None, :, None].expand(q.shape[0], -1, q.shape[2], -1)
+def _table_gradient(
+    batch: int, pairs: Pairs, given: tuple[Any, ...], constants: dict[str, Any]
+) -> Float[Tensor, "heads distances"]:
+    """In float32. `given` and `constants` are what every kernel takes."""
+    table, block = given[6], constants["BLOCK"]
+    heads, distances = table.shape
+    sums = torch.zeros(table.shape, dtype=torch.float32, device=table.device)
+    if pairs.offset is not None or pairs.keys is None:
+        low, high = _bands(pairs, given[1].shape[2], given[2].shape[2], block)
+        parts = sums.new_empty(batch, heads, high - low + 1, 2 * block)
+        _diagonals[high - low + 1, heads, batch](parts, low, *given, **constants)
+        _put(parts.sum(0), sums, (low - 1) * block + 1 + (pairs.offset or 0) - pairs.first)
+    if pairs.offset is None:
+        _entries[triton.cdiv(distances, block), heads](sums, batch, *given, **constants)
+    return sums
 
 
-def _padded(width: int) -> int:
-    return max(16, triton.next_power_of_2(width))
+def _bands(pairs: Pairs, queries: int, keys: int, block: int) -> tuple[int, int]:
+    """The first and the last diagonal of blocks that may hold an allowed pair; at least one."""
+    lowest, highest = 1 - triton.cdiv(keys, block), triton.cdiv(queries, block) - 1
+    shift = pairs.offset or 0
+    low, high = (pairs.low - shift) // block, -((shift - pairs.high) // block)  # a band reaches a block to either side
+    low, high = max(low, lowest), min(high, highest)
+    return (low, high) if low <= high else (lowest, lowest)
 
 
-def _part(size: int, width: int) -> int:
-    """How many dimensions of heads are multiplied at a time, by the bytes of a number: those with the fewest spills."""
-    return 32 if size == 4 else 64 if width <= 128 else 128
+def _put(bands: Float[Tensor, "heads bands twice_block"], sums: Float[Tensor, "heads distances"], at: int) -> None:
+    """The sums of diagonals, of which neighbours are added to each other, to their entries from `at` on."""
+    half = bands.shape[2] // 2
+    lower, upper = (part.flatten(1) for part in bands.split(half, dim=2))
+    line = F.pad(lower, (0, half)) + F.pad(upper, (half, 0))
+    start, stop = max(at, 0), min(at + line.shape[1], sums.shape[1])
+    if start < stop:
+        sums[:, start:stop] = line[:, start - at : stop - at]
 
 
-def _facts(pairs: Pairs, stand_in: Tensor, block: int) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """Tokens, flags, whether slots count as distances do, and the least and largest index of blocks; steps of rows."""
-    queries, some = pairs.queries, pairs.some
+def _ends(row_of: Int[Tensor, " distances"], first: int, rows: int) -> Int[Tensor, "2 rows"]:
+    """The least and the greatest distance of every row; of one that no distance has, the greatest is the less."""
+    far, row = FAR.value, row_of.long()
+    distance = torch.arange(first, first + len(row), device=row.device)
+    least, most = distance.clone(), distance.clone()
+    least[:1], most[-1:] = -far, far  # as far as there are tokens
+    nearest, farthest = (torch.full((rows,), x, dtype=row.dtype, device=row.device) for x in (far, -far))
+    return torch.stack([nearest.scatter_reduce(0, row, least, "amin"), farthest.scatter_reduce(0, row, most, "amax")])
+
+
+def _facts(pairs: Pairs, q: Tensor, block: int) -> tuple[Tensor, ...]:
+    """Tokens, flags, the least and largest index of blocks, and whether slots count as distances do."""
+    queries = pairs.queries
     if queries is None:
-        return (stand_in,) * 6, (0,) * 5
+        return (q,) * 6
     counts = _counts_by_slot(queries) if pairs.keys is None else queries.new_zeros(())
-    keys, some = (queries if x is None else x for x in (pairs.keys, some))
-    facts = *(x.contiguous() for x in (queries, keys, some)), _bounds(queries, block), _bounds(keys, block)
-    rows = (0 if x.shape[0] == 1 else x[0].numel() for x in facts)
-    return (*facts, counts.int()), tuple(rows)
+    keys, some = (queries if x is None else x for x in (pairs.keys, pairs.some))
+    facts = queries, keys, some, _bounds(queries, block), _bounds(keys, block)
+    return *(x.expand(len(q), -1, -1).contiguous() for x in facts), counts.int()
 
 
 def _counts_by_slot(tokens: Tokens) -> Bool[Tensor, ""]:
@@ -122,62 +165,353 @@ def _counts_by_slot(tokens: Tokens) -> Bool[Tensor, ""]:
     return (~real | goes_on | begins).all() & (order == index).all()
 
 
-def _bounds(tokens: Tokens, block: int) -> Int[Tensor, "#batch 2 blocks"]:
-    """The least and the largest index of every block, padding left out."""
+def _bounds(tokens: Tokens, block: int) -> Int[Tensor, "#batch twice_blocks 1"]:
+    """The least index of every block, then the largest, padding left out."""
     padded = F.pad(tokens, (0, -tokens.shape[2] % block), value=PADDING.value).unflatten(2, (-1, block))
     index, document, _ = padded.unbind(1)
     real = document != PADDING.value
     least, most = torch.where(real, index, FAR.value).amin(2), torch.where(real, index, -FAR.value).amax(2)
-    return torch.stack([least, most], dim=1)
+    return torch.cat([least, most], dim=1)[..., None]
 
 
-# ---------------------------------------------------------------------- the kernel
+# ---------------------------------------------------------------------- kernels
 
 
 @triton.jit
 @no_type_check
 def _means(
-    grad, q, k, v, lse, onto_lse, means, of_query, of_key, row_of,
-    q_tokens, k_tokens, some, q_bounds, k_bounds, counts,
-    heads, group, queries, keys, entries, first, offset, low: tl.int64, high: tl.int64, scale, softcap,
-    q_row, k_row, some_row, q_bounds_row, k_bounds_row,
-    grad_b: tl.int64, grad_h: tl.int64, grad_n: tl.int64, q_b: tl.int64, q_h: tl.int64, q_n: tl.int64,
-    k_b: tl.int64, k_h: tl.int64, k_n: tl.int64, v_b: tl.int64, v_h: tl.int64, v_n: tl.int64,
-    of_query_b: tl.int64, of_query_h: tl.int64, of_query_n: tl.int64,
-    of_key_b: tl.int64, of_key_h: tl.int64, of_key_n: tl.int64,
-    COUNTED: tl.constexpr, FLAGS: tl.constexpr, OF_LSE: tl.constexpr, CAPPED: tl.constexpr, OF_QUERY: tl.constexpr,
-    OF_KEY: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, V_WIDTH: tl.constexpr,
-    D: tl.constexpr, V_D: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
+    grad, q, k, v, lse, means, of_query, of_key, row_of, q_tokens, k_tokens, some, q_bounds, k_bounds, counts,
+    heads, group, queries, keys, entries, rows, first, offset, low: tl.int64, high: tl.int64, scale, softcap,
+    COUNTED: tl.constexpr, FLAGS: tl.constexpr, CAPPED: tl.constexpr, OF_QUERY: tl.constexpr, OF_KEY: tl.constexpr,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    """One program: a block of queries of one head; their weighted means, less what comes by the log-sum-exp."""
+    """One program: a block of queries of one head; the weighted means of their gradients."""
     i_q, i_h, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     o_q = i_q * BLOCK + tl.arange(0, BLOCK)
-    p_q, p_grad = q + i_b * q_b + i_h * q_h, grad + i_b * grad_b + i_h * grad_h
-    p_k, p_v = k + i_b * k_b + (i_h // group) * k_h, v + i_b * v_b + (i_h // group) * v_h
-    p_row = (i_b * heads + i_h) * queries + o_q
-    b_lse = log_sums(lse + p_row, o_q < queries)
     b_mean, b_total = tl.full([BLOCK], 0.0, tl.float32), tl.full([BLOCK], 0.0, tl.float32)
     start, stop = 0, (keys + BLOCK - 1) // BLOCK
     if COUNTED:
         start = tl.maximum(i_q * BLOCK + offset - high, 0) // BLOCK
         stop = (tl.minimum(i_q * BLOCK + offset + BLOCK - 1 - low, keys - 1) + BLOCK) // BLOCK
     for i_k in range(start, stop):
-        if is_some(some + i_b * some_row, i_q, i_k, keys, FLAGS, BLOCK):
-            o_k = i_k * BLOCK + tl.arange(0, BLOCK)
-            m_pair, b_entry = pairs_of(
-                q_tokens + i_b * q_row, k_tokens + i_b * k_row, o_q, o_k, queries, keys, first, offset, low, high,
-                COUNTED,
+        if _is_some(some, i_b, i_q, i_k, queries, keys, FLAGS, BLOCK):
+            m_pair, _, b_weight, b_of_weight = _pair_of_blocks(
+                grad, q, k, v, lse, of_query, of_key, row_of, q_tokens, k_tokens, i_b, i_h, o_q,
+                i_k * BLOCK + tl.arange(0, BLOCK), heads, group, queries, keys, entries, rows, first, offset, low, high,
+                scale, softcap, COUNTED, CAPPED, OF_QUERY, OF_KEY, ROWS, BLOCK, WIDTH, V_WIDTH, PART, PRECISION,
             )  # fmt: skip
-            b_bias = biases_of(
-                of_query + i_b * of_query_b + i_h * of_query_h, of_key + i_b * of_key_b + i_h * of_key_h, row_of,
-                o_q, o_k, b_entry, m_pair, entries, of_query_n, of_key_n, OF_QUERY, OF_KEY, ROWS,
-            )  # fmt: skip
-            b_score = dots(p_q, p_k, o_q, o_k, queries, keys, q_n, k_n, BLOCK, WIDTH, D, PART, PRECISION)
-            b_of_weight = dots(p_grad, p_v, o_q, o_k, queries, keys, grad_n, v_n, BLOCK, V_WIDTH, V_D, PART, PRECISION)
-            b_weight = weights(b_score * scale, b_bias, b_lse, softcap, CAPPED)
             b_mean += tl.reduce(tl.where(m_pair, b_weight * b_of_weight, 0.0), 1, ADD)
             b_total += tl.reduce(b_weight, 1, ADD)
-    b_mean = b_mean / tl.where(b_total > 0, b_total, 1.0)
-    if OF_LSE:
-        b_mean -= tl.load(onto_lse + p_row, mask=o_q < queries, other=0.0)
-    tl.store(means + p_row, b_mean, mask=o_q < queries)
+    tl.store(means + (i_b * heads + i_h) * queries + o_q, b_mean / tl.where(b_total > 0, b_total, 1.0), o_q < queries)
+
+
+@triton.jit
+@no_type_check
+def _diagonals(
+    parts, lowest,
+    grad, q, k, v, lse, means, of_query, of_key, row_of, q_tokens, k_tokens, some, q_bounds, k_bounds, counts,
+    heads, group, queries, keys, entries, rows, first, offset, low: tl.int64, high: tl.int64, scale, softcap,
+    COUNTED: tl.constexpr, FLAGS: tl.constexpr, CAPPED: tl.constexpr, OF_QUERY: tl.constexpr, OF_KEY: tl.constexpr,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program: the pairs of blocks that are as far apart, of one head; a sum for each of their diagonals."""
+    i_h, i_b = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    i_band = tl.program_id(0) + lowest
+    o_row = tl.arange(0, BLOCK)
+    b_apart = i_band * BLOCK + o_row[:, None] - o_row[None, :] + offset
+    m_apart = (b_apart >= low) & (b_apart <= high) & (b_apart >= first) & (b_apart < first + entries)
+    b_bias = tl.load(of_query + i_h.to(tl.int64) * entries + (b_apart - first), mask=m_apart, other=float("-inf"))
+    b_sum = tl.full([BLOCK, BLOCK], 0.0, tl.float32)
+    stop = tl.minimum((queries + BLOCK - 1) // BLOCK, (keys + BLOCK - 1) // BLOCK + i_band)
+    if not COUNTED:
+        stop = tl.where(tl.load(counts) == 1, stop, 0)
+    for i_q in range(tl.maximum(i_band, 0), stop):
+        if _is_some(some, i_b, i_q, i_q - i_band, queries, keys, FLAGS, BLOCK):
+            o_q, o_k = i_q * BLOCK + o_row, (i_q - i_band) * BLOCK + o_row
+            m_pair = m_apart & (o_k < keys)[None, :]
+            if not COUNTED:
+                m_pair &= _same_document(q_tokens, k_tokens, i_b, o_q, o_k, queries, keys)
+            b_weight, b_of_weight = _weights(
+                grad, q, k, v, lse, i_b, i_h, o_q, o_k, b_bias, heads, group, queries, keys, scale, softcap,
+                CAPPED, BLOCK, WIDTH, V_WIDTH, PART, PRECISION,
+            )  # fmt: skip
+            b_mean = tl.load(means + (i_b * heads + i_h) * queries + o_q, mask=o_q < queries, other=0.0)
+            b_sum += tl.where(m_pair, b_weight * (b_of_weight - b_mean[:, None]), 0.0)
+    o_part = tl.arange(0, 2 * BLOCK)
+    b_along = _along(b_sum, o_row[:, None] - o_part[None, :] + BLOCK - 1, BLOCK)
+    i_part = (i_b * heads + i_h) * tl.num_programs(0) + tl.program_id(0)
+    tl.store(parts + i_part * (2 * BLOCK) + o_part, b_along)
+
+
+@triton.jit
+@no_type_check
+def _entries(
+    sums, batch,
+    grad, q, k, v, lse, means, of_query, of_key, row_of, q_tokens, k_tokens, some, q_bounds, k_bounds, counts,
+    heads, group, queries, keys, entries, rows, first, offset, low: tl.int64, high: tl.int64, scale, softcap,
+    COUNTED: tl.constexpr, FLAGS: tl.constexpr, CAPPED: tl.constexpr, OF_QUERY: tl.constexpr, OF_KEY: tl.constexpr,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program: the distances of `BLOCK` entries, of one head."""
+    i_h = tl.program_id(1)
+    o_row, o_entry = tl.arange(0, BLOCK), tl.arange(0, BLOCK)
+    lowest = tl.program_id(0) * BLOCK
+    nearest = lowest.to(tl.int64) + first
+    q_blocks, k_blocks = (queries + BLOCK - 1) // BLOCK, (keys + BLOCK - 1) // BLOCK
+    b_sum = tl.full([BLOCK], 0.0, tl.float32)
+    is_needed = tl.load(counts) == 0
+    stop = tl.where(is_needed, batch * q_blocks, 0)
+    for i in range(stop):
+        i_b, i_q = (i // q_blocks).to(tl.int64), i % q_blocks
+        o_q = i_q * BLOCK + o_row
+        for i_k in range(k_blocks):
+            least, most = _distances(q_bounds, k_bounds, i_b, i_q, i_k, q_blocks, k_blocks)
+            if (most >= nearest) & (least < nearest + BLOCK):  # noqa: SIM102  # Triton reads both sides of an `and`
+                if _is_some(some, i_b, i_q, i_k, queries, keys, FLAGS, BLOCK):
+                    m_pair, b_entry, b_weight, b_of_weight = _pair_of_blocks(
+                        grad, q, k, v, lse, of_query, of_key, row_of, q_tokens, k_tokens, i_b, i_h, o_q,
+                        i_k * BLOCK + o_row, heads, group, queries, keys, entries, rows, first, offset, low, high,
+                        scale, softcap, COUNTED, CAPPED, OF_QUERY, OF_KEY, False, BLOCK, WIDTH, V_WIDTH, PART,
+                        PRECISION,
+                    )  # fmt: skip
+                    b_mean = tl.load(means + (i_b * heads + i_h) * queries + o_q, mask=o_q < queries, other=0.0)
+                    b_gradient = tl.where(m_pair, b_weight * (b_of_weight - b_mean[:, None]), 0.0)
+                    b_shift = b_entry - lowest - (o_row[:, None] - o_row[None, :])  # one if both blocks count by slot
+                    highest_shift = tl.reduce(tl.reduce(tl.where(m_pair, b_shift, -4 * BLOCK), 1, MOST), 0, MOST)
+                    lowest_shift = tl.reduce(tl.reduce(tl.where(m_pair, b_shift, 4 * BLOCK), 1, LEAST), 0, LEAST)
+                    if highest_shift == lowest_shift:
+                        b_sum += _along(b_gradient, o_row[:, None] - o_entry[None, :] + highest_shift, BLOCK)
+                    else:
+                        for entry in range(BLOCK):
+                            b_here = tl.where(b_entry - lowest == entry, b_gradient, 0.0)
+                            b_total = tl.reduce(tl.reduce(b_here, 1, ADD, keep_dims=True), 0, ADD)  # of one number
+                            b_sum += tl.where(o_entry == entry, b_total, 0.0)
+    o_sum = lowest + o_entry
+    tl.store(sums + i_h.to(tl.int64) * entries + o_sum, b_sum, mask=o_sum < tl.where(is_needed, entries, 0))
+
+
+@triton.jit
+@no_type_check
+def _rows(
+    sums, ends,
+    grad, q, k, v, lse, means, of_query, of_key, row_of, q_tokens, k_tokens, some, q_bounds, k_bounds, counts,
+    heads, group, queries, keys, entries, rows, first, offset, low: tl.int64, high: tl.int64, scale, softcap,
+    COUNTED: tl.constexpr, FLAGS: tl.constexpr, CAPPED: tl.constexpr, OF_QUERY: tl.constexpr, OF_KEY: tl.constexpr,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
+    OF_KEYS: tl.constexpr,
+):  # fmt: skip
+    """One program: a block of queries, or of keys, and `BLOCK` rows, of one head."""
+    i_h, i_b = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    own, others = queries, keys
+    if OF_KEYS:
+        own, others = keys, queries
+    own_blocks = (own + BLOCK - 1) // BLOCK
+    i_own, lowest = tl.program_id(0) % own_blocks, tl.program_id(0) // own_blocks * BLOCK
+    o_line = tl.arange(0, BLOCK)
+    o_own, o_row = i_own * BLOCK + o_line, lowest + o_line
+    b_nearest = tl.load(ends + o_row, mask=o_row < rows, other=FAR)
+    b_farthest = tl.load(ends + rows + o_row, mask=o_row < rows, other=-FAR)
+    nearest, farthest = tl.reduce(b_nearest, 0, LEAST), tl.reduce(b_farthest, 0, MOST)
+    other_blocks = (others + BLOCK - 1) // BLOCK
+    start, stop = 0, other_blocks
+    if COUNTED:
+        nearest, farthest = tl.maximum(nearest, low), tl.minimum(farthest, high)
+        if OF_KEYS:
+            least, most = i_own * BLOCK - offset + nearest, i_own * BLOCK - offset + BLOCK - 1 + farthest
+        else:
+            least, most = i_own * BLOCK + offset - farthest, i_own * BLOCK + offset + BLOCK - 1 - nearest
+        start = (tl.maximum(least, 0) // BLOCK).to(tl.int32)
+        stop = ((tl.minimum(most, others - 1) + BLOCK) // BLOCK).to(tl.int32)
+    b_sum = tl.full([BLOCK, BLOCK], 0.0, tl.float32)
+    before = i_own * other_blocks
+    for i in range(before + start, before + stop):
+        i_q, i_k = i // other_blocks, i % other_blocks  # else what `i_own` leads to would fill the registers all along
+        if OF_KEYS:
+            i_q, i_k = i % other_blocks, i // other_blocks
+        is_near = nearest <= farthest
+        if not COUNTED:
+            q_blocks, k_blocks = (queries + BLOCK - 1) // BLOCK, (keys + BLOCK - 1) // BLOCK
+            least, most = _distances(q_bounds, k_bounds, i_b, i_q, i_k, q_blocks, k_blocks)
+            is_near = (most >= nearest) & (least <= farthest)
+        if is_near:  # noqa: SIM102  # Triton reads both sides of an `and`
+            if _is_some(some, i_b, i_q, i_k, queries, keys, FLAGS, BLOCK):
+                o_q, o_k = i_q * BLOCK + o_line, i_k * BLOCK + o_line
+                m_pair, b_entry, b_weight, b_of_weight = _pair_of_blocks(
+                    grad, q, k, v, lse, of_query, of_key, row_of, q_tokens, k_tokens, i_b, i_h, o_q, o_k,
+                    heads, group, queries, keys, entries, rows, first, offset, low, high, scale, softcap,
+                    COUNTED, CAPPED, OF_QUERY, OF_KEY, True, BLOCK, WIDTH, V_WIDTH, PART, PRECISION,
+                )  # fmt: skip
+                b_mean = tl.load(means + (i_b * heads + i_h) * queries + o_q, mask=o_q < queries, other=0.0)
+                b_gradient = tl.where(m_pair, b_weight * (b_of_weight - b_mean[:, None]), 0.0)
+                if OF_KEYS:
+                    b_gradient = tl.trans(b_gradient)
+                shift, highest_shift = (i_q - i_k) * BLOCK + offset, 0
+                if not COUNTED:
+                    b_shift = b_entry + first - (o_line[:, None] - o_line[None, :])  # one if both count by slot
+                    shift = tl.reduce(tl.reduce(tl.where(m_pair, b_shift, 2**30), 1, LEAST), 0, LEAST)
+                    highest_shift = tl.reduce(tl.reduce(tl.where(m_pair, b_shift, -(2**30)), 1, MOST), 0, MOST)
+                if COUNTED:  # noqa: SIM114  # as above
+                    b_sum += _between(b_gradient, b_nearest, b_farthest, shift, BLOCK, OF_KEYS)
+                elif shift == highest_shift:
+                    b_sum += _between(b_gradient, b_nearest, b_farthest, shift, BLOCK, OF_KEYS)
+                else:
+                    m_pair, b_entry = _pairs(
+                        q_tokens, k_tokens, i_b, o_q, o_k, queries, keys, first, offset, low, high, COUNTED
+                    )
+                    b_row = tl.load(row_of + tl.minimum(tl.maximum(b_entry, 0), entries - 1), mask=m_pair, other=-1)
+                    if OF_KEYS:
+                        b_row = tl.trans(b_row)
+                    begin = tl.reduce(tl.reduce(tl.where(b_row < 0, rows, b_row), 1, LEAST), 0, LEAST)
+                    end = tl.reduce(tl.reduce(b_row, 1, MOST), 0, MOST)
+                    for row in range(tl.maximum(begin, lowest), tl.minimum(end + 1, lowest + BLOCK)):
+                        b_here = tl.reduce(tl.where(b_row == row, b_gradient, 0.0), 1, ADD, keep_dims=True)
+                        b_sum += tl.where(o_row[None, :] == row, b_here, 0.0)
+    p_sum = sums + ((i_b * heads + i_h) * own + o_own)[:, None] * rows + o_row[None, :]
+    tl.store(p_sum, b_sum, mask=(o_own < own)[:, None] & (o_row < rows)[None, :])
+
+
+# ---------------------------------------------------------------------- a block of queries and a block of keys
+
+
+@triton.jit
+@no_type_check
+def _is_some(some, i_b, i_q, i_k, queries, keys, FLAGS: tl.constexpr, BLOCK: tl.constexpr):
+    """Whether there is an allowed pair in these blocks; flags are for squares of `FLAGS` of them."""
+    if FLAGS:
+        q_flags = (queries + FLAGS * BLOCK - 1) // (FLAGS * BLOCK)
+        k_flags = (keys + FLAGS * BLOCK - 1) // (FLAGS * BLOCK)
+        return tl.load(some + (i_b * q_flags + i_q // FLAGS) * k_flags + i_k // FLAGS) != 0
+    else:  # noqa: RET505  # Triton would compile both
+        return tl.full([], 1, tl.int32) == 1
+
+
+@triton.jit
+@no_type_check
+def _distances(q_bounds, k_bounds, i_b, i_q, i_k, q_blocks, k_blocks):
+    """The least and the greatest distance that a query of one block may have from a key of the other."""
+    p_q, p_k = q_bounds + i_b * 2 * q_blocks + i_q, k_bounds + i_b * 2 * k_blocks + i_k
+    return tl.load(p_q) - tl.load(p_k + k_blocks), tl.load(p_q + q_blocks) - tl.load(p_k)
+
+
+@triton.jit
+@no_type_check
+def _pair_of_blocks(
+    grad, q, k, v, lse, of_query, of_key, row_of, q_tokens, k_tokens, i_b, i_h, o_q, o_k,
+    heads, group, queries, keys, entries, rows, first, offset, low, high, scale, softcap,
+    COUNTED: tl.constexpr, CAPPED: tl.constexpr, OF_QUERY: tl.constexpr, OF_KEY: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Which pairs are allowed, the entries of their distances, their weights, and the gradients of these."""
+    m_pair, b_entry = _pairs(q_tokens, k_tokens, i_b, o_q, o_k, queries, keys, first, offset, low, high, COUNTED)
+    if ROWS:
+        b_row = tl.load(row_of + tl.minimum(tl.maximum(b_entry, 0), entries - 1), mask=m_pair, other=0)
+        b_bias, i_head = tl.where(m_pair, 0.0, float("-inf")), i_b * heads + i_h
+        if OF_QUERY:
+            o_query = (i_head * queries + o_q) * rows
+            b_bias += tl.load(of_query + o_query[:, None] + b_row, mask=m_pair, other=0.0)
+        if OF_KEY:
+            o_key = (i_head * keys + o_k) * rows
+            b_bias += tl.load(of_key + o_key[None, :] + b_row, mask=m_pair, other=0.0)
+    else:
+        b_bias = tl.load(of_query + i_h.to(tl.int64) * entries + b_entry, mask=m_pair, other=float("-inf"))
+    b_weight, b_of_weight = _weights(
+        grad, q, k, v, lse, i_b, i_h, o_q, o_k, b_bias, heads, group, queries, keys, scale, softcap,
+        CAPPED, BLOCK, WIDTH, V_WIDTH, PART, PRECISION,
+    )  # fmt: skip
+    return m_pair, b_entry, b_weight, b_of_weight
+
+
+@triton.jit
+@no_type_check
+def _pairs(q_tokens, k_tokens, i_b, o_q, o_k, queries, keys, first, offset, low, high, COUNTED: tl.constexpr):
+    """Which queries attend to which keys of a block, and the entries of their distances, which are right for those."""
+    m_q, m_k = o_q < queries, o_k < keys
+    if COUNTED:
+        b_apart = o_q[:, None] - o_k[None, :] + offset
+        m_pair = (b_apart >= low) & (b_apart <= high) & m_q[:, None] & m_k[None, :]
+        return m_pair, b_apart - first
+    else:  # noqa: RET505  # as above
+        p_q, p_k = q_tokens + i_b * 3 * queries + o_q, k_tokens + i_b * 3 * keys + o_k
+        b_q_order = tl.load(p_q + 2 * queries, mask=m_q, other=0)
+        b_k_order = tl.load(p_k + 2 * keys, mask=m_k, other=0)
+        m_pair = ((b_q_order - low)[:, None] >= b_k_order[None, :]) & (
+            (b_q_order - high)[:, None] <= b_k_order[None, :]
+        )
+        m_pair &= _same_document(q_tokens, k_tokens, i_b, o_q, o_k, queries, keys)
+        b_q_index = tl.load(p_q, mask=m_q, other=0).to(tl.int32)
+        b_k_index = tl.load(p_k, mask=m_k, other=0).to(tl.int32)
+        return m_pair, b_q_index[:, None] - b_k_index[None, :] - first
+
+
+@triton.jit
+@no_type_check
+def _same_document(q_tokens, k_tokens, i_b, o_q, o_k, queries, keys):
+    """Which queries and keys are of one document, and no padding."""
+    b_q = tl.load(q_tokens + (i_b * 3 + 1) * queries + o_q, mask=o_q < queries, other=PADDING)
+    b_k = tl.load(k_tokens + (i_b * 3 + 1) * keys + o_k, mask=o_k < keys, other=PADDING)
+    return (b_q.to(tl.int32)[:, None] == b_k.to(tl.int32)[None, :]) & (b_q != PADDING)[:, None]
+
+
+@triton.jit
+@no_type_check
+def _weights(
+    grad, q, k, v, lse, i_b, i_h, o_q, o_k, b_bias, heads, group, queries, keys, scale, softcap,
+    CAPPED: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, V_WIDTH: tl.constexpr, PART: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What scores are in the softmax, and the gradients of that; the tanh is made of what the interpreter has."""
+    o_query, o_key = (i_b * heads + i_h) * queries + o_q, (i_b * (heads // group) + i_h // group) * keys + o_k
+    m_q, m_k = o_q < queries, o_k < keys
+    b_score = scale * _dots(q, k, o_query, o_key, m_q, m_k, BLOCK, WIDTH, PART, PRECISION)
+    b_of_weight = _dots(grad, v, o_query, o_key, m_q, m_k, BLOCK, V_WIDTH, PART, PRECISION)
+    if CAPPED:
+        b_score = softcap - 2.0 * softcap / (tl.exp(2.0 / softcap * b_score) + 1.0)
+    b_lse = tl.load(lse + o_query, mask=m_q, other=float("inf"))
+    b_lse = tl.where(b_lse == float("-inf"), float("inf"), b_lse)  # of no key at all: then all weights are zero
+    return tl.exp(b_score + b_bias - b_lse[:, None]), b_of_weight
+
+
+@triton.jit
+@no_type_check
+def _dots(
+    a, b, o_a, o_b, m_a, m_b,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The product of every row of a block with every row of another, some dimensions at a time."""
+    b_dots = tl.full([BLOCK, BLOCK], 0.0, tl.float32)
+    for part in range(0, WIDTH, PART):
+        o_column = part + tl.arange(0, PART)
+        m_column = (o_column < WIDTH)[None, :]
+        b_a = tl.load(a + o_a[:, None] * WIDTH + o_column[None, :], mask=m_a[:, None] & m_column, other=0.0)
+        b_b = tl.load(b + o_b[:, None] * WIDTH + o_column[None, :], mask=m_b[:, None] & m_column, other=0.0)
+        b_dots = tl.dot(b_a, tl.trans(b_b), b_dots, input_precision=PRECISION)
+    return b_dots
+
+
+@triton.jit
+@no_type_check
+def _along(b_x, b_column, BLOCK: tl.constexpr):
+    """For each place the sum over rows, each at a column of its own; columns outside of the block have nothing."""
+    m_column = (b_column >= 0) & (b_column < BLOCK)
+    b_there = tl.gather(b_x, tl.where(m_column, b_column, 0), 1)
+    return tl.reduce(tl.where(m_column, b_there, 0.0), 0, ADD)
+
+
+@triton.jit
+@no_type_check
+def _between(b_x, b_nearest, b_farthest, shift, BLOCK: tl.constexpr, OF_KEYS: tl.constexpr):
+    """For every line of a block the sums over the distances of each row; `shift` is that of the two first tokens."""
+    o_line = tl.arange(0, BLOCK)[:, None]
+    b_least = tl.maximum(tl.minimum(b_nearest - shift, BLOCK), -BLOCK).to(tl.int32)[None, :]
+    b_most = tl.maximum(tl.minimum(b_farthest - shift, BLOCK), -BLOCK).to(tl.int32)[None, :]
+    b_from, b_to = o_line - b_most, o_line - b_least
+    if OF_KEYS:
+        b_from, b_to = o_line + b_least, o_line + b_most
+    b_from, b_to = tl.maximum(b_from, 0), tl.minimum(b_to, BLOCK - 1)
+    m_some = b_from <= b_to
+    b_last, b_before = tl.where(m_some, b_to, 0), tl.where(m_some & (b_from > 0), b_from - 1, 0)
+    b_until = tl.associative_scan(b_x, 1, ADD)
+    b_sum = tl.gather(b_until, b_last, 1) - tl.where(b_from > 0, tl.gather(b_until, b_before, 1), 0.0)
+    b_sum = tl.where(b_from == b_to, tl.gather(b_x, b_last, 1), b_sum)  # of one distance nothing is rounded
+    return tl.where(m_some, b_sum, 0.0)

@@ -19,7 +19,7 @@ from torch import Tensor
 from locant.errors import RangeError
 from locant.kernels.input_embedding import reference
 from locant.kernels.input_embedding.dropout import kept
-from locant.kernels.input_embedding.operands import Operands
+from locant.kernels.input_embedding.reference import Operands
 
 __all__ = ["FEW", "Gradients", "backward", "empty_forward", "forward", "require_rows", "slots_of_chunk"]
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Int16
 from torch import Tensor
 
-from locant.kernels.input_embedding.operands import Operands
+from locant.kernels.input_embedding.reference import Operands
 
 __all__ = ["Drawn", "draw", "kept"]
 

@@ -16,7 +16,7 @@ from locant.kernels import native
 from locant.kernels.input_embedding import cpu
 from locant.kernels.input_embedding.cpu import Gradients
 from locant.kernels.input_embedding.dropout import draw
-from locant.kernels.input_embedding.operands import Operands
+from locant.kernels.input_embedding.reference import Operands
 
 __all__ = ["backward", "forward", "unsupported"]
 

@@ -1,12 +1,13 @@
-"""The operation as torch knows it: with shapes for the compiler, gradients, and one implementation per device.
+"""The operation as torch knows it, on a CPU: with shapes for the compiler and gradients; and the look-up alone.
 
 ``torch.ops.locant.input_embedding`` is a pure function: what dropout takes away follows from a seed that it is given,
 so that recomputing it, as activation checkpointing does, takes away the same. Its backward is an operation as well.
 Asked for a gradient of the gradient, it is computed by the reference, which torch can differentiate.
 
-A token whose id (or position, or segment) has no row: on a CPU the operation raises. On a GPU nothing can be raised
-from inside a kernel without poisoning the device, so no memory outside a table is read, the token's output is NaN, and
-the number of the first such token of each table is in the fourth output, for the caller to read later.
+`look_up` reads rows of a trained table, with a gradient that is added up in float32 however narrow the table is. torch
+adds up the gradient of a 16-bit table in 16 bits: a row that is read often stops growing where the next addend is less
+than half of its last bit, which is at 256 for ones in bfloat16. Here every gradient is summed in float32 and rounded
+once. Tables in float32 and float64, and those that are not trained, are read by torch itself.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from locant.kernels.input_embedding import cpu, native, reference
 from locant.kernels.input_embedding.dropout import kept
-from locant.kernels.input_embedding.operands import NO_FAULT, Operands
+from locant.kernels.input_embedding.reference import Operands
+from locant.kernels.transforms import in_forward_mode, is_exporting, is_graph_transformed, is_transforming
 
-__all__ = ["input_embedding", "input_embedding_backward"]
+__all__ = ["input_embedding", "input_embedding_backward", "look_up"]
 
 OPERANDS = (
     "Tensor ids, Tensor token, Tensor? position_index, Tensor? position, Tensor? segments, Tensor? segment, "
@@ -33,51 +37,39 @@ OPERANDS = (
 NAMES = tuple(field.name for field in dataclasses.fields(Operands))
 LEARNED = tuple(NAMES.index(name) for name in ("token", "position", "segment", "gamma", "beta"))
 
-Forward = tuple[Tensor, Tensor, Tensor, Tensor]
+Forward = tuple[Tensor, Tensor, Tensor]
 
 
 def _operands(values: tuple[Any, ...]) -> Operands:
     return Operands(**dict(zip(NAMES, values, strict=True)))
 
 
-def _forward_on_cpu(*values: Any) -> Forward:
+def _forward(*values: Any) -> Forward:
     o = _operands(values)
-    return (*_on_cpu(o).forward(o), o.ids.new_full((3,), NO_FAULT))
+    return _kernel(o).forward(o)
 
 
-def _on_cpu(o: Operands) -> ModuleType:
-    return cpu if native.unsupported(o) else native
-
-
-def _forward_on_cuda(*values: Any) -> Forward:
-    from locant.kernels.input_embedding import triton
-
-    return triton.forward(_operands(values))
-
-
-def _backward_on_cpu(grad: Tensor, mean: Tensor, rstd: Tensor, *values: Any) -> cpu.Gradients:
+def _backward(grad: Tensor, mean: Tensor, rstd: Tensor, *values: Any) -> cpu.Gradients:
     o = _operands(values[:-1])
-    return _on_cpu(o).backward(grad, mean, rstd, o, values[-1])
+    return _kernel(o).backward(grad, mean, rstd, o, values[-1])
 
 
-def _backward_on_cuda(grad: Tensor, mean: Tensor, rstd: Tensor, *values: Any) -> cpu.Gradients:
-    from locant.kernels.input_embedding import triton
-
-    return triton.backward(grad, mean, rstd, _operands(values[:-1]), values[-1])
+def _kernel(o: Operands) -> ModuleType:
+    return cpu if native.unsupported(o) else native
 
 
 input_embedding = torch.library.custom_op(
     "locant::input_embedding",
-    _forward_on_cpu,
+    _forward,
     mutates_args=(),
     device_types="cpu",
-    schema=f"({OPERANDS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema=f"({OPERANDS}) -> (Tensor, Tensor, Tensor)",
 )
-"""Takes the fields of `Operands`; gives the result, mean, reciprocal deviation, and faults of the three tables."""
+"""Takes the fields of `Operands`; gives the result, mean and reciprocal deviation; raises for an id without a row."""
 
 input_embedding_backward = torch.library.custom_op(
     "locant::input_embedding_backward",
-    _backward_on_cpu,
+    _backward,
     mutates_args=(),
     device_types="cpu",
     schema=f"(Tensor grad, Tensor mean, Tensor rstd, {OPERANDS}, bool[] needs) "
@@ -85,15 +77,12 @@ input_embedding_backward = torch.library.custom_op(
 )
 """Gives the gradients of token, position, segment, gamma and beta; empty where `needs` says no."""
 
-input_embedding.register_kernel("cuda", _forward_on_cuda)
-input_embedding_backward.register_kernel("cuda", _backward_on_cuda)
-
 
 def _forward_shapes(*values: Any) -> Forward:
     o = _operands(values)
     normed = o.ids.numel() if o.eps is not None else 0
     mean, rstd = (o.token.new_empty(normed, dtype=o.accumulator) for _ in range(2))
-    return o.token.new_empty(*o.ids.shape, o.token.shape[1]), mean, rstd, o.ids.new_empty(3)
+    return o.token.new_empty(*o.ids.shape, o.token.shape[1]), mean, rstd
 
 
 def _backward_shapes(grad: Tensor, mean: Tensor, rstd: Tensor, *values: Any) -> cpu.Gradients:
@@ -107,8 +96,8 @@ def _backward_shapes(grad: Tensor, mean: Tensor, rstd: Tensor, *values: Any) -> 
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Forward) -> None:
-    _, mean, rstd, fault = output
-    ctx.mark_non_differentiable(mean, rstd, fault)
+    _, mean, rstd = output
+    ctx.mark_non_differentiable(mean, rstd)
     tensors = [value if isinstance(value, Tensor) else None for value in inputs]
     ctx.save_for_backward(mean, rstd, *tensors)
     ctx.inputs = [None if isinstance(value, Tensor) else value for value in inputs]
@@ -130,22 +119,46 @@ def _gradients(ctx: Any, grad: Tensor, *_: object) -> tuple[Tensor | None, ...]:
 
 def _differentiable(grad: Tensor, o: Operands, needs: list[bool]) -> list[Tensor | None]:
     """The same gradients from operations that have gradients themselves."""
-    keep = dropped(o) if o.dropping else None
+    keep = kept(o) if o.dropping else None
     y = reference.input_embedding(o, keep)
     inputs = [getattr(o, NAMES[place]) for place, need in zip(LEARNED, needs, strict=True) if need]
     found = iter(torch.autograd.grad(y, inputs, grad, create_graph=True))
     return [next(found) if need else None for need in needs]
 
 
-def dropped(o: Operands) -> Tensor:
-    """Which entries dropout leaves on the device of the operands."""
-    if o.ids.device.type == "cpu":
-        return kept(o)
-    from locant.kernels.input_embedding import triton
-
-    return triton.kept(o)
-
-
 input_embedding.register_fake(_forward_shapes)
 input_embedding_backward.register_fake(_backward_shapes)
 input_embedding.register_autograd(_gradients, setup_context=_save)
+
+
+# ---------------------------------------------------------------------- the look-up alone
+
+
+def look_up(
+    ids: Int[Tensor, "*batch"], table: Float[Tensor, "num_rows width"], padding_idx: int | None = None
+) -> Float[Tensor, "*batch width"]:
+    """The row of every id; the padding row gets no gradient.
+
+    >>> ones = torch.ones(1, 2, dtype=torch.bfloat16, requires_grad=True)
+    >>> torch.autograd.grad(look_up(torch.zeros(1_000, dtype=torch.long), ones).sum(), ones)[0]
+    tensor([[1000., 1000.]], dtype=torch.bfloat16)
+    """
+    if table.dtype not in (torch.float16, torch.bfloat16) or not _is_trained(table) or is_exporting():
+        return F.embedding(ids, table, padding_idx)
+    if not _has_kernel(table):  # slower: unless it is compiled, it converts all rows
+        return F.embedding(ids, table.float(), padding_idx).to(table.dtype)
+    tokens = ids.reshape(1, -1)
+    rows, _, _ = input_embedding(tokens, table, *[None] * 7, 1.0, padding_idx, None, 0.0)
+    return rows.view(*ids.shape, table.shape[1])
+
+
+def _is_trained(table: Tensor) -> bool:
+    """Whether its gradient may be computed; under a function transform, always."""
+    return torch.is_grad_enabled() and (table.requires_grad or is_transforming() or is_graph_transformed())
+
+
+def _has_kernel(table: Tensor) -> bool:
+    """Whether our operator can read it: it supports ``backward`` alone, and plain tensors on a CPU."""
+    if type(table) not in (Tensor, nn.Parameter) or in_forward_mode() or is_transforming() or is_graph_transformed():
+        return False
+    return table.device.type == "cpu"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from typing import Literal, NamedTuple
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locant.kernels.available import has_triton
-from locant.kernels.rotary.tables import Tables
+from locant.kernels.rotary import native
+from locant.kernels.rotary.reference import Tables
 
 __all__ = ["KernelChoice", "choose_kernel"]
 
@@ -33,8 +35,6 @@ def choose_kernel(
     KernelChoice(kernel='reference', why='there is no kernel for meta')
     """
     if q.device.type == "cpu":
-        from locant.kernels.rotary import native
-
         reason = native.unsupported(q, positions, tables)
         return KernelChoice("native", "q is on a CPU") if reason is None else KernelChoice("cpu", reason)
     if q.device.type != "cuda":
@@ -45,3 +45,9 @@ def choose_kernel(
 
     reason = triton.unsupported(q, positions, tables)
     return KernelChoice("triton", "q is on a GPU") if reason is None else KernelChoice("reference", reason)
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether kernels for GPUs can be compiled."""
+    return importlib.util.find_spec("triton") is not None

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from locant.kernels.rotary.reference import Layout, cos_sin
-from locant.kernels.rotary.tables import Tables
+from locant.kernels.rotary.reference import Layout, Tables, cos_sin
 
 __all__ = ["rotate_"]
 
@@ -34,12 +33,8 @@ def rotate_(
     out_q: Tensor,
     out_k: Tensor | None,
     inverse: bool = False,
-    angles: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Write the rotated `q` and `k` into `out_q` and `out_k`, which may be `q` and `k` themselves.
-
-    `angles`: the cosines and sines of these positions, if they are at hand.
-    """
+    """Write the rotated `q` and `k` into `out_q` and `out_k`, which may be `q` and `k` themselves."""
     work = [(q, out_q)] if k is None or out_k is None else [(q, out_q), (k, out_k)]
     work = [(x, out) for x, out in work if x.numel()]
     for x, out in work:
@@ -48,7 +43,7 @@ def rotate_(
     work = [(x[..., :rotary_dim], out[..., :rotary_dim]) for x, out in work]
     dtype = torch.promote_types(q.dtype, torch.float32)
     for tokens in _cut(positions.shape[1] if work else 0, ANGLES // (positions.shape[0] * tables.pairs())):
-        cos, sin = cos_sin(positions[:, tokens], tables, dtype) if angles is None else (x[:, tokens] for x in angles)
+        cos, sin = cos_sin(positions[:, tokens], tables, dtype)
         cos, sin = _twice(cos, layout), _twice(-sin if inverse else sin, layout)
         for x, out in work:
             _rotate_tokens(x[:, :, tokens], out[:, :, tokens], cos, sin, layout)

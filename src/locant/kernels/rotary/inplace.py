@@ -2,7 +2,8 @@
 
 Two tensors in the same memory would be rotated twice, and so would a tensor whose elements share their places. So
 addresses are compared, exactly: heads of one projection that lie side by side or interleaved, have no element in common
-even where the stretches of memory they lie in overlap.
+even where the stretches of memory they lie in overlap. Of one tensor strides tell: each has to go past what smaller
+ones reach, as they do unless they were made by hand.
 
 It costs some microseconds. There are no addresses while code is compiled; it calls `are_the_same` when it
 runs. Where it also makes a gradient it rotates copies, and in memory that q and k share, k is what remains.
@@ -11,7 +12,10 @@ runs. Where it also makes a gradient it rotates copies, and in memory that q and
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._C._autograd import CreationMeta, _get_creation_meta  # pyright: ignore[reportPrivateUsage]
@@ -20,9 +24,6 @@ from locant.errors import LocantError, ShapeError
 from locant.kernels.transforms import in_forward_mode, is_functionalizing, is_transforming
 
 __all__ = ["are_the_same", "is_transformed", "require_writable"]
-
-Step = tuple[int, int, int]
-"""The size of a step, and how often it is taken: at least (which may be negative) and at most."""
 
 
 def require_writable(q: Tensor, k: Tensor | None) -> bool:
@@ -81,11 +82,22 @@ def _has_address(x: Tensor) -> bool:
 
 
 def _require_no_repeats(x: Tensor, in_memory: bool) -> None:
-    if in_memory and (x.is_contiguous() or not _layout(x.shape, x.stride())[0]):
+    if in_memory and (x.is_contiguous() or not _may_repeat(x.shape, x.stride())):
         return
     if in_memory or any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)):
         got = "got a tensor to rotate in place that repeats its elements in memory, as one of stride 0"
         raise ShapeError(got, "x.contiguous()")
+
+
+@functools.lru_cache(maxsize=4_096)
+def _may_repeat(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Unless a step along each dimension goes past all that those of smaller strides reach."""
+    reach = 0
+    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1):
+        if stride <= reach:
+            return 0 not in shape
+        reach += stride * (size - 1)
+    return False
 
 
 def _share(q: Tensor, k: Tensor) -> bool:
@@ -95,8 +107,8 @@ def _share(q: Tensor, k: Tensor) -> bool:
         return False
     if not distance and q.dtype == k.dtype and q.shape == k.shape and _stepped(q) == _stepped(k):
         return True
-    q_size, k_size = q.element_size(), k.element_size()
-    if _meet(distance, q.shape, q.stride(), q_size, k.shape, k.stride(), k_size):
+    of_q, of_k = ((x.shape, x.stride(), x.element_size()) for x in (q, k))
+    if _meet(distance, *of_q, *of_k):
         raise ShapeError(
             "got q and k that share part of their memory to rotate in place", "inplace=False, or k.clone()"
         )
@@ -105,7 +117,9 @@ def _share(q: Tensor, k: Tensor) -> bool:
 
 def _extent(x: Tensor) -> int:
     """How many bytes there are from the first element to the end of the last."""
-    return x.nbytes if x.is_contiguous() else _layout(x.shape, x.stride())[1] * x.element_size()
+    if x.is_contiguous() or not x.numel():
+        return x.nbytes
+    return x.element_size() * (1 + sum(stride * (n - 1) for stride, n in zip(x.stride(), x.shape, strict=True)))
 
 
 def _stepped(x: Tensor) -> list[int]:
@@ -114,57 +128,14 @@ def _stepped(x: Tensor) -> list[int]:
 
 
 @functools.lru_cache(maxsize=4_096)
-def _layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[bool, int]:
-    """Whether two elements are one, and how many elements there is room for from the first to the last."""
-    if 0 in shape:
-        return False, 0
-    moves = _moves(shape, strides)
-    return _repeats(moves), 1 + sum(stride * most for stride, most in moves)
-
-
-def _moves(shape: tuple[int, ...], strides: tuple[int, ...], size: int = 1) -> list[tuple[int, int]]:
-    """How far apart neighbours are along each dimension, the farthest first, and how many steps there are."""
-    return sorted(((stride * size, n - 1) for stride, n in zip(strides, shape, strict=True) if n > 1), reverse=True)
-
-
-def _repeats(moves: list[tuple[int, int]]) -> bool:
-    """Whether some steps to and fro lead back to where they began."""
-    for i, (stride, most) in enumerate(moves):
-        smaller = moves[i + 1 :]
-        if stride > sum(step * n for step, n in smaller):
-            continue  # it goes past all that they reach, as strides do that were not made by hand
-        if not stride or _reach([(stride, 1, most), *((step, -n, n) for step, n in smaller if step)], 0):
-            return True
-    return False
-
-
-@functools.lru_cache(maxsize=4_096)
-def _meet(
-    distance: int,
-    q_shape: tuple[int, ...],
-    q_strides: tuple[int, ...],
-    q_size: int,
-    k_shape: tuple[int, ...],
-    k_strides: tuple[int, ...],
-    k_size: int,
-) -> bool:
-    """Whether a byte of q is one of k, which begins `distance` bytes behind: there on q's steps, back on k's."""
-    there = [(step, 0, most) for step, most in [*_moves(q_shape, q_strides, q_size), (1, q_size - 1)]]
-    back = [(step, -most, 0) for step, most in [*_moves(k_shape, k_strides, k_size), (1, k_size - 1)]]
-    return _reach(there + back, distance)
-
-
-def _reach(steps: list[Step], distance: int) -> bool:
-    """Whether such steps can add up to `distance`."""
-    sizes = sorted({size for size, _, _ in steps}, reverse=True)
-    ends = [tuple(sum(step[end] for step in steps if step[0] == size) for end in (1, 2)) for size in sizes]
-    left = {distance}  # what the steps of the sizes still to come have to make up for
-    for i, (size, (low, high)) in enumerate(zip(sizes, ends, strict=True)):
-        rest = list(zip(sizes, ends, strict=True))[i + 1 :]
-        least, most = (sum(step * end[which] for step, end in rest) for which in (0, 1))
-        left = {
-            far - n * size
-            for far in left
-            for n in range(max(low, -((most - far) // size)), min(high, (far - least) // size) + 1)
-        }
-    return 0 in left
+def _meet(distance: int, *layouts: Any) -> bool:
+    """Whether a byte of q is one of k, which begins `distance` bytes behind: shape, strides, element size of both."""
+    first = 1 + max(0, -distance)  # NumPy compares addresses, and reads nothing
+    q, k = (
+        SimpleNamespace(__array_interface__={
+            "version": 3, "typestr": f"|V{size}", "data": (place, True), "shape": tuple(shape),
+            "strides": tuple(stride * size for stride in strides),
+        })
+        for place, (shape, strides, size) in zip((first, first + distance), (layouts[:3], layouts[3:]), strict=True)
+    )  # fmt: skip
+    return np.shares_memory(q, k)

@@ -15,10 +15,9 @@ from torch.autograd.graph import increment_version
 
 from locant.kernels import native
 from locant.kernels.rotary import cpu
-from locant.kernels.rotary.reference import Layout, cos_sin
-from locant.kernels.rotary.tables import Tables
+from locant.kernels.rotary.reference import Layout, Tables, cos_sin
 
-__all__ = ["call", "packed", "rotate_", "unsupported"]
+__all__ = ["rotate_", "unsupported"]
 
 FUNCTION = "locant_rotate"
 MOST_PAIRS = 8_192
@@ -26,9 +25,8 @@ MOST_PAIRS = 8_192
 ANGLES = 2**18
 """Angles of float32 mode made at a time: 1 MiB each of cosines and sines."""
 
-pack = struct.Struct("=16qd16q").pack
-"""``Task`` in C, but for the addresses at its end."""
-pack_places = struct.Struct("=4q").pack
+pack = struct.Struct("=16qd20q").pack
+"""``Task`` in C."""
 ABSENT = (0,) * 7
 
 
@@ -40,11 +38,9 @@ def unsupported(q: Tensor, positions: Tensor, tables: Tables) -> str | None:
         return f"there is no native kernel for {q.dtype}"
     if tables.pairs() > MOST_PAIRS:
         return f"there are more than {MOST_PAIRS} pairs"
-    table, axis = tables.table, tables.axis_of_pair
-    dense = table.is_contiguous() and (axis is None or axis.is_contiguous())
-    if not dense or table.dtype != (torch.float64 if tables.exact() else torch.float32):
-        return "the tables are of another dtype, or not contiguous"
-    if positions.dtype != torch.int64 or not positions.is_cpu or not table.is_cpu:
+    if tables.in_two_floats():
+        return "the tables are those of a device without float64"
+    if positions.dtype != torch.int64 or not positions.is_cpu or not tables.table.is_cpu:
         return "positions are not int64, or not all tensors are on a CPU"
     return None if native.is_in_rows(q) else "the elements of a head do not lie side by side in memory"
 
@@ -59,31 +55,27 @@ def rotate_(
     out_q: Tensor,
     out_k: Tensor | None,
     inverse: bool = False,
-    angles: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Write the rotated `q` and `k` into `out_q` and `out_k`, which may be `q` and `k` themselves."""
-    others = (out_q,) if k is None or out_k is None else (out_q, k, out_k)
-    if not all(x.dtype == q.dtype and native.is_in_rows(x) for x in others):
-        cpu.rotate_(q, k, positions, tables, layout, rotary_dim, out_q, out_k, inverse, angles)
+    is_k_read = k is None or (k.dtype == q.dtype and native.is_in_rows(k))
+    if not is_k_read or out_q.stride(3) != 1 or (out_k is not None and out_k.stride(3) != 1):
+        cpu.rotate_(q, k, positions, tables, layout, rotary_dim, out_q, out_k, inverse)
         return
-    increment_version(out_q)  # torch does not see it written to, and its graph has to know
-    if out_k is not None:
-        increment_version(out_k)
-    if angles is None and tables.exact():
-        call(packed(q, k, positions, tables, None, layout, out_q, out_k, inverse), q, k, out_q, out_k)
+    if out_q is q:
+        increment_version(q if k is None else (q, k))  # torch's graph does not see them written to
+    if tables.exact():
+        _call(q, k, positions, tables, None, layout, out_q, out_k, inverse)
         return
     step = max(ANGLES // max(positions.shape[0] * tables.pairs(), 1), 1)
     for first in range(0, positions.shape[1], step):
         at = slice(first, first + step)
-        some_k, some_out_k = None if k is None else k[:, :, at], None if out_k is None else out_k[:, :, at]
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        cos, sin = cos_sin(positions[:, at], tables, dtype) if angles is None else (x[:, at] for x in angles)
-        made = cos.contiguous(), (-sin if inverse else sin).contiguous()
-        part = packed(q[:, :, at], some_k, positions[:, at], tables, made, layout, out_q[:, :, at], some_out_k, inverse)
-        call(part, q[:, :, at], some_k, out_q[:, :, at], some_out_k)
+        cos, sin = cos_sin(positions[:, at], tables, torch.promote_types(q.dtype, torch.float32))
+        angles = cos.contiguous(), (-sin if inverse else sin).contiguous()
+        of_k = None if k is None else k[:, :, at], None if out_k is None else out_k[:, :, at]
+        _call(q[:, :, at], of_k[0], positions[:, at], tables, angles, layout, out_q[:, :, at], of_k[1], inverse)
 
 
-def packed(
+def _call(
     q: Tensor,
     k: Tensor | None,
     positions: Tensor,
@@ -93,29 +85,21 @@ def packed(
     out_q: Tensor,
     out_k: Tensor | None,
     inverse: bool,
-) -> bytes:
-    """What C is told but for the addresses of q and k: the same for all tensors of these shapes, strides and dtypes.
-
-    `angles`: contiguous cosines and sines that are made already, of the inverse where that is wanted. They, the tables
-    and the positions have to be kept until the call.
-    """
+) -> None:
+    """`angles`: contiguous cosines and sines that are made already, of the inverse where that is wanted."""
     table, levels, factor, axis = tables
     cos, sin = (0, 0) if angles is None else (angles[0].data_ptr(), angles[1].data_ptr())
     steps = positions.stride()
     batch, _, seq, head_dim = q.shape
-    return pack(
+    of_k = ABSENT if k is None or out_k is None else _steps(k, out_k)
+    places = q.data_ptr(), out_q.data_ptr(), 0 if k is None else k.data_ptr(), 0 if out_k is None else out_k.data_ptr()
+    native.function(FUNCTION)(pack(
         native.threads(), native.DTYPES[q.dtype], layout == "interleaved", inverse,
         batch, seq, head_dim, tables.pairs(),
         positions.data_ptr(), positions.shape[0], steps[0], steps[1], 0 if axis is None else steps[2],
         0 if axis is None else axis.data_ptr(), table.data_ptr(), levels, factor, cos, sin,
-        *_steps(q, out_q), *(ABSENT if k is None or out_k is None else _steps(k, out_k)),
-    )  # fmt: skip
-
-
-def call(packed: bytes, q: Tensor, k: Tensor | None, out_q: Tensor, out_k: Tensor | None) -> None:
-    """Rotate tensors for which the rest is packed."""
-    of_k = (0, 0) if k is None or out_k is None else (k.data_ptr(), out_k.data_ptr())
-    native.function(FUNCTION)(packed + pack_places(q.data_ptr(), out_q.data_ptr(), *of_k))
+        *_steps(q, out_q), *of_k, *places,
+    ))  # fmt: skip
 
 
 def _steps(x: Tensor, out: Tensor) -> tuple[int, ...]:

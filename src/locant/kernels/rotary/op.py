@@ -3,9 +3,9 @@
 The kernels, one file each, agree on this::
 
     reference.rotate(q, k, positions, tables, layout, inverse) -> (q, k)                    any device
-    native.rotate_(q, k, positions, tables, layout, rotary_dim, out_q, out_k, inverse, angles) -> None
+    native.rotate_(q, k, positions, tables, layout, rotary_dim, out_q, out_k, inverse) -> None
     native.unsupported(q, positions, tables) -> str | None                                  why it cannot, or None
-    cpu.rotate_(q, k, positions, tables, layout, rotary_dim, out_q, out_k, inverse, angles) -> None
+    cpu.rotate_(q, k, positions, tables, layout, rotary_dim, out_q, out_k, inverse) -> None
     triton.rotate_(q, k, positions, tables, layout, rotary_dim, out_q, out_k, inverse) -> None
     triton.unsupported(q, positions, tables) -> str | None                                  why it cannot, or None
 
@@ -13,14 +13,13 @@ The kernels, one file each, agree on this::
     k            [batch, kv_heads, seq, head_dim], the same dtype and device, other strides; or None: q alone.
                  `rotate` refuses another batch: kernels take the sizes of q for those of both
     positions    int64 [batch or 1, seq], any strides; or [batch or 1, seq, axes] together with tables.axis_of_pair
-    tables       `Tables`, see tables.py
+    tables       `Tables`, see reference.py
     layout       "half": pair i is (i, i + rotary_dim / 2); "interleaved": (2i, 2i + 1)
     rotary_dim   2 * tables.pairs(); dimensions from there on are handed through
     out_q, out_k of the shape and dtype of q and k, any strides without overlap; every element is written, those from
                  rotary_dim on included. They may be q and k themselves (the same tensor objects): in place; then
                  q and k share no memory
     inverse      rotate by the negative angle (sine negated, the attention factor unchanged): the backward
-    angles       cosines and sines of these positions, if they are made already; or None
 
 Arithmetic: cos and sin are formed as `Tables` says, rounded to float32 (float64 for float64 inputs), then
 ``a cos - b sin`` and ``b cos + a sin`` in float32, every product rounded, and rounded once more to the dtype of q.
@@ -30,8 +29,7 @@ A compiler sees two operators of ours. ``locant::rotate`` makes new tensors; its
 angle, so that it can be differentiated as often as one likes, and all that a backward pass keeps is the positions and
 the tables. ``locant::rotate_`` writes into q and k. Tools that record or count operators see them, too. Otherwise
 uncompiled code reaches the kernels through a function with the same derivatives, which also knows `torch.func`, and
-directly without gradients: one token then takes 20 microseconds, with the function 52, by the operator 42. What is
-rotated at the same positions once more need not come here: see repeated.py.
+directly without gradients: one token then takes 16 microseconds, with the function 52, by the operator 42.
 """
 
 from __future__ import annotations
@@ -43,11 +41,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.errors import LocantError, ShapeError
-from locant.kernels.rotary import reference
+from locant.kernels.rotary import cpu, native, reference
 from locant.kernels.rotary.choice import choose_kernel
 from locant.kernels.rotary.inplace import are_the_same, is_transformed, require_writable
-from locant.kernels.rotary.reference import Layout
-from locant.kernels.rotary.tables import Tables
+from locant.kernels.rotary.reference import Layout, Tables
 from locant.kernels.transforms import (
     holds_several,
     in_forward_mode,
@@ -56,6 +53,7 @@ from locant.kernels.transforms import (
     is_graph_transformed,
     is_transforming,
     is_watched,
+    wants_result_alone,
 )
 
 __all__ = ["rotate"]
@@ -112,9 +110,13 @@ def rotate(
     >>> rotate(torch.tensor([[[[1.0, 0.0]]]]), None, torch.tensor([[2]]), quarter, "half")[0].round()
     tensor([[[[-1., -0.]]]])
     """
-    rest = (positions, tables.table, tables.axis_of_pair, tables.levels, tables.attention_factor, layout, inverse)
     if k is not None:
         _require_alike(q, k)
+    if not inplace and wants_result_alone() and type(q) is Tensor:
+        out_q, out_k = torch.empty_like(q), None if k is None else torch.empty_like(k)
+        _run(q, k, out_q, out_k, positions, tables, layout, inverse)
+        return out_q, out_k
+    rest = (positions, tables.table, tables.axis_of_pair, tables.levels, tables.attention_factor, layout, inverse)
     if not inplace:
         return _rotated(q, k, *rest)
     same = require_writable(q, k)
@@ -130,7 +132,8 @@ def rotate(
 
 
 def _require_alike(q: Tensor, k: Tensor) -> None:
-    if q.shape[0] != k.shape[0] or q.shape[2:] != k.shape[2:]:
+    (batch, _, *rest), (k_batch, _, *k_rest) = q.shape, k.shape
+    if batch != k_batch or rest != k_rest:
         raise ShapeError(
             f"got q of shape {tuple(q.shape)} and k of shape {tuple(k.shape)}, which differ in more than their heads",
             "q and k of the same batch and length",
@@ -156,7 +159,7 @@ def _rotated_and_copied(q: Tensor, k: Tensor | None, rest: tuple[Any, ...]) -> t
 
 def _write(q: Tensor, k: Tensor | None, *rest: Any) -> None:
     if not torch.compiler.is_compiling() and _is_plain(q):
-        _run(q, k, q, k, *rest)  # torch's own operators, which tell its graph what they write to
+        _run_flat(q, k, q, k, *rest)  # torch's own operators, which tell its graph what they write to
     else:
         _rotate_(q, k, *rest)
 
@@ -178,7 +181,7 @@ ARGUMENTS = (
 )
 def _rotate(q: Tensor, k: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
     out_q, out_k = _empty(q, k, *rest)
-    _run(q, k, out_q, out_k, *rest)
+    _run_flat(q, k, out_q, out_k, *rest)
     return out_q, out_k
 
 
@@ -192,7 +195,7 @@ def _empty(q: Tensor, k: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
 )
 def _rotate_(q: Tensor, k: Tensor | None, *rest: Any) -> None:
     k = None if are_the_same(q, k) else k  # compiled code can check it only here
-    _run(q, k, q, k, *rest)
+    _run_flat(q, k, q, k, *rest)
 
 
 @_rotate_.register_fake
@@ -200,7 +203,7 @@ def _nothing(q: Tensor, k: Tensor | None, *rest: Any) -> None:
     return None
 
 
-def _run(
+def _run_flat(
     q: Tensor,
     k: Tensor | None,
     out_q: Tensor,
@@ -213,7 +216,20 @@ def _run(
     layout: Layout,
     inverse: bool,
 ) -> None:
-    tables = Tables(table, levels, attention_factor, axis_of_pair)
+    """With the tables as torch's operators and functions take them."""
+    _run(q, k, out_q, out_k, positions, Tables(table, levels, attention_factor, axis_of_pair), layout, inverse)
+
+
+def _run(
+    q: Tensor,
+    k: Tensor | None,
+    out_q: Tensor,
+    out_k: Tensor | None,
+    positions: Tensor,
+    tables: Tables,
+    layout: Layout,
+    inverse: bool,
+) -> None:
     kernel = choose_kernel(q, positions, tables).kernel
     if kernel == "reference":
         rotated_q, rotated_k = reference.rotate(q, k, positions, tables, layout, inverse)
@@ -221,12 +237,10 @@ def _run(
         if out_k is not None and rotated_k is not None:
             out_k.copy_(rotated_k)
         return
-    if kernel == "native":
-        from locant.kernels.rotary.native import rotate_
-    elif kernel == "cpu":
-        from locant.kernels.rotary.cpu import rotate_
-    else:
+    if kernel == "triton":
         from locant.kernels.rotary.triton import rotate_
+    else:
+        rotate_ = native.rotate_ if kernel == "native" else cpu.rotate_
     rotate_(q, k, positions, tables, layout, 2 * tables.pairs(), out_q, None if k is None else out_k, inverse)
 
 
@@ -293,7 +307,7 @@ class _Rotate(torch.autograd.Function):
             rotated_q, rotated_k = _rotate(q, k, *rest)
             return rotated_q, None if k is None else rotated_k
         out_q, out_k = torch.empty_like(q), None if k is None else torch.empty_like(k)
-        _run(q, k, out_q, out_k, *rest)  # torch's own operators: no need to go through ours
+        _run_flat(q, k, out_q, out_k, *rest)  # torch's own operators: no need to go through ours
         return out_q, out_k
 
     @staticmethod

@@ -32,8 +32,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locant.kernels.rotary.reference import Layout
-from locant.kernels.rotary.tables import Tables
+from locant.kernels.rotary.reference import Layout, Tables
 
 __all__ = ["rotate_", "unsupported"]
 

@@ -7,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, scale_of, whole
-from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, bias_dtype
+from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, bias_dtype, require_tokens
 from locant.positions.heads import for_query_heads
-from locant.positions.pairs import exact_dot, require_tokens
+from locant.positions.pairs import exact_dot
 from locant.positions.positions import Positions
 
 __all__ = ["Cope"]

@@ -12,10 +12,13 @@ from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, entries, flag, scale_of, shown, whole
 from locant.errors import RangeError
-from locant.positions.base import EncodingInfo, Keys, Queries, bias_dtype
+from locant.positions.base import EncodingInfo, Keys, Queries
 from locant.positions.constant import Constant
-from locant.positions.heads import Heads, blank_linear, for_query_heads
-from locant.positions.pairs import MAX_DISTANCE, Products, TableBias, exact_dot
+from locant.positions.heads import Heads, blank_linear
+from locant.positions.pairs import MAX_DISTANCE
+from locant.positions.positions import Positions
+from locant.positions.row_bias import RowBias
+from locant.positions.score_bias import Lookup
 
 __all__ = ["Deberta", "DebertaTerm"]
 
@@ -24,7 +27,7 @@ DebertaTerm = Literal["c2p", "p2c"]
 INIT_STD = 0.02
 
 
-class Deberta(TableBias):
+class Deberta(RowBias):
     r"""Adds content-to-position and position-to-content scores.
 
     .. math:: b_{ij} = s \, \left( q_i \cdot K[\delta(i - j)] + k_j \cdot Q[\delta(i - j)] \right)
@@ -101,6 +104,7 @@ class Deberta(TableBias):
         self.num_buckets = None if num_buckets is None else whole("num_buckets", num_buckets, 4, remedy=remedy)
         self.max_distance = _farthest(max_distance, self.num_buckets)
         self.terms: tuple[DebertaTerm, ...] = _terms(terms)
+        self.of_queries, self.of_keys = "c2p" in self.terms, "p2c" in self.terms
         self.scale = scale_of(scale, (self.head_dim * (1 + len(self.terms))) ** -0.5)
         self.span = self.max_distance if self.num_buckets is None else self.num_buckets
         bucket_of = _bucket_table(self.num_buckets, self.max_distance)
@@ -130,14 +134,17 @@ class Deberta(TableBias):
         bucket_of = self._bucket_of.on(device)
         return lambda distance: (_bucket(distance, bucket_of) + self.span).clamp(0, 2 * self.span - 1)
 
-    def products(self, q: Queries, k: Keys) -> Products:
-        """Queries times the table as keys, and keys times the table as queries, scaled."""
-        self.heads.require(self, q)
-        dtype = bias_dtype(q)
-        return self._product(q, self.key_projection, dtype), self._product(k, self.query_projection, dtype)
+    def vectors(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+        """The table as keys, for queries, and as queries, for keys."""
+        return self._projected(self.key_projection, dtype), self._projected(self.query_projection, dtype)
 
-    def _product(self, x: Tensor, projection: nn.Linear | None, dtype: torch.dtype) -> Tensor | None:
-        """Tokens times the projected table, scaled."""
+    def score_bias(
+        self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
+    ) -> Lookup:
+        self.heads.some(heads).require(self, q)
+        return super().score_bias(q, k, queries, keys, heads)
+
+    def _projected(self, projection: nn.Linear | None, dtype: torch.dtype) -> Tensor | None:
         if projection is None:
             return None
         table = self.weight.to(dtype)
@@ -145,8 +152,7 @@ class Deberta(TableBias):
             gain, shift = self.norm.weight.to(dtype), self.norm.bias.to(dtype)
             table = F.layer_norm(table, (self.d_model,), gain, shift, self.norm.eps)
         rows = F.linear(table, projection.weight.to(dtype), projection.bias.to(dtype))
-        of_heads = rows.unflatten(1, (len(self.heads), self.head_dim)).transpose(0, 1)
-        return (exact_dot(for_query_heads(x, len(self.heads)), of_heads, dtype) * self.scale).to(dtype)
+        return rows.unflatten(1, (len(self.heads), self.head_dim)).transpose(0, 1)
 
     def extra_repr(self) -> str:
         sizes = f"head_dim={self.head_dim}, num_buckets={self.num_buckets}, max_distance={self.max_distance}"

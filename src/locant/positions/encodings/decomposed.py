@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, whole
-from locant.positions.base import EncodingInfo, bias_dtype
+from locant.positions.base import EncodingInfo
 from locant.positions.offset_bias import OffsetBias, Table
-from locant.positions.pairs import exact_dot
 
 __all__ = ["DecomposedBias"]
 
@@ -59,6 +58,8 @@ class DecomposedBias(OffsetBias):
         paper="Li 2022, arXiv 2112.01526",
     )
 
+    of_products = True
+
     def __init__(self, head_dim: int, height: int, width: int) -> None:
         super().__init__(height, width)
         self.head_dim = whole("head_dim", head_dim, 1, MAX_WIDTH, remedy="the width of a head")
@@ -70,11 +71,10 @@ class DecomposedBias(OffsetBias):
         for table in (self.rows, self.columns):
             nn.init.normal_(table, std=INIT_STD)
 
-    def tables(self, q: Tensor) -> Sequence[Table]:
-        """The products of every query with every row of both tables."""
-        dtype = bias_dtype(q)
-        of_rows, of_columns = (exact_dot(q, table, dtype).to(dtype) for table in self._interpolated(dtype))
-        return [Table(of_rows, 1, 0), Table(of_columns, 0, 1)]
+    def tables(self, dtype: torch.dtype) -> Sequence[Table]:
+        """The rows that every query is multiplied with, of both tables."""
+        of_rows, of_columns = self._interpolated(dtype)
+        return [Table(1, 0, of_query=of_rows), Table(0, 1, of_query=of_columns)]
 
     def resize(self, height: int, width: int) -> None:
         """Interpolate the tables for grids of this size, in place, as `at` does.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,23 +10,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, real, whole
-from locant.kernels.distance_pieces import Pieces, takes_pieces
 from locant.positions.base import (
     Bias,
     EncodingInfo,
     Keys,
     PositionEncoding,
     Queries,
-    ScoreMod,
     bias_dtype,
     bias_matrix,
-    owner_of,
-)  # fmt: skip
+    require_tokens,
+)
 from locant.positions.heads import Heads, blank_linear
-from locant.positions.pairs import distance_mod, distances, require_tokens
 from locant.positions.positions import Positions
+from locant.positions.score_bias import Pairwise
 
-__all__ = ["Fire", "has_pieces"]
+__all__ = ["Fire"]
 
 EPS = 1e-6  # added to the denominator, as the authors do
 
@@ -44,9 +41,7 @@ class Fire(PositionEncoding):
 
     An MLP of one ReLU layer over one number is a function of straight pieces: they are worked out once per call
     (``hidden + 1`` per head), and a pair of tokens costs one search among the ``hidden`` kinks, one look-up and one
-    line per head. In causal attention on a CPU, where positions are counted one by one, each piece is a run of keys:
-    native code writes the bias of a few rows at a time (`locant.kernels.distance_pieces`), without a search. Values and
-    gradients are those of the MLP.
+    line per head. Values and gradients are those of the MLP.
 
     Args:
         num_heads: the number of query heads.
@@ -115,74 +110,29 @@ class Fire(PositionEncoding):
                 state_dict[name] = torch.atleast_1d(state_dict[name])
         super()._load_from_state_dict(state_dict, prefix, *args, **options)
 
-    def bias(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> Bias:
-        """The function of every pair, float32 at least."""
-        self.heads.require(self, q)
-        keys = require_tokens(self, q, k, positions, k_positions)
-        distance = distances(positions, keys)
-        ratio = self._ratio_of(bias_dtype(q))(distance, torch.maximum(positions.index[:, :, None], keys.index[:, None]))
-        kinks, slopes, offsets = self._pieces(ratio.dtype)
-        piece = torch.bucketize(ratio.detach(), kinks)
-        slope, offset = (_by_head(table, piece) for table in (slopes, offsets))
-        return slope * ratio[:, None] + offset
+    def score_bias(
+        self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
+    ) -> Pairwise:
+        """The function of every pair."""
+        self.heads.some(heads).require(self, q)
+        require_tokens(self, q, k, queries, keys)
+        dtype = bias_dtype(q)
 
-    def score_mod(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> ScoreMod:
-        self.heads.require(self, q)
-        keys = require_tokens(self, q, k, positions, k_positions)
-        distance = distance_mod(q, positions, keys)
-        q_index, k_index = positions.expand(q.shape[0]).index_mod(), keys.expand(q.shape[0]).index_mod()
-        ratio_of = self._ratio_of(bias_dtype(q))
-        kinks, slopes, offsets = self._pieces(bias_dtype(q))
+        def operands() -> dict[str, Tensor]:
+            kinks, slopes, offsets = self._pieces(dtype)
+            c = self.c[0].to(dtype).abs()
+            threshold = (self.threshold_multiple[0].to(dtype) * self.initial_threshold).abs()
+            return {"c": c, "threshold": threshold, "kinks": kinks, "slopes": slopes, "offsets": offsets}
 
-        def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            ratio = ratio_of(distance(batch, query, key), torch.maximum(q_index(batch, query), k_index(batch, key)))
-            piece = torch.zeros_like(ratio, dtype=torch.int32)
-            for unit in range(self.hidden_width):  # one by one: a score function may not reduce over a dimension
-                piece = piece + (ratio > kinks.select(0, unit))  # not kinks[unit], which makes a tensor of the number
-            return score + (slopes[piece, head] * ratio + offsets[piece, head])
-
-        return add
-
-    def has_score_mod(self, positions: Positions, keys: Positions) -> bool:
-        """Not on CUDA: comparing with every kink takes minutes to compile, and each pair adds to the gradient of c."""
-        return positions.device.type != "cuda"
+        return Pairwise(
+            q=q, queries=queries, keys=keys, of_query=queries.index.unsqueeze(1), of_key=keys.index.unsqueeze(1),
+            shared=_ratio, of_pair=_of_pairs, of_one_pair=_of_one_pair, operands=operands,
+            heads=range(len(self.heads))[heads or slice(None)], sources=tuple(self.parameters()),
+            is_for_pairs=q.device.type != "cuda",  # it would compile for minutes, and every pair add to c's gradient
+        )  # fmt: skip
 
     def matrix(self, query_len: int, key_len: int | None = None) -> Float[Tensor, "heads query key"]:
         return bias_matrix(self, len(self.heads), query_len, key_len)
-
-    def distance_pieces(
-        self, q: Queries, first: int, last: int, index: Int[Tensor, " indices"]
-    ) -> tuple[Float[Tensor, "1 distances"], Pieces]:
-        """The bias of earlier keys: ψ of the distances from `first` to `last`, and what becomes of it.
-
-        Args:
-            q: queries, for their device, dtype and number of heads.
-            first, last: distances, query index minus key index.
-            index: of the queries; the reach is that of each.
-        """
-        self.heads.require(self, q)
-        of_distance, of_reach = self._parts_of(bias_dtype(q))
-        kinks, slopes, offsets = self._pieces(bias_dtype(q))
-        table = of_distance(torch.arange(first, last + 1, device=q.device))
-        return table[None], Pieces(of_reach(index), kinks, slopes.T, offsets.T)
-
-    def _ratio_of(self, dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
-        """``psi(distance) / psi(max(L, later of the two))`` as a function of both."""
-        of_distance, of_reach = self._parts_of(dtype)
-        return lambda distance, later: of_distance(distance) / of_reach(later)
-
-    def _parts_of(self, dtype: torch.dtype) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-        """Numerator and denominator of the ratio, of the distance and of the later index."""
-        c = self.c[0].to(dtype).abs()
-        threshold = (self.threshold_multiple[0].to(dtype) * self.initial_threshold).abs()
-
-        def of_distance(distance: Tensor) -> Tensor:
-            return torch.log1p(c * distance.abs().to(dtype))
-
-        def of_reach(later: Tensor) -> Tensor:
-            return torch.log1p(c * torch.maximum(later.to(dtype), threshold)) + EPS
-
-        return of_distance, of_reach
 
     def _pieces(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Where the MLP has its kinks, and slope and offset before, between and after them (``pieces heads``).
@@ -209,11 +159,22 @@ class Fire(PositionEncoding):
         return f"{self.heads}, hidden={self.hidden_width}, threshold={self.initial_threshold:g}"
 
 
-def has_pieces(encoding: PositionEncoding | None, dtype: torch.dtype) -> bool:
-    """Whether its bias in this dtype is that of `Fire.distance_pieces`, and not of a subclass that overrides it."""
-    if not isinstance(encoding, Fire) or owner_of(encoding, "bias") is not Fire:
-        return False
-    return takes_pieces(dtype, encoding.hidden_width + 1)
+def _ratio(query: Tensor, key: Tensor, c: Tensor, threshold: Tensor, **_: Tensor) -> Tensor:
+    distance, later = (query - key).abs().to(c.dtype), torch.maximum(query, key).to(c.dtype)
+    return torch.log1p(c * distance) / (torch.log1p(c * torch.maximum(later, threshold)) + EPS)
+
+
+def _of_pairs(ratio: Tensor, head: Tensor, kinks: Tensor, slopes: Tensor, offsets: Tensor, **_: Tensor) -> Bias:
+    piece = torch.bucketize(ratio[:, 0].detach(), kinks)
+    slope, offset = (_by_head(table[:, head.flatten()], piece) for table in (slopes, offsets))
+    return slope * ratio + offset
+
+
+def _of_one_pair(ratio: Tensor, head: Tensor, kinks: Tensor, slopes: Tensor, offsets: Tensor, **_: Tensor) -> Tensor:
+    piece = torch.zeros_like(ratio, dtype=torch.int32)
+    for unit in range(kinks.shape[0]):  # one by one: a score function may not reduce over a dimension
+        piece = piece + (ratio > kinks.select(0, unit))  # not kinks[unit], which makes a tensor of the number
+    return slopes[piece, head] * ratio + offsets[piece, head]
 
 
 def _by_head(table: Float[Tensor, "pieces heads"], piece: Int[Tensor, "#batch query key"]) -> Bias:

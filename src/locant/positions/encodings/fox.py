@@ -8,10 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.arguments import Real, real
-from locant.positions.base import EncodingInfo, Keys, Queries, ScoreMod, bias_dtype
+from locant.positions.base import EncodingInfo, bias_dtype
 from locant.positions.documents import PADDING
-from locant.positions.hidden_bias import HiddenBias, Read, projected
-from locant.positions.pairs import require_tokens
+from locant.positions.hidden_bias import HiddenBias, OfTokens, projected
 from locant.positions.positions import Positions
 
 __all__ = ["Fox"]
@@ -93,56 +92,38 @@ class Fox(HiddenBias):
         gates = F.logsigmoid(projected(x, self.weight, torch.float64) + self.offset.double())
         return gates if dtype == torch.float64 else gates + ((gates / GRID).round() * GRID - gates).detach()
 
-    def of_hidden(self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None) -> Read:
+    def of_hidden(
+        self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None
+    ) -> OfTokens:
         """The running sums within documents, which go on from those of the cached tokens."""
         gates = self.gates(x)
         if positions.document_or_none is not None:
             gates = gates.masked_fill((positions.document_or_none == PADDING)[..., None], 0.0)
         sums = gates.cumsum(1) if positions.start is not None else _within_documents(gates, positions)
         if past is not None:
-            sums = sums + _last(positions, past, self.require_read("past", past.as_key))
+            sums = sums + _last(positions, past, self.require_read("past", past.read.of_key))
         return sums, sums
 
-    def of_row(self, queries: Tensor | None, keys: Tensor, everyone: Positions, rank: int, ranks: int) -> Read:
+    def of_row(self, queries: Tensor | None, keys: Tensor, everyone: Positions, rank: int, ranks: int) -> OfTokens:
         """The sums of each rank's part are taken apart into gates, without rounding, and summed over the row."""
         own = [everyone.slice(i * everyone.seq_len // ranks, (i + 1) * everyone.seq_len // ranks) for i in range(ranks)]
         gates = [_gates(sums, where) for sums, where in zip(keys.chunk(ranks, dim=1), own, strict=True)]
         sums = _within_documents(torch.cat(gates, dim=1), everyone)
         return sums.chunk(ranks, dim=1)[rank], sums
 
-    def of_pairs(
-        self,
-        queries: Float[Tensor, "#batch query heads"] | None,
-        keys: Float[Tensor, "#batch key heads"] | None,
-        positions: Positions,
-        k_positions: Positions,
-    ) -> Float[Tensor, "#batch heads query key"]:
+    def of_pair(self, queries: Tensor | None, keys: Tensor | None, head: Tensor) -> Tensor:
         """The difference in float64, rounded once."""
         queries, keys = self._read(queries, keys)
-        difference = queries.transpose(1, 2)[..., None] - keys.transpose(1, 2)[:, :, None]
-        return -difference.to(bias_dtype(self.weight)).abs()
+        return -(queries - keys).to(bias_dtype(self.weight)).abs()
 
     far = 0
 
-    def of_far(
-        self, queries: Float[Tensor, "#batch query heads"] | None, keys: Float[Tensor, "#batch key heads"] | None
-    ) -> tuple[Float[Tensor, "#batch heads query"], Float[Tensor, "#batch heads key"]]:
+    def of_far(self, queries: Tensor | None, keys: Tensor | None) -> tuple[Tensor, Tensor]:
         """Both from the first of the queries, in float64: a float32 of the whole sums could not tell neighbours."""
         queries, keys = self._read(queries, keys)
-        first = queries[:, :1]
-        of_query, of_key = (x.transpose(1, 2).to(bias_dtype(self.weight)) for x in (queries - first, first - keys))
+        first = queries[:, :, :1]
+        of_query, of_key = (x.to(bias_dtype(self.weight)) for x in (queries - first, first - keys))
         return of_query, of_key.contiguous()
-
-    def score_mod(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> ScoreMod:
-        """Two look-ups: of the query's sum, and of the key's."""
-        self.heads.require(self, q)
-        keys, dtype = require_tokens(self, q, k, positions, k_positions), bias_dtype(q)
-        of_query, of_key = (x.expand(q.shape[0], -1, -1) for x in self._read(*self.read_of(positions, keys)))
-
-        def add(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return score - (of_query[batch, query, head] - of_key[batch, key, head]).abs().to(dtype)
-
-        return add
 
     def _read(self, queries: Tensor | None, keys: Tensor | None) -> tuple[Tensor, Tensor]:
         return self.require_read("positions", queries), self.require_read("k_positions", keys)

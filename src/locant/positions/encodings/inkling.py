@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, Real, real, whole
-from locant.positions.base import EncodingInfo, Keys, Queries, ScoreMod, bias_dtype, require_heads
-from locant.positions.hidden_bias import HiddenBias, Read, projected
-from locant.positions.pairs import LookedUp, distance_mod, distances, exact_dot, require_tokens
+from locant.positions.base import EncodingInfo, Keys, Queries, bias_dtype, require_heads
+from locant.positions.hidden_bias import HiddenBias, OfTokens, projected
 from locant.positions.positions import Positions
+from locant.positions.score_bias import Entries, Lookup
 
 __all__ = ["Inkling"]
 
@@ -87,7 +87,6 @@ class Inkling(HiddenBias):
         super().__init__(num_heads, d_model, head_slice=head_slice)
         self.d_rel = whole("d_rel", d_rel, 1, MAX_WIDTH, remedy="d_rel=16")
         self.extent = whole("extent", extent, 1, MAX_WIDTH, remedy="extent=1024")
-        self.far = self.extent
         self.floor = None if floor is None else whole("floor", floor, 1, remedy="floor=None for no temperature")
         self.alpha = real("alpha", alpha, remedy="alpha=0.1")
         self.weight = nn.Parameter(torch.empty(len(self.heads) * self.d_rel, self.d_model))
@@ -116,55 +115,29 @@ class Inkling(HiddenBias):
         grown = (q * self.temperature(positions, bias_dtype(q))[:, None, :, None]).to(q.dtype)
         return (q.copy_(grown) if inplace else grown), k
 
-    def of_hidden(self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None) -> Read:
+    def of_hidden(
+        self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None
+    ) -> OfTokens:
         """r, times the temperature of the token; nothing of keys."""
         dtype = bias_dtype(x)
         mixed = projected(x, self.weight, dtype)
         mixed = mixed if self.floor is None else mixed * self.temperature(positions, dtype)[..., None]
         return mixed.unflatten(-1, (-1, self.d_rel)), None
 
-    def of_pairs(
-        self,
-        queries: Float[Tensor, "#batch query heads d_rel"] | None,
-        keys: Float[Tensor, "#batch key heads _"] | None,
-        positions: Positions,
-        k_positions: Positions,
-    ) -> Float[Tensor, "#batch heads query key"]:
-        """For every pair, the query's product at their distance; zeros where it has none."""
-        first, last = self._distances(positions, k_positions)
-        if first > last:
-            nothing = torch.zeros((), dtype=bias_dtype(self.curves), device=self.curves.device)
-            heads = self.require_read("positions", queries).shape[2]
-            return nothing.expand(1, heads, positions.seq_len, k_positions.seq_len)
-        by_distance = self._by_distance(queries, first, last)
-        row = (distances(positions, k_positions) - (first - 1)).clamp(0, last - first + 2)[:, None]
-        return by_distance.gather(3, row.expand(*by_distance.shape[:3], -1))
+    def score_bias(
+        self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
+    ) -> Lookup:
+        """The products of what was read with the columns of B, between two rows of zeros."""
+        mixed, _ = self.read_of(q, k, queries, keys, heads)
+        mixed, end = self.require_read("positions", mixed), self.extent
 
-    def _distances(self, positions: Positions, keys: Positions) -> tuple[int, int]:
-        """The first and the last distance with a product that occurs, as far as the host knows."""
-        if positions.start is None or keys.start is None:
-            return 0, self.extent - 1
-        nearest = positions.start - (keys.start + keys.seq_len - 1)
-        return max(nearest, 0), min(positions.start + positions.seq_len - 1 - keys.start, self.extent - 1)
+        def make() -> tuple[Entries, ...]:
+            rows = F.pad(self.curves.T, (0, 0, 1, 1))
+            row_of = lambda distance: (distance + 1).clamp(0, end + 1)  # noqa: E731
+            return (Entries(queries=queries, keys=keys, entry_of=row_of, ends=(-1, end), of_query=rows),)
 
-    def score_mod(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> ScoreMod:
-        """A look-up of the query's product at the distance."""
-        keys = positions if k_positions is None else k_positions
-        return self.looked_up(q, k, positions, keys).score_mod(distance_mod(q, positions, keys))
-
-    def looked_up(self, q: Queries, k: Keys, positions: Positions, keys: Positions) -> LookedUp:
-        """What `score_mod` looks up: the products at all distances, between two zeros."""
-        self.heads.require(self, q)
-        require_tokens(self, q, k, positions, keys)
-        products = self._by_distance(self.read_of(positions, keys)[0], 0, self.extent - 1)
-        by_distance = products.expand(q.shape[0], -1, -1, -1).to(bias_dtype(q))
-        end = self.extent
-        return LookedUp(by_distance, None, lambda distance: (distance + 1).clamp(0, end + 1), -1, end)
-
-    def _by_distance(self, queries: Tensor | None, first: int, last: int) -> Float[Tensor, "batch heads query some"]:
-        """The mixtures times the columns of B, from the first to the last, between two zeros."""
-        mixed, columns = self.require_read("positions", queries).transpose(1, 2), self.curves[:, first : last + 1]
-        return F.pad(exact_dot(mixed, columns.T, mixed.dtype).to(mixed.dtype), (1, 1))
+        sources = (mixed, *self.parameters())
+        return Lookup(q=q, queries=queries, keys=keys, sources=sources, make=make, of_query=mixed)
 
     def extra_repr(self) -> str:
         floor = "" if self.floor is None else f", floor={self.floor}, alpha={self.alpha:g}"

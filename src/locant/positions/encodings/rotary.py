@@ -15,8 +15,6 @@ from locant.arguments import MAX_INT32, flag, shown, whole
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.kernels.rotary import Layout, Tables, is_transformed, require_writable, rotate, rotate_pairs
 from locant.kernels.rotary.reference import cos_sin
-from locant.kernels.rotary.repeated import Repeated
-from locant.kernels.transforms import wants_result_alone
 from locant.positions.angles import AngleMode, Angles
 from locant.positions.base import EncodingInfo, Keys, Output, PositionEncoding, Queries, require_heads
 from locant.positions.constant import Constant
@@ -310,11 +308,6 @@ class Rotary(PositionEncoding):
         if self._in_order is not None:
             return self._rotate_in_order(*self._in_order, q, k, positions, k_positions, inplace)
         keys = positions if k_positions is None else k_positions
-        known = None
-        if wants_result_alone() and keys is positions and isinstance(positions, Positions):
-            known = positions.kept.get(self.angles)
-            if known is not None and (rotated := known.rotate(q, k, self.layout, inplace)) is not None:
-                return rotated
         for name, x, where in (("q", q, positions), ("k", k, keys)):
             if x is None:
                 raise ShapeError(f"got None for {name}, expected a tensor", "encoding.rotate_one(x, positions)")
@@ -322,12 +315,7 @@ class Rotary(PositionEncoding):
         if keys is not positions or k.dtype != q.dtype:
             return self._rotate_each(q, k, positions, keys, inplace)
         index, tables = self._index_and_tables(positions)
-        rotated = rotate(q, k, index, tables, self.layout, inplace=inplace)
-        if known is not None:
-            known.learn(q, k, self.layout, inplace)
-        elif q.is_cpu and wants_result_alone():
-            positions.kept[self.angles] = Repeated(index, tables, is_fixed=positions.start is not None)
-        return rotated
+        return rotate(q, k, index, tables, self.layout, inplace=inplace)
 
     def unrotate(self, y: Output, positions: Positions) -> Output:
         """The inverse of `rotate_one`: rotated by the negative angles, and divided by the attention factor.
@@ -395,7 +383,8 @@ class Rotary(PositionEncoding):
         if self.pairs.num_axes == 1 or positions.axes == 1:
             if positions.axes != 1:
                 positions.require_single_axis("Rotary without sections")
-            index, choice = positions.index.flatten(1), None
+            index, choice = positions.index, None
+            index = index if index.ndim == 2 else index.flatten(1)
         elif self.pairs.num_axes == positions.axes:
             index, choice = positions.index, self._axis_of_pair.on(positions.device)
         else:

@@ -8,16 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, flag, scale_of, whole
-from locant.positions.base import EncodingInfo, Keys, Queries, bias_dtype
-from locant.positions.heads import for_query_heads
-from locant.positions.pairs import Products, TableBias, exact_dot
+from locant.positions.base import EncodingInfo
+from locant.positions.row_bias import RowBias
 
 __all__ = ["Shaw"]
 
 INIT_STD = 0.02
 
 
-class Shaw(TableBias):
+class Shaw(RowBias):
     r"""Adds the product of the query and a learned vector for each distance, in either direction.
 
     .. math:: b_{ij} = s \; q_i \cdot a_{\mathrm{clip}(j - i, -D, D)}
@@ -78,7 +77,7 @@ class Shaw(TableBias):
         max_later = self.max_distance if max_later is None else max_later
         self.max_later = whole("max_later", max_later, 0, remedy="a number of tokens")
         self.ends = -self.max_later, self.max_distance
-        self.key_term = flag("key_term", key_term)
+        self.key_term = self.of_keys = flag("key_term", key_term)
         self.scale = scale_of(scale, self.head_dim**-0.5)
         self.weight = nn.Parameter(torch.empty(self.max_distance + 1 + self.max_later, self.head_dim))
         self.reset_parameters()
@@ -90,14 +89,9 @@ class Shaw(TableBias):
         """Row 0 belongs to the farthest key before."""
         return lambda distance: (-distance).clamp(-self.max_distance, self.max_later) + self.max_distance
 
-    def products(self, q: Queries, k: Keys) -> Products:
-        """Every query, and with `key_term` every key, times every row of the table, scaled."""
-        dtype = bias_dtype(q)
-        of_query = (exact_dot(q, self.weight, dtype) * self.scale).to(dtype)
-        if not self.key_term:
-            return of_query, None
-        keys = for_query_heads(k, q.shape[1])
-        return of_query, (exact_dot(keys, self.weight, dtype) * self.scale).to(dtype)
+    def vectors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """Queries, and with `key_term` keys, are multiplied with one table."""
+        return self.weight, self.weight if self.key_term else None
 
     def extra_repr(self) -> str:
         later = "" if self.max_later == self.max_distance else f", max_later={self.max_later}"

@@ -100,9 +100,7 @@ class T5Bias(DistanceBias):
     def of_distance(self, distance: Tensor, head: Tensor, *, weight: Tensor, bucket_of: Tensor) -> Tensor:
         return weight[self.buckets(distance, bucket_of), self.heads.here(head)]
 
-    def _along(
-        self, q: Tensor, distance: Int[Tensor, " distances"], largest: int | None
-    ) -> Float[Tensor, "heads distances"]:
+    def along(self, q: Tensor, distance: Int[Tensor, " distances"]) -> Float[Tensor, "heads distances"]:
         """By one index: for two, torch asks another thread."""
         return self.weight.to(bias_dtype(q)).T.contiguous().index_select(1, self.buckets(distance))
 

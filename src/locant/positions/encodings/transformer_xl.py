@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -9,11 +10,21 @@ from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, scale_of, whole
 from locant.positions.angles import Angles
-from locant.positions.base import Bias, EncodingInfo, Keys, ModelShape, PositionEncoding, Queries, bias_dtype
+from locant.positions.base import (
+    Bias,
+    EncodingInfo,
+    Keys,
+    ModelShape,
+    PositionEncoding,
+    Queries,
+    bias_dtype,
+    require_tokens,
+)  # fmt: skip
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.heads import Heads, for_query_heads
-from locant.positions.pairs import exact_dot, require_tokens
+from locant.positions.pairs import exact_dot
 from locant.positions.positions import Positions
+from locant.positions.score_bias import Written
 
 __all__ = ["TransformerXL"]
 
@@ -104,15 +115,20 @@ class TransformerXL(PositionEncoding):
             full = parameter.new_empty(self.num_heads, self.head_dim, *width)
             self.heads.fill(parameter, full.normal_(std=INIT_STD))
 
-    def bias(self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None) -> Bias:
+    def score_bias(
+        self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
+    ) -> Written:
         """The scaled sum of the three terms for every pair of tokens, float32 at least."""
-        self.heads.require(self, q)
-        keys = require_tokens(self, q, k, positions, k_positions, self.head_dim)
-        dtype = bias_dtype(q)
-        content = exact_dot(self.u[:, None], for_query_heads(k, q.shape[1]), dtype)
-        columns = self.weight.unflatten(0, (len(self.heads), self.head_dim)).transpose(1, 2)
-        a, b = exact_dot(q.double() + self.v.double()[:, None], columns, dtype).chunk(2, dim=-1)
-        (q_cos, q_sin), (k_cos, k_sin) = self._cos_sin(positions), self._cos_sin(keys)
+        self.heads.some(heads).require(self, q)
+        require_tokens(self, q, k, queries, keys, self.head_dim)
+        write = functools.partial(self._write, heads=heads or slice(None))
+        return Written(q=q, k=k, queries=queries, keys=keys, sources=tuple(self.parameters()), write=write)
+
+    def _write(self, q: Queries, k: Keys, queries: Positions, keys: Positions, *, heads: slice) -> Bias:
+        dtype, weight = bias_dtype(q), self.weight.unflatten(0, (len(self.heads), self.head_dim))
+        content = exact_dot(self.u[heads, None], for_query_heads(k, q.shape[1]), dtype)
+        a, b = exact_dot(q.double() + self.v.double()[heads, None], weight[heads].mT, dtype).chunk(2, dim=-1)
+        (q_cos, q_sin), (k_cos, k_sin) = self._cos_sin(queries), self._cos_sin(keys)
         # a sin(i - j) + b cos(i - j) = (a sin i + b cos i) cos j + (b sin i - a cos i) sin j
         rotated = torch.cat([b * q_sin - a * q_cos, a * q_sin + b * q_cos], dim=-1)
         where = exact_dot(rotated, torch.cat([k_sin, k_cos], dim=-1), dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from locant.arguments import Real
 from locant.lab.comparison import Progress, Watcher
 from locant.lab.results import Results, ResultsFolder
 from locant.lab.settings import Settings
@@ -71,7 +72,7 @@ def record_line(record: Mapping[str, Any]) -> str:
     return f"{record['encoding']:<12} seed {record['seed']:<3} {'   '.join(cells)}   {record['seconds']:.0f} s"
 
 
-def _duration(seconds: float) -> str:
+def _duration(seconds: Real) -> str:
     """For a person who waits: seconds below two minutes, then minutes, then hours.
 
     >>> [_duration(seconds) for seconds in (0.2, 41.7, 130, 9000)]
