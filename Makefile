@@ -67,7 +67,7 @@ types: $(VENV)/dev.stamp ## pyright
 
 suite: $(VENV)/dev.stamp ## the fast tests: with every shape in a signature checked at run time, then what needs it unchecked
 	@$(PYTEST) -q -m 'not slow and not browser' --jaxtyping-packages=locant,beartype.beartype
-	@$(PYTEST) -q -m 'unchecked and not slow'
+	@$(PYTEST) -q -m 'unchecked and not slow' $$(grep -rlw --include='test_*.py' unchecked tests)
 
 test-slow: $(VENV)/dev.stamp ## the tests marked slow, with many more hypothesis examples (PROFILE=fresh: new ones)
 	@$(PYTEST) -q -m slow --hypothesis-profile=$(PROFILE)

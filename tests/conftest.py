@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import importlib
 import os
 import shutil
 import socket
@@ -28,7 +27,6 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 import hypothesis
 import pytest
 import torch
-from _pytest.runner import runtestprotocol
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -70,23 +68,21 @@ hypothesis.settings.register_profile("fresh", max_examples=500, **NO_CLOCK, prin
 hypothesis.settings.load_profile("quick")  # --hypothesis-profile=... overrides it
 
 
+# What is collected stays to the end: a search for garbage meanwhile takes each worker 9 seconds of 30, and finds none.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # libraries count what is left at the end; before, pytest collects five times
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--jaxtyping-packages"):
         from tests import shape_checks
 
         shape_checks.install()
-    if config.getoption("--hypothesis-profile") != "fresh":
-        _draw_no_numbers_of_other_files()
-
-
-def _draw_no_numbers_of_other_files() -> None:
-    """Hypothesis parses every module of ours that is loaded and draws the numbers that are written in it.
-
-    That takes each worker seconds, and examples are others whenever some file is changed.
-    """
-    providers = importlib.import_module("hypothesis.internal.conjecture.providers")
-    if hasattr(providers, "_get_local_constants"):
-        providers._get_local_constants = lambda: providers._local_constants
 
 
 def pytest_unconfigure() -> None:
@@ -94,60 +90,13 @@ def pytest_unconfigure() -> None:
         shutil.rmtree(os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
-    """What is collected stays to the end: the search for garbage passes over it."""
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.enable()
-        gc.freeze()
-        atexit.register(gc.unfreeze)  # libraries count what is left at the end; before, pytest collects five times
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """A worker sends six messages for each of ten thousand tests; only what came of it is shown, unless one asks."""
-    option = item.config.option
-    asked = option.durations is not None or option.verbose > 0 or item.config.getoption("xmlpath", None)
-    if asked or "PYTEST_XDIST_WORKER" not in os.environ:
-        return None
-    for report in runtestprotocol(item, nextitem=nextitem, log=False):
-        if report.when == "call" or not report.passed:
-            item.ihook.pytest_runtest_logreport(report=report)
-    return True
-
-
-# What a test calls that cannot run while shapes are checked: compilers cannot follow the checks.
-UNCHECKED = {"compile", "compiles_at_most_twice", "score_mod_is_bias"}
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where only unchecked tests are asked for, no file is imported that speaks of none."""
-    if collection_path.suffix == ".py" and config.option.markexpr.startswith("unchecked"):
-        text = collection_path.read_text(encoding="utf-8")
-        return None if any(word in text for word in ("unchecked", *UNCHECKED)) else True
-    return None
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        if _is_unchecked(item):
-            item.add_marker("unchecked")
     if config.getoption("--jaxtyping-packages"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("unchecked")])
         items[:] = [item for item in items if not item.get_closest_marker("unchecked")]
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="torch finds no CUDA device"))
-
-
-def _is_unchecked(item: pytest.Item) -> bool:
-    function = getattr(item, "function", None)
-    function = getattr(getattr(function, "hypothesis", None), "inner_test", function)
-    names = getattr(getattr(function, "__code__", None), "co_names", ())
-    return not UNCHECKED.isdisjoint(names) or "uncompiled" in getattr(item, "fixturenames", ())
 
 
 @pytest.fixture(autouse=True)

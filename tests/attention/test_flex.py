@@ -42,6 +42,7 @@ def agrees(arrangement: Arrangement, encoding_name: str, dtype: torch.dtype = to
     assert not y[blind].any()
 
 
+@pytest.mark.unchecked
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(
     ("arrangement_name", "encoding_name"),

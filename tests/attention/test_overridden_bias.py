@@ -128,6 +128,7 @@ def test_what_is_inherited_when_a_method_is_overridden() -> None:
     assert said(both) == (True, False)
 
 
+@pytest.mark.unchecked
 @pytest.mark.usefixtures("uncompiled")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_agrees_with_the_other_backends() -> None:

@@ -103,6 +103,7 @@ def test_documents_leave_padding_out(backend: str) -> None:
     agrees(Arrangement(where), "alibi, learned", backend, float("nan"), torch.float64)
 
 
+@pytest.mark.unchecked
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(
     "arrangement_name", [name if name == "chunk" else pytest.param(name, marks=pytest.mark.slow) for name in PADDED]

@@ -29,7 +29,6 @@ from locant import (
 from locant.embedding.deferred_errors import Asked, DeferredErrors
 from locant.embedding.fused import why_plain
 from tests.gpu_without_gpu.device import pretended
-from tests.known_bugs.exhibit import compiles
 from tests.refusal import refuses
 from tests.tolerances import assert_close
 
@@ -389,7 +388,7 @@ def test_a_capture_is_not_ended_by_asking_for_errors_of_earlier_calls(monkeypatc
 # ---------------------------------------------------------------------- compiled
 
 
-@compiles
+@pytest.mark.unchecked
 def test_it_compiles_whole_for_every_length() -> None:
     fused, _ = pair(encoding=Learned(41, WIDTH), num_segments=2, norm="layer_norm", padding_idx=4)
     compiled = torch.compile(fused, fullgraph=True, backend="aot_eager")
@@ -400,7 +399,7 @@ def test_it_compiles_whole_for_every_length() -> None:
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-@compiles
+@pytest.mark.unchecked
 def test_compiled_code_raises_as_well() -> None:
     fused, _ = pair(encoding=Learned(41, WIDTH), num_segments=2, norm="layer_norm")
     compiled = torch.compile(fused, fullgraph=True, backend="aot_eager")
@@ -411,7 +410,7 @@ def test_compiled_code_raises_as_well() -> None:
     assert torch.equal(compiled(good), fused(good))
 
 
-@compiles
+@pytest.mark.unchecked
 @pytest.mark.parametrize("backend", ["fused", "plain"])
 def test_compiled_code_takes_no_row_before_the_offset_for_a_position(backend: Any) -> None:
     """In a graph nobody knows the positions beforehand; -1 would read the second of the rows that are no places."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["SCREENS", "Visit"]
+__all__ = ["EVALUATED", "SCREENS", "Visit"]
 
 
 @dataclass(frozen=True)
@@ -90,3 +90,20 @@ SCREENS = {
         text="Open a folder with: locant explore FOLDER",
     ),
 }
+
+EVALUATED = {
+    "settings": {"ways": ["own", "yarn:4"], "lengths": [16, 64], "text": {"source": "a text"}},
+    "environment": {},
+    "records": [
+        {
+            "encoding": name, "seed": 0, "train_length": 32, "train_loss": None,
+            "loss_by_length": {"16": 2.0 + at, "64": None if at else 3.0},
+            "loss_by_position": [2.0, 3.0], "loss_by_window": {"16": [2.0] * 12, "64": [3.0] * 3},
+            "interval_by_length": {"16": [1.5 + at, 2.5 + at], "64": None if at else [2.5, 3.5]},
+            "pass_keys": [{"length": length, "depth": depth, "recalled": at * (length > 16), "asked": 2 * (length > 16)}
+                          for length in (16, 64) for depth in (0.0, 1.0)],
+        }
+        for at, name in enumerate(("own", "yarn:4"))
+    ],
+}  # fmt: skip
+"""As `locant evaluate` writes it."""

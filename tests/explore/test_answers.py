@@ -18,8 +18,7 @@ from locant.explore.session import Session
 from locant.explore.state import State, read_address
 from locant.models.registry import presets
 from locant.positions.registry import encodings
-from tests.explore.screens import SCREENS
-from tests.explore.test_results import EVALUATED
+from tests.explore.screens import EVALUATED, SCREENS
 from tests.refusal import refuses
 
 

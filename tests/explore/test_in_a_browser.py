@@ -15,8 +15,7 @@ from locant.explore.answers import answer
 from locant.explore.screen import screens
 from locant.explore.session import Session
 from tests.explore.conftest import SHOWN, Opens, explorer
-from tests.explore.screens import SCREENS
-from tests.explore.test_results import EVALUATED
+from tests.explore.screens import EVALUATED, SCREENS
 from tests.minilm import MINILM
 
 pytestmark = pytest.mark.browser

@@ -20,6 +20,7 @@ from locant.lab import Settings, compare
 from locant.lab.comparison import Progress
 from locant.lab.summary import summarise
 from locant.text import sample_text
+from tests.explore.screens import EVALUATED
 from tests.tolerances import SHORT_SUM
 
 SMALL = {"encodings": "nope, alibi", "steps": "2", "train": "8"}
@@ -56,24 +57,6 @@ def test_the_losses_of_a_report_are_shown(report: tuple[Path, dict[str, Any]]) -
         np.testing.assert_allclose(row["by_position"][30], places[22:38].mean(), **SHORT_SUM)
     assert shown["said"]
     exec(shown["python"], {})  # noqa: S102  # what the page offers to copy
-
-
-EVALUATED = {
-    "settings": {"ways": ["own", "yarn:4"], "lengths": [16, 64], "text": {"source": "a text"}},
-    "environment": {},
-    "records": [
-        {
-            "encoding": name, "seed": 0, "train_length": 32, "train_loss": None,
-            "loss_by_length": {"16": 2.0 + at, "64": None if at else 3.0},
-            "loss_by_position": [2.0, 3.0], "loss_by_window": {"16": [2.0] * 12, "64": [3.0] * 3},
-            "interval_by_length": {"16": [1.5 + at, 2.5 + at], "64": None if at else [2.5, 3.5]},
-            "pass_keys": [{"length": length, "depth": depth, "recalled": at * (length > 16), "asked": 2 * (length > 16)}
-                          for length in (16, 64) for depth in (0.0, 1.0)],
-        }
-        for at, name in enumerate(("own", "yarn:4"))
-    ],
-}  # fmt: skip
-"""As `locant evaluate` writes it."""
 
 
 @pytest.mark.parametrize("dropped", [False, True])

@@ -69,6 +69,7 @@ def test_it_rotates_in_place_and_back(rotary: ModuleType) -> None:
     assert_close(rotary.rotate(rotated, None, index, angles, inverse=True)[0], q)
 
 
+@pytest.mark.unchecked
 def test_a_compiler_sees_an_operator_of_its_own(rotary: ModuleType) -> None:
     angles = rotary.angles([1.0])
     called = []

@@ -16,7 +16,7 @@ import torch
 from locant import PositionEncoding
 from tests.positions.test_same_alone import require_same_alone, three_rows
 
-__all__ = ["compiles", "exhibit", "same_alone"]
+__all__ = ["exhibit", "same_alone"]
 
 Subject = TypeVar("Subject")
 
@@ -33,7 +33,3 @@ def exhibit(check: Callable[[Subject], None], *ours: Subject, twin: Subject, bec
 def same_alone(arrangement: str) -> Callable[[PositionEncoding], None]:
     """The check of `tests/positions/test_same_alone.py`, which asks it of every encoding in every arrangement."""
     return lambda encoding: require_same_alone(encoding, arrangement, three_rows(torch.float32))
-
-
-compiles = pytest.mark.unchecked
-"""For tests that compile: a compiler cannot follow the checks of shapes that `make test` puts into every function."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from locant import PositionEncoding, Positions
 from locant.kernels.rotary import rotate_pairs
 from tests.known_bugs.subjects import WIDTH
 
-__all__ = ["BufferRotary", "GrowingRotary", "MultipliedRotary"]
+__all__ = ["BufferRotary", "GrowingRotary", "MultipliedRotary", "coarsely_reduced"]
 
 
 class BufferRotary(PositionEncoding):
@@ -52,3 +54,11 @@ class GrowingRotary(BufferRotary):
         if positions.seq_len > self.table.shape[2]:
             self.table = torch.stack(super().cos_sin(positions))
         return self.table[0, :, : positions.seq_len], self.table[1, :, : positions.seq_len]
+
+
+def coarsely_reduced(positions: Positions) -> tuple[Tensor, Tensor]:
+    """Angles brought to -pi .. pi by subtracting whole circles in float32, as fast sines do."""
+    angle = positions.index[..., None].float() * BufferRotary().inv_freq
+    circle = torch.tensor(2 * math.pi, dtype=torch.float32)
+    angle = angle - circle * torch.round(angle / circle)
+    return angle.cos(), angle.sin()

@@ -17,7 +17,6 @@ from locant import InputEmbedding, LocantError, RangeError, ShapeError, Sinusoid
 from locant.lab.decoder import Decoder
 from locant.parallel import VocabularyParallel, clip_grad_norm_, parameter_groups
 from locant.parallel.vocabulary import SplitTable
-from tests.known_bugs.exhibit import compiles
 from tests.parallel.vocabulary_ranks import CASES, RANKS, find_out, require_reset, require_the_table_of_one_rank
 from tests.ranks import found_on, needs_gloo
 from tests.refusal import refuses
@@ -89,7 +88,7 @@ def test_a_whole_decoder_runs_on_a_split_table_with_its_tied_head(mesh: DeviceMe
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@compiles
+@pytest.mark.unchecked
 def test_it_compiles_without_a_break(mesh: DeviceMesh) -> None:
     table = split(TokenEmbedding(11, 4), mesh)
     ids = torch.arange(11)[None]

@@ -218,7 +218,7 @@ def flex_attention_takes_it(encoding: PositionEncoding, heads: int, head_dim: in
 def compiles_at_most_twice(build: Build) -> None:
     """One graph, and at most two compilations over all lengths behind caches of all lengths; the same bits.
 
-    `tests/known_bugs/test_b_compile.py` compiles every encoding elsewhere too, among its slow tests.
+    `tests/known_bugs/test_compilation.py` compiles every encoding elsewhere too, among its slow tests.
     """
     torch._dynamo.reset()
     counter, place = CompileCounter(), test_compile.PLACES["behind a cache"]

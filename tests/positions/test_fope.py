@@ -22,6 +22,7 @@ def test_every_row_gets_what_it_gets_alone(dtype: torch.dtype) -> None:
     claims.agrees_with_itself_alone(build, dtype)
 
 
+@pytest.mark.unchecked
 @pytest.mark.slow
 def test_sizes_state_gradients_and_graphs() -> None:
     claims.handles_every_size(lambda heads, width: build(1, width))

@@ -32,6 +32,7 @@ def test_every_row_gets_what_it_gets_alone(build: claims.Build, dtype: torch.dty
     claims.agrees_with_itself_alone(build, dtype)
 
 
+@pytest.mark.unchecked
 @pytest.mark.slow
 @pytest.mark.parametrize("build", [BUILDS["mixed"], BUILDS["string"]], ids=["mixed", "string"])
 def test_sizes_state_gradients_and_graphs(build: claims.Build) -> None:

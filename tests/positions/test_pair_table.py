@@ -280,6 +280,7 @@ def test_what_a_table_is() -> None:
     assert hash(Pairs.of(8)) == hash(Pairs.of(8))
 
 
+@pytest.mark.unchecked
 def test_a_compiler_sees_one_graph() -> None:
     rotary, positions = Rotary(HEAD_DIM, pairs=TABLES["scattered"]), at(TABLES["scattered"])
     compiled = torch.compile(lambda q: rotary.rotate(q, q, positions), fullgraph=True, backend="eager")

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from locant import InputEmbedding, Learned, Positions, Rotary, attend
-from tests.known_bugs.exhibit import compiles
 
 SEQ, HEADS, HEAD_DIM = 6, 2, 8
 
@@ -56,14 +55,14 @@ def require_exportable(module: nn.Module, x: Tensor, positions: Positions, stric
             one.module()(x, Positions.of(torch.full((1, SEQ), 5)))
 
 
-@compiles
+@pytest.mark.unchecked
 @pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_layer_is_exported_with_its_positions(place: str, strict: bool) -> None:
     require_exportable(OneLayer(), torch.randint(7, (1, SEQ)), PLACES[place](), strict)
 
 
-@compiles
+@pytest.mark.unchecked
 @pytest.mark.parametrize("strict", [False, True])
 def test_so_is_one_on_a_grid(strict: bool) -> None:
     require_exportable(OnAGrid(), torch.randn(1, HEADS, SEQ, HEAD_DIM), Positions.grid(2, 3), strict)

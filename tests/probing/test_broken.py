@@ -14,8 +14,7 @@ from locant import ALiBi, Positions, Rotary, T5Bias
 from locant.kernels.rotary import rotate_pairs
 from locant.probing.bias import BiasReport
 from tests.known_bugs.subjects import WIDTH as TWIN
-from tests.known_bugs.test_a_angles import coarsely_reduced
-from tests.known_bugs.twins import BufferRotary, GrowingRotary
+from tests.known_bugs.twins import BufferRotary, GrowingRotary, coarsely_reduced
 from tests.tolerances import ROTATED_TOKEN, SIX_DIGITS
 
 WIDTH = 32

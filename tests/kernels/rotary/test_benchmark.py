@@ -11,7 +11,6 @@ from torch import nn
 
 from benchmarks import __main__ as benchmarks
 from benchmarks import gpu_rotary, input_embedding, rotary
-from tests.known_bugs.exhibit import compiles
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.slow
-@compiles
+@pytest.mark.unchecked
 def test_every_shape_of_the_gpu_benchmark_is_compiled_both_ways(graphs: list[Any]) -> None:
     for i, shape in enumerate(gpu_rotary.SHAPES):
         small = shape._replace(batch=2 + i, seq=min(shape.seq, 7 + i), heads=4, kv_heads=2)
@@ -43,7 +42,7 @@ def test_every_shape_of_the_gpu_benchmark_is_compiled_both_ways(graphs: list[Any
             gpu_rotary._require_right(name, contenders[name], q, k, small)
 
 
-@compiles
+@pytest.mark.unchecked
 def test_every_case_of_the_cpu_benchmark_is_compiled(graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rotary.importlib.util, "find_spec", lambda name: None)  # nothing is asked of others
     for length in range(1, 12):
@@ -54,7 +53,7 @@ def test_every_case_of_the_cpu_benchmark_is_compiled(graphs: list[Any], monkeypa
 
 
 @pytest.mark.slow
-@compiles
+@pytest.mark.unchecked
 def test_every_case_of_the_input_embedding_is_compiled(graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, size in {"VOCAB": 11, "LENGTH": 3, "WIDTH": 4, "BATCH": 2}.items():
         monkeypatch.setattr(input_embedding, name, size)

@@ -16,7 +16,6 @@ from torch.func import grad, jvp, vmap
 
 from locant.kernels.rotary import rotate
 from tests.kernels.rotary.rotating import far_positions, tables, truth
-from tests.known_bugs.exhibit import compiles
 from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's forward mode, about itself
@@ -51,7 +50,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, fullgraph=True, backend="aot_eager")
 
 
-@compiles
+@pytest.mark.unchecked
 @pytest.mark.parametrize("inplace", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_compiled_transform_is_the_transform(inplace: bool) -> None:
     index, x, other = far_positions(2, 5), torch.randn(SHAPE), torch.randn(SHAPE)
@@ -66,7 +65,7 @@ def test_a_compiled_transform_is_the_transform(inplace: bool) -> None:
     torch._dynamo.reset()
 
 
-@compiles
+@pytest.mark.unchecked
 @pytest.mark.slow
 def test_a_transform_of_a_transform_is_compiled() -> None:
     """The second derivative of half a square is the rotation back of the rotation; and a tangent for every sample."""
@@ -80,7 +79,7 @@ def test_a_transform_of_a_transform_is_compiled() -> None:
     torch._dynamo.reset()
 
 
-@compiles
+@pytest.mark.unchecked
 def test_compiled_code_rotates_the_tangent_that_it_is_given() -> None:
     """Whether it was called without one before or not."""
     index, x, tangent = far_positions(2, 5), torch.randn(SHAPE), torch.randn(SHAPE)

@@ -16,7 +16,6 @@ from torch.autograd import forward_ad
 from locant import LocantError, ShapeError
 from locant.kernels.rotary import require_writable, rotate
 from tests.kernels.rotary.rotating import tables, truth
-from tests.known_bugs.exhibit import compiles
 from tests.refusal import refuses
 from tests.tolerances import assert_close
 
@@ -109,7 +108,7 @@ def _wide(x: Tensor) -> Tensor:
     return x.unflatten(-1, (2, DIM)).transpose(1, 2)
 
 
-@compiles
+@pytest.mark.unchecked
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("place", range(6))
 def test_queries_and_keys_of_one_tensor_are_rotated_where_they_lie(place: int, compiled: bool) -> None:
@@ -140,7 +139,7 @@ def test_the_same_elements_are_rotated_once(guise: str) -> None:
     assert torch.equal(x, expected)
 
 
-@compiles
+@pytest.mark.unchecked
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("guise", ["itself", "view", "slice"])
 def test_the_same_elements_are_rotated_once_by_compiled_code(guise: str, grad: bool) -> None:
@@ -173,7 +172,7 @@ def shared() -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-@compiles
+@pytest.mark.unchecked
 @pytest.mark.parametrize("which", range(6))
 def test_what_only_some_share_is_refused_before_anything_is_written(which: int) -> None:
     q, k = shared()[which]

@@ -20,7 +20,6 @@ from locant import LocantError, Positions, Rotary, ShapeError
 from locant.kernels import native
 from locant.kernels.rotary import Tables, choice, choose_kernel, op, rotate
 from tests.kernels.rotary.rotating import far_positions, tables, truth
-from tests.known_bugs.exhibit import compiles
 from tests.refusal import refuses
 from tests.tolerances import assert_close
 
@@ -229,7 +228,7 @@ def test_in_inference_mode() -> None:
 # ---------------------------------------------------------------------- compilers, and tensors without data
 
 
-@compiles
+@pytest.mark.unchecked
 @pytest.mark.parametrize(("grad", "axes"), [(False, 3), (True, 1)])
 def test_the_operators_pass_opcheck(grad: bool, axes: int) -> None:
     of = tables(ROTARY_DIM)._replace(axis_of_pair=torch.tensor([0, 2, 1]) if axes > 1 else None)
@@ -242,7 +241,7 @@ def test_the_operators_pass_opcheck(grad: bool, axes: int) -> None:
     torch.library.opcheck(op._rotate_, (q.detach(), None, *rest))
 
 
-@compiles
+@pytest.mark.unchecked
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("grad", [False, True])
 def test_compiled_code_is_one_graph_with_the_same_bits(grad: bool, inplace: bool) -> None:
@@ -266,7 +265,7 @@ def test_compiled_code_is_one_graph_with_the_same_bits(grad: bool, inplace: bool
     torch._dynamo.reset()
 
 
-@compiles
+@pytest.mark.unchecked
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's compiler, about itself
 @pytest.mark.parametrize("inplace", [False, True])

@@ -165,6 +165,7 @@ def test_every_row_gets_what_it_gets_alone(terms: tuple[str, ...], dtype: torch.
     )
 
 
+@pytest.mark.unchecked
 @pytest.mark.parametrize("terms", [BOTH, ("c2p",), ("p2c",)])
 def test_the_score_function_adds_the_bias(terms: tuple[str, ...]) -> None:
     claims.score_mod_is_bias(lambda heads, width: Deberta(heads, width, num_buckets=8, max_distance=16, terms=terms))  # type: ignore[arg-type]
@@ -174,6 +175,7 @@ def test_gradcheck() -> None:
     claims.passes_gradcheck(Deberta(2, 2, num_buckets=4, max_distance=5, norm=True), 2, 2)
 
 
+@pytest.mark.unchecked
 def test_compiles_at_most_twice() -> None:
     claims.compiles_at_most_twice(build)
 

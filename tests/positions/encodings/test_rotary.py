@@ -16,7 +16,6 @@ from transformers.models.phi import modeling_phi
 from locant import LocantError, Positions, RangeError, Rotary, ShapeError
 from locant.positions.scaling import DynamicNTK
 from tests import oracles
-from tests.known_bugs.exhibit import compiles
 from tests.refusal import refuses
 from tests.tolerances import SHIFTED, assert_close
 
@@ -131,7 +130,7 @@ def test_in_place_writes_the_same_bits_into_the_memory_of_q_and_k(layout: str, d
         assert torch.equal(given_tensor, wanted)
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=compiles)])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.unchecked)])
 def test_in_place_one_tensor_is_rotated_once_also_at_positions_of_its_own(compiled: bool) -> None:
     rotary, x = Rotary(8), torch.randn(1, 4, 5, 8)
     here = Positions.arange(5)

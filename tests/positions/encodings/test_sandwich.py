@@ -62,10 +62,12 @@ def test_every_row_gets_what_it_gets_alone(dtype: torch.dtype) -> None:
     claims.agrees_with_itself_alone(lambda heads, width: Sandwich(heads, dim=16), dtype)
 
 
+@pytest.mark.unchecked
 def test_the_score_function_adds_the_bias() -> None:
     claims.score_mod_is_bias(lambda heads, width: Sandwich(heads, dim=16))
 
 
+@pytest.mark.unchecked
 def test_compiles_at_most_twice() -> None:
     claims.compiles_at_most_twice(lambda heads, width: Sandwich(heads, dim=16))
 

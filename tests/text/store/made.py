@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from locant import Tokenizer
 from locant.text.store import ShardRecord, ShardWriter, TokenStore, write_manifest
 
-__all__ = ["BYTES", "SHARDS", "TOKENS", "make", "write_shard"]
+__all__ = ["BYTES", "SHARDS", "TOKENS", "index_of", "make", "write_shard"]
 
 BYTES = Tokenizer.bytes()
 
@@ -35,3 +36,11 @@ def make(folder: Path, shards: Sequence[Sequence[Sequence[int]]] = SHARDS, **opt
     defaults: dict[str, Any] = {"tokenizer": BYTES, "end_of_text": None, "sources": [], "options": {}}
     write_manifest(folder, shards=records, **{**defaults, **options})
     return TokenStore(folder)
+
+
+def index_of(lengths: list[int], code: int = 8, documents: list[int] | None = None) -> bytes:
+    """An index that does not contradict itself."""
+    documents = list(range(len(lengths) + 1)) if documents is None else documents
+    header = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, code, len(lengths), len(documents))
+    pointers = 2 * np.cumsum([0, *lengths])[:-1]
+    return header + np.array(lengths, "<i4").tobytes() + pointers.tobytes() + np.array(documents, "<i8").tobytes()

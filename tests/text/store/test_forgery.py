@@ -22,7 +22,7 @@ from locant.text.store import TokenStore
 from locant.text.store.formats.shards import read_index
 from tests.refusal import refuses
 from tests.text.store.broken import holding, is_found, mutated, overwrite
-from tests.text.store.made import TOKENS
+from tests.text.store.made import TOKENS, index_of
 
 INDEX = "shard-00000.idx"
 
@@ -94,14 +94,6 @@ def test_what_contradicts_itself_in_an_index(
     path.write_bytes(content)
     with refuses(InputError, "no intact index", words):
         read_index(path)
-
-
-def index_of(lengths: list[int], code: int = 8, documents: list[int] | None = None) -> bytes:
-    """An index that does not contradict itself."""
-    documents = list(range(len(lengths) + 1)) if documents is None else documents
-    header = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, code, len(lengths), len(documents))
-    pointers = 2 * np.cumsum([0, *lengths])[:-1]
-    return header + np.array(lengths, "<i4").tobytes() + pointers.tobytes() + np.array(documents, "<i8").tobytes()
 
 
 @pytest.mark.parametrize(

@@ -15,17 +15,12 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processo
 from locant.errors import InputError
 from locant.text import Tokenizer
 from locant.text.tokenizer.definition import without
-from tests.text.tokenizer.zoo import KINDS, definition, library
+from tests.text.tokenizer.zoo import KINDS, definition, forbidden, library
 
 
 @functools.cache
 def loaded(kind: str) -> Tokenizer:
     return Tokenizer.from_json(definition(kind))
-
-
-def forbidden(tokenizer: Tokenizer) -> set[int]:
-    """Every special id but the one for unknown words: that is what a word of an unknown spelling gets."""
-    return {number for name, number in tokenizer.special_tokens.items() if "unk" not in name.lower()}
 
 
 def spellings(name: str) -> list[str]:

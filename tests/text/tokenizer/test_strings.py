@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from locant.text.tokenizer.engine import PROBE_TEXTS, Engine, choose_engine
 from tests.text.tokenizer.splits import ATOMS, SPLITS, tokenizer
-from tests.text.tokenizer.test_special_tokens import forbidden
-from tests.text.tokenizer.zoo import KINDS
+from tests.text.tokenizer.zoo import KINDS, forbidden
 
 EVERY = [*KINDS, *SPLITS]
 BATCH = 40

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from locant.text import Tokenizer, sample_text
 
-__all__ = ["KINDS", "byte_level", "definition", "library", "loaded"]
+__all__ = ["KINDS", "byte_level", "definition", "forbidden", "library", "loaded"]
 
 TEXT = sample_text()[:60_000]
 LETTERS = [chr(code) for code in range(0x21, 0x7F)]
@@ -209,3 +209,8 @@ def library(kind: str) -> tokenizers.Tokenizer:
 def loaded(kind: str) -> Tokenizer:
     """The kind as ours."""
     return Tokenizer.from_json(definition(kind))
+
+
+def forbidden(tokenizer: Tokenizer) -> set[int]:
+    """Every special id but the one for unknown words: that is what a word of an unknown spelling gets."""
+    return {number for name, number in tokenizer.special_tokens.items() if "unk" not in name.lower()}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from locant import InputEmbedding, LocantError, PositionEncoding, Positions, Rotary, TokenEmbedding
 from tests.kernels.interpreted import Access, Place, interpreted, sparse, watched, without_copying_back
 from tests.kernels.rotary.rotating import KERNEL, launch, tables
-from tests.known_bugs.exhibit import compiles, exhibit
+from tests.known_bugs.exhibit import exhibit
 
 pytest.importorskip("triton", reason="there is no Triton for this platform")
 
@@ -205,7 +205,7 @@ def test_70_an_id_without_a_row_is_refused(embedding: str) -> None:
     exhibit(require_complaint, EMBEDDINGS[embedding](), twin=garbage, because="id -1 of 8 rows gave")
 
 
-@compiles
+@pytest.mark.unchecked
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's compiler, about itself
 @pytest.mark.parametrize("embedding", EMBEDDINGS)

@@ -25,11 +25,8 @@ from locant.text.prepare import prepare
 from locant.text.store import ShardWriter, TokenStore, token_dtype
 from locant.text.store.formats.shards import read_index
 from tests.known_bugs.exhibit import exhibit
-from tests.text.store.made import TOKENS, make
-from tests.text.store.test_forgery import index_of
-from tests.text.store.test_large import MARKS, folder
-
-large = folder
+from tests.text.store.large import MARKS, make_large
+from tests.text.store.made import TOKENS, index_of, make
 
 # ------------------------------------------------------------------ 84a: ids that wrap
 
@@ -93,6 +90,11 @@ def by_the_store(prefix: Path, place: int) -> int:
 def with_offsets_of_32_bits(prefix: Path, place: int) -> int:
     tokens = np.memmap(prefix.with_suffix(".bin"), dtype=np.uint16, mode="r")
     return int(tokens[int(np.array(place).astype(np.int32))])
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_large(tmp_path_factory.mktemp("large"))
 
 
 def test_84b_places_beyond_32_bits_are_the_right_ones(large: Path) -> None:

@@ -22,7 +22,7 @@ from tests.known_bugs.exhibit import exhibit
 from tests.known_bugs.figures import published
 from tests.known_bugs.oracle import EDGES, frequencies, phase_error, rounded_frequencies, true_cos_sin
 from tests.known_bugs.subjects import CONSTANT, ROTARY_OPTIONS, WIDTH, Build, differences, queries, rotary, use
-from tests.known_bugs.twins import BufferRotary, MultipliedRotary
+from tests.known_bugs.twins import BufferRotary, MultipliedRotary, coarsely_reduced
 from tests.tolerances import LENGTH, PHASE, SHIFTED
 
 CosSin = Callable[[Positions], tuple[Tensor, Tensor]]
@@ -145,14 +145,6 @@ def test_07_no_two_neighbours_share_a_position(starts: Iterable[int]) -> None:
 
     ours = [Rotary(2).cos_sin, Rotary(2, angles="float32").cos_sin]
     exhibit(check, *ours, twin=rounded, because="positions from 0 on equal the one before")
-
-
-def coarsely_reduced(positions: Positions) -> tuple[Tensor, Tensor]:
-    """Angles brought to -pi .. pi by subtracting whole circles in float32, as fast sines do."""
-    angle = positions.index[..., None].float() * BufferRotary().inv_freq
-    circle = torch.tensor(2 * math.pi, dtype=torch.float32)
-    angle = angle - circle * torch.round(angle / circle)
-    return angle.cos(), angle.sin()
 
 
 def test_15_cosines_are_right_around_every_power_of_two() -> None:
