@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from locant.explore.answers import as_json
-from locant.explore.screen import screens
+from locant.explore.screens import screens
 from locant.figures.canvas import DARK, LIGHT, Theme
 
 __all__ = ["bundle", "exported", "modules", "served", "stylesheet"]

@@ -11,7 +11,7 @@ import numpy as np
 
 from locant.errors import InputError
 from locant.explore.comparison import Comparison
-from locant.explore.screen import Screen
+from locant.explore.screens import Screen
 from locant.explore.session import Session
 from locant.explore.state import State
 from locant.files import FaultError, strict_json
