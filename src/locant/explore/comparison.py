@@ -17,7 +17,7 @@ from typing import Any
 
 from locant.errors import LocantError
 from locant.lab.comparison import Progress, compare_files
-from locant.report.comparison.terminal import Screen
+from locant.report.comparison import Screen
 
 __all__ = ["Comparison", "Told"]
 
