@@ -31,10 +31,11 @@ from locant.checkpoints.swap.weightless import Weightless
 from locant.errors import InputError, RangeError
 from locant.lab.tuning_state import random_numbers_kept
 from locant.models.config_values import HEADS, TRAINED, WIDTHS, integer
+from locant.models.registry import with_defaults
 
 __all__ = [
     "DTYPES", "AsDecoder", "Head", "at_once", "device_of", "fingerprint", "load_config", "load_model", "one_line",
-    "quiet", "require_likely", "require_positions", "require_rows", "stated_length", "trained_length",
+    "quiet", "require_positions", "require_rows", "stated_length", "trained_length", "without_weights",
 ]  # fmt: skip
 
 MOST = {
@@ -55,6 +56,9 @@ HELD = 2**25
 
 UNTOLD = 2**25
 """Numbers that a configuration may describe beside those in the files before the files are said not to fit it."""
+
+KINDS = ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM", "AutoModelForImageTextToText")
+"""What a configuration alone may be of."""
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 """What a model can be read in; ``auto``: as it was saved."""
@@ -135,6 +139,29 @@ def load_model(
         got = f"got {path} with {min(told['unexpected_keys'])}, for which {name} of its {CONFIG} has no place"
         raise InputError(got, "the configuration and the weights of one causal language model")
     return _that_runs(path, model, torch.device(device))
+
+
+def without_weights(config: Mapping[str, Any]) -> Any:
+    """The language model that a configuration describes. Its parameters have shapes and no numbers.
+
+    Its rotary module is as it would be, so `locant.swap` finds it, measures it, and says what it would do.
+
+    Raises:
+        InputError: a configuration that `transformers` makes no language model of, or with code of its own.
+    """
+    kind = config.get("model_type")
+    require_no_code(f"a configuration of {shown(kind)}", config)
+    if "locant" in config:
+        raise InputError("got the configuration of a model that is swapped already", "that of the model as it was")
+    require_likely(with_defaults(config))
+    with one_line(f"a configuration of {shown(kind)}", "a config.json as save_pretrained writes it") as transformers:
+        plain = transformers.AutoConfig.for_model(**config)
+        for auto in (getattr(transformers, each) for each in KINDS):
+            if type(plain) in auto._model_mapping:
+                with Weightless():
+                    return auto.from_config(plain).eval()
+    got = f"got a configuration of {shown(kind)}, of which transformers makes no language model"
+    raise InputError(got, "one of a causal or masked language model")
 
 
 @torch.no_grad()

@@ -20,9 +20,8 @@ from locant.errors import InputError, LocantError
 from locant.explore.screens import Screen
 from locant.explore.session import Session
 from locant.explore.state import SCALING_TITLES, State
-from locant.lab.language_model import stated_length, trained_length
+from locant.lab.language_model import stated_length, trained_length, without_weights
 from locant.lab.ways import NUMBERED, USUAL_FACTOR, Way
-from locant.lab.weightless import without_weights
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.report.explain import spans
