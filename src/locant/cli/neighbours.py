@@ -45,7 +45,7 @@ def verb(
     from locant.errors import InputError
     from locant.figures.canvas import require_figure
     from locant.report.console import print_json
-    from locant.report.neighbours import nearest_facts, print_nearest, print_similarity, similarity_facts
+    from locant.report.embedding import nearest_facts, print_nearest, print_similarity, similarity_facts
 
     for path in (figure, flat_map, positions):
         require_figure(path)
