@@ -34,7 +34,11 @@ from locant.models.config_values import HEADS, WIDTHS, integer
 from locant.models.registry import with_defaults
 from locant.models.rope_parameters import stated_trained_length
 
-__all__ = ["CAUSAL", "DTYPES", "AsDecoder", "Head", "at_once", "auto_class", "device_of", "fingerprint", "load_config", "load_model", "one_line", "quiet", "require_positions", "require_rows", "stated_length", "trained_length", "without_weights"]  # fmt: skip
+__all__ = [
+    "CAUSAL", "DTYPES", "AsDecoder", "Head", "at_once", "auto_class", "device_of", "fingerprint", "load_config",
+    "load_model", "one_line", "quiet", "require_positions", "require_rows", "stated_length", "trained_length",
+    "without_weights",
+]  # fmt: skip
 
 MOST = {
     "layers": (("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 1_000),
