@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.timing import Row, measure
 from locant import Tokenizer
 from locant.text.store import FileRecord, ShardRecord, ShardWriter, TokenStore, shard_name, write_manifest
-from locant.text.store.formats.megatron_index import index_size
+from locant.text.store.formats.shards import index_size
 
 __all__ = ["rows"]
 

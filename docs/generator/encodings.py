@@ -6,9 +6,9 @@ import locant
 from docs.generator.markdown import linked_papers, picture, summary, table
 from docs.generator.models import presets_of
 from locant.positions.base import PositionEncoding
-from locant.positions.scaling import SCALINGS, Scaling, scaling_by_name
+from locant.positions.scaling import Scaling
 
-__all__ = ["encoding_page", "scaling_page", "scalings", "title"]
+__all__ = ["encoding_page", "scaling_page", "title"]
 
 FACTS = {
     "kind": "kind", "parameters": "parameters", "cost_of_tokens": "cost per token", "cost_of_pairs": "cost per pair",
@@ -69,11 +69,6 @@ locant list {name}
 locant plot {name}
 locant compare --encodings {name},{other}
 ```"""
-
-
-def scalings() -> dict[str, type[Scaling]]:
-    """The class of each scaling by its name."""
-    return {name: type(scaling_by_name(name, 4096, 64, 10_000.0)) for name in SCALINGS}
 
 
 def scaling_page(name: str, kind: type[Scaling]) -> str:

@@ -19,13 +19,14 @@ from sphinx.util import logging
 import locant
 from docs.generator.api import api_pages
 from docs.generator.command_line import command_line
-from docs.generator.encodings import encoding_page, scaling_page, scalings, title
+from docs.generator.encodings import encoding_page, scaling_page, title
 from docs.generator.markdown import card, index, summary
 from docs.generator.models import families, family_page, plot_family
 from docs.generator.models import title as family_title
 from docs.generator.records import ROOT, benchmarks, known_bugs
 from locant.figures.canvas import save
 from locant.positions.registry import encodings
+from locant.positions.scaling import SCALINGS
 
 __all__ = ["pages", "pictures", "setup"]
 
@@ -52,10 +53,10 @@ def setup(app: Sphinx) -> dict[str, bool]:
 def pages() -> dict[str, str]:
     """Every generated page by its path; what ends in .txt is a part of a page that is written by hand."""
     own = {kind: f"encoding-{name}" for name, kind in encodings().items()}
-    own |= {kind: f"scaling-{name}" for name, kind in scalings().items()}
+    own |= {kind: f"scaling-{name}" for name, kind in SCALINGS.items()}
     return {
         **{f"encodings/{name}.md": encoding_page(name, kind) for name, kind in encodings().items()},
-        **{f"scalings/{name}.md": scaling_page(name, kind) for name, kind in scalings().items()},
+        **{f"scalings/{name}.md": scaling_page(name, kind) for name, kind in SCALINGS.items()},
         **{f"models/{name}.md": family_page(name, module) for name, module in families().items()},
         **api_pages(own),
         **_indexes(),
@@ -69,7 +70,7 @@ def pictures() -> dict[str, Callable[..., Any]]:
     """What draws each picture, by its path without theme and suffix; it takes `theme`."""
     return {
         **{f"encodings/{name}": partial(locant.plot, name) for name in encodings()},
-        **{f"scalings/{name}": partial(locant.plot, "rotary", scaling=f"{name}:8") for name in scalings()},
+        **{f"scalings/{name}": partial(locant.plot, "rotary", scaling=f"{name}:8") for name in SCALINGS},
         **{f"models/{name}": partial(plot_family, module) for name, module in families().items()},
     }
 
@@ -106,7 +107,7 @@ def _indexes() -> dict[str, str]:
     }
     of_scalings = {
         name: card(f"scalings/{name}", f"scaling-{name}", kind.__name__, summary(kind))
-        for name, kind in scalings().items()
+        for name, kind in SCALINGS.items()
     }
     of_families = {
         name: card(f"models/{name}", f"model-{name}", family_title(module), summary(module))

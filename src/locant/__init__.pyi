@@ -18,7 +18,6 @@ from .embedding import InputEmbedding, SegmentEmbedding, TokenEmbedding
 from .errors import InputError, LocantError, RangeError, ShapeError
 from .figures.plot import plot
 from .models import encoding_from_config, register_architecture
-from .models.probe.probe import probe
 from .positions import (
     ALiBi,
     ContinuousGridBias,
@@ -49,6 +48,7 @@ from .positions import (
     encoding,
     register_encoding,
 )
+from .probing.probe import probe
 from .text import Tokenizer, TokenStore, Windows
 from .text.prepare import prepare
 

@@ -22,8 +22,8 @@ from typing import Any
 from locant.errors import InputError
 
 __all__ = [
-    "FaultError", "NewFile", "flush", "json_text", "new_folder", "replacing", "require_apart", "require_file",
-    "require_new", "strict_json", "write_whole",
+    "FaultError", "NewFile", "flush", "json_text", "new_folder", "read_json", "replacing", "require_apart",
+    "require_file", "require_new", "strict_json", "write_whole",
 ]  # fmt: skip
 
 BUFFER = 1 << 20
@@ -287,6 +287,14 @@ def _depth(value: Any) -> int:
     if isinstance(value, dict):
         value = list(value.values())
     return 1 + max(map(_depth, value), default=0) if isinstance(value, (list, tuple)) else 0
+
+
+def read_json(path: Path) -> Any:
+    """What a file of JSON holds, as `write_whole` left it; ``None`` where there is none, or something else in it."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 class FaultError(Exception):

@@ -14,6 +14,7 @@ from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
 
 from locant import InputError, Positions, RangeError, Rotary
 from locant.checkpoints.extension import METHODS, extend
+from locant.cli.extend import METHODS as OFFERED
 from locant.models import layer_types
 from locant.positions.scaling import DynamicNTK, Linear, Llama3, LongRoPE, Unscaled, YaRN
 from tests.positions.published import PRESETS
@@ -48,6 +49,7 @@ def test_each_method_writes_its_own_scaling(method: str) -> None:
 
 
 def test_the_methods_are_those_that_are_tested() -> None:
+    assert tuple(METHODS) == OFFERED, "the command line has a list of its own, which needs no torch"
     assert set(METHODS) == {*EXPECTED, "longrope"}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import locant
-from locant.models.probe.report import RotationReport
+from locant.probing.report import RotationReport
 from tests.cli.conftest import Complains, Run
 
 SMALL = {"model_type": "qwen3", "hidden_size": 64, "num_attention_heads": 4, "head_dim": 32, "rope_theta": 1e6}

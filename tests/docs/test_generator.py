@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from docs.generator import reference
-from docs.generator.encodings import encoding_page, scalings
+from docs.generator.encodings import encoding_page
 from docs.generator.markdown import picture, summary
 from docs.generator.mathml import mathml
 from docs.generator.models import families
 from locant.models.registry import presets
 from locant.positions.base import EncodingInfo, PositionEncoding
 from locant.positions.registry import encodings
+from locant.positions.scaling import SCALINGS
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def pages() -> dict[str, str]:
 def test_every_encoding_scaling_and_family_has_a_page_and_a_picture(pages: dict[str, str]) -> None:
     wanted = {
         *(f"encodings/{name}" for name in encodings()),
-        *(f"scalings/{name}" for name in scalings()),
+        *(f"scalings/{name}" for name in SCALINGS),
         *(f"models/{name}" for name in families()),
     }
     written = {path.removesuffix(".md") for path in pages if not path.startswith("api/") and path.endswith(".md")}
@@ -44,7 +45,7 @@ def test_the_page_of_an_encoding_has_all_that_its_class_says(name: str, pages: d
     assert "https://arxiv.org/abs/" in page or kind.info.paper.split()[-1] in page, "a paper, or a page"
 
 
-@pytest.mark.parametrize("kind", [*encodings().values(), *scalings().values()])
+@pytest.mark.parametrize("kind", [*encodings().values(), *SCALINGS.values()])
 def test_a_docstring_has_what_its_page_shows(kind: type) -> None:
     for part in (".. math::", "Limits:", "Tested against:", ">>>"):
         assert part in (kind.__doc__ or ""), f"{kind.__name__} has no {part}; docs/reference shows one"

@@ -25,15 +25,10 @@ SAMPLE = {"vocab_size": 11, "d_model": 8, "num_segments": 2, "table": TokenEmbed
 CLASSES = [one for one in vars(embedding).values() if inspect.isclass(one) and issubclass(one, nn.Module)]
 
 ACCEPTED: dict[str, Collection[str]] = {
-    "scale": {"None"} | REAL,
-    "init_std": {"None", "0"} | POSITIVE,
-    "padding_idx": {"None", "0", "-1"},
-    "dropout": {"0", "tiny"},
-    "max_len": {"None"},
-    "encoding": {"None"},
-    "norm": {"None"},
+    "scale": {"None"} | REAL, "init_std": {"None", "0"} | POSITIVE, "padding_idx": {"None", "0", "-1"},
+    "dropout": {"0", "tiny"}, "max_len": {"None"}, "encoding": {"None"}, "norm": {"None"},
     "InputEmbedding.num_segments": {"0"},
-}
+}  # fmt: skip
 typed = pytest.mark.unchecked  # the shape checks refuse the numbers of other libraries
 
 OTHERS = {"encoding", "norm", "backend", "scale", "combine", "table", "code"}
@@ -62,12 +57,6 @@ def test_a_class_is_no_norm_and_no_encoding() -> None:
         InputEmbedding(11, 8, norm=nn.LayerNorm)  # type: ignore[arg-type]
     with refuses(RangeError, "encoding"):
         InputEmbedding(11, 8, encoding=Learned)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("scale", ["nan", "inf", "2", "sqrt"])
-def test_a_scale_that_reads_like_a_number_is_refused(scale: str) -> None:
-    with refuses(RangeError, f"{scale!r} for scale", "'sqrt_d_model_rounded'"):
-        TokenEmbedding(11, 8, scale=scale)  # type: ignore[arg-type]
 
 
 @typed

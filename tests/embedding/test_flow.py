@@ -79,15 +79,10 @@ def test_equal_tokens_differ_by_the_positions_of_the_paper(source: Corpus) -> No
 @pytest.mark.parametrize(
     ("encoding", "cos_sin", "bias"),
     [
-        ("rotary", (12, 4), None),
-        ("alibi", None, (3, 12, 12)),
-        ("t5", None, (3, 12, 12)),
-        ("nope", None, None),
-        ("xpos", (12, 4), None),
-        ("shaw", None, (3, 12, 12)),
-        ("deberta", None, (3, 12, 12)),
+        ("rotary", (12, 4), None), ("alibi", None, (3, 12, 12)), ("t5", None, (3, 12, 12)), ("nope", None, None),
+        ("xpos", (12, 4), None), ("shaw", None, (3, 12, 12)), ("deberta", None, (3, 12, 12)),
     ],
-)
+)  # fmt: skip
 def test_encodings_of_other_doors_leave_embeddings_alone(
     source: Corpus, encoding: str, cos_sin: tuple[int, ...] | None, bias: tuple[int, ...] | None
 ) -> None:

@@ -98,15 +98,12 @@ def test_every_scale_in_every_dtype(scale: float | str | None, dtype: torch.dtyp
 @pytest.mark.parametrize(
     "options",
     [
-        {"num_segments": 2},
-        {"norm": nn.LayerNorm(WIDTH, eps=1e-12)},
-        {"norm": nn.LayerNorm(WIDTH, bias=False)},
-        {"norm": nn.LayerNorm(WIDTH, elementwise_affine=False)},
-        {"encoding": Learned(9, WIDTH)},
+        {"num_segments": 2}, {"norm": nn.LayerNorm(WIDTH, eps=1e-12)}, {"norm": nn.LayerNorm(WIDTH, bias=False)},
+        {"norm": nn.LayerNorm(WIDTH, elementwise_affine=False)}, {"encoding": Learned(9, WIDTH)},
         {"encoding": Sinusoidal(WIDTH), "padding_idx": -1},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_parts_that_are_missing(options: dict[str, Any]) -> None:
     fused, plain = pair(**options)
     require_alike(fused, plain, torch.randint(VOCAB, (BATCH, LENGTH), dtype=torch.int32))

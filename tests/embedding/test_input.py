@@ -310,8 +310,6 @@ def test_an_unknown_norm_or_encoding_is_refused() -> None:
         InputEmbedding(11, 6, norm="rms")
     with refuses(RangeError, "str", "PositionEncoding"):
         InputEmbedding(11, 6, encoding="sinusoidal")
-    with refuses(RangeError, "got 'double' for scale"):
-        InputEmbedding(11, 6, scale="double")
 
 
 @pytest.mark.parametrize("encoding", [Sinusoidal(6), Learned(9, 6)])

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from locant import RangeError, ShapeError, TokenEmbedding
-from locant.embedding import nearest
-from locant.embedding.nearest import unit
+from locant.embedding import token
+from locant.embedding.token import unit
 from tests.largest import Largest
 from tests.refusal import refuses
 from tests.tolerances import LENGTH, assert_close
@@ -29,8 +29,8 @@ def scores_of_all(weight: Tensor, vectors: Tensor, measure: str) -> np.ndarray:
 @pytest.mark.parametrize("measure", ["cosine", "dot"])
 @pytest.mark.parametrize("entries", [64, 501, 2**22])
 def test_all_rows_are_compared(measure: str, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nearest, "ENTRIES", entries)
-    monkeypatch.setattr(nearest, "QUERIES", 4)
+    monkeypatch.setattr(token, "ENTRIES", entries)
+    monkeypatch.setattr(token, "QUERIES", 4)
     table = TokenEmbedding(97, 5)
     vectors = torch.randn(2, 3, 5)
     found = table.nearest(vectors, 7, measure=measure, exclude=[3, 50])  # type: ignore[arg-type]
@@ -57,8 +57,8 @@ def test_a_row_of_zeros_is_near_to_nothing() -> None:
 
 
 def test_the_matrix_of_all_with_all_is_never_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nearest, "ENTRIES", 2**12)
-    monkeypatch.setattr(nearest, "QUERIES", 64)
+    monkeypatch.setattr(token, "ENTRIES", 2**12)
+    monkeypatch.setattr(token, "QUERIES", 64)
     table = TokenEmbedding(400, 4)
     with Largest() as largest:
         table.nearest(torch.arange(400), 3)

@@ -40,12 +40,6 @@ def test_gradients_are_counted_once_per_use() -> None:
     assert_close(embedding.weight.grad, expected)
 
 
-def test_the_gradient_of_few_hot_ids_is_the_same_every_time() -> None:
-    embedding, ids, cotangent = TokenEmbedding(7, 5), torch.randint(3, (4, 511)), torch.randn(4, 511, 5)
-    gradients = [torch.autograd.grad(embedding(ids), embedding.weight, cotangent)[0] for _ in range(20)]
-    assert all(torch.equal(gradients[0], other) for other in gradients)
-
-
 # ---------------------------------------------------------------------- scale
 
 
@@ -68,11 +62,8 @@ def test_the_rounded_scale_is_gemmas(d_model: int, dtype: torch.dtype) -> None:
 
 
 FACTORS = {
-    torch.float64: 55.42562584220407,
-    torch.float32: 55.42562584220407,
-    torch.float16: 55.4375,
-    torch.bfloat16: 55.5,
-}
+    torch.float64: 55.42562584220407, torch.float32: 55.42562584220407, torch.float16: 55.4375, torch.bfloat16: 55.5,
+}  # fmt: skip
 """sqrt(3072) as each dtype has it; float32's is that of float64 to the digits compared."""
 
 
@@ -121,7 +112,7 @@ def test_rows_begin_with_length_one_and_scaled_entries_with_variance_one() -> No
     )
 
 
-@pytest.mark.parametrize("scale", ["sqrt", "", "sqrt_d", "2.0"])
+@pytest.mark.parametrize("scale", ["sqrt", "", "sqrt_d", "2.0", "nan", "inf", "double"])
 def test_an_unknown_scale_is_refused(scale: str) -> None:
     with refuses(RangeError, f"got {scale!r} for scale", "'sqrt_d_model'", "'sqrt_d_model_rounded'"):
         TokenEmbedding(11, 7, scale=scale)
@@ -305,11 +296,8 @@ def test_published_tables_have_their_published_sizes() -> None:
     """On the meta device: nothing is allocated."""
     with torch.device("meta"):
         gpt2, llama = TokenEmbedding(50_257, 768), TokenEmbedding(32_000, 4_096)
-        large, two = TokenEmbedding(128_000, 8_192), SegmentEmbedding(2, 8_192)
     assert [size.num_parameters for size in table_sizes(gpt2)] == [38_597_376]
     (size,) = table_sizes(llama)
     assert size.num_parameters == 131_072_000
     assert size.num_bytes(torch.bfloat16) == size.num_bytes(torch.float16) == 250 * 2**20
     assert size.num_bytes(torch.float32) == 500 * 2**20
-    sizes = [*table_sizes(large), *table_sizes(two)]
-    assert sum(s.num_parameters for s in sizes) == 1_048_592_384

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from locant.checkpoints.explanation import layer_strip
 from locant.checkpoints.extension import extend
-from locant.checkpoints.layer_strip import layer_strip
 from locant.checkpoints.swap import swap
 from locant.errors import InputError
 from locant.explore.answers import answer

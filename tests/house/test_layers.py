@@ -14,18 +14,20 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 ROOMS = (
     "_version", "errors", "arguments", "files", "registry", "kernels", "tensors", "positions", "scaling", "text",
     "formats", "embedding", "attention", "parallel", "models", "checkpoints",
-    "figures", "locant", "lab", "report", "explore", "cli", "__main__",
+    "probing", "figures", "locant", "lab", "report", "explore", "cli", "__main__",
 )  # fmt: skip
 
 UPWARD = {
     ("positions/encodings/rotary.py", "models"),
+    ("models/__init__.py", "probing"),
+    ("models/encodings.py", "probing"),
     ("embedding/token.py", "checkpoints"),
     ("embedding/input.py", "checkpoints"),
     ("__init__.pyi", "lab"),
 }
 """`Rotary.from_config` and `to_config` read and write what is known of published models, and the `from_pretrained` of
-embeddings their folders, when they are called; the stub offers all of `locant.lab`, which is imported when it is first
-used."""
+embeddings their folders, when they are called; an architecture without a row is measured, when it is asked for, and
+`locant.models` offers the reports; the stub offers all of `locant.lab`, which is imported when it is first used."""
 
 
 def upward_imports(src: Path) -> list[str]:

@@ -152,7 +152,7 @@ def test_97_both_members_of_a_pair_turn_by_one_angle() -> None:
     """facebookresearch/vjepa2#15: tables repeated for halves, applied to pairs of neighbours.
 
     That is no rotation: lengths change, and scores depend on more than distances. Nothing fails, so that models were
-    trained with it; `locant.probe` names it, in `tests/models/probe/test_broken.py`.
+    trained with it; `locant.probe` names it, in `tests/probing/test_broken.py`.
     """
     x = random(1, 1, TOKENS, HEAD_DIM)
 

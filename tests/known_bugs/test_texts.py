@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from locant.text import Tokenizer
-from locant.text.prepare.byte_ranges import Tally, cut
-from locant.text.prepare.inputs import find_sources
 from locant.text.prepare.readers import documents
+from locant.text.prepare.readers.streams import Tally, cut
+from locant.text.prepare.request import find_sources
 from locant.text.tokenizer.engine import Engine, choose_engine
 from tests.known_bugs.exhibit import exhibit
 from tests.text.tokenizer.zoo import library

@@ -23,7 +23,7 @@ from locant import InputError, LocantError, RangeError, Tokenizer
 from locant.files import NewFile, write_whole
 from locant.text.prepare import prepare
 from locant.text.store import ShardWriter, TokenStore, token_dtype
-from locant.text.store.formats.megatron_index import read_index
+from locant.text.store.formats.shards import read_index
 from tests.known_bugs.exhibit import exhibit
 from tests.text.store.large import MARKS, make_large
 from tests.text.store.made import TOKENS, index_of, make

@@ -25,7 +25,7 @@ from locant import files
 from locant.checkpoints import load_swapped
 from locant.errors import InputError
 from locant.lab import TuneSettings, tune, tuning, tuning_state
-from locant.text.windows.sampler import BatchSampler
+from locant.text.windows.loader import BatchSampler
 from tests.refusal import refuses
 from tests.tolerances import LOGITS, SHORT_SUM, assert_close
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
-from locant import Rotary
-from locant.models.registry import ARCHITECTURES
+import pytest
 
-__all__ = ["ROPES", "ROTARY_KEYS", "fields", "llama"]
+from locant import InputError, PositionEncoding, Rotary
+from locant.models import with_defaults
+from locant.models.registry import ARCHITECTURES
+from tests.refusal import refuses
+
+__all__ = ["ROPES", "ROTARY_KEYS", "ROWS", "fields", "is_told_or_refused", "llama"]
 
 FIELDS = ("head_dim", "base", "scaling", "layout", "rotary_dim", "sections")
 PAIRS = 32
 NOT_SERVED = {"bitnet", "codegen", "helium", "ministral", "qwen3_vl_moe_text"}
-ROTARY_KEYS = {
-    name: row.rotary
-    for name, row in ARCHITECTURES.items()
-    if row.rotary is not None and (row.vllm or name in NOT_SERVED)
-}
-"""The rows of the most used models, whose whole code runs here; test_every_rotary_module.py has all of them."""
+ROWS = {name: row for name, row in ARCHITECTURES.items() if row.rotary is not None and (row.vllm or name in NOT_SERVED)}
+"""Those of the most used models, whose whole code runs here; test_every_rotary_module.py has all of them."""
+
+ROTARY_KEYS = {name: row.rotary_keys for name, row in ROWS.items()}
 
 
 def fields(rotary: Rotary) -> dict[str, Any]:
@@ -27,6 +31,25 @@ def fields(rotary: Rotary) -> dict[str, Any]:
 def llama(rope: dict[str, Any] | None = None, **others: Any) -> dict[str, Any]:
     sizes = {"model_type": "llama", "hidden_size": 512, "num_attention_heads": 8, "max_position_embeddings": 8192}
     return {**sizes, "rope_theta": 10_000.0, "rope_scaling": rope, **others}
+
+
+def is_told_or_refused(
+    config: dict[str, Any],
+    key: str,
+    layer_type: str | None = None,
+    *,
+    read: Callable[..., PositionEncoding] = Rotary.from_config,
+    named: str | None = None,
+) -> None:
+    """Without the key: its default, as `explain` takes it, and a warning that names both; without one, a refusal."""
+    full = with_defaults(config)
+    if key not in full:
+        with refuses(InputError, named or f"without {key}", str(config["model_type"])):
+            read(config, layer_type=layer_type)
+        return
+    with pytest.warns(UserWarning, match=f"without .*{key}.*{re.escape(repr(full[key]))}"):
+        encoding = read(config, layer_type=layer_type)
+    assert repr(encoding) == repr(read(full, layer_type=layer_type))
 
 
 ROPES: dict[str, dict[str, Any]] = {

@@ -40,7 +40,7 @@ def sizes(case: Case) -> dict[str, Any]:
     """What its configuration has to say beside the defaults of its row: the sizes of the model."""
     values, row = read(said(case))
     kept = {"model_type", "layer_types", "per_layer_config", "num_hidden_layers", *SIZES, *row.attribute_map}
-    kept |= {row.rotary_keys.head_dim_key} if row.rotary_keys.head_dim_required else set()
+    kept |= {row.rotary_keys.head_dim_key} if row.head_dim_required else set()
     kept |= {key for key in values if key.startswith("memory_attention")}
     return {key: value for key, value in values.items() if key in kept and key not in row.defaults}
 

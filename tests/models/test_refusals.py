@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import pytest
@@ -11,27 +10,15 @@ from transformers import AutoConfig, BertConfig
 
 from locant import InputError, LocantError, RangeError, Rotary, ShapeError
 from locant.checkpoints.explanation import explain
-from locant.models import encoding_from_config, layer_types, with_defaults
+from locant.models import encoding_from_config, layer_types
 from locant.positions.scaling import Proportional, Unscaled
-from tests.models.configurations import ROPES, ROTARY_KEYS, llama
+from tests.models.configurations import ROPES, ROTARY_KEYS, ROWS, is_told_or_refused, llama
 from tests.positions.published import PUBLISHED, layer_type_of
 from tests.refusal import refuses
 
 OLMO_3 = {**llama({"rope_type": "linear", "factor": 8.0}, rope_theta=500_000.0), "model_type": "olmo3"}
 
 OLMO_3_TOP = {key: value for key, value in OLMO_3.items() if key != "rope_theta"}
-
-
-def is_told_or_refused(config: dict[str, Any], key: str, layer_type: str | None = None) -> None:
-    """Without the key: its default, as `explain` takes it, and a warning that names both; without one, a refusal."""
-    full = with_defaults(config)
-    if key not in full:
-        with refuses(InputError, f"without {key}", str(config["model_type"])):
-            Rotary.from_config(config, layer_type=layer_type)
-        return
-    with pytest.warns(UserWarning, match=f"without .*{key}.*{re.escape(repr(full[key]))}"):
-        found = Rotary.from_config(config, layer_type=layer_type)
-    assert repr(found) == repr(Rotary.from_config(full, layer_type=layer_type))
 
 
 def test_a_missing_base_is_not_guessed() -> None:
@@ -66,7 +53,7 @@ def test_a_warning_names_what_decides_and_the_line_of_the_caller() -> None:
         assert "max_position_embeddings" not in str(told[0].message)
 
 
-@pytest.mark.parametrize("model_type", [name for name, keys in ROTARY_KEYS.items() if keys.share_required])
+@pytest.mark.parametrize("model_type", [name for name, row in ROWS.items() if row.share_required])
 def test_a_missing_share_is_not_guessed_where_the_class_would_not_take_the_whole_head(model_type: str) -> None:
     config = {**llama(), "model_type": model_type, "head_dim": 64}
     base = config.pop("rope_theta")
@@ -75,7 +62,7 @@ def test_a_missing_share_is_not_guessed_where_the_class_would_not_take_the_whole
     is_told_or_refused(config, ROTARY_KEYS[model_type].share_keys[0])
 
 
-@pytest.mark.parametrize("model_type", [name for name, keys in ROTARY_KEYS.items() if keys.head_dim_required])
+@pytest.mark.parametrize("model_type", [name for name, row in ROWS.items() if "head_dim" in row.defaults])
 def test_a_missing_width_is_not_derived_where_the_class_has_another(model_type: str) -> None:
     rope = {kind: {"rope_theta": 1e4} for kind in ("full_attention", "sliding_attention")}
     config = {**llama(), "model_type": model_type, "rope_theta": None, "partial_rotary_factor": None}

@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoModel
 
 from locant import Positions, Rotary
 from locant.models.config_values import config_dict
-from locant.models.rope_layers import ropes_by_layer
-from tests.models.configurations import ROTARY_KEYS
+from locant.models.rope_parameters import ropes_by_layer
+from tests.models.configurations import ROTARY_KEYS, ROWS
 from tests.tolerances import TOLERANCES
 
 HEADS, TOKENS, DIM = 3, 7, 16
@@ -111,7 +111,7 @@ def defaults(model_type: str) -> Any:
 def test_a_width_is_required_where_the_class_has_one_of_its_own(model_type: str) -> None:
     said = defaults(model_type).to_dict().get("head_dim")
     own = said not in (None, 960 // 24) and ROTARY_KEYS[model_type].head_dim_key == "head_dim"
-    assert ROTARY_KEYS[model_type].head_dim_required == own
+    assert ("head_dim" in ROWS[model_type].defaults) == own
 
 
 @pytest.mark.parametrize("model_type", CODED)
@@ -119,7 +119,7 @@ def test_rope_parameters_are_required_where_the_class_has_a_scaling(model_type: 
     rope = defaults(model_type).rope_parameters
     flat = "rope_type" in rope
     assert ROTARY_KEYS[model_type].per_layer == (not flat)
-    assert ROTARY_KEYS[model_type].scaling_required == (flat and rope["rope_type"] != "default")
+    assert ROWS[model_type].scaling_required == (flat and rope["rope_type"] != "default")
 
 
 TINY: dict[str, Any] = {
@@ -174,7 +174,7 @@ def flat(model_type: str, rope: dict[str, Any]) -> dict[str, Any]:
     bases = {key: 500_000.0 for key in keys.base_keys if key != "rope_theta" or keys.base_key == "rope_theta"}
     shares = dict.fromkeys(keys.share_keys[:1], 0.5)
     own = {key: value for key, value in FLAT.items() if model_type != "falcon" or key != "head_dim"}
-    sections = {"mrope_section": [4, 6, 6]} if keys.sections_required else {}
+    sections = {"mrope_section": [4, 6, 6]} if keys.default_sections else {}
     return {"model_type": model_type, **own, **bases, **shares, "rope_scaling": {**rope, **sections}}
 
 

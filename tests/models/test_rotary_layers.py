@@ -18,6 +18,7 @@ from locant import InputError, PositionEncoding, Positions, RangeError, Rotary, 
 from locant.models import encoding_from_config, layer_types
 from locant.positions import Pairs, Temperature
 from locant.positions.encodings.tempered import Tempered
+from tests.models.configurations import is_told_or_refused
 from tests.positions import claims
 from tests.refusal import refuses
 from tests.tolerances import PEER, assert_close
@@ -152,8 +153,7 @@ def test_the_other_layers_of_llama_4_attend_as_in_transformers(past: int) -> Non
 def test_what_queries_grow_by_is_not_guessed(missing: str, tuned: int) -> None:
     said = {"attn_temperature_tuning": True, "floor_scale": 8192, "attn_scale": 0.1, "no_rope_layers": [1, 1, 1, 0]}
     del said[missing]
-    with refuses(InputError, missing):
-        encoding_from_config(facts("llama4_text", **said), layer_type="without")
+    is_told_or_refused(facts("llama4_text", **said), missing, "without", read=encoding_from_config)
     with refuses(InputError, "attn_temperature_tuning"):
         encoding_from_config(facts("llama4_text", **{**said, "attn_temperature_tuning": "yes"}), layer_type="without")
     plain = {**said, "attn_temperature_tuning": False}

@@ -15,16 +15,22 @@ from locant.checkpoints.rotary_settings import RotarySettings, rotary_settings
 from locant.checkpoints.swap.saving import told_layers
 from locant.embedding.table import TableSize, table_sizes
 from locant.models.architecture import UNKNOWN, Architecture
-from locant.models.config_values import LENGTHS, TRAINED, WIDTHS, Config, flag, integer_at
+from locant.models.config_values import LENGTHS, WIDTHS, Config, flag, integer, integer_at, layer_types_in
 from locant.models.encodings import encoding_from_config, layer_types, read_measurable
-from locant.models.registry import with_defaults
+from locant.models.layered import LISTED, WINDOWED
+from locant.models.registry import read_known, with_defaults
+from locant.models.rope_parameters import stated_trained_length
 from locant.models.rotary_config import named_layout
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.learned import Learned
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.scaling import DynamicNTK, Linear, LongRoPE, Proportional, Scaling, YaRN
 
-__all__ = ["Explanation", "Layers", "explain", "trained_length"]
+__all__ = ["Explanation", "Layer", "Layers", "explain", "layer_strip", "trained_length"]
+
+COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+MOST = 10_000
+"""Layers that are listed; no published model has a tenth of them."""
 
 LENGTH_KEYS = (*LENGTHS, "seq_length")
 MADE_FOR = 2048
@@ -109,7 +115,7 @@ def explain(config: Mapping[str, Any] | object) -> Explanation:
 
 def trained_length(config: Config, rotary: Rotary) -> int | None:
     """The length that a model was trained with, as far as its configuration has it: with linear scaling, not."""
-    stated = getattr(rotary.scaling, "original_max_seq_len", None) or integer_at(config, TRAINED)
+    stated = getattr(rotary.scaling, "original_max_seq_len", None) or stated_trained_length(config)
     return stated or (None if isinstance(rotary.scaling, (Linear, Proportional)) else integer_at(config, *LENGTH_KEYS))
 
 
@@ -166,7 +172,8 @@ def _warnings(
         rows = encoding.max_seq_len
         behind = f" behind {encoding.offset} rows that are none" if encoding.offset else ""
         yield f"the table ends with position {rows - 1:,}{behind}: the next one is an error, and no scaling helps"
-    yield from filter(None, (rule(config, encoding) for rule in architecture.warnings))
+    told = (each if isinstance(each, str) else each(config, encoding) for each in architecture.warnings)
+    yield from filter(None, told)
 
 
 def _scaling_warnings(scaling: Scaling, longest: int | None) -> Iterator[str]:
@@ -262,3 +269,67 @@ def _tables(config: Config, named: Mapping[str | None, PositionEncoding]) -> tup
             what = "positions" if isinstance(encoding, Learned) else f"positions.{size.name}"
             tables.append(TableSize(name=what if name is None else f"{what} ({name})", shape=size.shape))
     return tuple(tables)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One layer.
+
+    Args:
+        kind: as `Explanation.layers` are named; ``None`` where all share one encoding.
+        window: how many tokens it attends to; ``None``: to all.
+    """
+
+    kind: str | None
+    window: int | None
+
+
+def layer_strip(config: Mapping[str, Any] | object) -> tuple[Layer, ...]:
+    """Every layer, from the first to the last; empty where a configuration does not tell their number or order.
+
+    >>> config = {"model_type": "gpt2", "n_positions": 1024, "n_embd": 768, "n_layer": 12}
+    >>> len(layer_strip(config)), layer_strip(config)[0]
+    (12, Layer(kind=None, window=None))
+    """
+    _, row = read_known(config)
+    full = with_defaults(config)
+    count = min(integer_at(full, *COUNTS) or 0, MOST)
+    kinds = layer_types(full)
+    types = layer_types_in(full)[:MOST] or _patterned(row, full, count)
+    if kinds == ("encoder", "decoder"):
+        decoder = min(integer_at(full, "num_decoder_layers") or count, MOST)
+        return tuple(Layer(kind=kind, window=None) for kind in [kinds[0]] * count + [kinds[1]] * decoder)
+    named = _listed(full, count) if kinds and set(kinds) <= set(LISTED) else types
+    if kinds and len(named) != count:
+        return ()
+    window = _window(full)
+    return tuple(
+        Layer(
+            kind=named[number] if kinds else None,
+            window=window if not types or types[number] == WINDOWED[0] else None,
+        )
+        for number in range(count)
+        if not types or number < len(types)
+    )
+
+
+def _patterned(row: Architecture, config: Config, count: int) -> tuple[str, ...]:
+    """Windows but for every so manieth layer, where there are windows at all."""
+    every = config.get("sliding_window_pattern", row.full_attention_every)
+    if every is None or _window(config) is None:
+        return ()
+    every = integer("sliding_window_pattern", every)
+    return tuple(WINDOWED[(number + 1) % every == 0] for number in range(count))
+
+
+def _listed(config: Config, count: int) -> tuple[str, ...]:
+    """``with`` or ``without`` rotary positions, by the keys that `listed_layers` and `based_layers` read."""
+    has = config.get("layer_rope_theta") or config.get("no_rope_layers")
+    if not has:
+        every = integer("no_rope_layer_interval", config.get("no_rope_layer_interval", 4))
+        has = [(number + 1) % every for number in range(count)]
+    return tuple(LISTED[not each] for each in has)
+
+
+def _window(config: Config) -> int | None:
+    return integer_at(config, "sliding_window", low=0) if config.get("use_sliding_window", True) else None

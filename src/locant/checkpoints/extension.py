@@ -24,12 +24,11 @@ from locant.models.architecture import Architecture, RotaryKeys
 from locant.models.config_values import LENGTHS, TRAINED, Config, integer_at
 from locant.models.encodings import layer_types, rotary_layer_types
 from locant.models.registry import read_known
-from locant.models.rope_layers import ropes_by_layer
-from locant.models.rope_parameters import WEIGHTS, write_scaling
+from locant.models.rope_parameters import WEIGHTS, ropes_by_layer, write_scaling
 from locant.models.rotary_config import named_layout
 from locant.models.rotary_to_config import with_base
 from locant.positions.encodings.rotary import Rotary
-from locant.positions.scaling import SCALINGS, LongRoPE, Scaling, Unscaled, YaRN
+from locant.positions.scaling import EXTENDING, SCALINGS, LongRoPE, Scaling, Unscaled, YaRN
 
 __all__ = ["METHODS", "Extension", "LongFactors", "extend", "extension_path", "write_extension"]
 
@@ -82,18 +81,8 @@ class Extension:
         return [new / old if new and old else None for old, new in zip(*self.wavelengths, strict=True)]
 
 
-METHODS: Mapping[str, str] = {
-    "yarn": "fast pairs stay, slow ones are interpolated, with a ramp between (arXiv 2309.00071)",
-    "linear": "every pair is interpolated; without training on it, near tokens blur (arXiv 2306.15595)",
-    "ntk": "a larger base, base x factor ** (d / (d - 2)): the slowest pair is stretched by the factor, the fastest "
-    "stays as it is",
-    "dynamic": "the base grows with the sequence, by factor x length / trained - (factor - 1), in the end more than "
-    "the factor; programs take max_position_embeddings for the trained length, so it stays",
-    "longrope": "the factors are not searched on data, as the paper's are (arXiv 2402.13753): the long ones are those "
-    "of YaRN's ramp, the short ones are 1; --search TEXT searches them",
-    "llama3": "Llama 3.1's blend by wavelength, with its low_freq_factor 1 and high_freq_factor 4",
-}
-"""The scalings of `SCALINGS` that `locant extend --method` takes, and what to know about each."""
+METHODS: Mapping[str, str] = {name: SCALINGS[name].info.extends for name in sorted(EXTENDING, key="yarn".__ne__)}
+"""The scalings that `locant extend --method` takes, the usual one first, and what to know about each."""
 
 
 def extend(
@@ -212,7 +201,7 @@ def _trained(config: Config, rotary: Rotary) -> int:
 
 def _scaling(method: str, rotary: Rotary, trained: int, factor: float, latent: bool) -> Scaling:
     """With numbers that are short enough to be read, and the weights of DeepSeek where attention is latent."""
-    scaling = SCALINGS[method](factor, trained, rotary.rotary_dim, rotary.base)
+    scaling = SCALINGS[method].by_factor(factor, trained, rotary.rotary_dim, rotary.base)
     if isinstance(scaling, LongRoPE):
         return replace(scaling, long_factor=tuple(round(each, 6) for each in scaling.long_factor))
     return replace(scaling, mscale=1.0, mscale_all_dim=1.0) if isinstance(scaling, YaRN) and latent else scaling

@@ -20,7 +20,7 @@ from locant.checkpoints.layout import LayoutChange, row_order
 from locant.errors import InputError
 from locant.files import NewFile, flush, new_folder, require_new, write_whole
 from locant.kernels.rotary import Layout
-from locant.models.projections import HeadRows
+from locant.models.weights import HeadRows
 
 __all__ = ["CHUNK", "Conversion", "convert_folder", "write_reordered"]
 

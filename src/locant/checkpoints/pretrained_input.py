@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from locant.arguments import shown
+from locant.checkpoints.checkpoint_folder import DTYPES, TensorFolder
 from locant.checkpoints.config_source import CONFIG, read_json
-from locant.checkpoints.tensor_folder import DTYPES, TensorFolder
 from locant.errors import InputError, RangeError
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import Config, flag, integer, number, required
 from locant.models.encodings import encoding_from_config
-from locant.models.input_tables import InputTables, RowScale
 from locant.models.registry import read, read_known
+from locant.models.weights import InputTables, RowScale
 
 __all__ = ["PretrainedInput", "read_pretrained_input", "read_pretrained_token"]
 
@@ -48,7 +48,10 @@ class _Source:
         self.tensors = TensorFolder(folder)
         self.folder = self.tensors.folder
         facts = read_json(self.folder / CONFIG)
-        _require_no_code_of_its_own(self.folder, facts)
+        if facts.get("auto_map") and read(facts)[1].rotary is UNKNOWN:
+            kind = shown(facts.get("model_type"))
+            got = f"got {self.folder}, a model_type {kind} with code of its own, which is not run"
+            raise InputError(got, "locant.register_architecture for it, as docs/extending.md says")
         self.config, self.row = read_known(facts)
         self.dtype = dtype
         self.stated = _stated_dtype(facts)
@@ -94,7 +97,9 @@ def read_pretrained_input(folder: Path | str, dtype: torch.dtype | None = None) 
             shape = tuple(encoding.get_parameter("weight").shape)
             options["encoding"] = encoding
             tensors["encoding.weight"] = source.read(inputs.positions, shape, "its positions and its width")
-    if inputs.segments is not None and (num_segments := _stated(config, "type_vocab_size")):
+    if inputs.segments is not None and (
+        num_segments := integer("type_vocab_size", config.get("type_vocab_size", 0), 0)
+    ):
         options["num_segments"] = num_segments
         shape = (num_segments, d_model)
         tensors["segment.weight"] = source.read(inputs.segments, shape, "type_vocab_size and its width")
@@ -142,10 +147,6 @@ def _eps(config: Config, row: Architecture) -> float:
     return number(key, config[key], low=0)
 
 
-def _stated(config: Config, key: str) -> int:
-    return integer(key, config.get(key, 0), 0)
-
-
 def _stated_dtype(facts: Config) -> torch.dtype | None:
     """The dtype that a configuration says its weights have: ``dtype``, and ``torch_dtype`` up to transformers 4."""
     inner = facts.get("text_config")
@@ -157,11 +158,3 @@ def _stated_dtype(facts: Config) -> torch.dtype | None:
     if not isinstance(name, str) or name not in known:
         raise InputError(f"got dtype={shown(name)} in {CONFIG}, expected one of {', '.join(known)}", "'dtype': null")
     return known[name]
-
-
-def _require_no_code_of_its_own(folder: Path, facts: Config) -> None:
-    """Raise where only code that comes with the folder knows what the model is: it is not run."""
-    code = facts.get("auto_map")
-    if code and read(facts)[1].rotary is UNKNOWN:
-        got = f"got {folder}, a model_type {shown(facts.get('model_type'))} with code of its own, which is not run"
-        raise InputError(got, "locant.register_architecture for it, as docs/extending.md says")

@@ -139,6 +139,7 @@ def bands_of(pairs: Sequence[PairSettings]) -> dict[str, list[int]]:
 def rotary_settings(rotary: Rotary, length: int, trained: int) -> RotarySettings:
     """What an encoding does with sequences of `length`; `trained`: its length before it was stretched."""
     rotary = rotary.for_length(length)
+    frequencies, rounded = rotary.pairs.frequencies(rotary.scaling, rotary.base, rotary.seq_len or 1)
     return RotarySettings(
         head_dim=rotary.head_dim,
         rotary_dim=rotary.rotary_dim,
@@ -156,7 +157,7 @@ def rotary_settings(rotary: Rotary, length: int, trained: int) -> RotarySettings
         length=length,
         trained=trained,
         pairs=pair_settings(rotary),
-        precision=_precision(rotary, length),
+        precision=_precision(tuple(frequencies), tuple(rounded.tolist()), length),
     )
 
 
@@ -167,14 +168,11 @@ def rounding_errors(
 
     In float32 as `transformers` rounds them; apart from the attention factor.
     """
-    return _errors(*_exact_and_rounded(rotary), index, dtype)
-
-
-def _exact_and_rounded(rotary: Rotary) -> tuple[Angles, Angles]:
     frequencies, rounded = rotary.pairs.frequencies(rotary.scaling, rotary.base, rotary.seq_len or 1)
     factor = rotary.scaling.effective_attention_factor
     exact = rotary.angles if rotary.angles.mode == "exact" else Angles(frequencies, attention_factor=factor)
-    return exact, Angles(frequencies, "float32", rounded=rounded, attention_factor=factor)
+    usual = Angles(frequencies, "float32", rounded=rounded, attention_factor=factor)
+    return _errors(exact, usual, index, dtype)
 
 
 def _errors(exact: Angles, rounded: Angles, index: Tensor, dtype: torch.dtype) -> Tensor:
@@ -195,15 +193,9 @@ def _cosines(angles: Angles, index: Tensor, pairs: Tensor | None = None) -> Tens
     return cos_sin(index, tables, torch.float64)[0]
 
 
-def _precision(rotary: Rotary, length: int) -> Precision:
-    """What float32 angles miss, over all pairs."""
-    frequencies, rounded = rotary.pairs.frequencies(rotary.scaling, rotary.base, rotary.seq_len or 1)
-    return _precision_of(tuple(frequencies), tuple(rounded.tolist()), length)
-
-
 @lru_cache(maxsize=8)  # a model that is stretched to many lengths in turn is measured once as it was
-def _precision_of(frequencies: tuple[Decimal, ...], rounded: tuple[float, ...], length: int) -> Precision:
-    """For the frequencies, and those that float32 angles are made of; apart from the attention factor."""
+def _precision(frequencies: tuple[Decimal, ...], rounded: tuple[float, ...], length: int) -> Precision:
+    """What float32 angles miss over all pairs, of frequencies and rounded ones, apart from the attention factor."""
     exact, usual = Angles([*frequencies]), Angles([*frequencies], "float32", rounded=torch.tensor(rounded))
     last = torch.arange(max(0, length - CHUNK), max(length, 1))
     at_longest = float(_errors(exact, usual, last, torch.float32).max())

@@ -24,12 +24,12 @@ from locant.checkpoints.checkpoint_folder import (
     LENGTH,
     Header,
     TensorEntry,
+    TensorFolder,
     companions,
     headers_of,
     require_output,
 )
 from locant.checkpoints.config_source import CONFIG, read_json
-from locant.checkpoints.tensor_folder import TensorFolder
 from locant.errors import InputError
 from locant.files import NewFile, flush, new_folder, require_apart, write_whole
 from locant.models.config_values import required
@@ -149,7 +149,8 @@ class _Source:
         self.by_token = {
             entry.name
             for entry in entries
-            if self.rows in entry.shape[:1] and (entry.name == table or any(_ends(entry.name, end) for end in shared))
+            if self.rows in entry.shape[:1]
+            and (entry.name == table or any(f".{entry.name}".endswith(f".{end}") for end in shared))
         }
         self._require_known(entries, table, required(self.config, row.inputs.width_key(self.config)))
 
@@ -241,7 +242,10 @@ class _Source:
         text += b" " * (-len(text) % 8)
         target.write(LENGTH.pack(len(text)) + text)
         for entry in header.tensors:
-            content = _mapped(self.folder / name, entry)
+            content = np.empty(0, np.uint8)
+            if entry.num_bytes:
+                where, size = self.folder / name, (entry.num_bytes,)
+                content = np.memmap(where, np.uint8, mode="r", offset=entry.begin, shape=size)
             if entry.name not in self.by_token:
                 for start in range(0, len(content), BLOCK):
                     target.write(np.ascontiguousarray(content[start : start + BLOCK]).data)
@@ -263,16 +267,6 @@ def _named(facts: Mapping[str, Any]) -> Iterator[int]:
             yield from _named(value)
         elif key.endswith(NAMES_IDS):
             yield from (one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int))
-
-
-def _ends(name: str, end: str) -> bool:
-    return name == end or name.endswith(f".{end}")
-
-
-def _mapped(path: Path, entry: TensorEntry) -> np.ndarray:
-    if not entry.num_bytes:
-        return np.empty(0, np.uint8)
-    return np.memmap(path, np.uint8, mode="r", offset=entry.begin, shape=(entry.num_bytes,))
 
 
 def _fresh_rows(old: Tensor, count: int, generator: torch.Generator) -> Iterator[Tensor]:

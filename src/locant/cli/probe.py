@@ -26,8 +26,7 @@ def verb(model: str, layer_type: str | None, output: Path | None, as_json: bool)
     from locant.checkpoints.config_source import read_source
     from locant.figures.canvas import require_figure, save
     from locant.figures.plot import plot
-    from locant.models.probe.architecture import config_by_name
-    from locant.models.probe.probe import probe
+    from locant.probing.probe import config_by_name, probe
     from locant.report.console import print_json
 
     require_figure(output)

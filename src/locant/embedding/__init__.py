@@ -1,12 +1,12 @@
 """Ids into vectors: token, segment and input embeddings, and the tied head."""
 
 from locant.embedding.input import InputEmbedding as InputEmbedding
-from locant.embedding.nearest import Nearest as Nearest
 from locant.embedding.quantised import QuantisationError as QuantisationError
 from locant.embedding.quantised import QuantisedEmbedding as QuantisedEmbedding
-from locant.embedding.segment import SegmentEmbedding as SegmentEmbedding
 from locant.embedding.table import TableSize as TableSize
 from locant.embedding.table import table_sizes as table_sizes
+from locant.embedding.token import Nearest as Nearest
+from locant.embedding.token import SegmentEmbedding as SegmentEmbedding
 from locant.embedding.token import TokenEmbedding as TokenEmbedding
 from locant.embedding.words import Term as Term
 from locant.embedding.words import Words as Words

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from locant.embedding.table import TableSize, table_sizes
 from locant.embedding.token import Scale
 from locant.errors import InputError, RangeError
 from locant.files import replacing, require_apart
-from locant.positions import PositionEncoding, Positions
+from locant.positions import Positions
 from locant.positions.angles import Angles
 from locant.positions.base import ModelShape
 from locant.positions.documents import PADDING
@@ -93,7 +92,10 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Flow:
-    """The facts of every stage; shapes are those of the windows that were embedded."""
+    """The facts of every stage; shapes are those of the windows that were embedded, and of one window's positions.
+
+    `cos_sin`, which rotate queries and keys, is positions and pairs; `bias` of the scores is heads, queries and keys.
+    """
 
     source: str
     characters: int
@@ -120,7 +122,10 @@ class Flow:
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON, which has no word for NaN: ``None`` stands in its place."""
-        first = [{**asdict(token), "values": [*map(_finite, token.values)]} for token in self.first]
+        first = [
+            {**asdict(token), "values": [value if math.isfinite(value) else None for value in token.values]}
+            for token in self.first
+        ]
         return {**asdict(self), "first": first}
 
 
@@ -146,9 +151,12 @@ class Embedded:
 def embed(corpus: Corpus, plan: Plan) -> Embedded:
     """Cut a text into windows, and embed the first of them, or all."""
     end = corpus.tokenizer.vocab_size  # an id that no token has: the target of a text's last token
-    windows = _windows(corpus, plan, end)
+    # No window reaches from one file into the next, and every token is followed by another.
+    offsets = np.array(corpus.documents)
+    text, documents = np.insert(corpus.ids.astype(np.int64), offsets[1:], end), offsets + np.arange(len(offsets))
+    windows = Windows(text, plan.context, plan.stride, mode="document", documents=documents)
     count = len(windows) if plan.batch is None else min(plan.batch, len(windows))
-    embedding = _random(plan, end) if plan.model is None else _of_model(plan.model, corpus)
+    embedding = _embedding(plan, end)
     batch = windows.__getitems__(range(count))
     ids, targets, positions = batch["ids"], batch["targets"], batch["positions"]
     vectors = Vectors(
@@ -160,18 +168,16 @@ def embed(corpus: Corpus, plan: Plan) -> Embedded:
     return Embedded(flow=_flow(corpus, plan, windows, embedding, vectors, positions), vectors=vectors)
 
 
-def _random(plan: Plan, vocab_size: int) -> InputEmbedding:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(plan.seed)
-        encoding = find(plan.encoding).for_model(plan.shape)
-        return InputEmbedding(vocab_size, plan.d_model, encoding=encoding, scale=plan.scale).eval()
-
-
-def _of_model(folder: str, corpus: Corpus) -> InputEmbedding:
-    embedding = InputEmbedding.from_pretrained(folder)
-    rows, entries = embedding.token.vocab_size, corpus.tokenizer.vocab_size
-    if entries > rows:
-        got = f"got a tokenizer of {entries} entries for the {rows} rows of {folder}"
+def _embedding(plan: Plan, entries: int) -> InputEmbedding:
+    """Random tables for so many entries of a tokenizer, or those of the plan's model."""
+    if plan.model is None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(plan.seed)
+            encoding = find(plan.encoding).for_model(plan.shape)
+            return InputEmbedding(entries, plan.d_model, encoding=encoding, scale=plan.scale).eval()
+    embedding = InputEmbedding.from_pretrained(plan.model)
+    if entries > (rows := embedding.token.vocab_size):
+        got = f"got a tokenizer of {entries} entries for the {rows} rows of {plan.model}"
         raise InputError(got, "the tokenizer of this model")
     return embedding
 
@@ -196,19 +202,19 @@ def require_vectors_place(path: Path | str, model: str | None = None) -> None:
         require_apart(Path(path), Path(model))
 
 
-def _windows(corpus: Corpus, plan: Plan, end: int) -> Windows:
-    """Windows of which none reaches from one file into the next, and in which every token is followed by another."""
-    offsets = np.array(corpus.documents)
-    ids = np.insert(corpus.ids.astype(np.int64), offsets[1:], end)
-    documents = offsets + np.arange(len(offsets))
-    return Windows(ids, plan.context, plan.stride, mode="document", documents=documents)
-
-
 def _flow(
     corpus: Corpus, plan: Plan, windows: Windows, embedding: InputEmbedding, vectors: Vectors, positions: Positions
 ) -> Flow:
-    ids, x = vectors.ids, vectors.embeddings
-    doors = embedding.encoding.doors()
+    ids, x, encoding, shape = vectors.ids, vectors.embeddings, embedding.encoding, plan.shape
+    doors = encoding.doors()
+    angles = getattr(encoding, "angles", None) if "rotate" in doors else None
+    k = torch.zeros(1, shape.num_heads, shape.max_seq_len, shape.head_dim)
+    bias = encoding.bias(k[:, :, :1], k, Positions.arange(1), Positions.arange(shape.max_seq_len))  # of one query
+    first: list[Token] = []
+    for row, column in (vectors.positions >= 0).nonzero().tolist()[:NUM_FIRST]:
+        token, position = int(ids[row, column]), int(vectors.positions[row, column])
+        values = tuple(x[row, column, :NUM_VALUES].tolist())
+        first.append(Token(text=corpus.tokenizer.token(token), id=token, position=position, values=values))
     adds = tuple(x.shape) if positions.batch > 1 else tuple(x.shape[1:])
     return Flow(
         source=corpus.name,
@@ -216,7 +222,7 @@ def _flow(
         tokens=len(corpus.ids),
         vocab_size=corpus.tokenizer.vocab_size,
         fingerprint=corpus.tokenizer.fingerprint,
-        encoding=plan.encoding if plan.model is None else type(embedding.encoding).info.name,
+        encoding=plan.encoding if plan.model is None else type(encoding).info.name,
         doors=doors,
         windows=len(windows),
         embedded_windows=len(ids),
@@ -227,35 +233,10 @@ def _flow(
         token_vectors=(*ids.shape, embedding.token.d_model),
         position_vectors=adds if "embed" in doors else None,
         embeddings=tuple(x.shape),
-        cos_sin=_cos_sin_shape(embedding.encoding, plan.context),
-        bias=_bias_shape(embedding.encoding, plan.shape),
+        cos_sin=(plan.context, len(angles.frequencies)) if isinstance(angles, Angles) else None,
+        bias=None if bias is None else (shape.num_heads, shape.max_seq_len, bias.shape[3]),
         tables=tuple(map(Table.of, table_sizes(embedding))),
-        first=tuple(_first(corpus, vectors)),
+        first=tuple(first),
         seed=plan.seed,
         model=plan.model,
     )
-
-
-def _cos_sin_shape(encoding: PositionEncoding, context: int) -> tuple[int, ...] | None:
-    """Of the cosines and sines that rotate the queries and keys of a window: positions, pairs."""
-    angles = getattr(encoding, "angles", None) if "rotate" in encoding.doors() else None
-    return (context, len(angles.frequencies)) if isinstance(angles, Angles) else None
-
-
-def _bias_shape(encoding: PositionEncoding, shape: ModelShape) -> tuple[int, ...] | None:
-    """Of what is added to the scores of a window: heads, queries, keys. Computed for one query."""
-    k = torch.zeros(1, shape.num_heads, shape.max_seq_len, shape.head_dim)
-    bias = encoding.bias(k[:, :, :1], k, Positions.arange(1), Positions.arange(shape.max_seq_len))
-    return None if bias is None else (shape.num_heads, shape.max_seq_len, bias.shape[3])
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _first(corpus: Corpus, vectors: Vectors) -> Iterator[Token]:
-    """The first tokens of the first windows, in reading order."""
-    for row, column in (vectors.positions >= 0).nonzero().tolist()[:NUM_FIRST]:
-        token, position = int(vectors.ids[row, column]), int(vectors.positions[row, column])
-        values = tuple(vectors.embeddings[row, column, :NUM_VALUES].tolist())
-        yield Token(text=corpus.tokenizer.token(token), id=token, position=position, values=values)

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
 from locant.embedding.deferred_errors import RaisesLater
-from locant.embedding.segment import SegmentEmbedding, require_segments
 from locant.embedding.table import WholeTable, require_ids
-from locant.embedding.token import TokenEmbedding
+from locant.embedding.token import SegmentEmbedding, TokenEmbedding, require_segments
 from locant.kernels.input_embedding import input_embedding
 from locant.kernels.transforms import in_forward_mode, is_exporting, is_graph_transformed, is_transforming
 from locant.positions import Learned, PositionEncoding, Positions, Sinusoidal

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, one_of, real, shape_error, shown, whole
 from locant.embedding.fused import EmbeddingModules, embed, why_plain
-from locant.embedding.segment import SegmentEmbedding, require_segments
-from locant.embedding.token import Scale, TokenEmbedding
+from locant.embedding.token import Scale, SegmentEmbedding, TokenEmbedding, require_segments
 from locant.errors import LocantError, RangeError
 from locant.positions import PositionEncoding, Positions
 from locant.positions.positions import require_positions

@@ -1,26 +1,47 @@
-"""Token embeddings: one trained row per token, optionally scaled, and the same table as the output head."""
+"""Token embeddings: one trained row per token, optionally scaled, and the same table as the output head.
+
+And segment embeddings: which of a few parts a token belongs to (Devlin et al. 2018, https://arxiv.org/abs/1810.04805).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, entries, one_of, real, shape_error, shown, whole
 from locant.embedding.deferred_errors import RaisesLater
-from locant.embedding.nearest import MEASURES, Nearest, nearest_rows
-from locant.embedding.table import Table, WholeTable, require_ids
-from locant.errors import ShapeError
+from locant.embedding.table import Table, WholeTable, require_ids, rows_of
+from locant.errors import LocantError, RangeError, ShapeError
 from locant.tensors import require_tensor
 
-__all__ = ["Scale", "TokenEmbedding"]
+__all__ = [
+    "MEASURES", "Nearest", "Scale", "SegmentEmbedding", "TokenEmbedding", "require_segments", "unit",
+]  # fmt: skip
 
 Scale = float | Literal["sqrt_d_model", "sqrt_d_model_rounded"]
+
+MEASURES = ("cosine", "dot")
+QUERIES = 1024
+"""Vectors that are compared at once."""
+
+ENTRIES = 2**22
+"""Scores, and numbers of the table, that are in memory at once: 16 MiB of float32 each."""
+
+SEGMENT_STD = 0.02  # BERT
+
+
+class Nearest(NamedTuple):
+    """Ids of the rows, the nearest first, and how near each is by the measure that was asked for."""
+
+    ids: Int[Tensor, "*batch k"]
+    scores: Float[Tensor, "*batch k"]
 
 
 class TokenEmbedding(RaisesLater):
@@ -55,7 +76,11 @@ class TokenEmbedding(RaisesLater):
         super().__init__()
         rows = whole("vocab_size", vocab_size, 1, remedy="the vocab_size of the tokenizer")
         width = whole("d_model", d_model, 1, MAX_WIDTH, remedy="the width of the model")
-        self.scale: Scale | None = None if scale is None else _scale(scale)
+        if isinstance(scale, str):
+            one_of("scale", scale, get_args(get_args(Scale)[1]), "scale='sqrt_d_model', or a number")
+        elif scale is not None:
+            scale = real("scale", scale, remedy="scale=None, or 'sqrt_d_model'")
+        self.scale: Scale | None = scale
         std = width**-0.5 if init_std is None else init_std
         self.init_std = real("init_std", std, low=0, remedy="init_std=0.02, or None for d_model ** -0.5")
         remedy = f"None, or a row of the {rows}"
@@ -182,8 +207,13 @@ class TokenEmbedding(RaisesLater):
             left_out = torch.cat([outside.expand(len(vectors), -1), ids.reshape(-1, 1)], 1)
         most = self.vocab_size - left_out.shape[1]
         k = whole("k", k, 1, most, remedy=f"k={max(min(10, most), 1)}")
-        found = nearest_rows(self.weight, vectors, k, measure, left_out)
-        return Nearest(found.ids.view(*batch, k), found.scores.view(*batch, k))
+        vectors = vectors.to(torch.promote_types(self.weight.dtype, torch.float32))
+        if not bool(vectors.isfinite().all()):
+            raise RangeError("got a vector, or a row, with numbers that are not finite", "finite numbers")
+        queries = zip(vectors.split(QUERIES), left_out.split(QUERIES), strict=True)
+        parts = [_nearest(self.weight, some, k, measure, out) for some, out in queries]
+        rows, scores = (torch.cat(each) for each in zip(*parts, strict=True))
+        return Nearest(rows.view(*batch, k), scores.view(*batch, k))
 
     def resize(self, vocab_size: int) -> None:
         """Grow the table in place: every old row is kept byte for byte, new rows start like fresh ones.
@@ -206,8 +236,64 @@ class TokenEmbedding(RaisesLater):
         return f"vocab_size={self.vocab_size}, d_model={self.d_model}{scale}{padding}"
 
 
-def _scale(scale: Any) -> Scale:
-    if not isinstance(scale, str):
-        return real("scale", scale, remedy="scale=None, or 'sqrt_d_model'")
-    names = get_args(get_args(Scale)[1])
-    return cast(Scale, one_of("scale", scale, names, "scale='sqrt_d_model', or a number"))
+class SegmentEmbedding(RaisesLater):
+    """Looks up a row for every segment id: sentence A or B in BERT, a speaker, a modality.
+
+    >>> SegmentEmbedding(2, 8)(torch.tensor([[0, 0, 1]])).shape
+    torch.Size([1, 3, 8])
+    """
+
+    def __init__(self, num_segments: int, d_model: int) -> None:
+        super().__init__()
+        rows = whole("num_segments", num_segments, 1, remedy="SegmentEmbedding(2, 768)")
+        width = whole("d_model", d_model, 1, MAX_WIDTH, remedy="the width of the token embeddings")
+        self.weight = nn.Parameter(torch.empty(rows, width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=SEGMENT_STD)
+
+    def forward(self, segments: Integer[Tensor, "*batch"]) -> Float[Tensor, "*batch d_model"]:
+        """The row of every segment id; a `RangeError` names the first that has none, on a GPU at a later call."""
+        return rows_of(segments, self.weight, "SegmentEmbedding", "num_segments", self._deferred_errors)
+
+    def extra_repr(self) -> str:
+        return f"num_segments={self.weight.shape[0]}, d_model={self.weight.shape[1]}"
+
+
+def require_segments(
+    table: SegmentEmbedding | None, segments: Integer[Tensor, "batch seq"] | None, shape: torch.Size
+) -> None:
+    """Raise unless there is a segment per token, or none at all; and none without a table."""
+    if segments is None:
+        return
+    if table is None:
+        raise LocantError("got segments for an InputEmbedding that has none", "num_segments=2 when building it")
+    require_tensor("segments", segments)
+    if segments.shape != shape:
+        raise shape_error("segments", segments, str(tuple(shape)), "torch.zeros_like(ids)")
+
+
+def unit(vectors: Float[Tensor, "count width"]) -> Float[Tensor, "count width"]:
+    """The vectors with length 1, whatever their length; zeros stay."""
+    exponent = vectors.abs().amax(1, keepdim=True).frexp().exponent  # squares of huge and tiny numbers have no float
+    return F.normalize(vectors * torch.exp2(-exponent.clamp(-126, 126).to(vectors.dtype)), dim=1)
+
+
+def _nearest(weight: Tensor, vectors: Tensor, k: int, measure: str, left_out: Tensor) -> Nearest:
+    """The `k` best rows for each vector but those in `left_out`; rows that are not finite come last, scored NaN."""
+    vectors = unit(vectors) if measure == "cosine" else vectors
+    last = torch.finfo(vectors.dtype).min
+    best = vectors.new_empty(len(vectors), 0)
+    ids = left_out.new_empty(len(vectors), 0)
+    block = max(1, ENTRIES // max(len(vectors), weight.shape[1]))
+    for start in range(0, len(weight), block):
+        rows = weight[start : start + block].to(vectors.dtype)
+        scores = vectors @ (unit(rows) if measure == "cosine" else rows).T
+        scores = scores.where(rows.isfinite().all(1), last)
+        numbers = torch.arange(start, start + len(rows), device=weight.device)
+        scores = scores.masked_fill((numbers == left_out[..., None]).any(1), -torch.inf)
+        best, ids = torch.cat([best, scores], 1), torch.cat([ids, numbers.expand(scores.shape)], 1)
+        best, place = best.topk(min(k, best.shape[1]))
+        ids = ids.gather(1, place)
+    return Nearest(ids, best.masked_fill(best == last, torch.nan))

@@ -11,8 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from locant.arguments import one_of
-from locant.embedding.nearest import Nearest, unit
-from locant.embedding.token import TokenEmbedding
+from locant.embedding.token import Nearest, TokenEmbedding, unit
 from locant.errors import InputError
 from locant.text import Tokenizer
 
@@ -118,19 +117,16 @@ def flat_map(vectors: Float[Tensor, "points width"], layout: str = "pca") -> Flo
     if len(vectors) < 3:
         raise InputError(f"got {len(vectors)} words for a map, expected at least 3", "more words")
     if layout == "umap":
-        return _umap(vectors)
+        try:
+            import umap  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            cause = "layout 'umap' needs umap-learn, which is not installed"
+            raise InputError(cause, "pip install umap-learn") from None
+        neighbours = min(15, len(vectors) - 1)
+        flat = umap.UMAP(n_components=2, metric="cosine", n_neighbors=neighbours, random_state=0, n_jobs=1)
+        return torch.as_tensor(flat.fit_transform(vectors.numpy()))
     centred = vectors - vectors.mean(0)
     _, _, directions = torch.linalg.svd(centred.double(), full_matrices=False)
     places = centred.double() @ directions[:2].T
     flip = places.gather(0, places.abs().argmax(0, keepdim=True)).sign()  # the farthest point is on the positive side
     return (places * flip).float()
-
-
-def _umap(vectors: Tensor) -> Tensor:
-    try:
-        import umap  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise InputError("layout 'umap' needs umap-learn, which is not installed", "pip install umap-learn") from None
-    neighbours = min(15, len(vectors) - 1)
-    made = umap.UMAP(n_components=2, metric="cosine", n_neighbors=neighbours, random_state=0, n_jobs=1)
-    return torch.as_tensor(made.fit_transform(vectors.numpy()))

@@ -21,7 +21,6 @@ from locant.figures.probe import draw_report
 from locant.figures.rotate import draw_by_class, draw_rotary, draw_rotated, draw_xpos, rotates
 from locant.figures.wavelengths import Wavelengths, draw_scaled, draw_wavelengths
 from locant.models import encoding_from_config, with_defaults
-from locant.models.probe.report import Report
 from locant.positions import (
     Convolutional,
     LearnedGrid,
@@ -36,6 +35,7 @@ from locant.positions.base import ModelShape
 from locant.positions.registry import find
 from locant.positions.rotary_by_class import RotaryByClass
 from locant.positions.scaling import Unscaled, scaling_by_name
+from locant.probing.report import Report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from locant.errors import InputError
 from locant.figures.canvas import LIGHT, Theme
-from locant.models.probe.report import BiasReport, Report, RotationReport
+from locant.probing.bias import BiasReport
+from locant.probing.report import Report, RotationReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

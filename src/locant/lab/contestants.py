@@ -11,12 +11,12 @@ from locant.errors import RangeError
 from locant.positions import PositionEncoding
 from locant.positions.base import ModelShape
 from locant.positions.registry import encodings, find
-from locant.positions.scaling import SCALINGS, scaling_by_name
+from locant.positions.scaling import EXTENDING, SCALINGS, DynamicNTK, scaling_by_name
 
 __all__ = ["EXTENSIONS", "Contestant"]
 
-EXTENSIONS = ("linear", "ntk", "yarn", "longrope", "llama3")
-"""The scalings that extend a context by a factor."""
+EXTENSIONS = tuple(name for name in EXTENDING if name != DynamicNTK.info.name)
+"""The scalings that extend a context by a factor, whatever the length of a sequence."""
 
 OPTIONS: dict[str, dict[str, float]] = {
     "learned": {"init_std": 1.0},  # as large as the decoder's scaled token rows, or it would have little effect

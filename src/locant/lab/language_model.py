@@ -30,7 +30,8 @@ from locant.checkpoints.swap.embedding_point import own_tables
 from locant.checkpoints.swap.weightless import Weightless
 from locant.errors import InputError, RangeError
 from locant.lab.tuning_state import random_numbers_kept
-from locant.models.config_values import HEADS, TRAINED, WIDTHS, integer
+from locant.models.config_values import HEADS, WIDTHS, integer
+from locant.models.rope_parameters import stated_trained_length
 
 __all__ = [
     "DTYPES", "AsDecoder", "Head", "at_once", "device_of", "fingerprint", "load_config", "load_model", "one_line",
@@ -207,8 +208,7 @@ def one_line(what: object, remedy: str = "a model in safetensors, as save_pretra
 
 def trained_length(config: Any) -> int:
     """How many tokens a model was trained with before it was stretched, as far as its configuration says."""
-    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    return integer(TRAINED, rope[TRAINED]) if rope.get(TRAINED) else stated_length(config)
+    return stated_trained_length(config.get_text_config().to_dict()) or stated_length(config)
 
 
 def stated_length(config: Any) -> int:

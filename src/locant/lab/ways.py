@@ -21,13 +21,12 @@ from locant.positions.encodings.rotary import Rotary
 from locant.positions.encodings.self_extend import SelfExtend
 from locant.positions.registry import encodings, find
 from locant.positions.rotary_by_class import RotaryByClass
-from locant.positions.scaling import SCALINGS
+from locant.positions.scaling import EXTENDING, SCALINGS
 
 __all__ = ["NUMBERED", "USUAL_FACTOR", "Way"]
 
 PLAIN = ("own", "exact", "nope")
 ALIASES = {"drope": "nope"}
-STRETCHES = ("linear", "ntk", "yarn", "dynamic", "longrope", "llama3")
 BY_CLASS: dict[str, Callable[[float, int, Rotary], RotaryByClass]] = {
     "self-extend": lambda group, trained, own: SelfExtend(own, int(group), max(1, trained // 4)),
     "rerope": lambda _, trained, own: ReRoPE(own, max(1, trained // 2)),
@@ -37,7 +36,7 @@ BY_CLASS: dict[str, Callable[[float, int, Rotary], RotaryByClass]] = {
 OF_ROTARY = (PositionEncoding, Rotary, SelfExtend, ReRoPE, DualChunk)
 """What has another name here."""
 
-NUMBERED = (*STRETCHES, "self-extend")
+NUMBERED = (*EXTENDING, "self-extend")
 USUAL_FACTOR = {"dynamic": 1.0, "self-extend": 8.0}
 
 
@@ -57,7 +56,7 @@ class Way:
         """The way of a name such as ``yarn:4``, ``drope`` or ``alibi``."""
         name, colon, factor = text.strip().lower().partition(":")
         name = ALIASES.get(name, name)
-        if name not in (*STRETCHES, *BY_CLASS):
+        if name not in (*EXTENDING, *BY_CLASS):
             one_of("with", name, cls.names())
         if name not in NUMBERED:
             if colon:
@@ -75,12 +74,12 @@ class Way:
     def names() -> tuple[str, ...]:
         """All of them; those of `NUMBERED` take a number behind a colon."""
         known = [name for name, kind in encodings().items() if kind not in OF_ROTARY]
-        return (*PLAIN, *STRETCHES, *BY_CLASS, *known)
+        return (*PLAIN, *EXTENDING, *BY_CLASS, *known)
 
     @property
     def stretches(self) -> bool:
         """Whether it is a scaling of the model's own encoding."""
-        return self.name in STRETCHES
+        return self.name in EXTENDING
 
     @property
     def is_of_rotary(self) -> bool:
@@ -112,7 +111,7 @@ class Way:
             return BY_CLASS[self.name](self.factor or 1.0, trained, self._own(model, layer_type))
         if self.factor is not None:
             rotary = self._own(model, layer_type)
-            scaling = SCALINGS[self.name](self.factor, trained, rotary.rotary_dim, rotary.base)
+            scaling = SCALINGS[self.name].by_factor(self.factor, trained, rotary.rotary_dim, rotary.base)
             return rotary.alike(scaling=scaling, seq_len=None)
         config = model.config.get_text_config()
         if not hasattr(config, "num_attention_heads"):

@@ -1,7 +1,7 @@
 """Published models: how their configurations describe positions, one row per architecture.
 
-To read another architecture, add a row to its family (`llama`, `qwen`, `gemma`, `phi`, `deepseek`, `gpt`, `bert`, `t5`,
-`alibi`): an `Architecture` under its ``model_type``, with the keys that differ from Llama's. From outside of this
+To read another architecture, add a row to its family (`llama`, `gemma`, `phi`, `deepseek`, `gpt`, `bert`,
+`biases`, ...): an `Architecture` under its ``model_type``, with the keys that differ from Llama's. From outside of this
 package, `register_architecture` does the same. `Rotary.from_config`, `encoding_from_config`, `convert_layout`,
 `InputEmbedding.from_pretrained`, ``locant explain`` and ``locant extend`` read from the rows alone.
 """
@@ -12,11 +12,11 @@ from locant.models.architecture import RotaryKeys as RotaryKeys
 from locant.models.config_values import required as required
 from locant.models.encodings import encoding_from_config as encoding_from_config
 from locant.models.encodings import layer_types as layer_types
-from locant.models.input_tables import InputTables as InputTables
-from locant.models.probe.report import BiasReport as BiasReport
-from locant.models.probe.report import Report as Report
-from locant.models.probe.report import RotationReport as RotationReport
-from locant.models.projections import group_by_group as group_by_group
-from locant.models.projections import one_after_another as one_after_another
 from locant.models.registry import register_architecture as register_architecture
 from locant.models.registry import with_defaults as with_defaults
+from locant.models.weights import InputTables as InputTables
+from locant.models.weights import group_by_group as group_by_group
+from locant.models.weights import one_after_another as one_after_another
+from locant.probing.bias import BiasReport as BiasReport
+from locant.probing.report import Report as Report
+from locant.probing.report import RotationReport as RotationReport

@@ -7,7 +7,7 @@ were read off the code of `transformers`, which ``tests/models/`` runs to compar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -16,12 +16,11 @@ from locant.arguments import Real, shown
 from locant.errors import InputError, RangeError
 from locant.kernels.rotary import Layout
 from locant.models.config_values import Config, missing
-from locant.models.input_tables import InputTables
-from locant.models.projections import RowOrder
+from locant.models.weights import InputTables, RowOrder
 from locant.positions.base import PositionEncoding
 from locant.positions.pair_table import Pairs
 
-__all__ = ["UNKNOWN", "Architecture", "LayerKind", "PairsOf", "RotaryKeys", "standard"]
+__all__ = ["SHARE", "UNKNOWN", "WHOLE", "Architecture", "LayerKind", "PairsOf", "RotaryKeys", "rotary_row"]
 
 PairsOf = Callable[[Config, Config, int], Pairs]
 
@@ -54,23 +53,21 @@ class RotaryKeys:
         fixed_base: a base that is written into the modeling code; such a model has no key for it.
         share_keys: keys outside the dictionary of rope parameters for how much of a head is rotated; none: the
             modeling code rotates the whole head, whatever the configuration holds.
-        share_required: whether one of them has to be there: the default of the class is not the whole head.
+        share_required: whether one of them has to be there though the class has no default for it.
         head_dim_key: the width of a head; ``"qk_rope_head_dim"`` in multi-head latent attention: of its rotated part.
-        head_dim_required: whether it has to be there: the default of the class is no share of the width.
         full_head_dim_key: the width of a head in layers of full attention, where it differs.
-        scaling_required: whether rope parameters have to be there: the default of the class is a scaling.
         rope_types: older names of rope types.
         weighted_longrope: whether its LongRoPE reads ``short_mscale`` and ``long_mscale`` for the attention factor.
         per_layer: whether the modeling code takes a dictionary of rope parameters per layer type.
         layer_kinds: the layer types, and the keys of configurations without such dictionaries.
-        sections_required: whether the model has several position axes.
         interleave_key: whether ``rope_interleave`` decides the layout.
         ntk_alpha: whether ``alpha`` beside the type ``dynamic`` makes a larger base, once for all lengths.
         pairs: makes the table of pairs, where they are more than a layout: from the configuration, the rope
             parameters of these layers and how many dimensions are rotated.
         temperature_key: how fast queries grow with their position, in the rope parameters, where the trained length is
             their step.
-        default_sections: pairs per position axis that the modeling code takes without ``mrope_section``.
+        default_sections: pairs per position axis that the modeling code takes without ``mrope_section``; ``None``: it
+            has one axis.
         head_dim_of: makes the width of a head, where no key has it.
         layout_doubt: why published weights may have another layout than the code of `transformers`; a warning says it.
         not_converted: why the rows of its weights cannot be brought into another layout.
@@ -86,14 +83,11 @@ class RotaryKeys:
     share_keys: tuple[str, ...] = ()
     share_required: bool = False
     head_dim_key: str = "head_dim"
-    head_dim_required: bool = False
     full_head_dim_key: str | None = None
-    scaling_required: bool = False
     rope_types: Mapping[str, str] = field(default_factory=dict[str, str])
     weighted_longrope: bool = False
     per_layer: bool = False
     layer_kinds: Mapping[str, LayerKind] = field(default_factory=dict[str, LayerKind])
-    sections_required: bool = False
     interleave_key: bool = False
     ntk_alpha: bool = False
     pairs: PairsOf | None = None
@@ -159,7 +153,7 @@ class Architecture:
             ``{"qkv_proj": one_after_another}``.
         key_heads: the number of key/value heads, from the configuration and the number of query heads; where it gives
             ``None`` or is left out, ``num_key_value_heads`` has it.
-        warnings: each takes the configuration and the encoding, and gives a sentence where something is easily missed.
+        warnings: sentences on what is easily missed, or functions of the configuration and the encoding that give one.
         presets: configurations of published models by name, without their ``model_type``: the keys that matter here.
         extend_methods: the only methods of `extend` that its code takes; ``None``: all.
         vllm: whether vLLM has a model for it.
@@ -175,7 +169,7 @@ class Architecture:
     inputs: InputTables = field(default_factory=InputTables)
     projections: Mapping[str, RowOrder] = field(default_factory=dict[str, RowOrder])
     key_heads: Callable[[Config, int], int | None] | None = None
-    warnings: tuple[Callable[[Config, PositionEncoding], str | None], ...] = ()
+    warnings: tuple[str | Callable[[Config, PositionEncoding], str | None], ...] = ()
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     extend_methods: tuple[str, ...] | None = None
     vllm: bool = False
@@ -189,6 +183,23 @@ class Architecture:
     def rotary_keys(self) -> RotaryKeys:
         """Those of `rotary`; for an architecture without rotary positions, those of one that is not known."""
         return self.rotary or UNKNOWN
+
+    @property
+    def head_dim_required(self) -> bool:
+        """Whether the width of a head has to be there: that of the class is no share of the model's width."""
+        key = self.rotary_keys.head_dim_key
+        return key in self.defaults or key != "head_dim"
+
+    @property
+    def share_required(self) -> bool:
+        """Whether the rotated share of a head has to be there: that of the class is not the whole head."""
+        keys = self.rotary_keys
+        return keys.share_required or any(key in self.defaults for key in keys.share_keys)
+
+    @property
+    def scaling_required(self) -> bool:
+        """Whether rope parameters have to be there: those of the class, for all layers, are a scaling."""
+        return "rope_parameters" in self.defaults and not self.rotary_keys.per_layer
 
     def lacks(self, key: str, config: Config, meaning: str = "") -> InputError:
         """The error for a configuration without this key; its remedy is the default of the class, where it has one."""
@@ -216,9 +227,30 @@ def _kinds(row: type, name: str) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
-def standard(base: float, max_seq_len: int, **others: Any) -> dict[str, Any]:
-    """`Architecture.defaults` of a base and a longest sequence."""
-    return {"rope_theta": base, "max_position_embeddings": max_seq_len, **others}
+WHOLE = RotaryKeys()
+"""Llama's."""
+
+SHARE = ("partial_rotary_factor",)
+
+
+def rotary_row(
+    base: Real | None = None,
+    max_seq_len: int | None = None,
+    head_dim: int | None = None,
+    share: float | None = None,
+    *,
+    keys: RotaryKeys = WHOLE,
+    **row: Any,
+) -> Architecture:
+    """An architecture with rotary positions, by what its class takes where a key is missing.
+
+    With a `share`, that much of a head is rotated, and ``partial_rotary_factor`` is read. `row` are other fields of
+    `Architecture`; its ``defaults`` are added to these.
+    """
+    sizes = {"rope_theta": base, "max_position_embeddings": max_seq_len, "head_dim": head_dim, SHARE[0]: share}
+    defaults = {key: value for key, value in sizes.items() if value is not None} | row.pop("defaults", {})
+    keys = keys if share is None or keys.share_keys else replace(keys, share_keys=SHARE)
+    return Architecture(rotary=keys, defaults=defaults, **row)
 
 
 UNKNOWN = RotaryKeys(layout=None, share_keys=("partial_rotary_factor", "rotary_pct", "rotary_dim"), per_layer=True)

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 
 from locant.arguments import shown
 from locant.errors import InputError
-from locant.models.architecture import Architecture, RotaryKeys, standard
+from locant.models.architecture import SHARE, Architecture, RotaryKeys, rotary_row
 from locant.models.config_values import Config, number
-from locant.models.like_llama import part_of_head, whole_head
 from locant.positions.base import PositionEncoding
 from locant.positions.pair_table import Pairs
 
@@ -39,81 +38,59 @@ def _of_seconds(config: Config, rope: Config, rotary_dim: int) -> Pairs:
     )
 
 
-def _embedded(config: Config, encoding: PositionEncoding) -> str:
-    return (
-        "features of sound are rotated before they enter the model, as one head: a position is (frame x window, "
-        "frame x place in the window), with frames of 4 x audio_frame_step seconds"
-    )
-
-
+EMBEDDED = (
+    "features of sound are rotated before they enter the model, as one head: a position is (frame x window, "
+    "frame x place in the window), with frames of 4 x audio_frame_step seconds"
+)
 CONFORMER = RotaryKeys(base_key="rotary_embedding_base")
+PART = RotaryKeys(share_keys=SHARE)
+INTERLEAVED = RotaryKeys(layout="interleaved")
+LLAMA_3 = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, "low_freq_factor": 0.125, "high_freq_factor": 0.5,
+    "original_max_position_embeddings": 1024,
+}  # fmt: skip
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "dia_decoder": whole_head(1e4, 3072, 128),
-    "dia_encoder": whole_head(1e4, 1024, 128),
-    "dots3_note_audio_encoder": part_of_head(1e4, 6000, 0.5),
-    "glmasr_encoder": part_of_head(1e4, 1500, 0.5),
-    "gradium_phonon_tts": whole_head(1e4, 8192, 64),
-    "higgs_audio_v2": Architecture(
-        rotary=RotaryKeys(scaling_required=True, head_dim_required=True),
-        defaults={
-            "head_dim": 128,
-            "max_position_embeddings": 2048,
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 5e5,
-                "factor": 32.0,
-                "low_freq_factor": 0.125,
-                "high_freq_factor": 0.5,
-                "original_max_position_embeddings": 1024,
-            },
-        },
+    "dia_decoder": rotary_row(1e4, 3072, 128),
+    "dia_encoder": rotary_row(1e4, 1024, 128),
+    "dots3_note_audio_encoder": rotary_row(1e4, 6000, None, 0.5),
+    "glmasr_encoder": rotary_row(1e4, 1500, None, 0.5),
+    "gradium_phonon_tts": rotary_row(1e4, 8192, 64),
+    "higgs_audio_v2": rotary_row(
+        defaults={"head_dim": 128, "max_position_embeddings": 2048, "rope_parameters": LLAMA_3}
     ),
-    "kyutai_speech_to_text": whole_head(1e4, 750),
-    "lasr_encoder": whole_head(1e4, 10000),
-    "mimi": whole_head(1e4, 8000),
-    "moonshine": Architecture(
-        rotary=RotaryKeys(layout="interleaved", share_keys=("partial_rotary_factor",), share_required=True),
-        attribute_map={"num_attention_heads": "encoder_num_attention_heads"},
-        defaults=standard(1e4, 512, partial_rotary_factor=0.9),
+    "kyutai_speech_to_text": rotary_row(1e4, 750),
+    "lasr_encoder": rotary_row(1e4, 10000),
+    **dict.fromkeys(("mimi", "pocket_tts_audio_tokenizer", "Qwen3OmniMoeCode2WavConfig"), rotary_row(1e4, 8000)),
+    "moonshine": rotary_row(
+        1e4, 512, None, 0.9, keys=INTERLEAVED, attribute_map={"num_attention_heads": "encoder_num_attention_heads"},
     ),
-    "musicflamingo": Architecture(
-        rotary=RotaryKeys(
-            pairs=_of_seconds,
-            not_converted="which rotates no queries and keys",
-            share_keys=("partial_rotary_factor",),
-            share_required=True,
-        ),
-        defaults=standard(1200.0, 1200, head_dim=1280, partial_rotary_factor=0.2),
-        warnings=(_embedded,),
+    "musicflamingo": rotary_row(
+        1200.0, 1200, 1280, 0.2, keys=RotaryKeys(pairs=_of_seconds, not_converted="which rotates no queries and keys"),
+        warnings=(EMBEDDED,),
     ),
     **dict.fromkeys(
-        ("moonshine_streaming", "moonshine_streaming_encoder"), part_of_head(1e4, 4096, 0.8, interleaved=True)
+        ("moonshine_streaming", "moonshine_streaming_encoder"), rotary_row(1e4, 4096, None, 0.8, keys=INTERLEAVED)
     ),
-    "moshi": whole_head(1e4, 3000),
-    "nemotron3_5_transcribe_asr_audio": part_of_head(1e4, 5000, 0.5),
-    "nemotron3_diarization_audio": part_of_head(1e4, 5000, None),
-    "neucodec": whole_head(1e4, 4096, 64),
+    "moshi": rotary_row(1e4, 3000),
+    "nemotron3_5_transcribe_asr_audio": rotary_row(1e4, 5000, None, 0.5),
+    "nemotron3_diarization_audio": rotary_row(1e4, 5000, keys=PART),
+    **dict.fromkeys(("neucodec", "xcodec2"), rotary_row(1e4, 4096, 64)),
     **dict.fromkeys(
         ("pe_audio_encoder", "pe_audio_video_encoder", "pe_video_encoder"),
-        whole_head(2e4, 10000, 128, interleaved=True),
+        rotary_row(2e4, 10000, 128, keys=INTERLEAVED),
     ),
-    "pocket_tts": whole_head(1e4, 8192),
-    "pocket_tts_audio_tokenizer": whole_head(1e4, 8000),
-    "qwen3_omni_moe_talker_code_predictor": whole_head(1e4, 32768, 128),
-    "Qwen3OmniMoeCode2WavConfig": whole_head(1e4, 8000),
+    "pocket_tts": rotary_row(1e4, 8192),
+    "qwen3_omni_moe_talker_code_predictor": rotary_row(1e4, 32768, 128),
     "seamless_m4t": Architecture(
-        rotary=CONFORMER,
-        encoding=_conformer,
-        attribute_map={"num_attention_heads": "speech_encoder_attention_heads"},
+        rotary=CONFORMER, encoding=_conformer, attribute_map={"num_attention_heads": "speech_encoder_attention_heads"},
         defaults={"rotary_embedding_base": 10000.0},
     ),
-    "timesfm2_5": whole_head(1e4, 16384, 80),
-    "voxtral_realtime_encoder": whole_head(1e4, 1500, 64),
-    "voxtral_realtime_text": whole_head(1e4, 131072),
-    "xcodec2": whole_head(1e4, 4096, 64),
+    "timesfm2_5": rotary_row(1e4, 16384, 80),
+    "voxtral_realtime_encoder": rotary_row(1e4, 1500, 64),
+    "voxtral_realtime_text": rotary_row(1e4, 131072),
     **dict.fromkeys(
         ("wav2vec2-bert", "wav2vec2-conformer"),
         Architecture(rotary=CONFORMER, encoding=_conformer, defaults={"rotary_embedding_base": 10000.0}),
     ),
-}
+}  # fmt: skip

@@ -7,12 +7,10 @@ from dataclasses import replace
 
 from locant.arguments import shown
 from locant.errors import InputError
-from locant.models.architecture import Architecture, LayerKind, RotaryKeys, standard
+from locant.models.architecture import Architecture, LayerKind, RotaryKeys, rotary_row
 from locant.models.config_values import HEADS, LENGTHS, WIDTHS, Config, flag, integer, missing, required, width_per_head
 from locant.models.gpt import learned_table, table_width
-from locant.models.input_tables import InputTables
-from locant.models.like_llama import whole_head
-from locant.models.projections import one_after_another
+from locant.models.weights import InputTables, one_after_another
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.deberta import Deberta
 from locant.positions.encodings.learned import Learned
@@ -107,14 +105,6 @@ def _scale_of_deberta(config: Config, encoding: PositionEncoding) -> str | None:
     return f"content and positions share one scale: attend with scale={encoding.scale:.6g}, and causal=False"
 
 
-MODERN_BERT = RotaryKeys(
-    per_layer=True,
-    layer_kinds={
-        "full_attention": LayerKind(base_key="global_rope_theta"),
-        "sliding_attention": LayerKind(base_key="local_rope_theta"),
-    },
-)
-
 BERT_TABLES = InputTables(
     tokens="embeddings.word_embeddings",
     positions="embeddings.position_embeddings",
@@ -128,12 +118,22 @@ DISTILBERT_TABLES = replace(
 )
 
 WITHOUT_POSITIONS = replace(BERT_TABLES, positions=None)
-MODERN_BERT_TABLES = InputTables(
-    tokens="embeddings.tok_embeddings",
-    norm="embeddings.norm",
-    norm_eps="norm_eps",
-    norm_bias_key="norm_bias",
-    dropout_key="embedding_dropout",
+MODERN_BERT = Architecture(
+    rotary=RotaryKeys(
+        per_layer=True,
+        layer_kinds={
+            "full_attention": LayerKind(base_key="global_rope_theta"),
+            "sliding_attention": LayerKind(base_key="local_rope_theta"),
+        },
+    ),
+    defaults={"global_rope_theta": 160_000.0, "local_rope_theta": 10_000.0, "max_position_embeddings": 8192},
+    inputs=InputTables(
+        tokens="embeddings.tok_embeddings",
+        norm="embeddings.norm",
+        norm_eps="norm_eps",
+        norm_bias_key="norm_bias",
+        dropout_key="embedding_dropout",
+    ),
 )
 
 BERT_BASE = {
@@ -149,10 +149,10 @@ DEBERTA_V3_BASE = {
     "norm_rel_ebd": "layer_norm",
 }  # fmt: skip
 
-ESM = Architecture(
-    rotary=RotaryKeys(),
+ESM = rotary_row(
+    1e4,
+    1026,
     encoding=_esm,
-    defaults=standard(1e4, 1026),
     inputs=replace(BERT_TABLES, why_not="rows are scaled by the share of masked tokens, and zero at padding"),
 )
 BERT = Architecture(
@@ -172,39 +172,26 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "xlm-roberta": replace(ROBERTA, vllm=True),
     "camembert": ROBERTA,
     "deberta-v2": Architecture(
-        encoding=_deberta,
-        defaults={"max_position_embeddings": 512},
+        encoding=_deberta, defaults={"max_position_embeddings": 512},
         inputs=replace(BERT_TABLES, why_not="rows at padding are zero, and a matrix may widen the sum"),
-        warnings=(_scale_of_deberta,),
-        presets={"deberta-v3-base": DEBERTA_V3_BASE},
+        warnings=(_scale_of_deberta,), presets={"deberta-v3-base": DEBERTA_V3_BASE},
     ),
     "esm": ESM,
     "SaProtConfig": ESM,
-    "esmc": whole_head(1e4, 2048),
-    "eurobert": whole_head(1e4, 8192),
-    "gte": replace(whole_head(1.6e5, 8192), inputs=WITHOUT_POSITIONS),
-    "jina_embeddings_v3": replace(whole_head(2e4, 8194), inputs=replace(WITHOUT_POSITIONS, norm="emb_ln")),
-    "nomic_bert": replace(whole_head(1e3, 2048), inputs=replace(WITHOUT_POSITIONS, norm="emb_ln")),
-    "ultrabert": Architecture(
-        rotary=RotaryKeys(per_layer=True),
+    "esmc": rotary_row(1e4, 2048),
+    "eurobert": rotary_row(1e4, 8192),
+    "gte": rotary_row(1.6e5, 8192, inputs=WITHOUT_POSITIONS),
+    "jina_embeddings_v3": rotary_row(2e4, 8194, inputs=replace(WITHOUT_POSITIONS, norm="emb_ln")),
+    "nomic_bert": rotary_row(1e3, 2048, inputs=replace(WITHOUT_POSITIONS, norm="emb_ln")),
+    "ultrabert": rotary_row(
+        None, 32768, keys=RotaryKeys(per_layer=True),
         defaults={
-            "max_position_embeddings": 32768,
             "rope_parameters": {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
                 "full_attention": {"rope_type": "default", "rope_theta": 2.56e6},
-            },
+            }
         },
     ),
-    "modernbert-decoder": Architecture(
-        rotary=MODERN_BERT,
-        defaults={"global_rope_theta": 160_000.0, "local_rope_theta": 10_000.0, "max_position_embeddings": 8192},
-        inputs=MODERN_BERT_TABLES,
-    ),
-    "modernbert": Architecture(
-        rotary=MODERN_BERT,
-        defaults={"global_rope_theta": 160_000.0, "local_rope_theta": 10_000.0, "max_position_embeddings": 8192},
-        inputs=MODERN_BERT_TABLES,
-        projections={"Wqkv": one_after_another},
-        vllm=True,
-    ),
-}
+    "modernbert-decoder": MODERN_BERT,
+    "modernbert": replace(MODERN_BERT, projections={"Wqkv": one_after_another}, vllm=True),
+}  # fmt: skip

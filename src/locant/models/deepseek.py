@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from locant.models.architecture import Architecture, LayerKind, RotaryKeys, standard
-from locant.models.config_values import Config, required
-from locant.models.input_tables import InputTables
-from locant.models.projections import HeadRows, HeadShape, query_rows
-from locant.models.rotated_layers import listed_layers, none_without
+from locant.models.architecture import SHARE, Architecture, LayerKind, RotaryKeys, rotary_row
+from locant.models.config_values import TRAINED, Config, required
+from locant.models.layered import listed_layers, none_without
+from locant.models.weights import HeadRows, HeadShape, InputTables, query_rows
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.pair_table import Pairs
@@ -57,28 +56,11 @@ DEEPSEEK_V3 = {
     },
 }  # fmt: skip
 
-V2 = Architecture(
-    rotary=RotaryKeys(layout="interleaved", head_dim_key="qk_rope_head_dim"),
-    defaults=standard(1e4, 2048, qk_rope_head_dim=64),
-    projections={"q_b_proj": lambda shape: (query_rows(shape),), "kv_a_proj_with_mqa": _latent_keys},
-    warnings=(_latent_attention, _scale_of_scores),
-    vllm=True,
-)
-V3 = replace(
-    V2,
-    rotary=RotaryKeys(layout="interleaved", head_dim_key="qk_rope_head_dim", interleave_key=True),
-    defaults=standard(1e4, 4096, qk_rope_head_dim=64),
-)
-
 BETA = "llama_4_scaling_beta"
 MISTRAL_OTHERS = (BETA, "max_position_embeddings")
 MISTRAL_YARN = {
     "rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, BETA: 0.1,
 }  # fmt: skip
-
-
-def _learned_frequencies(config: Config, encoding: PositionEncoding) -> str:
-    return "a checkpoint's rotary_emb.alpha is learned: each inverse frequency is multiplied by e ** alpha, 1 before"
 
 
 def _trailing(config: Config, rope: Config, rotary_dim: int) -> Pairs:
@@ -88,144 +70,112 @@ def _trailing(config: Config, rope: Config, rotary_dim: int) -> Pairs:
     return Pairs(dims=dims)
 
 
-def _rotated_back(config: Config, encoding: PositionEncoding) -> str:
-    return "the key is the value, and the output of attention is rotated back by the position of its query"
-
-
 def _growing_queries(config: Config, encoding: PositionEncoding) -> str | None:
     if not isinstance(encoding, Rotary) or encoding.temperature is None:
         return None
     return "the temperature multiplies whole queries: encoding.temperature.grown(q, positions) for what is not rotated"
 
 
-def _latent(base: float, max_seq_len: int | None, width: int = 64, **keys: Any) -> Architecture:
-    """Multi-head latent attention whose weights have names and an order that are not known here."""
-    rotary = replace(RotaryKeys(layout="interleaved", head_dim_key="qk_rope_head_dim"), **keys)
-    sizes = {"rope_theta": base, "max_position_embeddings": max_seq_len, "qk_rope_head_dim": width}
-    defaults = {key: value for key, value in sizes.items() if value is not None}
-    return Architecture(rotary=rotary, defaults=defaults, warnings=(_latent_attention, _scale_of_scores))
+ROTATED_BACK = "the key is the value, and the output of attention is rotated back by the position of its query"
+LEARNED_FREQUENCIES = (
+    "a checkpoint's rotary_emb.alpha is learned: each inverse frequency is multiplied by e ** alpha, 1 before"
+)
+LATENT = RotaryKeys(layout="interleaved", head_dim_key="qk_rope_head_dim")
+EITHER_LAYOUT = replace(LATENT, interleave_key=True)
+OF_DEEPSEEK: Mapping[str, Any] = {
+    "projections": {"q_b_proj": lambda shape: (query_rows(shape),), "kv_a_proj_with_mqa": _latent_keys},
+    "vllm": True,
+}
+"""The names of the weights, which are not known of others with latent attention."""
 
+
+def _latent(
+    base: float, max_seq_len: int | None, width: int = 64, keys: RotaryKeys = LATENT, **row: Any
+) -> Architecture:
+    """Multi-head latent attention, of which so many dimensions of a head are rotated."""
+    warnings, defaults = (_latent_attention, _scale_of_scores), {"qk_rope_head_dim": width}
+    return rotary_row(base, max_seq_len, keys=keys, defaults=defaults, warnings=warnings, **row)
+
+
+def _shares(share: float, **bases: float) -> dict[str, Any]:
+    """Rope parameters of layer types with a base each."""
+    return {name: {"rope_type": "default", "rope_theta": base, SHARE[0]: share} for name, base in bases.items()}
+
+
+V3 = _latent(1e4, 4096, keys=EITHER_LAYOUT, **OF_DEEPSEEK)
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "deepseek_v2": V2,
+    "deepseek_v2": _latent(1e4, 2048, **OF_DEEPSEEK),
     "deepseek_v3": replace(V3, presets={"deepseek-v3": DEEPSEEK_V3}),
     "kimi_k2": replace(V3, defaults={}),
-    "axk1": _latent(1e4, 32768, interleave_key=True),
+    "axk1": _latent(1e4, 32768, keys=EITHER_LAYOUT),
     "axk2": _latent(1e4, 131072, 32),
     "bailing_hybrid": _latent(6e6, None),
     "deepseek_v32": _latent(1e4, 163840),
-    "dots3_note_text": Architecture(
-        rotary=RotaryKeys(
-            layout="interleaved",
-            head_dim_key="qk_rope_head_dim",
-            per_layer=True,
-            share_keys=("partial_rotary_factor",),
-        ),
+    "dots3_note_text": rotary_row(
+        keys=replace(LATENT, per_layer=True, share_keys=SHARE),
         defaults={
-            "head_dim": 256,
-            "qk_rope_head_dim": 64,
-            "max_position_embeddings": 524288,
-            "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 5e4, "partial_rotary_factor": 0.25},
-                "indexed_attention": {"rope_type": "default", "rope_theta": 8e7, "partial_rotary_factor": 0.25},
-            },
+            "head_dim": 256, "qk_rope_head_dim": 64, "max_position_embeddings": 524288,
+            "rope_parameters": _shares(0.25, sliding_attention=5e4, indexed_attention=8e7),
         },
         warnings=(_latent_attention,),
     ),
-    "deepseek_v4": Architecture(
-        rotary=RotaryKeys(
-            layout="interleaved",
-            pairs=_trailing,
-            not_converted="which rotates the last dimensions of its one key, and values with it",
-            per_layer=True,
+    "deepseek_v4": rotary_row(
+        keys=RotaryKeys(
+            layout="interleaved", pairs=_trailing,
+            not_converted="which rotates the last dimensions of its one key, and values with it", per_layer=True,
             layer_kinds={
-                "main": LayerKind(base_key="rope_theta"),
-                "compress": LayerKind(base_key="compress_rope_theta"),
+                "main": LayerKind(base_key="rope_theta"), "compress": LayerKind(base_key="compress_rope_theta"),
             },
-            share_keys=("partial_rotary_factor",),
-            head_dim_required=True,
-            other_keys=("qk_rope_head_dim",),
+            share_keys=SHARE, other_keys=("qk_rope_head_dim",),
         ),
         inputs=InputTables(tokens="embed"),
         defaults={
-            "head_dim": 512,
-            "max_position_embeddings": 1048576,
-            "rope_parameters": {
-                "main": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.125},
-                "compress": {"rope_type": "default", "rope_theta": 1.6e5, "partial_rotary_factor": 0.125},
-            },
+            "head_dim": 512, "max_position_embeddings": 1048576,
+            "rope_parameters": _shares(0.125, main=1e4, compress=1.6e5),
         },
-        warnings=(_rotated_back,),
+        warnings=(ROTATED_BACK,),
     ),
-    "glm4_moe_lite": _latent(1e4, 202752, interleave_key=True),
+    "glm4_moe_lite": _latent(1e4, 202752, keys=EITHER_LAYOUT),
     "glm_moe_dsa": _latent(1e4, 202752),
     "hy_v4": _latent(
-        1e4,
-        262144,
-        layout="half",
-        layout_doubt="hy_v4 pairs dimensions as 'half' in transformers, but users report that its published weights "
-        "are 'interleaved' (loss 5.02 as half, 1.86 as interleaved): compare both on your own text, and pass "
-        "layout=... with the better one",
+        1e4, 262144,
+        keys=replace(
+            LATENT, layout="half",
+            layout_doubt="hy_v4 pairs dimensions as 'half' in transformers, but users report that its published "
+            "weights are 'interleaved' (loss 5.02 as half, 1.86 as interleaved): compare both on your own text, and "
+            "pass layout=... with the better one",
+        ),
     ),
     "longcat_flash": _latent(1e7, 131072),
-    "ministral3": Architecture(
-        rotary=RotaryKeys(
-            head_dim_required=True, scaling_required=True, temperature_key=BETA, other_keys=MISTRAL_OTHERS
-        ),
+    "ministral3": rotary_row(
+        keys=RotaryKeys(temperature_key=BETA, other_keys=MISTRAL_OTHERS),
         defaults={
-            "head_dim": 128,
-            "max_position_embeddings": 262144,
-            "rope_parameters": {
-                **MISTRAL_YARN,
-                "rope_theta": 1e6,
-                "factor": 16.0,
-                "original_max_position_embeddings": 16384,
-            },
+            "head_dim": 128, "max_position_embeddings": 262144,
+            "rope_parameters": {**MISTRAL_YARN, "rope_theta": 1e6, "factor": 16.0, TRAINED: 16384},
         },
     ),
-    "mistral4": Architecture(
-        rotary=RotaryKeys(
-            layout="interleaved",
-            head_dim_key="qk_rope_head_dim",
-            interleave_key=True,
-            share_keys=("partial_rotary_factor",),
-            scaling_required=True,
-            temperature_key=BETA,
-            other_keys=MISTRAL_OTHERS,
-        ),
+    "mistral4": rotary_row(
+        keys=replace(EITHER_LAYOUT, share_keys=SHARE, temperature_key=BETA, other_keys=MISTRAL_OTHERS),
         defaults={
-            "head_dim": 128,
-            "qk_rope_head_dim": 64,
-            "max_position_embeddings": 1048576,
+            "head_dim": 128, "qk_rope_head_dim": 64, "max_position_embeddings": 1048576,
             "rope_parameters": {
-                **MISTRAL_YARN,
-                "rope_theta": 1e4,
-                "factor": 128.0,
-                "original_max_position_embeddings": 8192,
-                "partial_rotary_factor": 0.5,
+                **MISTRAL_YARN, "rope_theta": 1e4, "factor": 128.0, TRAINED: 8192, "partial_rotary_factor": 0.5,
             },
         },
         warnings=(_latent_attention, _scale_of_scores, _growing_queries),
     ),
-    "mistral_large4_text": Architecture(
-        rotary=RotaryKeys(layout="interleaved", head_dim_key="qk_rope_head_dim", scaling_required=True),
-        encoding=none_without,
-        layer_types=listed_layers(),
+    "mistral_large4_text": rotary_row(
+        keys=LATENT, encoding=none_without, layer_types=listed_layers(),
         defaults={
-            "qk_rope_head_dim": 64,
-            "max_position_embeddings": 1048576,
+            "qk_rope_head_dim": 64, "max_position_embeddings": 1048576,
             "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 1e4,
-                "factor": 2048.0,
-                "original_max_position_embeddings": 512,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "attention_factor": 1.0,
+                "rope_type": "yarn", "rope_theta": 1e4, "factor": 2048.0, TRAINED: 512, "beta_fast": 32.0,
+                "beta_slow": 1.0, "attention_factor": 1.0,
             },
         },
-        warnings=(_latent_attention, _learned_frequencies),
+        warnings=(_latent_attention, LEARNED_FREQUENCIES),
     ),
-    "minicpm3": replace(_latent(1e4, 32768, 32, layout="half"), inputs=InputTables(scale_key="scale_emb")),
-    "youtu": _latent(1e4, 131072, interleave_key=True),
-}
+    "minicpm3": _latent(1e4, 32768, 32, replace(LATENT, layout="half"), inputs=InputTables(scale_key="scale_emb")),
+    "youtu": _latent(1e4, 131072, keys=EITHER_LAYOUT),
+}  # fmt: skip

@@ -11,9 +11,8 @@ from locant.errors import InputError, LocantError
 from locant.kernels.rotary import Layout
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import Config, layer_types_in
-from locant.models.probe.architecture import is_measurable, measured_rotary
 from locant.models.registry import read, read_known, with_defaults
-from locant.models.rope_layers import ropes_by_layer
+from locant.models.rope_parameters import ropes_by_layer
 from locant.models.rotary_config import read_rotary, second_members
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
@@ -78,6 +77,8 @@ def _encoding(
     if other is not None:
         return other
     if architecture.rotary is UNKNOWN and layout is None:
+        from locant.probing.probe import measured_rotary
+
         return measured_rotary(config, layer_type).alike(angles=angles)
     of_ropes = chosen if architecture.layer_types is None else None  # others share one dictionary of rope parameters
     options: dict[str, Any] = {"layer_type": of_ropes, "layout": layout}
@@ -99,6 +100,7 @@ def rotary_from_config(
     cls: type[Rotary], config: Config | object, *, layer_type: str | None, angles: AngleMode, layout: Layout | None
 ) -> Rotary:
     """What `Rotary.from_config` gives: by the row of the architecture, else by measurement, else by its layout."""
+    from locant.probing.probe import is_measurable, measured_rotary
 
     def made(stated: Config | object) -> Rotary:
         values, architecture = read(stated)
@@ -151,6 +153,8 @@ def _reads(make: Callable[[Config | object], object], config: Config) -> bool:
 
 def read_measurable(config: Config | object) -> tuple[dict[str, Any], Architecture]:
     """A configuration and its row, which may be none where an installed `transformers` has what can be measured."""
+    from locant.probing.probe import is_measurable
+
     values, architecture = read(config)
     return (values, architecture) if architecture.rotary is UNKNOWN and is_measurable(config) else read_known(config)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from locant.models.architecture import Architecture, LayerKind, RotaryKeys, standard
+from locant.models.architecture import SHARE, Architecture, LayerKind, RotaryKeys, rotary_row
 from locant.models.config_values import WIDTHS, Config, required
-from locant.models.input_tables import InputTables
-from locant.models.like_llama import part_of_head, whole_head
+from locant.models.weights import InputTables
 
 __all__ = ["ARCHITECTURES"]
 
@@ -20,18 +20,15 @@ def _rounded_to_8_bits(config: Config) -> float:
     return math.ldexp(round(mantissa * 2**8), exponent - 8)
 
 
-SHARE = ("partial_rotary_factor",)
 SCALED = InputTables(scale="sqrt_d_model_rounded")
-GEMMA = RotaryKeys(head_dim_required=True)
 GEMMA_3 = RotaryKeys(
-    head_dim_required=True,
     per_layer=True,
     layer_kinds={
         "full_attention": LayerKind(base_key="rope_theta"),
         "sliding_attention": LayerKind(base_key="rope_local_base_freq", scaled=False),
     },
 )
-GEMMA_4 = RotaryKeys(head_dim_required=True, full_head_dim_key="global_head_dim", per_layer=True)
+GEMMA_4 = RotaryKeys(full_head_dim_key="global_head_dim", per_layer=True)
 
 LAYERS = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -47,60 +44,35 @@ GEMMA_3_4B = {
     "rope_local_base_freq": 10000.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
 }  # fmt: skip
 
-BEFORE_GEMMA_3 = Architecture(rotary=GEMMA, defaults=standard(1e4, 8192, head_dim=256), inputs=SCALED, vllm=True)
+
+def _gemma_4(max_seq_len: int, rope: Mapping[str, Any], *, keys: RotaryKeys = GEMMA_4, **row: Any) -> Architecture:
+    defaults = {"global_head_dim": 512, "rope_parameters": rope}
+    return rotary_row(None, max_seq_len, 256, keys=keys, defaults=defaults, inputs=SCALED, **row)
+
+
+BEFORE_GEMMA_3 = rotary_row(1e4, 8192, 256, inputs=SCALED, vllm=True)
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma": BEFORE_GEMMA_3,
     "gemma2": replace(BEFORE_GEMMA_3, full_attention_every=2),
-    "gemma3_text": Architecture(
-        rotary=GEMMA_3,
-        full_attention_every=6,
-        defaults=standard(1e6, 131072, head_dim=256, rope_local_base_freq=1e4),
-        inputs=SCALED,
-        presets={"gemma-3-4b": GEMMA_3_4B},
-        vllm=True,
+    "gemma3_text": rotary_row(
+        1e6, 131072, 256, keys=GEMMA_3, full_attention_every=6, defaults={"rope_local_base_freq": 1e4}, inputs=SCALED,
+        presets={"gemma-3-4b": GEMMA_3_4B}, vllm=True,
     ),
-    "gemma4_text": Architecture(
-        rotary=GEMMA_4,
-        defaults={
-            "max_position_embeddings": 131072,
-            "head_dim": 256,
-            "global_head_dim": 512,
-            "rope_parameters": PROPORTIONAL,
-        },
-        inputs=SCALED,
-        vllm=True,
-    ),
-    "gemma3n_text": Architecture(
-        rotary=GEMMA_3,
-        defaults=standard(1e6, 32768, head_dim=256, rope_local_base_freq=1e4),
+    "gemma3n_text": rotary_row(
+        1e6, 32768, 256, keys=GEMMA_3, defaults={"rope_local_base_freq": 1e4},
         inputs=replace(SCALED, why_not="the layers get four mixtures of a sum (AltUp)"),
     ),
-    **{
-        name: Architecture(
-            rotary=replace(GEMMA_4, share_keys=SHARE if name == "diffusion_gemma_text" else ()),
-            defaults={
-                "max_position_embeddings": longest,
-                "head_dim": 256,
-                "global_head_dim": 512,
-                "rope_parameters": rope,
-            },
-            inputs=SCALED,
-        )
-        for name, longest, rope in (
-            ("gemma4_unified_text", 262144, PROPORTIONAL),
-            ("diffusion_gemma_text", 131072, PROPORTIONAL),
-            ("embedding_gemma2_text", 262144, LAYERS),
-        )
-    },
+    "gemma4_text": _gemma_4(131072, PROPORTIONAL, vllm=True),
+    "gemma4_unified_text": _gemma_4(262144, PROPORTIONAL),
+    "diffusion_gemma_text": _gemma_4(131072, PROPORTIONAL, keys=replace(GEMMA_4, share_keys=SHARE)),
+    "embedding_gemma2_text": _gemma_4(262144, LAYERS),
     **dict.fromkeys(
         ("t5gemma2_text", "t5gemma2_decoder"),
-        Architecture(
-            rotary=RotaryKeys(head_dim_required=True, per_layer=True),
-            defaults={"max_position_embeddings": 131072, "head_dim": 256, "rope_parameters": LAYERS},
-            inputs=SCALED,
+        rotary_row(
+            None, 131072, 256, keys=RotaryKeys(per_layer=True), defaults={"rope_parameters": LAYERS}, inputs=SCALED
         ),
     ),
-    **dict.fromkeys(("t5_gemma_module", "vaultgemma"), replace(whole_head(1e4, 8192, 256), inputs=SCALED)),
-    "recurrent_gemma": replace(part_of_head(1e4, None, 0.5), inputs=InputTables(scale=_rounded_to_8_bits)),
-}
+    **dict.fromkeys(("t5_gemma_module", "vaultgemma"), rotary_row(1e4, 8192, 256, inputs=SCALED)),
+    "recurrent_gemma": rotary_row(1e4, share=0.5, inputs=InputTables(scale=_rounded_to_8_bits)),
+}  # fmt: skip

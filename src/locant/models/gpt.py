@@ -8,8 +8,7 @@ from dataclasses import replace
 from locant.arguments import shown
 from locant.models.architecture import Architecture, RotaryKeys
 from locant.models.config_values import LENGTHS, WIDTHS, Config, required, value_at
-from locant.models.input_tables import InputTables
-from locant.models.projections import HeadRows, HeadShape, group_by_group, key_rows, query_rows, value_rows
+from locant.models.weights import HeadRows, HeadShape, InputTables, group_by_group, key_rows, query_rows, value_rows
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.learned import Learned
 from locant.positions.scaling import YaRN
@@ -54,8 +53,8 @@ def _rounded_ramp(config: Config, encoding: PositionEncoding) -> str | None:
     return "truncate is not false, as it is for released gpt-oss models: their ramp is not rounded to whole pairs"
 
 
-GPT_J = RotaryKeys(layout="interleaved", fixed_base=10_000.0, share_keys=("rotary_dim",), share_required=True)
-GPT_NEOX = RotaryKeys(base_key="rotary_emb_base", share_keys=("rotary_pct",), share_required=True)
+GPT_J = RotaryKeys(layout="interleaved", fixed_base=10_000.0, share_keys=("rotary_dim",))
+GPT_NEOX = RotaryKeys(base_key="rotary_emb_base", share_keys=("rotary_pct",))
 
 GPT_2_TABLES = InputTables(tokens="wte", positions="wpe", padding=False, dropout_key="embd_pdrop")
 GPT_NEO_TABLES = replace(GPT_2_TABLES, dropout_key="embed_dropout")
@@ -91,52 +90,30 @@ GPT_OSS_20B = {
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "gpt2": Architecture(
-        encoding=learned_table,
-        defaults={"n_positions": 1024},
-        inputs=GPT_2_TABLES,
-        presets={"gpt2": GPT_2},
-        vllm=True,
+        encoding=learned_table, defaults={"n_positions": 1024}, inputs=GPT_2_TABLES, presets={"gpt2": GPT_2}, vllm=True,
     ),
     "gpt_bigcode": Architecture(encoding=learned_table, defaults={"n_positions": 1024}, inputs=GPT_2_TABLES, vllm=True),
     "gpt_neo": Architecture(encoding=learned_table, defaults={"max_position_embeddings": 2048}, inputs=GPT_NEO_TABLES),
     "opt": Architecture(
-        encoding=_opt,
-        defaults={"max_position_embeddings": 2048},
-        inputs=OPT_TABLES,
-        presets={"opt-1.3b": OPT_1_3B},
+        encoding=_opt, defaults={"max_position_embeddings": 2048}, inputs=OPT_TABLES, presets={"opt-1.3b": OPT_1_3B},
         vllm=True,
     ),
     "gptj": Architecture(
-        rotary=GPT_J,
-        defaults={"n_positions": 2048, "rotary_dim": 64},
-        inputs=GPT_J_TABLES,
-        presets={"gpt-j-6b": GPT_J_6B},
-        vllm=True,
+        rotary=GPT_J, defaults={"n_positions": 2048, "rotary_dim": 64}, inputs=GPT_J_TABLES,
+        presets={"gpt-j-6b": GPT_J_6B}, vllm=True,
     ),
     "codegen": Architecture(
-        rotary=GPT_J,
-        defaults={"n_positions": 2048, "rotary_dim": 64},
-        inputs=GPT_J_TABLES,
+        rotary=GPT_J, defaults={"n_positions": 2048, "rotary_dim": 64}, inputs=GPT_J_TABLES,
         projections={"qkv_proj": _in_four_parts},
     ),
     "gpt_neox": Architecture(
-        rotary=GPT_NEOX,
-        inputs=GPT_NEOX_TABLES,
+        rotary=GPT_NEOX, inputs=GPT_NEOX_TABLES,
         defaults={"rotary_emb_base": 10000.0, "rotary_pct": 0.25, "max_position_embeddings": 2048},
-        projections={"query_key_value": group_by_group},
-        presets={"gpt-neox-20b": GPT_NEOX_20B},
-        vllm=True,
+        projections={"query_key_value": group_by_group}, presets={"gpt-neox-20b": GPT_NEOX_20B}, vllm=True,
     ),
-    "openai_privacy_filter": Architecture(
-        rotary=RotaryKeys(layout="interleaved", head_dim_required=True, scaling_required=True),
-        defaults=GPT_OSS_DEFAULTS,
-    ),
+    "openai_privacy_filter": Architecture(rotary=RotaryKeys(layout="interleaved"), defaults=GPT_OSS_DEFAULTS),
     "gpt_oss": Architecture(
-        rotary=RotaryKeys(head_dim_required=True, scaling_required=True),
-        full_attention_every=2,
-        defaults=GPT_OSS_DEFAULTS,
-        warnings=(_rounded_ramp,),
-        presets={"gpt-oss-20b": GPT_OSS_20B},
-        vllm=True,
+        rotary=RotaryKeys(), full_attention_every=2, defaults=GPT_OSS_DEFAULTS, warnings=(_rounded_ramp,),
+        presets={"gpt-oss-20b": GPT_OSS_20B}, vllm=True,
     ),
-}
+}  # fmt: skip

@@ -1,15 +1,17 @@
 """Llama, and the models that are built like it: rotary positions over whole heads, the base as ``rope_theta``.
 
-Some of them rotate the queries and keys of some of their layers only.
+Many differ in nothing but their sizes. Some of them rotate the queries and keys of some of their layers only; of
+Qwen's, those that read images and video have sections of pairs for the axes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from locant.models.architecture import Architecture, LayerKind, RotaryKeys, standard
+from locant.models.architecture import SHARE, Architecture, LayerKind, RotaryKeys, rotary_row
 from locant.models.config_values import Config, flag, missing, number, required
-from locant.models.rotated_layers import listed_layers, none_without, nope_in_full_attention, windowed_layers
+from locant.models.layered import listed_layers, none_without, nope_in_full_attention, windowed_layers
+from locant.models.weights import InputTables
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.tempered import Tempered
 
@@ -40,14 +42,26 @@ def _growing_queries(config: Config, encoding: PositionEncoding) -> str | None:
     )
 
 
-WHOLE = RotaryKeys()
-OWN_WIDTH = RotaryKeys(head_dim_required=True)
+def _granite_hybrid(config: Config, layer_type: str | None) -> PositionEncoding | None:
+    """Rotary positions if ``position_embedding_type`` says so; none where it is null, as it is by default."""
+    return None if config.get("position_embedding_type") == "rope" else PositionEncoding()
+
+
+def _zamba_2(config: Config, layer_type: str | None) -> PositionEncoding | None:
+    if "use_mem_rope" not in config:
+        raise missing(config, "use_mem_rope", "'use_mem_rope': false, unless the model was trained with it")
+    return None if flag("use_mem_rope", config["use_mem_rope"]) else PositionEncoding()
+
+
+def _unread_rotary_dim(config: Config, encoding: PositionEncoding) -> str | None:
+    rotated = getattr(encoding, "rotary_dim", None)
+    if config.get("rotary_dim") in (None, rotated):
+        return None
+    return f"rotary_dim={config['rotary_dim']} is not read by its code, which rotates {rotated} dimensions of a head"
+
+
+PART = RotaryKeys(share_keys=SHARE)
 INTERLEAVED = RotaryKeys(layout="interleaved")
-INTERLEAVED_OWN_WIDTH = RotaryKeys(layout="interleaved", head_dim_required=True)
-SHARE = ("partial_rotary_factor",)
-PART = RotaryKeys(share_keys=SHARE, share_required=True)
-GLM = RotaryKeys(layout="interleaved", share_keys=SHARE, share_required=True, head_dim_required=True)
-GLM_MOE = RotaryKeys(share_keys=SHARE, share_required=True, rounds_down=True)
 OLMO_3 = RotaryKeys(
     per_layer=True,
     layer_kinds={
@@ -55,94 +69,119 @@ OLMO_3 = RotaryKeys(
         "sliding_attention": LayerKind(base_key="rope_theta", scaled=False, only_base=500_000.0),
     },
 )
+HUNYUAN = RotaryKeys(ntk_alpha=True)
+VISION = RotaryKeys(rope_types={"mrope": "default"}, default_sections=(16, 24, 24))
 
+LLAMA_3_1 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
 LLAMA_3_1_8B = {
     "vocab_size": 128256, "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
-    "max_position_embeddings": 131072, "tie_word_embeddings": False, "rope_theta": 500000.0,
-    "rope_scaling": {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    },
+    "max_position_embeddings": 131072, "tie_word_embeddings": False, "rope_theta": 500000.0, "rope_scaling": LLAMA_3_1,
 }  # fmt: skip
 MISTRAL_7B = {
     "vocab_size": 32768, "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
     "max_position_embeddings": 32768, "tie_word_embeddings": False, "rope_theta": 1000000.0,
 }  # fmt: skip
+QWEN_2_5_7B = {
+    "vocab_size": 152064, "hidden_size": 3584, "num_attention_heads": 28, "num_hidden_layers": 28,
+    "max_position_embeddings": 32768, "tie_word_embeddings": False, "rope_theta": 1000000.0,
+}  # fmt: skip
+"""The instruction-tuned one; its base model has 131 072 positions."""
+
+QWEN_2_VL_7B = {**QWEN_2_5_7B, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}
+
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture(
-        rotary=WHOLE, defaults=standard(1e4, 2048), presets={"llama-3.1-8b": LLAMA_3_1_8B}, vllm=True
+    "llama": rotary_row(1e4, 2048, presets={"llama-3.1-8b": LLAMA_3_1_8B}, vllm=True),
+    "llama4_text": rotary_row(
+        5e5, 131072, 128, keys=INTERLEAVED, encoding=_llama_4, layer_types=listed_layers(default_interval=4),
+        defaults={"no_rope_layer_interval": 4, "attn_temperature_tuning": True, "floor_scale": 8192, "attn_scale": 0.1},
+        warnings=(_growing_queries,), vllm=True,
     ),
-    "llama4_text": Architecture(
-        rotary=INTERLEAVED_OWN_WIDTH,
-        encoding=_llama_4,
-        layer_types=listed_layers(default_interval=4),
-        defaults=standard(
-            5e5, 131072, head_dim=128, no_rope_layer_interval=4, attn_temperature_tuning=True, floor_scale=8192,
-            attn_scale=0.1,
-        ),
-        warnings=(_growing_queries,),
+    "mistral": rotary_row(1e4, 131072, presets={"mistral-7b": MISTRAL_7B}, vllm=True),
+    "ministral": rotary_row(1e4, 131072),
+    "mixtral": rotary_row(1e6, 131072, vllm=True),
+    "arcee": rotary_row(1e4, 4096, vllm=True),
+    "apertus": rotary_row(
+        None, 65536, defaults={"rope_parameters": {"rope_type": "llama3", "rope_theta": 12000000.0, **LLAMA_3_1}},
         vllm=True,
     ),
-    "mistral": Architecture(
-        rotary=WHOLE, defaults=standard(1e4, 131072), presets={"mistral-7b": MISTRAL_7B}, vllm=True
+    "bitnet": rotary_row(5e5, 2048),
+    "cohere": rotary_row(5e5, 8192, keys=INTERLEAVED, vllm=True),
+    "cohere2": rotary_row(
+        1e4, 8192, keys=INTERLEAVED, encoding=nope_in_full_attention(rotary_without_windows=False),
+        layer_types=windowed_layers, full_attention_every=4, defaults={"sliding_window": 4096}, vllm=True,
     ),
-    "ministral": Architecture(rotary=WHOLE, defaults=standard(1e4, 131072)),
-    "mixtral": Architecture(rotary=WHOLE, defaults=standard(1e6, 131072), vllm=True),
-    "arcee": Architecture(rotary=WHOLE, defaults=standard(1e4, 4096), vllm=True),
-    "apertus": Architecture(
-        rotary=RotaryKeys(scaling_required=True),
+    "ernie4_5": rotary_row(5e5, 131072, 128, keys=INTERLEAVED, vllm=True),
+    "ernie4_5_moe": rotary_row(5e5, 131072, keys=INTERLEAVED),
+    "exaone4": rotary_row(
+        1e4, 2048, encoding=nope_in_full_attention(rotary_without_windows=True), layer_types=windowed_layers,
+        full_attention_every=4, defaults={"sliding_window": 4096}, vllm=True,
+    ),
+    **dict.fromkeys(("glm", "glm4"), rotary_row(1e4, 131072, 128, 0.5, keys=INTERLEAVED, vllm=True)),
+    "glm4_moe": rotary_row(1e4, 131072, None, 0.5, keys=RotaryKeys(rounds_down=True), vllm=True),
+    **dict.fromkeys(("granite", "granitemoe", "olmo", "olmo2"), rotary_row(1e4, 2048, vllm=True)),
+    "olmoe": rotary_row(1e4, 4096, vllm=True),
+    "olmo3": rotary_row(5e5, 2048, keys=OLMO_3, full_attention_every=4, vllm=True),
+    "helium": rotary_row(1e5, 4096, 128, keys=INTERLEAVED),
+    "nemotron": rotary_row(1e4, 4096, None, 0.5, vllm=True),
+    "seed_oss": rotary_row(1e4, 524288, 128, vllm=True),
+    "smollm3": rotary_row(
+        2e6, 32768, encoding=none_without, layer_types=listed_layers(), defaults={"no_rope_layer_interval": 4},
+        vllm=True,
+    ),
+    "stablelm": rotary_row(1e4, 4096, None, 0.25, vllm=True),
+    "starcoder2": rotary_row(1e4, 4096, vllm=True),
+    "aria_text": rotary_row(1e4, 2048),
+    "bamba": rotary_row(1e4, 262144, None, 0.5),
+    "blt_global_transformer": rotary_row(5e5, 4096, keys=INTERLEAVED),
+    **dict.fromkeys(("blt_local_decoder", "blt_local_encoder"), rotary_row(5e5, 24576, keys=INTERLEAVED)),
+    "blt_patcher": rotary_row(1e4, 8192, keys=INTERLEAVED),
+    "csm": rotary_row(5e5, 2048),
+    "csm_depth_decoder_model": rotary_row(5e5, 33),
+    "cwm": rotary_row(
         defaults={
-            "max_position_embeddings": 65536,
-            "rope_parameters": {
-                "rope_type": "llama3", "rope_theta": 12000000.0, "factor": 8.0, "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
-            },
+            "head_dim": 128, "max_position_embeddings": 131072,
+            "rope_parameters": {"rope_type": "llama3", "rope_theta": 1e6, **LLAMA_3_1, "factor": 16.0},
         },
-        vllm=True,
     ),
-    "bitnet": Architecture(rotary=WHOLE, defaults=standard(5e5, 2048)),
-    "cohere": Architecture(rotary=INTERLEAVED, defaults=standard(5e5, 8192), vllm=True),
-    "cohere2": Architecture(
-        rotary=INTERLEAVED,
-        encoding=nope_in_full_attention(rotary_without_windows=False),
-        layer_types=windowed_layers,
-        full_attention_every=4,
-        defaults=standard(1e4, 8192, sliding_window=4096),
-        vllm=True,
-    ),
-    "ernie4_5": Architecture(rotary=INTERLEAVED_OWN_WIDTH, defaults=standard(5e5, 131072, head_dim=128), vllm=True),
-    "ernie4_5_moe": Architecture(rotary=INTERLEAVED, defaults=standard(5e5, 131072)),
-    "exaone4": Architecture(
-        rotary=WHOLE,
-        encoding=nope_in_full_attention(rotary_without_windows=True),
-        layer_types=windowed_layers,
-        full_attention_every=4,
-        defaults=standard(1e4, 2048, sliding_window=4096),
-        vllm=True,
-    ),
+    "dbrx": rotary_row(1e4, defaults={"max_seq_len": 2048}, inputs=InputTables(tokens="wte")),
+    **dict.fromkeys(("deepseek_ocr2_encoder", "granite_docling_text", "unlimited_ocr_text"), rotary_row(1e4, 32768)),
     **dict.fromkeys(
-        ("glm", "glm4"),
-        Architecture(
-            rotary=GLM, defaults=standard(1e4, 131072, head_dim=128, partial_rotary_factor=0.5), vllm=True
-        ),
+        ("deepseek_ocr2_text", "diffllama", "doge", "dots1", "granite4_vision_text", "granitemoeshared", "hyperclovax",
+         "idefics"),
+        rotary_row(1e4, 2048),
     ),
-    "glm4_moe": Architecture(rotary=GLM_MOE, defaults=standard(1e4, 131072, partial_rotary_factor=0.5), vllm=True),
-    **dict.fromkeys(
-        ("granite", "granitemoe", "olmo", "olmo2"), Architecture(rotary=WHOLE, defaults=standard(1e4, 2048), vllm=True)
+    "emu3_text_model": rotary_row(1e6, 9216),
+    "evolla": rotary_row(5e5, 8192),
+    **dict.fromkeys(("falcon_h1", "jais2"), rotary_row(1e4, 8192)),
+    "chameleon": rotary_row(1e4, 4096),
+    "flex_olmo": rotary_row(5e5, 4096),
+    "gpt_neox_japanese": rotary_row(1e4, 2048, keys=PART, inputs=InputTables(tokens="embed_in", padding=False)),
+    "granitemoehybrid": rotary_row(1e4, 2048, encoding=_granite_hybrid),
+    "hrm_text": rotary_row(1e4, 2048, 128, inputs=InputTables(scale_key="embedding_scale")),
+    "hy_v3": rotary_row(11158840.0, 131072, 128),
+    "jetmoe": rotary_row(1e4, 4096, keys=RotaryKeys(head_dim_key="kv_channels"), defaults={"kv_channels": 128}),
+    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), rotary_row(1e4, 2048, keys=HUNYUAN)),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), rotary_row(1e6, 128000)),
+    "minimax": rotary_row(1e6, 131072),
+    "minimax_m2": rotary_row(5e6, 196608, 128, keys=RotaryKeys(share_keys=(*SHARE, "rotary_dim"))),
+    "minimax_m3_vl_text": rotary_row(
+        5e6, 524288, 128, keys=RotaryKeys(share_keys=SHARE, other_keys=("rotary_dim",)), warnings=(_unread_rotary_dim,),
     ),
-    "olmoe": Architecture(rotary=WHOLE, defaults=standard(1e4, 4096), vllm=True),
-    "olmo3": Architecture(rotary=OLMO_3, full_attention_every=4, defaults=standard(5e5, 2048), vllm=True),
-    "helium": Architecture(rotary=INTERLEAVED_OWN_WIDTH, defaults=standard(1e5, 4096, head_dim=128)),
-    "nemotron": Architecture(rotary=PART, defaults=standard(1e4, 4096, partial_rotary_factor=0.5), vllm=True),
-    "seed_oss": Architecture(rotary=OWN_WIDTH, defaults=standard(1e4, 524288, head_dim=128), vllm=True),
-    "smollm3": Architecture(
-        rotary=WHOLE,
-        encoding=none_without,
-        layer_types=listed_layers(),
-        defaults=standard(2e6, 32768, no_rope_layer_interval=4),
-        vllm=True,
+    "mllama_text_model": rotary_row(5e5, 131072),
+    "muse_glimmer_assistant": rotary_row(5e5, 131072, 128),
+    "solar_open": rotary_row(1e6, 131072, 128, keys=PART),
+    "zamba2": rotary_row(
+        1e4, 4096, keys=RotaryKeys(head_dim_key="attention_head_dim", other_keys=("use_mem_rope",)), encoding=_zamba_2,
+        defaults={"use_mem_rope": False},
     ),
-    "stablelm": Architecture(rotary=PART, defaults=standard(1e4, 4096, partial_rotary_factor=0.25), vllm=True),
-    "starcoder2": Architecture(rotary=WHOLE, defaults=standard(1e4, 4096), vllm=True),
+    "qwen2": rotary_row(1e4, 32768, presets={"qwen2.5-7b": QWEN_2_5_7B}, vllm=True),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe"), rotary_row(1e4, 32768, vllm=True)),
+    "qwen3": rotary_row(1e4, 32768, 128, vllm=True),
+    "qwen3_next": rotary_row(1e4, 32768, 256, 0.25),
+    "qwen2_vl": rotary_row(1e6, 32768, keys=VISION, presets={"qwen2-vl-7b": QWEN_2_VL_7B}, vllm=True),
+    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), rotary_row(1e6, 32768, keys=VISION, vllm=True)),
 }  # fmt: skip

@@ -10,16 +10,14 @@ from dataclasses import replace
 
 from locant.arguments import shown
 from locant.errors import InputError
-from locant.models.architecture import Architecture, PairsOf, RotaryKeys, standard
+from locant.models.architecture import SHARE, Architecture, PairsOf, RotaryKeys, rotary_row
 from locant.models.config_values import HEADS, Config, integer, number, required
-from locant.models.input_tables import RMS_NORMED
-from locant.positions.base import PositionEncoding
+from locant.models.weights import RMS_NORMED
 from locant.positions.pair_table import Pairs
 
 __all__ = ["ARCHITECTURES", "axes_in_turns"]
 
 TIME, ROW, COLUMN = 0, 1, 2
-SHARE = ("partial_rotary_factor",)
 MROPE = {"mrope": "default"}
 
 
@@ -116,61 +114,38 @@ def _atoms(config: Config, rope: Config, head_dim: int) -> Pairs:
     )
 
 
-def _values_too(config: Config, encoding: PositionEncoding) -> str:
-    return "it rotates values as it rotates queries and keys"
-
-
-def _rows(keys: RotaryKeys, base: float, max_seq_len: int, head_dim: int | None = None) -> Architecture:
-    width = {} if head_dim is None else {"head_dim": head_dim}
-    return Architecture(
-        rotary=replace(keys, head_dim_required=head_dim is not None), defaults=standard(base, max_seq_len, **width)
-    )
-
-
-BLOCKS = RotaryKeys(rope_types=MROPE, sections_required=True, default_sections=(16, 24, 24))
+VALUES_TOO = "it rotates values as it rotates queries and keys"
+BLOCKS = RotaryKeys(rope_types=MROPE, default_sections=(16, 24, 24))
 QWEN_3 = RotaryKeys(rope_types=MROPE, pairs=_by_stride(24, 20, 20))
-QWEN_3_5 = RotaryKeys(rope_types=MROPE, pairs=_by_stride(11, 11, 10), share_keys=SHARE, share_required=True)
-GLM = RotaryKeys(sections_required=True, default_sections=(8, 12, 12), share_keys=SHARE, rounds_down=True)
-
-ONE_HEAD = RotaryKeys(layout="interleaved", pairs=_one_head, not_converted="which rotates one head")
-BACKWARDS = RotaryKeys(pairs=_backwards, not_converted="which rotates in the other direction")
+QWEN_3_5 = RotaryKeys(rope_types=MROPE, pairs=_by_stride(11, 11, 10), share_keys=SHARE)
+GLM = RotaryKeys(default_sections=(8, 12, 12), share_keys=SHARE, rounds_down=True)
+GLM_INTERLEAVED = replace(GLM, layout="interleaved")
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "qwen2_5_omni_text": _rows(BLOCKS, 1e6, 32768),
-    "qwen2_5_omni_talker": _rows(BLOCKS, 1e6, 32768, 128),
-    "qwen2_5_omni_dit": _rows(ONE_HEAD, 1e4, 32768, 64),
-    "paddleocr_vl_text": _rows(BLOCKS, 5e5, 131072, 128),
-    "glm4v_text": _rows(replace(GLM, layout="interleaved"), 1e4, 32768),
-    "glm_ocr_text": _rows(replace(GLM, layout="interleaved"), 1e4, 131072),
-    "glm_image_text": _rows(GLM, 1e4, 131072),
-    "glm4v_moe_text": Architecture(
-        rotary=replace(GLM, share_required=True), defaults=standard(1e4, 65536, partial_rotary_factor=0.5)
+    "qwen2_5_omni_text": rotary_row(1e6, 32768, keys=BLOCKS),
+    "qwen2_5_omni_talker": rotary_row(1e6, 32768, 128, keys=BLOCKS),
+    "qwen2_5_omni_dit": rotary_row(
+        1e4, 32768, 64, keys=RotaryKeys(layout="interleaved", pairs=_one_head, not_converted="which rotates one head"),
     ),
-    "qwen3_vl_text": replace(_rows(QWEN_3, 5e5, 128000, 128), vllm=True),
-    "qwen3_vl_moe_text": _rows(QWEN_3, 5e5, 128000),
-    "cosmos3_edge_text": _rows(QWEN_3, 1e8, 131072, 128),
-    "qwen3_omni_moe_text": _rows(replace(QWEN_3, rounds_down=True), 1e6, 32768),
-    "qwen3_omni_moe_talker_text": _rows(QWEN_3, 1e4, 32768),
-    **{
-        name: Architecture(
-            rotary=replace(QWEN_3_5, head_dim_required=True),
-            defaults=standard(1e4, 32768, head_dim=256, partial_rotary_factor=0.25),
-        )
-        for name in ("qwen3_5_text", "qwen3_5_moe_text")
-    },
-    "qwen4_exp_text": _rows(replace(QWEN_3_5, share_required=False), 1e4, 32768, 256),
-    "cohere_compass_text": Architecture(
-        rotary=RotaryKeys(per_layer=True, pairs=_by_stride(24, 20, 20), head_dim_required=True),
-        defaults={"max_position_embeddings": 8192, "head_dim": 128},
+    "paddleocr_vl_text": rotary_row(5e5, 131072, 128, keys=BLOCKS),
+    "glm4v_text": rotary_row(1e4, 32768, keys=GLM_INTERLEAVED),
+    "glm_ocr_text": rotary_row(1e4, 131072, keys=GLM_INTERLEAVED),
+    "glm_image_text": rotary_row(1e4, 131072, keys=GLM),
+    "glm4v_moe_text": rotary_row(1e4, 65536, None, 0.5, keys=GLM),
+    "qwen3_vl_text": rotary_row(5e5, 128000, 128, keys=QWEN_3, vllm=True),
+    "qwen3_vl_moe_text": rotary_row(5e5, 128000, keys=QWEN_3),
+    "cosmos3_edge_text": rotary_row(1e8, 131072, 128, keys=QWEN_3),
+    "qwen3_omni_moe_text": rotary_row(1e6, 32768, keys=replace(QWEN_3, rounds_down=True)),
+    "qwen3_omni_moe_talker_text": rotary_row(1e4, 32768, keys=QWEN_3),
+    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), rotary_row(1e4, 32768, 256, 0.25, keys=QWEN_3_5)),
+    "qwen4_exp_text": rotary_row(1e4, 32768, 256, keys=QWEN_3_5),
+    "cohere_compass_text": rotary_row(None, 8192, 128, keys=RotaryKeys(per_layer=True, pairs=_by_stride(24, 20, 20))),
+    "ernie4_5_vl_moe_text": rotary_row(
+        5e5, 131072, keys=RotaryKeys(layout="interleaved", rope_types=MROPE, pairs=_rows_and_columns_in_turns),
     ),
-    "ernie4_5_vl_moe_text": _rows(
-        RotaryKeys(layout="interleaved", rope_types=MROPE, pairs=_rows_and_columns_in_turns), 5e5, 131072
-    ),
-    "neomme": Architecture(
-        rotary=RotaryKeys(per_layer=True, pairs=_even_and_odd, share_keys=SHARE, head_dim_required=True),
+    "neomme": rotary_row(
+        None, 16384, 64, keys=RotaryKeys(per_layer=True, pairs=_even_and_odd, share_keys=SHARE),
         defaults={
-            "max_position_embeddings": 16384,
-            "head_dim": 64,
             "rope_parameters": {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
                 "full_attention": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
@@ -179,29 +154,26 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "hunyuan_vl_text": Architecture(
         rotary=RotaryKeys(
-            pairs=_in_sections_of_dimensions(0),
-            second_pairs=_in_sections_of_dimensions(1),
-            ntk_alpha=True,
+            pairs=_in_sections_of_dimensions(0), second_pairs=_in_sections_of_dimensions(1), ntk_alpha=True,
             rope_types=MROPE,
             no_rotation="which turns the two dimensions of a pair by different axes: no rotation, unless a token has "
-            "the same index on all of them (then model_type 'hunyuan_v1_dense' has it)"
+            "the same index on all of them (then model_type 'hunyuan_v1_dense' has it)",
         )
     ),
-    "nanochat": replace(_rows(BACKWARDS, 1e4, 2048), inputs=RMS_NORMED),
+    "nanochat": rotary_row(
+        1e4, 2048, keys=RotaryKeys(pairs=_backwards, not_converted="which rotates in the other direction"),
+        inputs=RMS_NORMED,
+    ),
     "clvp_encoder": Architecture(
         rotary=RotaryKeys(
-            fixed_base=10_000.0,
-            pairs=_clvp,
-            not_converted="which rotates values too",
+            fixed_base=10_000.0, pairs=_clvp, not_converted="which rotates values too",
             other_keys=("use_rotary_embedding",),
         ),
-        warnings=(_values_too,),
+        warnings=(VALUES_TOO,),
     ),
     "EsmFold2AtomEncoderConfig": Architecture(
         rotary=RotaryKeys(
-            fixed_base=10_000.0,
-            pairs=_atoms,
-            not_converted="whose pairs belong to coordinates",
+            fixed_base=10_000.0, pairs=_atoms, not_converted="whose pairs belong to coordinates",
             other_keys=(
                 "spatial_rope_base_frequency", "num_spatial_rope_pairs_per_axis", "num_uid_rope_pairs",
                 "uid_rope_base_frequency",

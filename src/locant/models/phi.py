@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from locant.models.architecture import Architecture, RotaryKeys, standard
+from locant.models.architecture import SHARE, Architecture, RotaryKeys, rotary_row
 from locant.models.config_values import Config
-from locant.models.projections import group_by_group, one_after_another
+from locant.models.weights import group_by_group, one_after_another
 from locant.positions.base import PositionEncoding
 from locant.positions.scaling import LongRoPE
 
@@ -19,8 +19,7 @@ def _short_factors_of_phimoe(config: Config, encoding: PositionEncoding) -> str 
     return "transformers rotates phimoe with the short factors at every length, and never takes the long ones"
 
 
-SHARE = ("partial_rotary_factor",)
-PART = RotaryKeys(share_keys=SHARE, share_required=True)
+PHI_3 = RotaryKeys(share_keys=SHARE, rope_types={"su": "longrope", "yarn": "longrope"})
 
 PHI_3_SHORT = [
     1.1, 1.1, 1.1, 1.3000000000000003, 1.3500000000000003, 1.3500000000000003, 1.4000000000000004, 1.5500000000000005,
@@ -53,32 +52,15 @@ PHI_3_MINI_128K = {
 }  # fmt: skip
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "phi": Architecture(
-        rotary=PART, defaults=standard(1e4, 2048, partial_rotary_factor=0.5), presets={"phi-2": PHI_2}, vllm=True
+    "phi": rotary_row(1e4, 2048, None, 0.5, presets={"phi-2": PHI_2}, vllm=True),
+    "phi3": rotary_row(
+        1e4, 4096, keys=PHI_3, projections={"qkv_proj": one_after_another},
+        presets={"phi-3-mini-128k": PHI_3_MINI_128K}, extend_methods=("ntk", "longrope"), vllm=True,
     ),
-    "phi3": Architecture(
-        rotary=RotaryKeys(share_keys=SHARE, rope_types={"su": "longrope", "yarn": "longrope"}),
-        defaults=standard(1e4, 4096),
-        projections={"qkv_proj": one_after_another},
-        presets={"phi-3-mini-128k": PHI_3_MINI_128K},
-        extend_methods=("ntk", "longrope"),
-        vllm=True,
+    "phi4_multimodal": rotary_row(1e4, 131072, keys=PHI_3),
+    "phimoe": rotary_row(
+        1e6, 131072, keys=RotaryKeys(weighted_longrope=True), warnings=(_short_factors_of_phimoe,),
+        extend_methods=("ntk", "longrope"), vllm=True,
     ),
-    "phi4_multimodal": Architecture(
-        rotary=RotaryKeys(share_keys=SHARE, rope_types={"su": "longrope", "yarn": "longrope"}),
-        defaults=standard(1e4, 131072),
-    ),
-    "phimoe": Architecture(
-        rotary=RotaryKeys(weighted_longrope=True),
-        defaults=standard(1e6, 131072),
-        warnings=(_short_factors_of_phimoe,),
-        extend_methods=("ntk", "longrope"),
-        vllm=True,
-    ),
-    "persimmon": Architecture(
-        rotary=PART,
-        defaults=standard(1e4, 16384, partial_rotary_factor=0.5),
-        projections={"query_key_value": group_by_group},
-        vllm=True,
-    ),
-}
+    "persimmon": rotary_row(1e4, 16384, None, 0.5, projections={"query_key_value": group_by_group}, vllm=True),
+}  # fmt: skip

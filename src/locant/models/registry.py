@@ -9,48 +9,14 @@ from typing import Any
 
 from locant.arguments import shown
 from locant.errors import InputError, RangeError
-from locant.models import (
-    alibi,
-    at_the_input,
-    audio,
-    bert,
-    deepseek,
-    gemma,
-    gpt,
-    image_biases,
-    layered,
-    like_llama,
-    llama,
-    multimodal,
-    phi,
-    qwen,
-    t5,
-    vision,
-)  # fmt: skip
+from locant.models import audio, bert, biases, deepseek, encoders, gemma, gpt, layered, llama, multimodal, phi, vision
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import LENGTHS, Config, config_dict, of_single_layers
 from locant.registry import Registry
 
 __all__ = ["ARCHITECTURES", "presets", "read", "read_known", "register_architecture", "with_defaults"]
 
-FAMILIES = (
-    llama,
-    like_llama,
-    layered,
-    qwen,
-    gemma,
-    phi,
-    deepseek,
-    gpt,
-    bert,
-    t5,
-    alibi,
-    audio,
-    vision,
-    image_biases,
-    at_the_input,
-    multimodal,
-)
+FAMILIES = (llama, layered, gemma, phi, deepseek, gpt, bert, biases, audio, vision, encoders, multimodal)
 
 
 def _require_architecture(name: str, architecture: Architecture) -> None:

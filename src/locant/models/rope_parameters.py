@@ -1,5 +1,8 @@
 """The dictionaries of rope parameters in Hugging Face configurations, and the scalings they stand for, both ways.
 
+Up to transformers 4 there was one ``rope_scaling``, and each architecture decided in its code which layers it acts on;
+since 5 there is a dictionary per layer type.
+
 A key is honoured or refused by name. Refused are: a key that its type does not read; a key whose effect another key
 takes away; and a pair of keys that two widely used programs read differently.
 """
@@ -7,18 +10,39 @@ takes away; and a pair of keys that two widely used programs read differently.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 from locant.arguments import shown
 from locant.errors import InputError
-from locant.models.config_values import TRAINED, flag, integer, number
-from locant.positions.scaling import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Scaling, Unscaled, YaRN
+from locant.models.architecture import Architecture, LayerKind, RotaryKeys
+from locant.models.config_values import (
+    TRAINED,
+    Config,
+    flag,
+    integer,
+    integer_at,
+    layer_types_in,
+    missing,
+    number,
+    value_at,
+)
+from locant.positions.scaling import SCALINGS, DynamicNTK, LongRoPE, Proportional, Scaling, Unscaled, YaRN
 
-__all__ = ["ROPE_TYPES", "WEIGHTS", "RopeType", "read_scaling", "rope_type_of", "write_scaling"]
+__all__ = [
+    "ROPE_TYPES", "WEIGHTS", "RopeType", "is_per_layer", "read_scaling", "rope_dictionary", "rope_of_layers",
+    "rope_type_of", "ropes_by_layer", "stated_trained_length", "write_scaling",
+]  # fmt: skip
 
 FIELDS = {TRAINED: "original_max_seq_len", "partial_rotary_factor": "rotated_share"}
 """Keys of configurations that our dataclasses call otherwise."""
+
+OPTIONAL: Mapping[tuple[type[Scaling], str], bool] = {
+    (DynamicNTK, TRAINED): True,
+    (LongRoPE, "factor"): True,
+    (Proportional, "partial_rotary_factor"): False,
+}
+"""Whether a configuration may lack a key, where that is not whether its field has a default."""
 
 OUTSIDE = ("type", "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
 """Keys in any dictionary of rope parameters that concern something other than the scaling."""
@@ -41,23 +65,20 @@ class RopeType:
 WEIGHTS = ("short_mscale", "long_mscale")
 """What Phi-3.5-MoE has for an attention factor, up to the trained length and past it."""
 
-YARN_OPTIONS = ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim")
-LLAMA_3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", TRAINED)
-FACTORS = ("short_factor", "long_factor", TRAINED)
-WEIGHTED_LONGROPE = RopeType("longrope", LongRoPE, required=(*WEIGHTS, *FACTORS), optional=("factor",))
+
+def _rope_type(kind: type[Scaling]) -> RopeType:
+    names = {field: key for key, field in FIELDS.items()}
+    defaults = {names.get(each.name, each.name): each.default for each in fields(kind)}  # type: ignore[arg-type]  # all are dataclasses
+    optional = {key: OPTIONAL.get((kind, key), default is not MISSING) for key, default in defaults.items()}
+    required = tuple(key for key in optional if not optional[key])
+    return RopeType(kind.info.rope_type, kind, required, tuple(key for key in optional if optional[key]))
+
 
 ROPE_TYPES: Mapping[str, RopeType] = {
-    rope_type.name: rope_type
-    for rope_type in (
-        RopeType("default", Unscaled),
-        RopeType("linear", Linear, required=("factor",)),
-        RopeType("dynamic", DynamicNTK, required=("factor",), optional=(TRAINED,)),
-        RopeType("yarn", YaRN, required=("factor", TRAINED), optional=YARN_OPTIONS),
-        RopeType("longrope", LongRoPE, required=FACTORS, optional=("factor", "attention_factor")),
-        RopeType("llama3", Llama3, required=LLAMA_3_KEYS),
-        RopeType("proportional", Proportional, required=("partial_rotary_factor",), optional=("factor",)),
-    )
+    kind.info.rope_type: _rope_type(kind) for kind in (Unscaled, *SCALINGS.values()) if kind.info.rope_type
 }
+LONGROPE = ROPE_TYPES[LongRoPE.info.rope_type]
+WEIGHTED_LONGROPE = replace(LONGROPE, required=(*WEIGHTS, *LONGROPE.required), optional=("factor",))
 
 
 def rope_type_of(rope: Mapping[str, Any], aliases: Mapping[str, str], *, weighted: bool = False) -> RopeType:
@@ -105,13 +126,13 @@ def write_scaling(scaling: Scaling) -> dict[str, Any]:
     if rope_type is None:
         got = f"got {type(scaling).__name__}, which no configuration can express"
         raise InputError(got, f"one of {', '.join(known.scaling.__name__ for known in ROPE_TYPES.values())}")
-    fields = {key: getattr(scaling, FIELDS.get(key, key)) for key in rope_type.keys}
+    values = {key: getattr(scaling, FIELDS.get(key, key)) for key in rope_type.keys}
     weighted = isinstance(scaling, YaRN) and scaling.attention_factor is None and scaling.mscale
     if isinstance(scaling, YaRN) and not (weighted and scaling.mscale_all_dim):
-        fields |= {"mscale": None, "mscale_all_dim": None}
+        values |= {"mscale": None, "mscale_all_dim": None}
     if isinstance(scaling, DynamicNTK):
-        del fields[TRAINED]  # the reference reads max_position_embeddings
-    written = {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
+        del values[TRAINED]  # the reference reads max_position_embeddings
+    written = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
     return {"rope_type": rope_type.name, **{key: value for key, value in written.items() if value is not None}}
 
 
@@ -198,4 +219,99 @@ def _settle_longrope(given: dict[str, Any], longest: int | None) -> None:
             f"got factor={given['factor']} and an attention factor, of which only the latter would count, and "
             f"max_position_embeddings={longest} instead of factor x {trained}",
             "the configuration without factor",
+        )
+
+
+def rope_of_layers(config: Config, architecture: Architecture, layer_type: str | None) -> Config:
+    """The dictionary of rope parameters for these layers."""
+    nested = ropes_by_layer(config, architecture.rotary_keys)
+    if nested is None:
+        if layer_type is not None and layer_type not in layer_types_in(config):
+            got = f"got layer_type={shown(layer_type)} for a configuration whose layers share one encoding"
+            raise InputError(got, "no layer_type")
+        rope = rope_dictionary(config)
+        if not rope and architecture.scaling_required:
+            remedy = "'rope_scaling', as the model has it, or {'rope_type': 'default'} for none"
+            raise missing(config, "rope parameters, where its class takes a scaling", remedy)
+        return rope
+    if layer_type not in [*nested]:
+        got = f"got layer_type={shown(layer_type)}, expected one of {', '.join(nested)}: their rotary positions differ"
+        raise InputError(got, f"layer_type={next(iter(nested))!r}")
+    rope = nested[layer_type]
+    if rope is None:
+        raise InputError(f"got layer_type={layer_type!r}, which has no rotary positions", "PositionEncoding() for them")
+    return rope
+
+
+def ropes_by_layer(config: Config, keys: RotaryKeys) -> dict[str, Config | None] | None:
+    """Rope parameters per layer type, where there are such."""
+    rope = rope_dictionary(config)
+    if is_per_layer(rope):
+        if keys.layer_kinds and not config.get("rope_parameters"):
+            got = f"got a dictionary per layer type as rope_scaling, which {config['model_type']} reads as one for all"
+            raise InputError(got, "the same as 'rope_parameters'")
+        return _nested(config, rope, keys)
+    if keys.layer_kinds:
+        if config.get("rope_parameters"):
+            raise InputError(
+                f"got rope_parameters for all layers alike, of which {config['model_type']} reads none",
+                f"a dictionary for each of {', '.join(keys.layer_kinds)}, or rope_scaling for what the scaling acts on",
+            )
+        return {name: _older(config, rope, name, kind) for name, kind in keys.layer_kinds.items()}
+    if keys.per_layer and keys.layout is not None:
+        remedy = "{'full_attention': {'rope_type': ..., 'rope_theta': ...}, 'sliding_attention': ...}"
+        raise missing(config, "rope_parameters per layer type", remedy)
+    return None
+
+
+def rope_dictionary(config: Config) -> Config:
+    """The dictionary of rope parameters, or an empty one."""
+    rope = value_at(config, "rope_parameters", "rope_scaling")
+    if rope is not None and not isinstance(rope, Mapping):
+        raise InputError(f"got rope parameters {shown(rope)}, expected a dictionary", "{'rope_theta': ...}")
+    return rope or {}
+
+
+def stated_trained_length(config: Config) -> int | None:
+    """What a model was trained with before it was stretched, where its rope parameters or a key beside them say it."""
+    return integer_at(rope_dictionary(config), TRAINED) or integer_at(config, TRAINED)
+
+
+def is_per_layer(rope: Config) -> bool:
+    """Whether it holds a dictionary per layer type; ``None`` is for layers without rotation."""
+    return bool(rope) and all(value is None or isinstance(value, Mapping) for value in rope.values())
+
+
+def _nested(config: Config, rope: Config, keys: RotaryKeys) -> dict[str, Config | None]:
+    if not keys.per_layer:
+        raise InputError(
+            f"got rope parameters per layer type ({', '.join(map(str, rope))}), of which {config['model_type']} reads "
+            "none: its layers share one encoding",
+            "{'rope_type': ..., 'rope_theta': ...} for all layers",
+        )
+    missing = [name for name in keys.layer_kinds if rope.get(name) is None]
+    if missing:
+        raise InputError(f"got rope parameters without those of {' and '.join(missing)} layers", f"{missing[0]!r}")
+    for name, kind in keys.layer_kinds.items():
+        if rope[name].get("rope_theta") is None:
+            _require_base_counts(config.get(kind.base_key), name, kind)
+    return dict(rope)
+
+
+def _older(config: Config, rope: Config, name: str, kind: LayerKind) -> dict[str, Any]:
+    """What `transformers` makes of one base per layer type, and of a ``rope_scaling`` that acts on some of them."""
+    base = config.get(kind.base_key)
+    if base is None:
+        remedy = f"{kind.base_key!r}, or 'rope_parameters' with a dictionary per layer type"
+        raise InputError(f"got a configuration without {kind.base_key}, the base of {name} layers", remedy)
+    _require_base_counts(base, name, kind)
+    return {"rope_theta": base, **(rope if kind.scaled else {})}
+
+
+def _require_base_counts(base: object, name: str, kind: LayerKind) -> None:
+    if base is not None and kind.only_base not in (None, base):
+        raise InputError(
+            f"got {kind.base_key}={shown(base)}, but transformers rotates {name} layers with {kind.only_base:g}, "
+            "whatever stands outside of their own dictionary",
+            "'rope_parameters' with a dictionary per layer type, and rope_theta in each",
         )

@@ -31,8 +31,7 @@ from locant.models.config_values import (
     value_at,
     width_per_head,
 )
-from locant.models.rope_layers import rope_of_layers
-from locant.models.rope_parameters import read_scaling, rope_type_of
+from locant.models.rope_parameters import read_scaling, rope_of_layers, rope_type_of
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.pair_table import Pairs
 from locant.positions.scaling import NTK, Proportional
@@ -58,7 +57,7 @@ def read_rotary(
     """
     keys = architecture.rotary_keys
     _require_rotary(config, keys, allow_no_rotation)
-    rope = rope_of_layers(config, keys, layer_type)
+    rope = rope_of_layers(config, architecture, layer_type)
     rope_type = rope_type_of(rope, {"su": "longrope", **keys.rope_types}, weighted=keys.weighted_longrope)
     proportional = rope_type.scaling is Proportional
     head_dim = head_dim_of(config, architecture, layer_type)
@@ -85,7 +84,7 @@ def second_members(rotary: Rotary, config: Config, architecture: Architecture) -
     keys = architecture.rotary_keys
     if keys.second_pairs is None:
         return None
-    rope = rope_of_layers(config, keys, None)
+    rope = rope_of_layers(config, architecture, None)
     return UnequalAngles(rotary, rotary.alike(pairs=keys.second_pairs(config, rope, rotary.head_dim)))
 
 
@@ -159,7 +158,7 @@ def head_dim_of(config: Config, architecture: Architecture, layer_type: str | No
     stated = _head_dim_of_layers(config, architecture, layer_type) or config.get(keys.head_dim_key)
     if stated is not None:
         return integer(keys.head_dim_key, stated)
-    if keys.latent or keys.head_dim_required or value_at(config, *WIDTHS) is None or value_at(config, *HEADS) is None:
+    if architecture.head_dim_required or value_at(config, *WIDTHS) is None or value_at(config, *HEADS) is None:
         raise architecture.lacks(keys.head_dim_key, config)
     return required(config, *WIDTHS) // required(config, *HEADS) if keys.rounds_down else width_per_head(config)
 
@@ -180,7 +179,7 @@ def rotary_dim_of(config: Config, rope: Config, architecture: Architecture, head
         dims |= {keys.head_dim_key: head_dim} if keys.latent and keys.share_keys else {}
     if "rotary_dim" in config and "rotary_dim" in keys.share_keys:
         dims["rotary_dim"] = integer("rotary_dim", config["rotary_dim"])
-    if not dims and keys.share_required:
+    if not dims and architecture.share_required:
         raise architecture.lacks(keys.share_keys[0], config, "the part of each head that is rotated")
     rotated = agreed(dims) if dims else head_dim
     if rotated != head_dim and not keys.share_keys:
@@ -198,15 +197,11 @@ def _sections(config: Config, rope: Config, keys: RotaryKeys) -> tuple[int, ...]
     without = "the configuration without it, if all positions are those of text"
     if rope.get("mrope_interleaved"):
         raise InputError("got mrope_interleaved, expected a section of pairs for each axis", without)
-    if sections is None and keys.default_sections is not None:
-        return keys.default_sections
     if sections is None:
-        if keys.sections_required:
-            raise InputError(f"got a {name} configuration without mrope_section", "'mrope_section': [16, 24, 24]")
-        return None
-    if keys.layout is not None and not keys.sections_required:
+        return keys.default_sections
+    if keys.layout is not None and keys.default_sections is None:
         raise InputError(f"got mrope_section for {name}: its code does not read it", without)
-    if not isinstance(sections, (list, tuple)) or (keys.sections_required and len(sections) != 3):
+    if not isinstance(sections, (list, tuple)) or (keys.default_sections is not None and len(sections) != 3):
         got = f"got mrope_section={shown(sections)}, expected a list of pairs for each of time, height, width"
         raise InputError(got, "[16, 24, 24]")
     return tuple(integer("mrope_section", section, 0) for section in sections)

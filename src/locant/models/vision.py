@@ -7,11 +7,11 @@ the family says otherwise.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from typing import Any
 
 from locant.errors import InputError
-from locant.models.architecture import Architecture, PairsOf, RotaryKeys
+from locant.models.architecture import Architecture, PairsOf, RotaryKeys, rotary_row
 from locant.models.config_values import HEADS, WIDTHS, Config, number, patches, required
 from locant.positions.base import PositionEncoding
 from locant.positions.pair_table import Pairs
@@ -21,29 +21,17 @@ __all__ = ["ARCHITECTURES"]
 ROW, COLUMN = 0, 1
 
 
-def _in_blocks(*axes: int, interleaved: bool = False) -> PairsOf:
-    """One axis after the other, each with its ladder."""
+def _ladders(*axes: int, interleaved: bool = False, in_turns: bool = False) -> PairsOf:
+    """A ladder for each axis, one axis after the other; or these take turns, rung by rung (Kimi)."""
 
     def pairs(config: Config, rope: Config, head_dim: int) -> Pairs:
         count = head_dim // 2 // len(axes)
+        places = [(axis, rung) for axis in axes for rung in range(count)]
+        places = [(axis, rung) for rung in range(count) for axis in axes] if in_turns else places
         return Pairs(
             dims=Pairs.of(2 * count * len(axes), layout="interleaved" if interleaved else "half").dims,
-            axes=[axis for axis in axes for _ in range(count)],
-            rungs=[(2 * count, rung) for _ in axes for rung in range(count)],
-        )
-
-    return pairs
-
-
-def _pair_by_pair(*axes: int) -> PairsOf:
-    """The axes take turns, rung by rung (Kimi)."""
-
-    def pairs(config: Config, rope: Config, head_dim: int) -> Pairs:
-        count = head_dim // 2 // len(axes)
-        return Pairs(
-            dims=Pairs.of(2 * count * len(axes)).dims,
-            axes=[axis for _ in range(count) for axis in axes],
-            rungs=[(2 * count, rung) for rung in range(count) for _ in axes],
+            axes=[axis for axis, _ in places],
+            rungs=[(2 * count, rung) for _, rung in places],
         )
 
     return pairs
@@ -115,14 +103,6 @@ def _size_of_image(config: Config, encoding: PositionEncoding) -> str:
     )
 
 
-def _before_heads(config: Config, encoding: PositionEncoding) -> str:
-    return "it rotates the whole width before it is cut into heads: here q is one head; rows and columns count from 1"
-
-
-def _first_is_one(config: Config, encoding: PositionEncoding) -> str:
-    return "positions are (row + 1, column + 1), and (0, 0) for the class token"
-
-
 def _memory_head(config: Config) -> int:
     """The width of a head of SAM's attention to its memory, which alone is rotated."""
     width, heads = (required(config, f"memory_attention_{key}") for key in ("hidden_size", "num_attention_heads"))
@@ -130,98 +110,63 @@ def _memory_head(config: Config) -> int:
 
 
 def _axial(
-    pairs: PairsOf,
-    base: float = 1e4,
-    head_dim: int | None = None,
-    *,
-    head_dim_of: Callable[[Config], int] | None = None,
-    not_converted: str | None = None,
+    pairs: PairsOf, base: float = 1e4, head_dim: int | None = None, *, row: Mapping[str, Any] | None = None, **keys: Any
 ) -> Architecture:
-    keys = RotaryKeys(
-        rope_types={"axial": "default"},
-        pairs=pairs,
-        head_dim_required=head_dim is not None,
-        head_dim_of=head_dim_of,
-        not_converted=not_converted,
-    )
-    return Architecture(
-        rotary=keys, defaults={"rope_theta": base, **({} if head_dim is None else {"head_dim": head_dim})}
-    )
+    """Two or three axes, with other fields of the row and of its keys."""
+    keys = {"rope_types": {"axial": "default"}, "pairs": pairs, **keys}
+    return rotary_row(base, None, head_dim, keys=RotaryKeys(**keys), **(row or {}))
 
 
-ROWS_THEN_COLUMNS = _axial(_in_blocks(ROW, COLUMN))
-MEMORY_KEYS = tuple(f"memory_attention_rope_{key}" for key in ("feat_sizes", "k_sizes", "dropout"))
-MEMORY = Architecture(
-    rotary=RotaryKeys(
-        rope_types={"axial": "default"},
-        pairs=_in_blocks(ROW, COLUMN, interleaved=True),
-        head_dim_of=_memory_head,
-        other_keys=MEMORY_KEYS,
-    ),
-    defaults={"rope_theta": 1e4},
+FIRST_IS_ONE = "positions are (row + 1, column + 1), and (0, 0) for the class token"
+BEFORE_HEADS = (
+    "it rotates the whole width before it is cut into heads: here q is one head; rows and columns count from 1"
 )
-CENTRED = Architecture(
-    rotary=RotaryKeys(pairs=_from_the_centre), defaults={"rope_theta": 100.0}, warnings=(_size_of_image,)
+INTERLEAVED = _ladders(ROW, COLUMN, interleaved=True)
+MEMORY = _axial(
+    INTERLEAVED,
+    head_dim_of=_memory_head,
+    other_keys=tuple(f"memory_attention_rope_{key}" for key in ("feat_sizes", "k_sizes", "dropout")),
 )
+CENTRED = rotary_row(100.0, keys=RotaryKeys(pairs=_from_the_centre), warnings=(_size_of_image,))
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     **dict.fromkeys(
         (
-            "cohere_compass_vision",
-            "dots3_note_vision_encoder",
-            "ernie4_5_vl_moe_vision",
-            "exaone4_5_vision",
-            "glm4v_moe_vision",
-            "glm4v_vision",
-            "glm5_next_vision",
-            "glm_ocr_vision",
-            "mlcd_vision_model",
-            "muse_glimmer_vision",
-            "muse_spark_vision",
-            "paddleocr_vl_vision",
-            "qwen2_5_omni_vision_encoder",
-            "qwen2_5_vl_vision",
-            "qwen3_5_moe_vision",
-            "qwen3_5_vision",
-            "qwen3_omni_moe_vision_encoder",
-            "qwen3_vl_moe_vision",
-            "qwen3_vl_vision",
-            "qwen4_exp_vision",
-            "video_llama_3_vision",
+            "cohere_compass_vision", "dots3_note_vision_encoder", "ernie4_5_vl_moe_vision", "exaone4_5_vision",
+            "glm4v_moe_vision", "glm4v_vision", "glm5_next_vision", "glm_ocr_vision", "mlcd_vision_model",
+            "muse_glimmer_vision", "muse_spark_vision", "paddleocr_vl_vision", "qwen2_5_omni_vision_encoder",
+            "qwen2_5_vl_vision", "qwen3_5_moe_vision", "qwen3_5_vision", "qwen3_omni_moe_vision_encoder",
+            "qwen3_vl_moe_vision", "qwen3_vl_vision", "qwen4_exp_vision", "video_llama_3_vision",
         ),
-        ROWS_THEN_COLUMNS,
+        _axial(_ladders(ROW, COLUMN)),
     ),
-    "lfm3_vl_vision": _axial(_in_blocks(ROW, COLUMN), 1e6),
+    "lfm3_vl_vision": _axial(_ladders(ROW, COLUMN), 1e6),
     "qwen2_vl_vision": _axial(
-        _in_blocks(ROW, COLUMN), head_dim_of=lambda config: required(config, "embed_dim") // required(config, *HEADS)
+        _ladders(ROW, COLUMN), head_dim_of=lambda config: required(config, "embed_dim") // required(config, *HEADS)
     ),
-    "sam3_vit_model": _axial(_in_blocks(ROW, COLUMN, interleaved=True)),
+    "sam3_vit_model": _axial(INTERLEAVED),
     **dict.fromkeys(("edgetam_video", "sam2_video", "sam3_tracker_video"), MEMORY),
-    "inkling2_vision": _axial(_in_blocks(COLUMN, ROW, interleaved=True)),
-    "step3p5_vision": _axial(_in_blocks(COLUMN, ROW)),
-    "minimax_m3_vl_vision": _axial(_in_blocks(0, 1, 2)),
-    "kimi_k25_vision": _axial(_pair_by_pair(COLUMN, ROW)),
+    "inkling2_vision": _axial(_ladders(COLUMN, ROW, interleaved=True)),
+    "step3p5_vision": _axial(_ladders(COLUMN, ROW)),
+    "minimax_m3_vl_vision": _axial(_ladders(0, 1, 2)),
+    "kimi_k25_vision": _axial(_ladders(COLUMN, ROW, in_turns=True)),
     "gemma4_vision": _axial(_half_by_half, 100.0, 64, not_converted="which has a layout for each half of a head"),
     "pixtral": _axial(_every_other_rung),
-    "llama4_vision_model": replace(_axial(_in_blocks(COLUMN, ROW, interleaved=True)), warnings=(_first_is_one,)),
+    "llama4_vision_model": _axial(_ladders(COLUMN, ROW, interleaved=True), row={"warnings": (FIRST_IS_ONE,)}),
     **dict.fromkeys(("dinov3_vit", "eomt_dinov3", "sapiens2"), CENTRED),
     "vjepa2": Architecture(
         rotary=RotaryKeys(
-            fixed_base=10_000.0,
-            pairs=_every_other_angle(0),
-            second_pairs=_every_other_angle(1),
+            fixed_base=10_000.0, pairs=_every_other_angle(0), second_pairs=_every_other_angle(1),
             no_rotation="which turns the two dimensions of a pair by different frequencies: no rotation, for it "
             "changes their length",
         )
     ),
-    "efficientloftr": Architecture(
-        rotary=RotaryKeys(
-            pairs=_over_the_width,
-            not_converted="which rotates before its width is cut into heads",
-            other_keys=("partial_rotary_factor",),
-            head_dim_of=lambda config: required(config, *WIDTHS),
+    "efficientloftr": rotary_row(
+        1e4,
+        keys=RotaryKeys(
+            pairs=_over_the_width, not_converted="which rotates before its width is cut into heads",
+            other_keys=("partial_rotary_factor",), head_dim_of=lambda config: required(config, *WIDTHS),
         ),
-        defaults={"rope_theta": 1e4, "partial_rotary_factor": 4.0},
-        warnings=(_before_heads,),
+        defaults={"partial_rotary_factor": 4.0}, warnings=(BEFORE_HEADS,),
     ),
-}
+}  # fmt: skip

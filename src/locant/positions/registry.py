@@ -16,7 +16,7 @@ from locant.arguments import shown
 from locant.errors import RangeError
 from locant.positions import encodings as own
 from locant.positions.base import PositionEncoding, build
-from locant.positions.scaling import SCALINGS, scaling_by_name
+from locant.positions.scaling import SCALINGS
 from locant.registry import Registry
 
 __all__ = ["broken_encodings", "encoding", "encodings", "find", "register_encoding"]
@@ -28,8 +28,6 @@ FIRST = (
     "transformer_xl", "deberta",
 )  # fmt: skip
 """The order of `locant list`; what is not named here comes after, by name."""
-
-SCALING_ALIASES = {"interpolation": "linear", "dynamic_ntk": "dynamic", "llama_3": "llama3", "long_rope": "longrope"}
 
 
 def encodings() -> dict[str, Kind]:
@@ -63,10 +61,10 @@ def find(name: str) -> Kind:
     except RangeError:
         given = name.strip().lower().replace("-", "_") if isinstance(name, str) else ""
         scaling = given.rpartition("+")[2]
-        scaling = SCALING_ALIASES.get(scaling, scaling)
-        if scaling not in SCALINGS:
+        kind = next((kind for name, kind in SCALINGS.items() if scaling in (name, *kind.info.aliases)), None)
+        if kind is None:
             raise
-    example = scaling_by_name(scaling, trained=4096, dim=64, base=10_000.0)
+    example = kind.by_factor(4.0, trained=4096, dim=64, base=10_000.0)
     required = [field.name for field in fields(example) if field.default is MISSING]  # type: ignore[arg-type]  # all are dataclasses
     values = {name: getattr(example, name) for name in required}
     given = ", ".join(f"{name}={'...' if isinstance(value, tuple) else value}" for name, value in values.items())

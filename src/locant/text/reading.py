@@ -54,9 +54,20 @@ def read_texts(paths: str | Path | Iterable[str | Path]) -> list[str]:
     >>> read_texts(path)
     ['one\r\ntwo']
     """
-    if isinstance(paths, (str, Path)):
-        paths = [paths]
-    return [_read_text(path) for path in paths]
+    texts: list[str] = []
+    for path in [paths] if isinstance(paths, (str, Path)) else paths:
+        name = "standard input" if path == STDIN else str(path)
+        data = standard_input().read() if path == STDIN else _read_bytes(Path(path))
+        require_text(data, name)
+        try:
+            texts.append(data.decode("utf-8").removeprefix("\ufeff"))
+        except UnicodeDecodeError as error:
+            cause = f"{name} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x} ({error.reason})"
+            remedy = "iconv -f LATIN1 -t UTF-8 on it first, if it is text in an older encoding"
+            raise InputError(cause, remedy) from None
+        if not texts[-1]:
+            raise InputError(f"{name} is empty, expected text", "a file with text in it")
+    return texts
 
 
 def well_formed(text: str) -> str:
@@ -73,12 +84,6 @@ def standard_input() -> Readable:
     if sys.stdin is None:
         raise InputError("got - for standard input, which is closed", "a file, or a pipe")
     return sys.stdin.buffer
-
-
-def _read_text(path: str | Path) -> str:
-    if path == STDIN:
-        return _decode(standard_input().read(), "standard input")
-    return _decode(_read_bytes(Path(path)), str(path))
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -103,15 +108,3 @@ def require_text(data: bytes, name: str) -> None:
         raise InputError(f"{name} begins like UTF-16, expected UTF-8", "iconv -f UTF-16 -t UTF-8 on it first")
     if (zero := data.find(0)) >= 0:
         raise InputError(f"{name} is binary: byte {zero} is NUL, expected text in UTF-8", "a .txt or .md file")
-
-
-def _decode(data: bytes, name: str) -> str:
-    require_text(data, name)
-    try:
-        text = data.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        cause = f"{name} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x} ({error.reason})"
-        raise InputError(cause, "iconv -f LATIN1 -t UTF-8 on it first, if it is text in an older encoding") from None
-    if not text:
-        raise InputError(f"{name} is empty, expected text", "a file with text in it")
-    return text

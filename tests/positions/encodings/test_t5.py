@@ -25,7 +25,20 @@ def bias(
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(
     ("num_buckets", "max_distance"),
-    [(32, 128), (32, 256), (64, 128), (16, 64), (320, 800), (8, 20), (6, 11), (33, 100)],
+    [
+        (32, 128),
+        (32, 256),
+        (64, 128),
+        (16, 64),
+        (320, 800),
+        (8, 20),
+        (6, 11),
+        (33, 100),
+        (9, 128),
+        (18, 128),
+        (40, 640),
+        (80, 640),
+    ],
 )
 def test_buckets_are_t5s_from_minus_4096_to_4096(num_buckets: int, max_distance: int, bidirectional: bool) -> None:
     steps = torch.arange(-4096, 4097)

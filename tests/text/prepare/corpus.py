@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from locant import InputError
-from locant.text.prepare.readers import documents, jsonl, parquet, streams, text
+from locant.text.prepare.plan import Plan, read_plan
+from locant.text.prepare.readers import documents, records, streams, text
 from locant.text.store import TokenStore
 
 SEPARATOR = "\n\n"
@@ -36,9 +37,16 @@ def require_ids(store: TokenStore, files: list[list[str]], end: int | None = END
     store.verify()
 
 
+def planned(store: Path) -> Plan:
+    """The plan of unfinished work."""
+    plan = read_plan(store)
+    assert plan is not None
+    return plan
+
+
 def small_blocks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Read so many bytes at a time."""
-    for module in (sys.modules[documents.__module__], jsonl, parquet, streams, text):
+    for module in (sys.modules[documents.__module__], records, streams, text):
         monkeypatch.setattr(module, "BLOCK", size)
 
 

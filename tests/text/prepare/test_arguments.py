@@ -14,7 +14,7 @@ import pytest
 from locant import Tokenizer
 from locant.errors import InputError, LocantError, RangeError
 from locant.text.prepare import finalize, parts, prepare
-from locant.text.prepare.plan import discard_plan
+from locant.text.prepare.plan import Plan, discard_plan
 from locant.text.tokenizer import engine
 from tests.refusal import refuses
 
@@ -87,14 +87,14 @@ def test_a_text_that_cannot_be_encoded_is_named(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_loser_of_a_race_is_told_so(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = parts.write_shards
+    write = parts._write_range
 
     def meanwhile(*arguments: Any) -> Any:
-        monkeypatch.setattr(parts, "write_shards", write)
+        monkeypatch.setattr(parts, "_write_range", write)
         prepare(source, tmp_path / "store", tokenizer="bytes", workers=1)
         return write(*arguments)
 
-    monkeypatch.setattr(parts, "write_shards", meanwhile)
+    monkeypatch.setattr(parts, "_write_range", meanwhile)
     with pytest.raises(LocantError, match="another run has finished"):
         prepare(source, tmp_path / "store", tokenizer="bytes", workers=1)
     prepare(source, tmp_path / "store", tokenizer="bytes").verify()
@@ -103,15 +103,15 @@ def test_the_loser_of_a_race_is_told_so(source: Path, tmp_path: Path, monkeypatc
 def joining(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], object]) -> None:
     """Join a task, with something else happening when the first shard is about to move."""
     prepare(source, out, tokenizer="bytes", task=0, num_tasks=1)
-    module = sys.modules["locant.text.prepare.finalize"]
-    move = module._move
+    number = parts._numbering
 
-    def first(*arguments: Any) -> None:
-        monkeypatch.setattr(module, "_move", move)
+    def numbered(plan: Plan) -> Any:
+        monkeypatch.setattr(parts, "_numbering", number)
+        numbers = number(plan)
         meanwhile()
-        move(*arguments)
+        return numbers
 
-    monkeypatch.setattr(module, "_move", first)
+    monkeypatch.setattr(parts, "_numbering", numbered)
     finalize(out).verify()
 
 
@@ -143,6 +143,5 @@ def test_every_folder_is_flushed_before_what_relies_on_it(
     monkeypatch.setattr(parts, "flush", lambda path: flushed.append(path.name))
     prepare(source, tmp_path / "store", tokenizer="bytes", workers=1, task=0, num_tasks=1)
     assert flushed == [".prepare"]
-    monkeypatch.setattr(sys.modules["locant.text.prepare.finalize"], "flush", lambda path: flushed.append(path.name))
     finalize(tmp_path / "store")
     assert "store" in flushed[1:]

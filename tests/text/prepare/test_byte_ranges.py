@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from locant.text.prepare.byte_ranges import ByteRange, Tally, cut
-from locant.text.prepare.inputs import find_sources
 from locant.text.prepare.readers import Batch, documents
 from locant.text.prepare.readers import text as text_reader
-from locant.text.prepare.readers.streams import BLOCK
+from locant.text.prepare.readers.streams import BLOCK, ByteRange, Tally, cut
 from locant.text.prepare.readers.text import clean_start
+from locant.text.prepare.request import find_sources
 from tests.text.prepare.corpus import small_blocks
 
 BOM = b"\xef\xbb\xbf"

@@ -21,12 +21,11 @@ import pytest
 from locant import InputError
 from locant.text.prepare import finalize, parts, prepare
 from locant.text.prepare.parts import finished_part
-from locant.text.prepare.plan import read_plan
 from locant.text.prepare.readers import documents
 from locant.text.prepare.workers import Workers
 from locant.text.store import TokenStore
 from tests.refusal import refuses
-from tests.text.prepare.corpus import SEPARATOR, contents, options, small_blocks
+from tests.text.prepare.corpus import SEPARATOR, contents, options, planned, small_blocks
 
 SHARD_SIZE = 2_000
 """Tokens, which makes parts of 8 000 bytes."""
@@ -174,17 +173,12 @@ def require_no_store(out: Path) -> None:
 
 
 QUICK = {
-    ("b.txt", grown, Change.when_read),
-    ("b.txt", emptied, Change.when_read),
-    ("b.txt", rewritten, Change.when_planned),
-    ("b.txt", Path.unlink, Change.when_planned),
-    ("whole.txt", shrunk, Change.when_read),
-    ("b.jsonl", rewritten, Change.when_read),
-    ("b.parquet", rewritten, Change.when_read),
-    ("b.parquet", replaced, Change.when_planned),
-    ("b.txt.gz", grown, Change.when_read),
+    ("b.txt", grown, Change.when_read), ("b.txt", emptied, Change.when_read), ("b.txt", rewritten, Change.when_planned),
+    ("b.txt", Path.unlink, Change.when_planned), ("whole.txt", shrunk, Change.when_read),
+    ("b.jsonl", rewritten, Change.when_read), ("b.parquet", rewritten, Change.when_read),
+    ("b.parquet", replaced, Change.when_planned), ("b.txt.gz", grown, Change.when_read),
     ("b.txt.zst", Path.unlink, Change.when_read),
-}
+}  # fmt: skip
 """One of each kind, most of which readers would take for damage; the others are slow only because they are many."""
 
 
@@ -251,8 +245,7 @@ def test_beginning_anew_takes_the_file_as_it_is_now(
     path.write_bytes(KINDS[name][0](texts("second")))
     with monkeypatch.context() as patch, refuses(InputError, f"{name} has changed since"):
         called(corpus, out, name, **Change(path, replaced).when_read(patch))
-    plan = read_plan(out)
-    assert plan is not None
+    plan = planned(out)
     assert any(finished_part(plan, number) for number in range(plan.num_parts)), "something to mix it with"
     anew = called(corpus, out, name, resume=False)
     anew.verify()
@@ -264,8 +257,7 @@ def test_beginning_anew_takes_the_file_as_it_is_now(
 @pytest.mark.parametrize("change", [shrunk, Path.unlink])
 def test_workers_say_the_same(corpus: Path, tmp_path: Path, change: Any) -> None:
     called(corpus, tmp_path / "store", "b.txt", task=1, num_tasks=50)
-    plan = read_plan(tmp_path / "store")
-    assert plan is not None
+    plan = planned(tmp_path / "store")
     assert finished_part(plan, 0) is None
     change(corpus / "a.txt")
     with refuses(InputError, f"a.txt has {SAID[change]} since"), closing(Workers(1)) as workers:

@@ -15,9 +15,8 @@ import pytest
 
 from locant import Tokenizer
 from locant.text.prepare import prepare, workers
-from locant.text.prepare.plan import read_plan
 from locant.text.prepare.workers import Workers
-from tests.text.prepare.corpus import TEXTS, options, require_ids
+from tests.text.prepare.corpus import TEXTS, options, planned, require_ids
 
 
 def interrupt(*_: Any, **__: Any) -> Any:
@@ -66,8 +65,7 @@ def test_while_parts_are_made_the_finished_ones_stay(
 def test_workers_do_not_receive_it(corpus: Path, tmp_path: Path) -> None:
     """A terminal sends it to them too; what becomes of them is decided by the process that started them."""
     prepare(corpus, tmp_path / "store", **options(task=49, num_tasks=50))
-    plan = read_plan(tmp_path / "store")
-    assert plan is not None
+    plan = planned(tmp_path / "store")
     with closing(Workers(1)) as processes:
         os.kill(processes._workers[0].pid, signal.SIGINT)
         processes.load(plan.store)
@@ -80,7 +78,7 @@ def test_while_parts_are_joined_the_next_call_joins_the_rest(
 ) -> None:
     out = tmp_path / "store"
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["locant.text.prepare.finalize"], "remove_shards", interrupt)
+        patch.setattr(sys.modules["locant.text.prepare.parts"], "remove_shards", interrupt)
         assert len(notes_of(corpus, out)) == 1
     assert not (out / "store.json").exists()
     require_ids(prepare(corpus, out, **options()), TEXTS)

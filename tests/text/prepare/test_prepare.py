@@ -17,11 +17,10 @@ from locant import InputError, LocantError, RangeError, Tokenizer
 from locant.text.prepare import estimate, finalize, prepare
 from locant.text.prepare import plan as plans
 from locant.text.prepare.parts import make_part
-from locant.text.prepare.plan import read_plan
 from locant.text.prepare.request import Request
 from locant.text.tokenizer.engine import Engine
 from tests.refusal import refuses
-from tests.text.prepare.corpus import END, SEPARATOR, TEXTS, contents, expected, options, require_ids
+from tests.text.prepare.corpus import END, SEPARATOR, TEXTS, contents, expected, options, planned, require_ids
 from tests.tolerances import ESTIMATED
 
 # ------------------------------------------------------------------ what is in it
@@ -168,8 +167,7 @@ def test_engines_do_not_matter(corpus: Path, tmp_path: Path) -> None:
 def test_two_that_make_the_same_parts_at_once_do_no_harm(corpus: Path, tmp_path: Path) -> None:
     prepare(corpus, tmp_path / "alone", **options())
     prepare(corpus, tmp_path / "both", **options(task=0, num_tasks=100))
-    plan = read_plan(tmp_path / "both")
-    assert plan is not None
+    plan = planned(tmp_path / "both")
     start = threading.Barrier(3)
     errors: list[LocantError] = []
 

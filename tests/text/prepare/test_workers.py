@@ -12,19 +12,17 @@ import pytest
 
 from locant import InputError
 from locant.text.prepare import prepare
-from locant.text.prepare.plan import read_plan
 from locant.text.prepare.workers import Workers
 from locant.text.store import TokenStore
 from tests.refusal import refuses
-from tests.text.prepare.corpus import TEXTS, contents, edited, options, require_ids
+from tests.text.prepare.corpus import TEXTS, contents, options, planned, require_ids
 
 # ------------------------------------------------------------------ workers
 
 
 def test_a_worker_that_is_killed_is_reported_and_the_work_goes_on(corpus: Path, tmp_path: Path) -> None:
     prepare(corpus, tmp_path / "store", **options(task=0, num_tasks=50))
-    plan = read_plan(tmp_path / "store")
-    assert plan is not None
+    plan = planned(tmp_path / "store")
     with refuses(InputError, "killed (SIGKILL)", "memory is full"), closing(Workers(2)) as workers:
         workers._workers[0].kill()
         workers.load(plan.store)
@@ -36,12 +34,7 @@ def test_a_worker_that_is_killed_is_reported_and_the_work_goes_on(corpus: Path, 
 
 def test_what_goes_wrong_in_a_worker_is_said_here(corpus: Path, tmp_path: Path) -> None:
     prepare(corpus, tmp_path / "store", **options(task=0, num_tasks=50))
-    plan = read_plan(tmp_path / "store")
-    assert plan is not None
-    edited(corpus / "2.txt")
-    with refuses(InputError, "2.txt has changed since"), closing(Workers(1)) as workers:
-        workers.load(plan.store)
-        workers.make("tokenizers", range(plan.num_parts), lambda _: None)
+    plan = planned(tmp_path / "store")
     with closing(Workers(1)) as workers:
         workers.load(plan.store)
         with pytest.raises(RuntimeError, match="ValueError"):

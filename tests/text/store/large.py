@@ -8,7 +8,7 @@ import numpy as np
 
 from locant.files import NewFile
 from locant.text.store import FileRecord, ShardRecord, write_manifest
-from locant.text.store.formats.megatron_index import IndexWriter, index_size
+from locant.text.store.formats.shards import IndexWriter, index_size
 from tests.text.store.made import BYTES
 
 __all__ = ["LENGTHS", "MADE_UP", "MARKS", "TOTAL", "make_large"]

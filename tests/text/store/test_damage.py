@@ -64,23 +64,16 @@ def test_every_changed_bit_and_every_truncation_is_found(folder: Path, name: str
             assert is_found(folder)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_random_damage_is_found(folder: Path, name: str) -> None:
-    survives(folder, name, 100)
+MUCH = [pytest.param(name, 2_000, marks=pytest.mark.slow) for name in (FILES[0], FILES[3])]
 
 
-def survives(folder: Path, name: str, count: int) -> None:
+@pytest.mark.parametrize(("name", "count"), [*((name, 100) for name in FILES), *MUCH])
+def test_random_damage_is_found(folder: Path, name: str, count: int) -> None:
     rng, content = random.Random(name), (folder / name).read_bytes()
     for _ in range(count):
         damaged = mutated(content, rng)
         with holding(folder / name, damaged):
             assert is_found(folder) is (damaged != content)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FILES[:1] + FILES[3:4])
-def test_much_random_damage_is_found(folder: Path, name: str) -> None:
-    survives(folder, name, 2_000)
 
 
 def test_a_manifest_that_is_too_large_is_not_read(folder: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from locant import InputError
 from locant.text.store import TokenStore
-from locant.text.store.formats.megatron_index import read_index
+from locant.text.store.formats.shards import read_index
 from tests.refusal import refuses
 from tests.text.store.broken import holding, is_found, mutated, overwrite
 from tests.text.store.made import TOKENS, index_of
@@ -27,11 +27,8 @@ from tests.text.store.made import TOKENS, index_of
 INDEX = "shard-00000.idx"
 
 
-def test_a_forged_index_is_refused_or_consistent(folder: Path, tmp_path: Path) -> None:
-    forge_indices(folder, tmp_path, 1_000)
-
-
-def forge_indices(folder: Path, tmp_path: Path, count: int) -> None:
+@pytest.mark.parametrize("count", [1_000, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_a_forged_index_is_refused_or_consistent(folder: Path, tmp_path: Path, count: int) -> None:
     """`read_index` knows no hash, so this is its own suspicion; it never takes twice the memory of the file."""
     path, rng = tmp_path / "forged.idx", random.Random(0)
     path.touch()
@@ -59,11 +56,6 @@ def forge_indices(folder: Path, tmp_path: Path, count: int) -> None:
             assert index.sequences.tolist() == sound.sequences.tolist()
     tracemalloc.stop()
     assert accepted < count / 10
-
-
-@pytest.mark.slow
-def test_many_forged_indices(folder: Path, tmp_path: Path) -> None:
-    forge_indices(folder, tmp_path, 20_000)
 
 
 def test_a_large_index_takes_less_than_twice_its_size(tmp_path: Path) -> None:
@@ -218,14 +210,11 @@ def test_what_a_forged_manifest_may_not_say(folder: Path, change: Callable[[str]
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ('[{"path": "a.txt", "path": "b.txt"}]', "occurs twice"),
-        ('[{"size": NaN}]', "NaN"),
-        ('[{"size": 9}', "not JSON"),
-        ("[5]", "not a list of objects"),
-        ('{"path": "a.txt"}', "not a list of objects"),
+        ('[{"path": "a.txt", "path": "b.txt"}]', "occurs twice"), ('[{"size": NaN}]', "NaN"),
+        ('[{"size": 9}', "not JSON"), ("[5]", "not a list of objects"), ('{"path": "a.txt"}', "not a list of objects"),
         ('[],\n "shards": {},\n "sources": []', "occurs twice"),
     ],
-)
+)  # fmt: skip
 def test_what_forged_sources_say_is_refused_by_whoever_asks_for_them(folder: Path, value: str, words: str) -> None:
     body = body_of(folder)
     begin, end = body.index('\n "sources": ') + len('\n "sources": '), body.index(',\n "shards": ')

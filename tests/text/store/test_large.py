@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from locant.text.store import FileRecord, ShardRecord, TokenStore, export_store, write_manifest
-from locant.text.store.formats.megatron_index import index_size
+from locant.text.store.formats.shards import index_size
 from tests.text.store.large import LENGTHS, MADE_UP, MARKS, TOTAL, make_large
 from tests.text.store.made import BYTES
 from tests.text.store.other_programs import megatron_reader

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from locant import RangeError, ShapeError
 from locant.files import NewFile
 from locant.text.store import FileRecord, ShardWriter, token_dtype
-from locant.text.store.formats.megatron_index import IndexWriter, read_index
+from locant.text.store.formats.shards import IndexWriter, read_index
 from tests.refusal import refuses
 
 INTEGERS = [np.dtype(order + kind) for order in "<>" for kind in ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")]

@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from locant.text import Tokenizer
-from locant.text.tokenizer.tiktoken_files import ENCODINGS
+from locant.text.tokenizer.local_files import ENCODINGS
 from tests.text.tokenizer.zoo import definition
 
 __all__ = ["ATOMS", "SPLITS", "tokenizer", "with_split"]
@@ -33,13 +33,10 @@ _MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 
 _GPT_4O = "|".join(
     [
-        f"{_LEAD}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?",
-        f"{_LEAD}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
-        _SPACE,
+        f"{_LEAD}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?", f"{_LEAD}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?", r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*", _SPACE,
     ]
-)
+)  # fmt: skip
 # As it stands in the file: with the characters themselves, a carriage return and a newline.
 _DEEPSEEK = [
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",

@@ -23,15 +23,9 @@ from tests.text.tokenizer.zoo import KINDS
 pytest.importorskip("gigatoken")
 
 FAST = [
-    "trained here",
-    "byte level",
-    "byte level, a word is special",
-    "byte level, every flag",
-    "byte level, normalized",
-    "byte level, a space before",
-    "byte level, a token strips",
-    "byte level, with dropout",
-]
+    "trained here", "byte level", "byte level, a word is special", "byte level, every flag", "byte level, normalized",
+    "byte level, a space before", "byte level, a token strips", "byte level, with dropout",
+]  # fmt: skip
 TEXTS = [b"", b"the cat's hat\n\n  sat", "né 日本 <|endoftext|> END".encode(), b"", b"a\xff\xfeb", b" "]
 
 

@@ -23,18 +23,13 @@ from tokenizers import pre_tokenizers
 
 from locant.errors import InputError
 from locant.text import Tokenizer, sample_text
-from locant.text.tokenizer import tiktoken_files
-from locant.text.tokenizer.tiktoken_files import ENCODINGS, cached_encoding, cached_name
+from locant.text.tokenizer import local_files
+from locant.text.tokenizer.local_files import ENCODINGS, cached_encoding, cached_name
 
 REMEDIES = (r"the path of a tokenizer\.json", "download=True", r"trained on a text")
 VARIABLES = (
-    "HF_HUB_CACHE",
-    "HUGGINGFACE_HUB_CACHE",
-    "HF_HOME",
-    "XDG_CACHE_HOME",
-    "TIKTOKEN_CACHE_DIR",
-    "DATA_GYM_CACHE_DIR",
-)
+    "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -133,15 +128,12 @@ class TestTheHubCache:
     @pytest.mark.parametrize(
         ("variable", "value", "cache"),
         [
-            (None, "", "{home}/.cache/huggingface/hub"),
-            ("HF_HOME", "{tmp}/hf", "{tmp}/hf/hub"),
-            ("HF_HOME", "~/hf", "{home}/hf/hub"),
-            ("HF_HUB_CACHE", "{tmp}/cache", "{tmp}/cache"),
-            ("HF_HUB_CACHE", "$HOME/cache", "{home}/cache"),
-            ("HUGGINGFACE_HUB_CACHE", "{tmp}/cache", "{tmp}/cache"),
+            (None, "", "{home}/.cache/huggingface/hub"), ("HF_HOME", "{tmp}/hf", "{tmp}/hf/hub"),
+            ("HF_HOME", "~/hf", "{home}/hf/hub"), ("HF_HUB_CACHE", "{tmp}/cache", "{tmp}/cache"),
+            ("HF_HUB_CACHE", "$HOME/cache", "{home}/cache"), ("HUGGINGFACE_HUB_CACHE", "{tmp}/cache", "{tmp}/cache"),
             ("XDG_CACHE_HOME", "{tmp}/xdg", "{tmp}/xdg/huggingface/hub"),
         ],
-    )
+    )  # fmt: skip
     def test_is_where_its_own_library_looks(
         self, variable: str | None, value: str, cache: str, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -257,7 +249,7 @@ def published(monkeypatch: pytest.MonkeyPatch, cache: Path, name: str, data: byt
     files = {**ENCODINGS[name].files, wanted: hashlib.sha256(data).hexdigest()}
     special = {spelling: number - 40_000 for spelling, number in ENCODINGS[name].special_tokens.items()}
     small = dataclasses.replace(ENCODINGS[name], files=files, special_tokens=special)
-    monkeypatch.setitem(tiktoken_files.ENCODINGS, name, small)
+    monkeypatch.setitem(local_files.ENCODINGS, name, small)
     cache.mkdir(parents=True, exist_ok=True)
     path = cache / cached_name(wanted)
     path.write_bytes(data)

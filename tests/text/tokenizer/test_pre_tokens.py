@@ -12,18 +12,14 @@ from tokenizers import AddedToken, normalizers, pre_tokenizers
 
 from locant.text import Tokenizer
 from locant.text.tokenizer import engine as engines
-from locant.text.tokenizer.engine import Engine
-from locant.text.tokenizer.pre_tokens import last_cut, why_not_cut
+from locant.text.tokenizer.engine import Engine, last_cut, why_not_cut
 from tests.text.tokenizer.splits import ATOMS, SPLITS, tokenizer, with_split
 from tests.text.tokenizer.zoo import KINDS, byte_level
 
 WHOLE = {
-    "byte level, a space before",
-    "byte level, spaces dropped",
-    "byte level, a token strips",
-    "unigram",
+    "byte level, a space before", "byte level, spaces dropped", "byte level, a token strips", "unigram",
     "byte fallback",
-}
+}  # fmt: skip
 CUT = [kind for kind in (*KINDS, *SPLITS) if kind not in WHOLE]
 
 MIXED = st.lists(st.one_of(st.sampled_from(ATOMS), st.text(max_size=3)), max_size=30).map("".join)

@@ -82,14 +82,11 @@ class TestTheFingerprint:
     @pytest.mark.parametrize(
         ("place", "value"),
         [
-            (("model", "ignore_merges"), True),
-            (("model", "merges", 0), ["Ġ", "d"]),
-            (("normalizer",), {"type": "Lowercase"}),
-            (("pre_tokenizer", "add_prefix_space"), True),
-            (("added_tokens", 0, "special"), False),
-            (("added_tokens", 0, "lstrip"), True),
+            (("model", "ignore_merges"), True), (("model", "merges", 0), ["Ġ", "d"]),
+            (("normalizer",), {"type": "Lowercase"}), (("pre_tokenizer", "add_prefix_space"), True),
+            (("added_tokens", 0, "special"), False), (("added_tokens", 0, "lstrip"), True),
         ],
-    )
+    )  # fmt: skip
     def test_changes_with_everything_that_can_change_an_id(self, place: tuple[str | int, ...], value: object) -> None:
         data = json.loads(definition("byte level"))
         *way, last = place

@@ -53,17 +53,10 @@ class TestWhatIsAskedFor:
     @pytest.mark.parametrize(
         ("name", "value"),
         [
-            ("length", 0),
-            ("length", -1),
-            ("length", 2.0),
-            ("length", True),
-            ("length", None),
-            ("stride", 0),
-            ("stride", 1.5),
-            ("pad_id", -1),
-            ("pad_id", None),
+            ("length", 0), ("length", -1), ("length", 2.0), ("length", True), ("length", None), ("stride", 0),
+            ("stride", 1.5), ("pad_id", -1), ("pad_id", None),
         ],
-    )
+    )  # fmt: skip
     def test_a_number_that_is_none_is_named(self, name: str, value: object) -> None:
         options = {"length": 4, name: value}
         with refuses(RangeError, f"got {value!r} for {name}, expected an integer of "):

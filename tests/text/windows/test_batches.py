@@ -40,8 +40,9 @@ class TestABatch:
         assert torch.equal(stacked["targets"], batch["targets"])
         assert stacked["positions"] == batch["positions"]
 
-    def test_of_full_windows_has_one_row_of_positions(self) -> None:
+    def test_of_full_windows_has_one_row_of_positions_that_they_share(self) -> None:
         windows = Windows(np.arange(30), 4)
+        assert windows.__getitems__([0])["positions"] is windows.__getitems__([1, 2])["positions"]
         assert windows.__getitems__([0, 1, 2])["positions"] == Positions.arange(4)
         assert windows.__getitems__([0, len(windows) - 1])["positions"].batch == 2
 
@@ -62,27 +63,20 @@ class TestABatch:
         assert calls == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
     @pytest.mark.parametrize("workers", [0, 2])
-    def test_goes_through_a_data_loader(self, workers: int) -> None:
+    @pytest.mark.parametrize("told", [True, False])
+    def test_goes_through_a_data_loader_that_may_know_nothing_of_windows(self, workers: int, told: bool) -> None:
         windows = Windows(np.arange(50, dtype=np.uint16), 4)
-        loader = DataLoader(windows, batch_size=5, collate_fn=windows.collate, num_workers=workers)
-        batches = list(loader)
+        collate = windows.collate if told else None
+        batches = list(DataLoader(windows, batch_size=5, collate_fn=collate, num_workers=workers))
+        assert {type(batch) for batch in batches} == {dict}
         assert [tuple(batch["ids"].shape) for batch in batches] == [(5, 4), (5, 4), (3, 4)]
         assert all(isinstance(batch["positions"], Positions) for batch in batches)
         assert batches[0]["positions"].batch == 1
         targets = torch.cat([batch["targets"].flatten() for batch in batches])
         assert targets[targets != PAD].tolist() == list(range(1, 50))
 
-    @pytest.mark.parametrize("workers", [0, 2])
-    def test_goes_through_a_data_loader_that_knows_nothing_of_windows(self, workers: int) -> None:
+    def test_may_be_put_together_by_torch_alone(self) -> None:
         windows = Windows(np.arange(50, dtype=np.uint16), 4)
-        told = list(DataLoader(windows, batch_size=5, collate_fn=windows.collate))
-        plain = list(DataLoader(windows, batch_size=5, num_workers=workers))
-        assert len(told) == len(plain) == 3
-        for one, other in zip(told, plain, strict=True):
-            assert type(other) is dict
-            assert torch.equal(one["ids"], other["ids"])
-            assert torch.equal(one["targets"], other["targets"])
-            assert one["positions"] == other["positions"]
         both = next(iter(DataLoader(ConcatDataset([windows, windows]), batch_size=30)))
         assert both["ids"].shape == (26, 4)
         assert both["positions"].document[12].tolist() == [0, -1, -1, -1]
@@ -94,10 +88,6 @@ class TestABatch:
         assert list(batch) == ["ids", "targets", "positions"]
         with pytest.raises(KeyError, match="labels"):
             batch["labels"]  # type: ignore[typeddict-item]
-
-    def test_has_positions_that_other_batches_share_only_while_they_are_full(self) -> None:
-        windows = Windows(np.arange(30), 4)
-        assert windows.__getitems__([0])["positions"] is windows.__getitems__([1, 2])["positions"]
 
     @pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor, lambda x: np.array(x, dtype=np.uint8)])
     def test_may_be_asked_for_with_any_integers(self, kind: type) -> None:

@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader
 from locant.errors import InputError, LocantError, RangeError
 from locant.text import Windows
 from locant.text.windows import BatchSampler, Loader
-from locant.text.windows.loader import LONGEST
-from locant.text.windows.sampler import Permutation
+from locant.text.windows.loader import LONGEST, Permutation
 from tests.refusal import refuses
 from tests.text.windows.definition import share
 

@@ -18,8 +18,8 @@ from locant.errors import RangeError
 from locant.kernels import native
 from locant.positions import Positions
 from locant.text import TokenStore, Windows
-from locant.text.windows import native as gathering
-from locant.text.windows.native import FUNCTION, Memory, gather, memory_of
+from locant.text.windows import tokens as gathering
+from locant.text.windows.tokens import FUNCTION, Memory, gather, memory_of
 from tests.refusal import refuses
 from tests.text.windows.definition import PAD, window_places
 
@@ -186,11 +186,13 @@ class TestBothWays:
             assert windows.__getitems__([1, 2])["ids"].tolist() == [[6, 8, 10, 12], [12, 14, 16, 18]]
 
     def test_own_their_inputs_and_their_targets(self) -> None:
-        windows = Windows(np.arange(20), 4)
-        batch = windows.__getitems__([0, 1])
-        batch["ids"].fill_(7)
-        assert batch["targets"].tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
-        assert windows.__getitems__([0])["ids"].tolist() == [[0, 1, 2, 3]]
+        ids = np.arange(20)
+        windows = Windows(ids, 4)
+        for item, targets in ((windows.__getitems__([0, 1]), [[1, 2, 3, 4], [5, 6, 7, 8]]), (windows[0], [1, 2, 3, 4])):
+            item["ids"].fill_(7)
+            assert item["targets"].tolist() == targets
+            item["targets"].fill_(8)
+            assert ids.tolist() == [*range(20)]
 
 
 @needs_library

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from locant.errors import InputError, RangeError
 from locant.text.windows import BatchSampler
-from locant.text.windows.sampler import LISTED, Permutation
+from locant.text.windows.loader import LISTED, Permutation
 from tests.refusal import refuses
 from tests.text.windows.definition import permuted, share
 
@@ -123,13 +123,9 @@ class TestRandomness:
 
 class TestRanks:
     @given(
-        n=st.integers(1, 60),
-        batch_size=st.integers(1, 7),
-        world_size=st.integers(1, 5),
-        drop_last=st.booleans(),
-        shuffle=st.booleans(),
-        data=st.data(),
-    )
+        n=st.integers(1, 60), batch_size=st.integers(1, 7), world_size=st.integers(1, 5), drop_last=st.booleans(),
+        shuffle=st.booleans(), data=st.data(),
+    )  # fmt: skip
     def test_get_what_the_definition_gives_them(
         self, n: int, batch_size: int, world_size: int, drop_last: bool, shuffle: bool, data: st.DataObject
     ) -> None:

@@ -12,8 +12,8 @@ from locant import ALiBi, attend
 from locant.errors import InputError
 from locant.positions import Positions
 from locant.text import Batch, Windows
-from locant.text.windows import packing
-from locant.text.windows.packing import best_fit
+from locant.text.windows import layouts
+from locant.text.windows.layouts import best_fit
 from tests.refusal import refuses
 from tests.text.windows.definition import best_fit_fills, pieces
 from tests.tolerances import FEW_ROUNDINGS, SHORT_SUM
@@ -108,7 +108,7 @@ def test_blocks_change_which_rows_there_are_and_nothing_else(lengths: list[int],
     if not wanted:
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "BLOCK", 4)
+        patch.setattr(layouts, "BLOCK", 4)
         batch = everything(packed(lengths, length))
     found = [piece for row in range(len(batch["ids"])) for piece in pieces_of_row(batch, row)]
     assert sorted(found) == wanted

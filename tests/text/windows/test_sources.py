@@ -46,22 +46,12 @@ class TestTheSource:
     @pytest.mark.parametrize(
         ("ids", "error"),
         [
-            (np.zeros((2, 3), dtype=int), ShapeError),
-            (np.array(5), ShapeError),
-            (np.zeros(5), ShapeError),
-            (torch.zeros(5), ShapeError),
-            ([1.5, 2.5], ShapeError),
-            (["a", "b"], ShapeError),
-            ([True, False], ShapeError),
-            ([[1, 2], [3]], ShapeError),
-            ([2**70, 1], ShapeError),
-            ("text", ShapeError),
-            (None, ShapeError),
-            ([], InputError),
-            (np.zeros(0, dtype=np.uint16), InputError),
-            ([7], InputError),
+            (np.zeros((2, 3), dtype=int), ShapeError), (np.array(5), ShapeError), (np.zeros(5), ShapeError),
+            (torch.zeros(5), ShapeError), ([1.5, 2.5], ShapeError), (["a", "b"], ShapeError),
+            ([True, False], ShapeError), ([[1, 2], [3]], ShapeError), ([2**70, 1], ShapeError), ("text", ShapeError),
+            (None, ShapeError), ([], InputError), (np.zeros(0, dtype=np.uint16), InputError), ([7], InputError),
         ],
-    )
+    )  # fmt: skip
     def test_that_is_none_is_refused(self, ids: object, error: type[LocantError]) -> None:
         with refuses(error, "got ", ", expected "):
             Windows(ids, 4)  # type: ignore[arg-type]
@@ -69,20 +59,12 @@ class TestTheSource:
     @pytest.mark.parametrize(
         "ids",
         [
-            torch.zeros(5, dtype=torch.bfloat16),
-            torch.zeros(5, dtype=torch.bool),
-            torch.zeros(5, dtype=torch.int64, device="meta"),
-            torch.zeros(5, dtype=torch.int64).to_sparse(),
-            np.zeros(5, dtype="timedelta64[s]"),
-            np.ma.masked_equal(np.arange(5), 3),
-            {1: 2},
-            {1, 2},
-            iter([1, 2]),
-            b"abc",
-            [None, 1],
-            [-(2**63), 2**63],
+            torch.zeros(5, dtype=torch.bfloat16), torch.zeros(5, dtype=torch.bool),
+            torch.zeros(5, dtype=torch.int64, device="meta"), torch.zeros(5, dtype=torch.int64).to_sparse(),
+            np.zeros(5, dtype="timedelta64[s]"), np.ma.masked_equal(np.arange(5), 3), {1: 2}, {1, 2}, iter([1, 2]),
+            b"abc", [None, 1], [-(2**63), 2**63],
         ],
-    )
+    )  # fmt: skip
     def test_of_an_odd_kind_is_refused_with_a_reason(self, ids: object) -> None:
         with refuses(ShapeError, "got ids ", ", expected one axis of integers"):
             Windows(ids, 4)  # type: ignore[arg-type]

@@ -8,9 +8,8 @@ from functools import lru_cache
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
-from locant.checkpoints.explanation import Explanation, explain
+from locant.checkpoints.explanation import Explanation, explain, layer_strip
 from locant.checkpoints.extension import METHODS, Extension, extend
-from locant.checkpoints.layer_strip import layer_strip
 from locant.errors import LocantError
 from locant.explore.models import chosen_model
 from locant.explore.screen import Screen

@@ -15,14 +15,11 @@ from locant.explore.screen import Screen
 from locant.explore.session import Session
 from locant.explore.state import State
 from locant.positions import Positions, Rotary
-from locant.positions.scaling import SCALINGS, Scaling, scaling_by_name
+from locant.positions.scaling import EXTENDING, SCALINGS, Scaling, scaling_by_name
 
 __all__ = ["SCREEN"]
 
 NONE = "none"
-METHODS = ("linear", "ntk", "dynamic", "yarn", "longrope", "llama3")
-"""The scalings that stand side by side: those that change every model's pairs in a way of their own."""
-
 MAX_LENGTH = 2**22
 NUM_POINTS = 128
 NUM_PLACES = 96
@@ -82,9 +79,9 @@ def _scaling(dim: int, base: float, method: str, factor: float, trained: int) ->
 
 def _side_by_side(dim: int, base: float, factor: float, trained: int) -> Mapping[str, Any]:
     """By how much each method stretches the wavelength of each pair."""
-    rows = [pair_settings(_rotary(dim, base, method, factor, trained)) for method in METHODS]
+    rows = [pair_settings(_rotary(dim, base, method, factor, trained)) for method in EXTENDING]
     stretch = np.array([[each.stretch or np.nan for each in row] for row in rows])
-    return {"names": list(METHODS), "stretch": stretch, "most": max(float(np.nanmax(stretch)), 1.001)}
+    return {"names": list(EXTENDING), "stretch": stretch, "most": max(float(np.nanmax(stretch)), 1.001)}
 
 
 def _cached_keys(dim: int, base: float, factor: float, trained: int, length: int) -> Mapping[str, Any]:
@@ -95,7 +92,7 @@ def _cached_keys(dim: int, base: float, factor: float, trained: int, length: int
     positions = np.unique(np.linspace(0, trained - 1, min(trained, NUM_POINTS)).round().astype(np.int64))
     at = Positions.of(torch.from_numpy(positions)[None])
     curves: dict[str, Any] = {}
-    for method in METHODS:
+    for method in EXTENDING:
         now = _rotary(dim, base, method, factor, trained)
         if now.scaling.length_that_matters is None:
             continue
@@ -104,7 +101,7 @@ def _cached_keys(dim: int, base: float, factor: float, trained: int, length: int
         )
         size = now.scaling.effective_attention_factor**2
         curves[method] = ((cos_then * cos_now + sin_then * sin_now)[0].mean(-1) / size).numpy()
-    return {"positions": positions, "curves": curves, "kept": [name for name in METHODS if name not in curves]}
+    return {"positions": positions, "curves": curves, "kept": [name for name in EXTENDING if name not in curves]}
 
 
 @lru_cache(maxsize=16)

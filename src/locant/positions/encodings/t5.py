@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -110,12 +111,9 @@ class T5Bias(DistanceBias):
 
 
 def _bucket_table(num_buckets: int, max_distance: int) -> Int[Tensor, " max_distance_plus_1"]:
-    """The bucket of each distance. Where the float32 of the reference is on a whole bucket, float64 rounds alike."""
+    """The bucket of each distance, in float32 as the reference: its rounding decides where one begins."""
     exact = num_buckets // 2
-
-    def bucket(distance: int) -> int:
-        share = math.log(distance / exact) / math.log(max_distance / exact)
-        return min(exact + int(share * (num_buckets - exact)), num_buckets - 1)
-
-    table = [*range(exact), *map(bucket, range(exact, max_distance + 1))]
-    return torch.tensor(table, dtype=torch.int64, device="cpu")
+    ratio = np.arange(exact, max_distance + 1, dtype=np.float32) / np.float32(exact)
+    share = np.log(ratio) / np.float32(math.log(max_distance / exact)) * np.float32(num_buckets - exact)
+    buckets = np.minimum(exact + share.astype(np.int64), num_buckets - 1)
+    return torch.tensor([*range(exact), *buckets.tolist()], dtype=torch.int64, device="cpu")

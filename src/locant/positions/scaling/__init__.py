@@ -1,18 +1,51 @@
 """Ways to stretch rotary frequencies over contexts longer than those a model was trained on.
 
-Every scaling gives its frequencies twice: ``frequencies`` in 50-digit decimals, the formula itself, and ``rounded``
-step by step in float32 as `transformers` computes them, for models that were trained with those roundings.
+Every scaling has one formula, in the order of `transformers`, and gives its frequencies twice: ``frequencies`` runs it
+in 50-digit decimals, ``rounded`` step by step in float32, for models that were trained with those roundings.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from locant.arguments import one_of
+from locant.errors import RangeError
 from locant.positions.scaling.base import Scaling, Unscaled
 from locant.positions.scaling.longrope import LongRoPE
-from locant.positions.scaling.names import SCALINGS, scaling_by_name
 from locant.positions.scaling.ntk import NTK, DynamicNTK, MixedNTK, ntk_exponent
 from locant.positions.scaling.uniform import Linear, Proportional
 from locant.positions.scaling.wavelengths import Llama3, Resonance
 from locant.positions.scaling.yarn import YaRN
 
 __all__ = [
-    "NTK", "SCALINGS", "DynamicNTK", "Linear", "Llama3", "LongRoPE", "MixedNTK", "Proportional", "Resonance", "Scaling",
-    "Unscaled", "YaRN", "ntk_exponent", "scaling_by_name",
+    "EXTENDING", "NTK", "SCALINGS", "DynamicNTK", "Linear", "Llama3", "LongRoPE", "MixedNTK", "Proportional",
+    "Resonance", "Scaling", "Unscaled", "YaRN", "ntk_exponent", "scaling_by_name",
 ]  # fmt: skip
+
+SCALINGS: Mapping[str, type[Scaling]] = {
+    kind.info.name: kind for kind in (Linear, NTK, DynamicNTK, YaRN, LongRoPE, Llama3, MixedNTK, Proportional)
+}
+"""Every scaling that is chosen by its name."""
+
+EXTENDING = tuple(name for name, kind in SCALINGS.items() if kind.info.extends)
+"""The names of those that stretch the context of any model by a factor, each in a way of its own."""
+
+
+def scaling_by_name(text: str, trained: int, dim: int, base: float) -> Scaling:
+    """A scaling by its name and factor, such as ``"yarn:8"``; without a factor it is 4.
+
+    Args:
+        trained: the trained length.
+        dim, base: of the rotary encoding.
+
+    >>> scaling_by_name("linear:2", 4096, 64, 10_000.0)
+    Linear(factor=2.0)
+    """
+    name, _, factor = text.partition(":")
+    one_of("scaling", name, SCALINGS, "yarn:4, or one of the others")
+    try:
+        return SCALINGS[name].by_factor(float(factor or 4.0), trained, dim, base)
+    except RangeError as error:
+        raise RangeError(error.cause, f"{name}:4") from error
+    except ValueError:
+        raise RangeError(f"got {text!r} for scaling, expected a number after the colon", f"{name}:4") from None

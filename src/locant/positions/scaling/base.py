@@ -1,26 +1,120 @@
-"""What every scaling is, and plain frequencies; the arithmetic that several of them share."""
+"""What every scaling is, plain frequencies, and the two arithmetics in which a formula gives numbers."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+import decimal
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from decimal import Decimal
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from locant.arguments import Real, real, whole
-from locant.positions.frequencies import PRECISION, inverse_frequencies
+from locant.positions.frequencies import PRECISION, TWO_PI, inverse_frequencies
 
-__all__ = ["Frequencies", "Rounded", "Scaling", "Unscaled", "blend", "powers", "share"]
+__all__ = ["Arithmetic", "Frequencies", "Rounded", "Scaling", "ScalingInfo", "Unscaled"]
 
 Frequencies = tuple[Decimal, ...]
 Rounded = Float[Tensor, " pairs"]
 
 
-class Scaling(ABC):
+@dataclass(frozen=True, kw_only=True)
+class Arithmetic:
+    """What a formula computes with: arrays of decimals, or tensors of float32, both with Python's operators.
+
+    Args:
+        two_pi: that number.
+        real: makes a number of what is no whole one in a formula.
+        number: the same, where the reference has a tensor of one number.
+        vector: makes an array of numbers.
+        log: of a number.
+        exp: of an array.
+        clamp: an array, from 0 to 1.
+        where: takes a condition, and arrays of what holds where it is true and where it is not.
+        concatenate: takes a list of arrays.
+        powers: ``base ** (2 i / dim)`` of dim and base for every pair i, or for as many as a third argument says.
+    """
+
+    two_pi: Any
+    real: Callable[[Any], Any]
+    number: Callable[[Any], Any]
+    vector: Callable[[Iterable[Any]], Any]
+    log: Callable[[Any], Any]
+    exp: Callable[[Any], Any]
+    clamp: Callable[[Any], Any]
+    where: Callable[[Any, Any, Any], Any]
+    concatenate: Callable[[list[Any]], Any]
+    powers: Callable[..., Any]
+
+
+def _float32(values: Any) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device="cpu")
+
+
+def _rounded_powers(dim: int, base: float | Tensor, pairs: int | None = None) -> Tensor:
+    """Takes as many pairs as are needed and no more: torch's power rounds a number differently at the end."""
+    even = torch.arange(0, dim if pairs is None else 2 * pairs, 2, dtype=torch.int64, device="cpu")
+    return base ** (even.to(torch.float32) / dim)
+
+
+DECIMALS = Arithmetic(
+    two_pi=TWO_PI,
+    real=Decimal,
+    number=Decimal,
+    vector=lambda values: np.array([*map(Decimal, values)], dtype=object),
+    log=Decimal.ln,
+    exp=np.exp,
+    clamp=lambda values: np.clip(values, 0, 1),
+    where=np.where,
+    concatenate=np.concatenate,
+    powers=lambda dim, base, pairs=None: 1 / np.array(inverse_frequencies(dim, base)[:pairs], dtype=object),
+)
+"""50 digits, whatever the process set decimals to: `Scaling.frequencies` sets them for a formula."""
+
+FLOAT32 = Arithmetic(
+    two_pi=2 * math.pi,
+    real=float,
+    number=lambda value: _float32(float(value)),
+    vector=lambda values: _float32([*map(float, values)]),
+    log=torch.log,
+    exp=torch.exp,
+    clamp=lambda values: values.clamp(0, 1),
+    where=torch.where,
+    concatenate=torch.cat,
+    powers=_rounded_powers,
+)
+"""Rounded after every step, with Python's floats for what `transformers` has no tensor for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingInfo:
+    """What a scaling says of itself to those that choose one by name.
+
+    Args:
+        name: with which command lines take it; ``""``: they do not.
+        aliases: other names that people look for.
+        rope_type: its name in Hugging Face configurations; ``""``: they cannot express it.
+        extends: what to know before a model's context is extended by it; ``""``: it is not offered for that.
+        options: fields beside the factor and the trained length, where it is made by its name.
+    """
+
+    name: str = ""
+    aliases: tuple[str, ...] = ()
+    rope_type: str = ""
+    extends: str = ""
+    options: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+class Scaling:
     """How the frequencies of a rotary encoding follow from its base.
+
+    A subclass is a frozen dataclass that writes `formula`, in the order of operations of `transformers`, where that
+    has it: run in decimals it gives `frequencies`, in float32 `rounded`.
 
     >>> from locant import Rotary
     >>> from locant.scaling import Linear
@@ -28,13 +122,20 @@ class Scaling(ABC):
     tensor([0.2500, 0.0250, 0.0025, 0.0003], dtype=torch.float64)
     """
 
-    @abstractmethod
+    info: ClassVar[ScalingInfo] = ScalingInfo()
+
+    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+        """Radians per position for each of the ``dim / 2`` pairs, in this arithmetic."""
+        raise NotImplementedError
+
     def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
         """Radians per position for each of the ``dim / 2`` pairs, in decimals of 50 digits."""
+        with decimal.localcontext(PRECISION):
+            return tuple(self.formula(DECIMALS, dim, base, seq_len))
 
-    @abstractmethod
     def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
         """The same in float32, rounded after every step in the order of `transformers`."""
+        return self.formula(FLOAT32, dim, base, seq_len)
 
     @property
     def effective_attention_factor(self) -> float:
@@ -45,6 +146,14 @@ class Scaling(ABC):
     def length_that_matters(self) -> int | None:
         """The length from which on the frequencies depend on the length of the sequence; ``None``: they never do."""
         return None
+
+    @classmethod
+    def by_factor(cls, factor: float, trained: int, dim: int, base: float) -> Scaling:
+        """The usual one of this kind, from this trained length to `factor` times it, for a rotary encoding."""
+        of_length = "original_max_seq_len"
+        length = {of_length: trained} if of_length in cls.__dataclass_fields__ else {}  # type: ignore[attr-defined]  # all are dataclasses
+        values: dict[str, Any] = {"factor": factor, **length, **cls.info.options}
+        return cls(**values)
 
     def _settle(self, name: str, value: object) -> None:
         """Set a field, which is frozen afterwards."""
@@ -71,28 +180,7 @@ class Scaling(ABC):
 class Unscaled(Scaling):
     """The plain frequencies of Su et al. 2021: ``base ** (-2 i / dim)``."""
 
-    def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
-        return inverse_frequencies(dim, base)
+    info: ClassVar[ScalingInfo] = ScalingInfo(rope_type="default")
 
-    def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
-        return 1.0 / powers(dim, base)
-
-
-def powers(dim: int, base: float | Float[Tensor, ""], pairs: int | None = None) -> Float[Tensor, " pairs"]:
-    """``base ** (2 i / dim)`` with the float32 roundings of `transformers`.
-
-    Takes as many pairs as are needed and no more: torch's power rounds a number differently at the end of a tensor.
-    """
-    even = torch.arange(0, dim if pairs is None else 2 * pairs, 2, dtype=torch.int64, device="cpu")
-    return base ** (even.to(torch.float32) / dim)
-
-
-def share(part: Decimal, width: Decimal) -> Decimal:
-    """One over the other, from 0 to 1; a step where there is no width."""
-    return min(max(PRECISION.divide(part, width), Decimal(0)), Decimal(1)) if width else Decimal(part >= 0)
-
-
-def blend(plain: Decimal, factor: float, kept: Decimal) -> Decimal:
-    """`kept` of a frequency and the rest of it divided; Python's operators round as the process set decimals to."""
-    stretched = PRECISION.divide(plain, Decimal(factor))
-    return PRECISION.fma(kept, PRECISION.subtract(plain, stretched), stretched)
+    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+        return 1 / numbers.powers(dim, base)

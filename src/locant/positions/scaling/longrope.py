@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import Decimal
-
-import torch
+from typing import Any, ClassVar
 
 from locant.arguments import entries, real
 from locant.errors import RangeError, ShapeError
-from locant.positions.frequencies import PRECISION, inverse_frequencies
-from locant.positions.scaling.base import Frequencies, Rounded, Scaling, powers
+from locant.positions.frequencies import inverse_frequencies
+from locant.positions.scaling.base import Arithmetic, Scaling, ScalingInfo
+from locant.positions.scaling.yarn import YaRN
 
 __all__ = ["LongRoPE"]
 
@@ -49,6 +48,13 @@ class LongRoPE(Scaling):
     original_max_seq_len: int
     factor: float
     attention_factor: float | None = None
+    info: ClassVar[ScalingInfo] = ScalingInfo(
+        name="longrope",
+        aliases=("long_rope",),
+        rope_type="longrope",
+        extends="the factors are not searched on data, as the paper's are (arXiv 2402.13753): the long ones are those "
+        "of YaRN's ramp, the short ones are 1; --search TEXT searches them",
+    )
 
     def __post_init__(self) -> None:
         for name in ("short_factor", "long_factor"):
@@ -79,10 +85,12 @@ class LongRoPE(Scaling):
             raise ShapeError(got, f"{pairs} factors, or rotary_dim={2 * len(chosen)}")
         return chosen
 
-    def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
-        divisors = map(Decimal, self.factors(dim, seq_len))
-        return tuple(map(PRECISION.divide, inverse_frequencies(dim, base), divisors))
+    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+        return 1 / (numbers.vector(self.factors(dim, seq_len)) * numbers.powers(dim, base))
 
-    def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
-        factors = torch.tensor(self.factors(dim, seq_len), dtype=torch.float32, device="cpu")
-        return 1.0 / (factors * powers(dim, base))
+    @classmethod
+    def by_factor(cls, factor: float, trained: int, dim: int, base: float) -> LongRoPE:
+        """Long factors that are those of YaRN's ramp: the paper's are searched on data."""
+        ramp = YaRN(factor=factor, original_max_seq_len=trained).frequencies(dim, base)
+        long = tuple(float(plain / each) for plain, each in zip(inverse_frequencies(dim, base), ramp, strict=True))
+        return cls(short_factor=(1.0,) * (dim // 2), long_factor=long, original_max_seq_len=trained, factor=factor)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal
-
-import torch
+from typing import Any, ClassVar
 
 from locant.arguments import one_of
 from locant.errors import RangeError
-from locant.positions.frequencies import PRECISION, inverse_frequencies
-from locant.positions.scaling.base import Frequencies, Rounded, Scaling, powers
+from locant.positions.scaling.base import Arithmetic, Scaling, ScalingInfo
 
 __all__ = ["NTK", "DynamicNTK", "MixedNTK", "ntk_exponent"]
 
@@ -38,16 +36,20 @@ class NTK(Scaling):
 
     factor: float
     form: str = "aware"
+    info: ClassVar[ScalingInfo] = ScalingInfo(
+        name="ntk",
+        extends="a larger base, base x factor ** (d / (d - 2)): the slowest pair is stretched by the factor, the "
+        "fastest stays as it is",
+    )
 
     def __post_init__(self) -> None:
         self._settle_reals("factor", above=0)
         one_of("NTK's form", self.form, ("aware", "base"), "NTK(factor=4.0)")
 
-    def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
-        return inverse_frequencies(dim, stretched_base(dim, base, Decimal(self.factor), self.form))
-
-    def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
-        return 1.0 / powers(dim, base * self.factor ** (ntk_exponent(dim) if self.form == "aware" else 1.0))
+    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+        exponent = ntk_exponent(dim, numbers.real)
+        stretch = numbers.real(self.factor) ** (exponent if self.form == "aware" else 1)
+        return 1 / numbers.powers(dim, numbers.real(base) * stretch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,13 @@ class DynamicNTK(Scaling):
 
     factor: float
     original_max_seq_len: int
+    info: ClassVar[ScalingInfo] = ScalingInfo(
+        name="dynamic",
+        aliases=("dynamic_ntk",),
+        rope_type="dynamic",
+        extends="the base grows with the sequence, by factor x length / trained - (factor - 1), in the end more than "
+        "the factor; programs take max_position_embeddings for the trained length, so it stays",
+    )
 
     def __post_init__(self) -> None:
         self._settle_reals("factor", low=1)
@@ -83,18 +92,12 @@ class DynamicNTK(Scaling):
     def length_that_matters(self) -> int:
         return self.original_max_seq_len
 
-    def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
-        length = max(seq_len or 0, self.original_max_seq_len)
-        factor = Decimal(self.factor)
-        longer = PRECISION.divide(Decimal(length), Decimal(self.original_max_seq_len))
-        stretch = PRECISION.fma(factor, longer, PRECISION.subtract(1, factor))
-        return inverse_frequencies(dim, stretched_base(dim, base, stretch, "aware"))
-
-    def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
+    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
         # The reference takes the length off the position ids, so its arithmetic on it is that of a float32 tensor.
-        length = torch.tensor(float(max(seq_len or 0, self.original_max_seq_len)), dtype=torch.float32, device="cpu")
-        stretch = (self.factor * length / self.original_max_seq_len) - (self.factor - 1)
-        return 1.0 / powers(dim, base * stretch ** ntk_exponent(dim))
+        length = numbers.number(max(seq_len or 0, self.original_max_seq_len))
+        factor = numbers.real(self.factor)
+        stretch = factor * length / self.original_max_seq_len - (factor - 1)
+        return 1 / numbers.powers(dim, numbers.real(base) * stretch ** ntk_exponent(dim, numbers.real))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,35 +122,21 @@ class MixedNTK(Scaling):
 
     factor: float
     b: float = 0.625
+    info: ClassVar[ScalingInfo] = ScalingInfo(name="mixed_ntk")
 
     def __post_init__(self) -> None:
         self._settle_reals("factor", low=1)
         self._settle_reals("b", low=0, high=8)
 
-    def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
-        pairs = (dim + 1) // 2
-        log, b = Decimal(self.factor).ln(PRECISION), Decimal(self.b)
-        scaled: list[Decimal] = []
-        for pair, frequency in enumerate(inverse_frequencies(dim, base)):
-            share = PRECISION.power(PRECISION.divide(pair + 1, pairs), b)
-            scaled.append(PRECISION.divide(frequency, PRECISION.exp(PRECISION.multiply(log, share))))
-        return tuple(scaled)
-
-    def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
-        plain = 1.0 / powers(dim, base)
-        a = torch.tensor(self.factor, dtype=torch.float32, device="cpu").log() / len(plain) ** self.b
-        numbers = torch.arange(1, len(plain) + 1, dtype=torch.float32, device="cpu")
-        return plain / (a * numbers**self.b).exp()
+    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+        plain = 1 / numbers.powers(dim, base)
+        a = numbers.log(numbers.number(self.factor)) / numbers.real(len(plain)) ** numbers.real(self.b)
+        places = numbers.vector(range(1, len(plain) + 1))
+        return plain / numbers.exp(a * places ** numbers.real(self.b))
 
 
-def ntk_exponent(dim: int) -> float:
+def ntk_exponent(dim: int, real: Callable[[float], Any] = float) -> Any:
     """The power of the factor by which a base grows for the slowest of ``dim / 2`` pairs to be stretched by it."""
     if dim <= 2:
         raise RangeError(f"got NTK scaling of {dim} dimensions, expected 4 or more", "Linear(factor=...)")
-    return dim / (dim - 2)
-
-
-def stretched_base(dim: int, base: float, stretch: Decimal, form: str) -> Decimal:
-    ntk_exponent(dim)
-    exponent = PRECISION.divide(dim, dim - 2) if form == "aware" else Decimal(1)
-    return PRECISION.multiply(Decimal(base), PRECISION.power(stretch, exponent))
+    return real(dim) / (dim - 2)

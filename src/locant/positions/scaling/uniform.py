@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from decimal import Decimal
+from typing import Any, ClassVar
 
-import torch
-
-from locant.positions.frequencies import PRECISION, inverse_frequencies
-from locant.positions.scaling.base import Frequencies, Rounded, Scaling, powers
+from locant.positions.scaling.base import Arithmetic, Scaling, ScalingInfo
 
 __all__ = ["Linear", "Proportional"]
 
@@ -32,16 +29,18 @@ class Linear(Scaling):
     """
 
     factor: float
+    info: ClassVar[ScalingInfo] = ScalingInfo(
+        name="linear",
+        aliases=("interpolation",),
+        rope_type="linear",
+        extends="every pair is interpolated; without training on it, near tokens blur (arXiv 2306.15595)",
+    )
 
     def __post_init__(self) -> None:
         self._settle_reals("factor", above=0)
 
-    def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
-        factor = Decimal(self.factor)
-        return tuple(PRECISION.divide(frequency, factor) for frequency in inverse_frequencies(dim, base))
-
-    def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
-        return 1.0 / powers(dim, base) / self.factor
+    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+        return 1 / numbers.powers(dim, base) / numbers.real(self.factor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,18 +65,16 @@ class Proportional(Scaling):
 
     rotated_share: float = 1.0
     factor: float = 1.0
+    info: ClassVar[ScalingInfo] = ScalingInfo(
+        name="proportional", rope_type="proportional", options={"rotated_share": 0.25}
+    )
 
     def __post_init__(self) -> None:
         self._settle_reals("factor", above=0)
         self._settle_reals("rotated_share", low=0, high=1)
 
-    def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
+    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
         pairs = (dim + 1) // 2
         rotated = int(self.rotated_share * pairs)
-        return Linear(factor=self.factor).frequencies(dim, base)[:rotated] + (Decimal(0),) * (pairs - rotated)
-
-    def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
-        pairs = (dim + 1) // 2
-        rotated = int(self.rotated_share * pairs)
-        plain = 1.0 / powers(dim, base, rotated)
-        return torch.cat([plain, plain.new_zeros(pairs - rotated)]) / self.factor
+        zeros = numbers.vector([0] * (pairs - rotated))
+        return numbers.concatenate([1 / numbers.powers(dim, base, rotated), zeros]) / numbers.real(self.factor)

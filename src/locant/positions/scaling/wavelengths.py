@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from decimal import Decimal
-
-import torch
+from typing import Any, ClassVar
 
 from locant.arguments import shown
 from locant.errors import RangeError
-from locant.positions.frequencies import PRECISION, TWO_PI, inverse_frequencies
-from locant.positions.scaling.base import Frequencies, Rounded, Scaling, Unscaled, blend, powers, share
+from locant.positions.frequencies import PRECISION, TWO_PI
+from locant.positions.scaling.base import Arithmetic, Scaling, ScalingInfo, Unscaled
 
 __all__ = ["Llama3", "Resonance"]
 
@@ -42,6 +40,13 @@ class Llama3(Scaling):
     low_freq_factor: float
     high_freq_factor: float
     original_max_seq_len: int
+    info: ClassVar[ScalingInfo] = ScalingInfo(
+        name="llama3",
+        aliases=("llama_3",),
+        rope_type="llama3",
+        extends="Llama 3.1's blend by wavelength, with its low_freq_factor 1 and high_freq_factor 4",
+        options={"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    )
 
     def __post_init__(self) -> None:
         self._settle_reals("factor", "low_freq_factor", "high_freq_factor", above=0)
@@ -50,27 +55,18 @@ class Llama3(Scaling):
             low, high = (f"{name}_freq_factor={getattr(self, f'{name}_freq_factor')}" for name in ("low", "high"))
             raise RangeError(f"got {high}, expected at least {low}", "low_freq_factor=1, high_freq_factor=4")
 
-    def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
-        low, high = Decimal(self.low_freq_factor), Decimal(self.high_freq_factor)
-        scaled: list[Decimal] = []
-        for frequency in inverse_frequencies(dim, base):
-            rotations = PRECISION.divide(PRECISION.multiply(frequency, self.original_max_seq_len), TWO_PI)
-            kept = share(PRECISION.subtract(rotations, low), PRECISION.subtract(high, low))
-            scaled.append(blend(frequency, self.factor, kept))
-        return tuple(scaled)
-
-    def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
-        trained, low, high = self.original_max_seq_len, self.low_freq_factor, self.high_freq_factor
-        plain = 1.0 / powers(dim, base)
-        wavelength = 2 * math.pi / plain
+    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+        trained, factor = self.original_max_seq_len, numbers.real(self.factor)
+        low, high = numbers.real(self.low_freq_factor), numbers.real(self.high_freq_factor)
+        plain = 1 / numbers.powers(dim, base)
+        wavelength = numbers.two_pi / plain
         longest, shortest = trained / low, trained / high
-        scaled = torch.where(wavelength > longest, plain / self.factor, plain)
+        scaled = numbers.where(wavelength > longest, plain / factor, plain)
         if high == low:
             return scaled
-        kept = (trained / wavelength - low) / (high - low)
-        blended = (1 - kept) * scaled / self.factor + kept * scaled
-        between = (wavelength >= shortest) & (wavelength <= longest)
-        return torch.where(between, blended, scaled)
+        share = (trained / wavelength - low) / (high - low)
+        blended = (1 - share) * scaled / factor + share * scaled
+        return numbers.where((wavelength >= shortest) & (wavelength <= longest), blended, scaled)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +84,7 @@ class Resonance(Scaling):
     Tested against:
         The formula in mpmath on top of plain frequencies and of YaRN.
 
+    >>> import math
     >>> from locant import Rotary
     >>> (2 * math.pi / Rotary(8, scaling=Resonance()).inv_freq).round(decimals=3).tolist()
     [6.0, 63.0, 628.0, 6283.0]
@@ -108,12 +105,9 @@ class Resonance(Scaling):
     def length_that_matters(self) -> int | None:
         return self.scaling.length_that_matters
 
-    def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
-        return tuple(_resonant(each) for each in self.scaling.frequencies(dim, base, seq_len))
-
-    def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
-        exact = self.frequencies(dim, base, seq_len)  # float32 cannot tell which wavelength is nearest
-        return torch.tensor([*map(float, exact)], dtype=torch.float32, device="cpu")
+    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+        exact = self.scaling.frequencies(dim, base, seq_len)  # float32 cannot tell which wavelength is nearest
+        return numbers.vector(map(_resonant, exact))
 
 
 def _resonant(frequency: Decimal) -> Decimal:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from decimal import Decimal
-
-import torch
+from typing import Any, ClassVar
 
 from locant.arguments import flag
 from locant.errors import RangeError
-from locant.positions.frequencies import PRECISION, inverse_frequencies
-from locant.positions.scaling.base import Frequencies, Rounded, Scaling, blend, powers, share
+from locant.positions.scaling.base import Arithmetic, Scaling, ScalingInfo
 
 __all__ = ["YaRN"]
 
@@ -54,6 +51,11 @@ class YaRN(Scaling):
     attention_factor: float | None = None
     mscale: float | None = None
     mscale_all_dim: float | None = None
+    info: ClassVar[ScalingInfo] = ScalingInfo(
+        name="yarn",
+        rope_type="yarn",
+        extends="fast pairs stay, slow ones are interpolated, with a ramp between (arXiv 2309.00071)",
+    )
 
     def __post_init__(self) -> None:
         self._settle_reals("factor", low=1)
@@ -74,20 +76,11 @@ class YaRN(Scaling):
             return _temperature(self.factor, self.mscale) / _temperature(self.factor, self.mscale_all_dim)
         return _temperature(self.factor, 1.0)
 
-    def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
-        low, high = (Decimal(end) for end in self._ramp_ends(dim, base))
-        scaled: list[Decimal] = []
-        for pair, frequency in enumerate(inverse_frequencies(dim, base)):
-            ramp = share(PRECISION.subtract(pair, low), PRECISION.subtract(high, low))
-            scaled.append(blend(frequency, self.factor, PRECISION.subtract(1, ramp)))
-        return tuple(scaled)
-
-    def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
-        low, high = self._ramp_ends(dim, base)
-        powers_of_base = powers(dim, base)
-        pairs = torch.arange(len(powers_of_base), dtype=torch.float32, device="cpu")
-        kept = 1 - ((pairs - low) / (high - low)).clamp(0, 1)
-        return 1.0 / (self.factor * powers_of_base) * (1 - kept) + 1.0 / powers_of_base * kept
+    def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
+        low, high = map(numbers.real, self._ramp_ends(dim, base))
+        powers = numbers.powers(dim, base)
+        share = 1 - numbers.clamp((numbers.vector(range(len(powers))) - low) / (high - low))
+        return 1 / (numbers.real(self.factor) * powers) * (1 - share) + 1 / powers * share
 
     def _ramp_ends(self, dim: int, base: float) -> tuple[float, float]:
         """First and last pair of the ramp. The reference computes them in float64, so that is their definition."""

@@ -5,7 +5,7 @@
 (how one is made); `finalize` (parts to a store). `prepare.prepare` also says what Ctrl-C does at each stage.
 """
 
-from locant.text.prepare.finalize import finalize
+from locant.text.prepare.parts import finalize
 from locant.text.prepare.prepare import Estimate, estimate, prepare
 
 __all__ = ["Estimate", "estimate", "finalize", "prepare"]

@@ -1,8 +1,12 @@
-"""Making one part: a pure function of the plan and a number, which may be done twice, or by two at once.
+"""Making one part, a pure function of the plan and a number, which may be done twice, or by two at once; joining all.
 
 A part is made in a folder of its own, `part-00012.RANDOM`, which becomes `part-00012` when everything in it is on the
 disk: so a part is there whole or not at all. Of two that make the same part the second finds it done and removes its
 own, which had the same bytes. What it holds: its documents, encoded, with the end of text after each, in shards.
+
+When all parts are done, their shards get their places in the store, and the manifest is written last. The numbers that
+shards get are written down before the first one moves, so a run that was killed between two moves is taken up where it
+was. Until the manifest stands, no reader takes the folder for a store.
 """
 
 from __future__ import annotations
@@ -10,26 +14,45 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from locant.errors import InputError
-from locant.files import flush, write_whole
-from locant.text.prepare.byte_ranges import ByteRange, Source, Tally
-from locant.text.prepare.folders import LOCK, cannot_write, is_abandoned, locked_folder, take_place
-from locant.text.prepare.plan import Plan
+from locant.files import flush, read_json, write_whole
+from locant.text.prepare.plan import (
+    FOLDER,
+    LOCK,
+    Plan,
+    cannot_write,
+    is_abandoned,
+    locked_folder,
+    read_plan,
+    remove_shards,
+    take_place,
+)  # fmt: skip
 from locant.text.prepare.readers import documents
-from locant.text.store import FileRecord, ShardRecord, ShardWriter, shard_name
+from locant.text.prepare.readers.streams import ByteRange, Source, Tally
+from locant.text.prepare.request import store_folder
+from locant.text.store import MANIFEST, FileRecord, ShardRecord, ShardWriter, TokenStore, shard_name, write_manifest
+from locant.text.tokenizer import Tokenizer
 from locant.text.tokenizer.engine import Encoded, Engine
 
-__all__ = ["Advance", "FinishedPart", "finished_part", "make_part", "part_folder", "sweep_parts"]
+__all__ = [
+    "Advance", "FinishedPart", "finalize", "finished_part", "join", "make_part", "missing_parts", "part_folder",
+    "sweep_parts", "tidy",
+]  # fmt: skip
 
 MARKER = "part.json"
+NUMBERING = "numbering.json"
+ANEW = "resume=False (--restart), which begins anew"
+NAMED = 10
+"""How many missing tasks are named; the others are counted."""
 
 Advance = Callable[[int], None]
 """Is called with how many more bytes of the input were read."""
@@ -62,15 +85,30 @@ def finished_part(plan: Plan, number: int) -> FinishedPart | None:
     """What a part has, if it is done: marked as done, of this plan, and all its files of the size that was written."""
     folder = part_folder(plan, number)
     try:
-        part = FinishedPart.from_json(json.loads((folder / MARKER).read_text(encoding="utf-8")))
+        part = FinishedPart.from_json(read_json(folder / MARKER))
         sizes = [
             (folder / f"{shard_name(i)}.{kind}").stat().st_size == size
             for i, shard in enumerate(part.shards)
             for kind, size in (("bin", shard.bin.size), ("idx", shard.idx.size))
         ]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, KeyError, TypeError):
         return None
     return part if all(sizes) and part.plan == plan.digest else None
+
+
+def missing_parts(plan: Plan) -> list[int]:
+    """The numbers of the parts that are not done."""
+    if (plan.folder / NUMBERING).exists():
+        return []
+    return [number for number in range(plan.num_parts) if finished_part(plan, number) is None]
+
+
+def sweep_parts(plan: Plan) -> None:
+    """Remove what is left of parts whose makers died."""
+    for folder in plan.folder.glob("part-*.*"):
+        with suppress(OSError):
+            if is_abandoned(folder):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def make_part(plan: Plan, number: int, engine: Engine, advance: Advance) -> None:
@@ -80,8 +118,12 @@ def make_part(plan: Plan, number: int, engine: Engine, advance: Advance) -> None
     place = part_folder(plan, number)
     try:
         with locked_folder(place) as folder:
-            shards, byte_ranges = write_shards(plan, number, folder, engine, advance)
-            part = FinishedPart(plan=plan.digest, shards=shards, byte_ranges=byte_ranges)
+            with closing(_Shards(folder, plan.vocab_size, plan.options["shard_size"])) as shards:
+                read = [
+                    _write_range(one, plan.end_of_text, shards, engine, advance) for one in plan.byte_ranges(number)
+                ]
+                shards.finish()
+            part = FinishedPart(plan=plan.digest, shards=shards.records, byte_ranges=read)
             write_whole(folder / MARKER, json.dumps(asdict(part)))
             (folder / LOCK).unlink()
             if not take_place(folder, place) and finished_part(plan, number) is None:
@@ -95,24 +137,6 @@ def make_part(plan: Plan, number: int, engine: Engine, advance: Advance) -> None
         if isinstance(error, InputError):
             raise
         raise cannot_write(f"make part {number} of {plan.store}", error) from error
-
-
-def sweep_parts(plan: Plan) -> None:
-    """Remove what is left of parts whose makers died."""
-    for folder in plan.folder.glob("part-*.*"):
-        with suppress(OSError):
-            if is_abandoned(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def write_shards(
-    plan: Plan, part: int, folder: Path, engine: Engine, advance: Advance
-) -> tuple[list[ShardRecord], list[dict[str, Any]]]:
-    """Write the shards of a part; what they hold, and of each byte range its path, start, stop and SHA-256."""
-    with closing(_Shards(folder, plan.vocab_size, plan.options["shard_size"])) as shards:
-        read = [_write_range(one, plan.end_of_text, shards, engine, advance) for one in plan.byte_ranges(part)]
-        shards.finish()
-    return shards.records, read
 
 
 def _write_range(
@@ -154,16 +178,14 @@ def _require_unchanged(source: Source) -> None:
     try:
         state = os.stat(source.file)  # noqa: PTH116  # a `Path` for each of very many files takes longer
     except FileNotFoundError:
-        remedy = "putting it back as it was, or resume=False (--restart), which begins anew"
-        raise InputError(f"{source.name} has vanished since the work was planned", remedy) from None
+        cause = f"{source.name} has vanished since the work was planned"
+        raise InputError(cause, f"putting it back as it was, or {ANEW}") from None
     except OSError as error:
         remedy = "giving access to it, then the same again"
         raise InputError(f"cannot read {source.name}: {error.strerror}", remedy) from None
     if source.mtime_ns is not None and (state.st_size, state.st_mtime_ns) != (source.size, source.mtime_ns):
         cause = f"{source.name} has changed since the work was planned: it had {source.size} bytes, now {state.st_size}"
-        raise InputError(
-            cause, "resume=False (--restart), which begins anew, once nothing writes to the inputs any more"
-        )
+        raise InputError(cause, f"{ANEW}, once nothing writes to the inputs any more")
 
 
 class _Shards:
@@ -183,11 +205,9 @@ class _Shards:
                 self._open = ShardWriter(self._folder, len(self.records), self._vocab_size)
             writer = self._open
             full = int(np.searchsorted(ends[1:], ends[first] + self._shard_size - writer.tokens))
-            last = min(max(full, first), len(lengths) - 1)
-            writer.append(
-                ids[ends[first] : ends[last + 1]], lengths[first : last + 1], continues=continues and first == 0
-            )
-            first = last + 1
+            stop = min(max(full, first), len(lengths) - 1) + 1
+            writer.append(ids[ends[first] : ends[stop]], lengths[first:stop], continues=continues and first == 0)
+            first = stop
             if writer.tokens >= self._shard_size and not (unfinished and first == len(lengths)):
                 self.finish()
 
@@ -203,3 +223,90 @@ class _Shards:
         if self._open is not None:
             with self._open:
                 pass
+
+
+def finalize(out: str | Path) -> TokenStore:
+    """Join what tasks have made in `out` into its store; a finished store is left as it is.
+
+    Raises:
+        InputError: there is nothing to join, or some task has not done its part; they are named.
+    """
+    out = store_folder(out)
+    if (out / MANIFEST).exists():
+        tidy(out)
+        return TokenStore(out)
+    plan = read_plan(out)
+    if plan is None:
+        raise InputError(f"{out} holds no tasks to join", "locant prepare PATH -o OUT --task 0 --num-tasks N, first")
+    if missing := missing_parts(plan):
+        raise InputError(f"{out} is not finished: {_named(plan, missing)}", "running them, and then --finalize again")
+    return join(plan, plan.tokenizer())
+
+
+def join(plan: Plan, tokenizer: Tokenizer) -> TokenStore:
+    """Move the shards of all parts, which are done, into the store, and write its manifest."""
+    store = plan.store
+    try:
+        parts = _numbering(plan)
+        records: list[ShardRecord] = []
+        for number, part in enumerate(parts):
+            for i, record in enumerate(part.shards):
+                source, place = part_folder(plan, number) / shard_name(i), store / shard_name(len(records))
+                for kind, file in ((".bin", record.bin), (".idx", record.idx)):
+                    with suppress(FileNotFoundError):  # it was moved before
+                        source.with_suffix(kind).replace(place.with_suffix(kind))
+                    if (size := place.with_suffix(kind).stat().st_size) != file.size:
+                        raise InputError(f"{place.with_suffix(kind)} has {size} bytes, expected {file.size}", ANEW)
+                records.append(record)
+        remove_shards(store, len(records))  # of work that was discarded, which had more of them
+        flush(store)
+        sources = plan.sources()
+        read: dict[str, list[dict[str, Any]]] = {source.path: [] for source in sources}
+        for one in chain.from_iterable(part.byte_ranges for part in parts):
+            read[one["path"]].append({name: one[name] for name in ("start", "stop", "sha256")})
+        write_manifest(
+            store,
+            shards=records,
+            tokenizer=tokenizer,
+            end_of_text=plan.end_of_text,
+            sources=[{**source.to_json(), "pieces": read[source.path]} for source in sources],
+            options=dict(plan.options),
+        )
+    except FileNotFoundError as error:
+        if not (store / MANIFEST).exists():  # else another process has just joined the same parts
+            raise InputError(f"{error.filename} has vanished while {store} was joined", ANEW) from None
+    tidy(store)
+    return TokenStore(store)
+
+
+def _numbering(plan: Plan) -> list[FinishedPart]:
+    """The parts in order, as they were when the first shard was about to move."""
+    path = plan.folder / NUMBERING
+    if not path.exists():
+        parts = [part for number in range(plan.num_parts) if (part := finished_part(plan, number)) is not None]
+        if len(parts) < plan.num_parts:
+            missing = _named(plan, missing_parts(plan))
+            raise InputError(f"{plan.store} is not finished: {missing}", "the same command again")
+        if not any(shard.documents for part in parts for shard in part.shards):
+            raise InputError("got no text: no input has a document in it", "other paths, a --separator or a --field")
+        write_whole(path, json.dumps([asdict(part) for part in parts]))
+    return [FinishedPart.from_json(part) for part in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def tidy(store: Path) -> None:
+    """Remove what a finished store needs no more, and what was left where a run was killed."""
+    for folder in store.glob(f"{FOLDER}*"):
+        shutil.rmtree(folder, ignore_errors=True)
+    for path in chain(store.glob(".store.*.json"), store.glob(".tokenizer.*.json")):
+        path.unlink(missing_ok=True)
+
+
+def _named(plan: Plan, missing: Sequence[int]) -> str:
+    """Tasks, as they are typed; parts, where the work was divided into tasks in no way or in several."""
+    divisions = [int(path.name.removeprefix("tasks-")) for path in plan.folder.glob("tasks-*")]
+    what, numbers, of_all = "parts", [*missing], str(plan.num_parts)
+    if len(divisions) == 1:
+        what, numbers = "tasks", sorted({number % divisions[0] for number in missing})
+        of_all = f"--num-tasks {divisions[0]}"
+    more = f" and {len(numbers) - NAMED} more" if len(numbers) > NAMED else ""
+    return f"{what} {', '.join(map(str, numbers[:NAMED]))}{more} of {of_all} are missing"

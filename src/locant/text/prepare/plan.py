@@ -12,16 +12,24 @@ A plan is a folder, `.prepare` inside the store, that appears whole or not at al
 
 A process that makes a part reads its line alone. How parts are cut depends on the sources and `shard_size` only, never
 on who makes them: so the store does not either.
+
+Folders here appear whole or not at all: one is written under another name beside its place, `NAME.RANDOM`, and renamed
+when everything in it is on the disk. Meanwhile its maker holds a lock on a file in it, which the system releases when a
+process ends in any way. On a file system without locks, no folder counts as left behind.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
 import re
+import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -29,17 +37,16 @@ from typing import Any
 
 from locant.errors import InputError
 from locant.files import flush, write_whole
-from locant.text.prepare.byte_ranges import ByteRange, Source, cut
-from locant.text.prepare.folders import is_abandoned, locked_folder, place_aside, take_place
+from locant.text.prepare.readers import TRAINING_BYTES, take_sample
+from locant.text.prepare.readers.streams import ByteRange, Source, cut
 from locant.text.prepare.request import Request
-from locant.text.prepare.sample import TRAINING_BYTES, take_sample
 from locant.text.reading import STDIN
 from locant.text.store import MANIFEST
 from locant.text.tokenizer import Tokenizer
 
 __all__ = [
-    "FOLDER", "SMALLEST_PART", "Plan", "discard_plan", "holds_work", "part_bytes", "plan_for", "read_plan",
-    "remove_shards", "sweep_plans",
+    "FOLDER", "LOCK", "Plan", "cannot_write", "discard_plan", "is_abandoned", "locked_folder", "part_bytes", "plan_for",
+    "read_plan", "remove_shards", "take_place",
 ]  # fmt: skip
 
 FOLDER = ".prepare"
@@ -54,6 +61,10 @@ BYTES_PER_TOKEN = 4
 
 SHARD = re.compile(r"shard-(\d{5,})\.(bin|idx)")
 """What `shard_name` gives, as a file."""
+
+LOCK = "lock"
+YOUNG = 60.0
+"""Seconds in which a new folder may come to have its lock."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,11 +200,6 @@ def read_plan(store: Path) -> Plan | None:
     return Plan(folder=folder, **facts)
 
 
-def holds_work(store: Path) -> bool:
-    """Whether a folder has unfinished work in it, or what is left of some."""
-    return (store / FOLDER).exists() or any(store.glob(f"{FOLDER}.*"))
-
-
 def discard_plan(store: Path) -> None:
     """Remove unfinished work. Its folder goes last: while it is there, the shards beside it are known to be of it."""
     aside = place_aside(store / FOLDER)
@@ -205,7 +211,7 @@ def discard_plan(store: Path) -> None:
 
 
 def sweep_plans(store: Path) -> None:
-    """Empty the folders in which a process that died made or discarded a plan; they stay, see `holds_work`."""
+    """Empty the folders in which a process that died made or discarded a plan; they stay: the folder is ours."""
     for folder in store.glob(f"{FOLDER}.*"):
         with suppress(OSError):
             if is_abandoned(folder):
@@ -218,3 +224,57 @@ def remove_shards(store: Path, first: int = 0) -> None:
     for path in store.glob("shard-*.*"):
         if (found := SHARD.fullmatch(path.name)) and int(found[1]) >= first:
             path.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked_folder(place: Path) -> Generator[Path]:
+    """A folder beside `place` to write in, where it has a file `LOCK`; gone afterwards unless it took its place."""
+    folder = place_aside(place)
+    folder.mkdir()
+    try:
+        with (folder / LOCK).open("wb") as file:
+            _lock(file.fileno())
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def place_aside(place: Path) -> Path:
+    """A name beside `place` that nothing has."""
+    return place.with_name(f"{place.name}.{secrets.token_hex(4)}")
+
+
+def take_place(folder: Path, place: Path) -> bool:
+    """Give a folder its name; ``False`` if something stands there already. Who wrote in it has flushed it."""
+    try:
+        folder.replace(place)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        return False
+    return True
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Whether the process that worked in a folder has ended."""
+    try:
+        with (folder / LOCK).open("rb") as file:
+            return _lock(file.fileno())
+    except FileNotFoundError:  # its lock is not there yet, or not any more: for a moment, or for ever
+        return time.time() - folder.stat().st_mtime > YOUNG
+
+
+def _lock(handle: int) -> bool:
+    """Whether this process now holds the lock; a file system without locks gives none."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def cannot_write(what: str, error: OSError) -> InputError:
+    """The error where the system refuses to write."""
+    where = f": {error.filename}" if error.filename else ""
+    remedy = "making room or giving access, then the same again: what is done is kept"
+    return InputError(f"cannot {what}: {error.strerror or error}{where}", remedy)

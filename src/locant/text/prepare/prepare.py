@@ -14,7 +14,7 @@ exit code is 130. The same call then goes on from what was kept.
   folders of their parts. A Ray cluster that this call started is stopped.
 * Joining: it ends, and the next call joins the rest.
 
-A second Ctrl-C, or a kill, leaves at most folders that the next call removes (`locant.text.prepare.folders`), and
+A second Ctrl-C, or a kill, leaves at most folders that the next call removes (`locant.text.prepare.plan`), and
 workers that end by themselves when their orders end.
 """
 
@@ -22,20 +22,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Unpack, get_args, overload
 
 from locant.arguments import flag, one_of, shown, whole
 from locant.errors import InputError, RangeError
-from locant.text.prepare.cluster import LOCAL, make_on_ray
-from locant.text.prepare.finalize import join, missing_parts, note_tasks, recorded_request, tidy
-from locant.text.prepare.folders import cannot_write
-from locant.text.prepare.parts import Advance, make_part, sweep_parts
-from locant.text.prepare.plan import Plan, holds_work, part_bytes, plan_for
+from locant.text.prepare.parts import Advance, join, make_part, missing_parts, sweep_parts, tidy
+from locant.text.prepare.plan import FOLDER, Plan, cannot_write, part_bytes, plan_for
+from locant.text.prepare.readers import CHECKED_BYTES, TRAINING_BYTES, take_sample
+from locant.text.prepare.readers.streams import Source
 from locant.text.prepare.request import SHARD_SIZE, ContentOptions, Paths, Request, store_folder
-from locant.text.prepare.sample import CHECKED_BYTES, TRAINING_BYTES, take_sample
-from locant.text.prepare.workers import Workers, num_cores
+from locant.text.prepare.workers import LOCAL, Workers, make_on_ray, num_cores
 from locant.text.store import MANIFEST, TokenStore, token_dtype
 from locant.text.tokenizer import Tokenizer
 from locant.text.tokenizer.engine import Engine, EngineChoice, EngineName, choose_engine
@@ -44,6 +42,9 @@ __all__ = ["Estimate", "Progress", "estimate", "prepare"]
 
 Progress = Callable[[int, int], None]
 """Is called with how many bytes of the input are done, and how many there are."""
+
+RECORDED = {field.name for field in fields(Source) if field.name != "copy"}
+"""What the manifest records of each source, besides the hashes of its pieces."""
 
 
 class _Options(ContentOptions, total=False):
@@ -134,8 +135,13 @@ def prepare(
         field=field,
         append_end_of_text=append_end_of_text,
     )
-    num_workers = 1 if task is not None else _num_workers(workers, request)
-    with _resumable(out), _folder(out):
+    num_workers = 1
+    if task is None:
+        num_workers = num_cores() if workers is None else workers
+        if not request.needs_stdin:  # no more of them than there are parts
+            size = part_bytes(request.total_bytes, request.options["shard_size"])
+            num_workers = min(num_workers, -(-request.total_bytes // size))
+    with _folder(out):
         if (out / MANIFEST).exists():
             store = _finished_store(out, request, resume=resume)
             return store if task is None else None
@@ -143,7 +149,7 @@ def prepare(
             plan, tokenizer = plan_for(out, request, resume=resume)
             parts = missing_parts(plan)
             if task is not None and num_tasks is not None:
-                note_tasks(plan, num_tasks)
+                (plan.folder / f"tasks-{num_tasks}").touch()  # to name those that are missing
                 parts = [number for number in parts if number % num_tasks == task]
             if parts:
                 sweep_parts(plan)
@@ -185,50 +191,42 @@ def _require_sense(
         raise RangeError("got a task to do anew, which would discard what the others do", "rm -r on the store, first")
 
 
-def _num_workers(workers: int | None, request: Request) -> int:
-    """No more workers than there are parts."""
-    wanted = num_cores() if workers is None else workers
-    if request.needs_stdin:
-        return wanted
-    return min(wanted, -(-request.total_bytes // part_bytes(request.total_bytes, request.options["shard_size"])))
-
-
-@contextmanager
-def _resumable(store: Path) -> Generator[None]:
-    """On Ctrl-C, say how to go on, if anything was kept."""
-    try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        if store.exists():
-            interrupt.add_note(f"stopped: the same command goes on from here, with what is done in {store}")
-        raise
-
-
 @contextmanager
 def _folder(out: Path) -> Generator[None]:
-    """The folder of the store, made if it is not there, and removed again if nothing came to be in it."""
+    """The folder of the store, made if it is not there, and removed again if nothing came to be in it.
+
+    Where something did, Ctrl-C says how to go on.
+    """
     if out.exists() and not out.is_dir():
         raise InputError(f"got {out}, which is a file, as the folder of a store", f"{out}-store")
-    is_ours = (out / MANIFEST).exists() or holds_work(out)
+    is_ours = (out / MANIFEST).exists() or (out / FOLDER).exists() or any(out.glob(f"{FOLDER}.*"))
     if out.is_dir() and not is_ours and any(out.iterdir()):
         raise InputError(f"{out} holds other things than a store", "a folder that is not there yet")
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        raise cannot_write(f"write in {out}", error) from error
-    finally:
-        for folder in made:
-            if folder.is_dir() and not any(folder.iterdir()):
-                folder.rmdir()
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            yield
+        except OSError as error:
+            raise cannot_write(f"write in {out}", error) from error
+        finally:
+            for folder in made:
+                if folder.is_dir() and not any(folder.iterdir()):
+                    folder.rmdir()
+    except KeyboardInterrupt as interrupt:
+        if out.exists():
+            interrupt.add_note(f"stopped: the same command goes on from here, with what is done in {out}")
+        raise
 
 
 def _finished_store(out: Path, request: Request, *, resume: bool) -> TokenStore:
     """The store that is there, if it is the one asked for."""
     store = TokenStore(out)
     request = request.with_stdin(None) if request.needs_stdin else request
-    changes = request.changes_from(*recorded_request(out))
+    sources = [{**source} for source in store.manifest.sources]
+    if any(source.pop("pieces", None) is None or source.keys() != RECORDED for source in sources):
+        raise InputError(f"{out} holds a finished store that prepare did not make", "another folder")
+    changes = request.changes_from(store.manifest.options, [Source(**source) for source in sources])
     if changes or not resume:
         why = f"that was made otherwise: {'; '.join(changes)}" if changes else "already"
         raise InputError(f"{out} holds a finished store {why}", f"another folder, or rm -r {out} first")

@@ -3,6 +3,9 @@
 They are fresh interpreters, because a fork copies locks that no thread is left to open. Orders go in and reports come
 out through pipes, as lines of JSON: nothing is pickled, and a script that prepares a store needs no
 ``if __name__ == "__main__"``. A worker whose orders end, as the process that gave them is done or dead, ends too.
+
+Or those of a Ray cluster: the same work, where Ray says it shall be done. Every node has to see the inputs and the
+folder of the store under the same names, as on a shared file system.
 """
 
 from __future__ import annotations
@@ -11,23 +14,30 @@ import json
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast
+from typing import IO, Any, cast
+from urllib.parse import urlsplit
 
 from locant.errors import InputError, LocantError
 from locant.text.prepare.parts import Advance, make_part
-from locant.text.prepare.plan import read_plan
+from locant.text.prepare.plan import Plan, read_plan
 from locant.text.tokenizer.engine import Engine, EngineName
 
-__all__ = ["Workers", "main", "num_cores"]
+__all__ = ["LOCAL", "Workers", "main", "make_on_ray", "num_cores"]
+
 
 ONE_THREAD = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 """There is a worker for every core already."""
+
+LOCAL = "local"
+TIMEOUT = 10.0
+"""Seconds until an address that does not answer is given up; Ray alone tries for minutes."""
 
 _Worker = subprocess.Popen[bytes]
 
@@ -83,7 +93,10 @@ class Workers:
 def _started() -> _Worker:
     """A fresh interpreter that finds its packages where this one does."""
     paths = os.pathsep.join(path for path in sys.path if path)
-    with _ctrl_c_held():
+    # A terminal sends Ctrl-C to all of its processes. What a process blocks, those that it starts block too: a worker
+    # never receives it, and here it waits until the worker is started.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
         return subprocess.Popen(
             [sys.executable, "-P", "-c", "from locant.text.prepare.workers import main; main()"],
             bufsize=0,  # what is read ahead of a report would not be waited for
@@ -91,17 +104,6 @@ def _started() -> _Worker:
             stdout=subprocess.PIPE,
             env={**os.environ, **ONE_THREAD, "PYTHONPATH": paths},
         )
-
-
-@contextmanager
-def _ctrl_c_held() -> Generator[None]:
-    """Ctrl-C waits until the block ends, and processes that are started in it never receive it.
-
-    A terminal sends it to all of its processes. What a process blocks, those that it starts block too.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -129,21 +131,17 @@ def _report(worker: _Worker, at_work: dict[_Worker, int]) -> dict[str, Any]:
     """What a worker has read or done; raises what went wrong in it."""
     line = _pipe(worker.stdout).readline()
     if not line.endswith(b"\n"):  # it was killed, or in the middle of one
-        _lost(worker, at_work.get(worker))
+        code, number = worker.wait(), at_work.get(worker)
+        how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
+        when = "" if number is None else f" while it made part {number}"
+        cause = f"a worker process {how}{when}; the system kills one when its memory is full"
+        raise InputError(cause, "the same again with fewer workers: what is done is kept")
     report = json.loads(line)
     if "error" in report:
         raise InputError(report["error"], report["remedy"])
     if "crash" in report:
         raise RuntimeError(f"a worker process failed:\n{report['crash']}")
     return report
-
-
-def _lost(worker: _Worker, number: int | None) -> NoReturn:
-    code = worker.wait()
-    how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
-    when = "" if number is None else f" while it made part {number}"
-    cause = f"a worker process {how}{when}; the system kills one when its memory is full"
-    raise InputError(cause, "the same again with fewer workers: what is done is kept")
 
 
 def main() -> None:
@@ -184,3 +182,69 @@ def _work(orders: IO[bytes], reports: IO[bytes]) -> None:
 def _tell(pipe: IO[bytes], what: Any) -> None:
     pipe.write(json.dumps(what).encode() + b"\n")
     pipe.flush()
+
+
+class _Maker:
+    """Lives in a process of the cluster, with an engine of its own."""
+
+    def __init__(self, store: str, engine: EngineName) -> None:
+        plan = read_plan(Path(store))
+        if plan is None:
+            raise InputError(f"a node of the cluster sees no {store}", "a folder that all nodes share")
+        self._plan = plan
+        self._engine = Engine(plan.tokenizer(), engine, parallel=False)
+
+    def make(self, number: int) -> tuple[int, str | None, str]:
+        """Bytes read; and cause and remedy, where something is wrong."""
+        read: list[int] = []
+        try:
+            make_part(self._plan, number, self._engine, read.append)
+        except LocantError as error:
+            return 0, error.cause, error.remedy
+        return sum(read), None, ""
+
+
+def make_on_ray(
+    address: str, plan: Plan, engine: EngineName, parts: list[int], advance: Advance, num_local: int
+) -> None:
+    """Have the parts with these numbers made by actors of a cluster, one on each of its cores.
+
+    `address` is that of a running cluster, or ``"local"`` for one of `num_local` processes on this machine.
+    """
+    try:
+        import ray
+        from ray.exceptions import RayError
+        from ray.util import ActorPool
+    except ModuleNotFoundError:
+        raise InputError("Ray is not installed", "pip install 'locant[ray]', or no ray=") from None
+    ours = not ray.is_initialized()
+    if ours:
+        _connect(ray, address, num_local)
+    try:
+        cores = num_local if address == LOCAL else int(ray.cluster_resources().get("CPU", 1))
+        actor = ray.remote(num_cpus=1)(_Maker)
+        actors = [actor.remote(str(plan.store.resolve()), engine) for _ in range(max(1, min(cores, len(parts))))]
+        made = ActorPool(actors).map_unordered(lambda actor, number: actor.make.remote(number), parts)
+        for read, cause, remedy in made:
+            if cause is not None:
+                raise InputError(cause, remedy)
+            advance(read)
+    except RayError as error:
+        what = str(error).strip().splitlines()[-1]
+        raise InputError(f"the cluster lost a worker: {what}", "the same again: what is done is kept") from None
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _connect(ray: Any, address: str, num_local: int) -> None:
+    try:
+        if address == LOCAL:
+            ray.init(address=LOCAL, num_cpus=num_local, include_dashboard=False, log_to_driver=False)
+        else:
+            place = urlsplit(address if "://" in address else f"//{address}")
+            if place.hostname and place.port:  # Ray itself checks other forms of an address
+                socket.create_connection((place.hostname, place.port), timeout=TIMEOUT).close()
+            ray.init(address=address, log_to_driver=False)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"cannot reach a Ray cluster at {address!r}: {error}", f"{LOCAL!r}, or ray start") from None

@@ -1,18 +1,9 @@
 """The token store: token ids on the disk, in files that other programs can read."""
 
-from locant.text.store.export import Export, export_store
 from locant.text.store.formats import register_format
-from locant.text.store.formats.manifest import (
-    MANIFEST,
-    TOKENIZER,
-    FileRecord,
-    ShardRecord,
-    read_manifest,
-    shard_name,
-    write_manifest,
-)  # fmt: skip
-from locant.text.store.formats.shard_writer import ShardWriter
-from locant.text.store.store import TokenStore
+from locant.text.store.formats.locant import TOKENIZER, read_manifest, write_manifest
+from locant.text.store.formats.shards import MANIFEST, FileRecord, ShardRecord, ShardWriter, shard_name
+from locant.text.store.store import Export, TokenStore, export_store
 from locant.text.store.token_files import token_dtype
 
 __all__ = [

@@ -19,6 +19,7 @@ import os
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex
@@ -28,13 +29,13 @@ from jaxtyping import Int, Integer
 
 from locant.arguments import one_of
 from locant.errors import InputError, RangeError
-from locant.text.store.formats import FORMATS, StoreFormat, StoreOptions
-from locant.text.store.formats.locant import LocantFormat
-from locant.text.store.formats.manifest import Manifest
+from locant.files import new_folder, write_whole
+from locant.text.store.formats import FORMATS, ExportSource, StoreFormat, StoreOptions
+from locant.text.store.formats.locant import TOKENIZER, LocantFormat, Manifest
 from locant.text.store.token_files import map_side_by_side
 from locant.text.tokenizer import Tokenizer
 
-__all__ = ["TokenStore"]
+__all__ = ["Export", "TokenStore", "export_store"]
 
 Mode = Literal["map", "read"]
 
@@ -117,10 +118,14 @@ class TokenStore:
 
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
         """One id as an `int`, or a slice as an array."""
-        if not isinstance(index, slice):
-            return int(self._read(self._place(index))[0])
-        places = range(*index.indices(len(self)))
-        return self._read(places) if places.step > 0 else self._read(places[::-1])[::-1]
+        if isinstance(index, slice):
+            places = range(*index.indices(len(self)))
+            return self._read(places) if places.step > 0 else self._read(places[::-1])[::-1]
+        number = operator.index(index)
+        if not -len(self) <= number < len(self):
+            raise RangeError(f"got place {number} of {len(self)} tokens", f"{-len(self)} to {len(self) - 1}")
+        start = number % len(self)
+        return int(self._read(range(start, start + 1))[0])
 
     def __iter__(self) -> Iterator[int]:
         for start in range(0, len(self), BLOCK):
@@ -223,13 +228,6 @@ class TokenStore:
         options = {"format": self.format, "mode": self.mode, **self._options}
         return _opened_again, (os.path.abspath(self.path), options, self.identity)  # noqa: PTH100
 
-    def _place(self, index: SupportsIndex) -> range:
-        number = operator.index(index)
-        start = number + len(self) if number < 0 else number
-        if not 0 <= start < len(self):
-            raise RangeError(f"got place {number} of {len(self)} tokens", f"{-len(self)} to {len(self) - 1}")
-        return range(start, start + 1)
-
     def _read(self, places: range) -> Integer[np.ndarray, " tokens"]:
         """The ids at increasing places, shard after shard: of a map, those between two places are not read."""
         start, step, stop = places.start, places.step, places[-1] + 1 if places else places.start
@@ -284,3 +282,49 @@ def _mapped(contents: StoreFormat, number: int) -> np.ndarray:
     count = int(contents.tokens[number])
     array, begins = map_side_by_side([contents.files[number]], contents.dtype, [count], contents.header)
     return array[begins[0] : begins[0] + count]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """What was written."""
+
+    output: str
+    to: str
+    files: list[str]
+    tokens: int
+    dtype: str
+
+    def __str__(self) -> str:
+        files = f"{len(self.files)} file{'s' * (len(self.files) != 1)}"
+        return f"{self.output}: {self.tokens:,} tokens as {self.dtype}, {self.to}, {files}"
+
+
+def export_store(
+    store: TokenStore, output: Path, *, to: str, progress: Callable[[int], object] | None = None
+) -> Export:
+    """Write a store in another format, into a new folder that appears when it is complete.
+
+    The tokenizer goes with it where there is one. Every id is checked against its vocabulary.
+
+    `to` is the name of the format, see `locant.formats`; `progress` is told how many tokens are done.
+
+    Raises:
+        InputError: the folder is in use, the system refuses to write, or the store does not say what the format needs
+            (documents; for ``locant`` a tokenizer). RangeError: an unknown format, or an id not in the vocabulary.
+    """
+    target = FORMATS.find(to)
+    tokenizer = store.tokenizer if store.has_tokenizer else None
+    vocab_size = store.vocab_size
+    if not vocab_size:  # the smallest that has every id
+        for first in range(0, len(store), BLOCK):
+            ids = store[first : first + BLOCK]
+            if int(ids.min()) < 0:
+                raise InputError(f"{store.path} has negative ids", "another dtype")
+            vocab_size = max(vocab_size or 0, int(ids.max()) + 1)
+    with new_folder(output) as folder:
+        source = ExportSource(store.contents, store.format, vocab_size or 1, tokenizer, progress or (lambda done: None))
+        dtype = target.write(source, folder)
+        if tokenizer is not None and not (folder / TOKENIZER).exists():
+            write_whole(folder / TOKENIZER, tokenizer.to_json())
+        files = sorted(path.name for path in folder.iterdir())
+    return Export(output=str(output), to=to, files=files, tokens=len(store), dtype=dtype.name)

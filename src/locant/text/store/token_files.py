@@ -114,7 +114,15 @@ class _Maps:
         place = self._address
         for path, size, room in zip(paths, sizes, pages, strict=True):
             if size:
-                _map_file(path, size, place)
+                handle = os.open(path, os.O_RDONLY)
+                try:
+                    # Asked for again: past the end of a file that has shrunk since, reading a map ends the process.
+                    found = os.fstat(handle).st_size
+                    if found != size:
+                        raise InputError(f"{path} has {found} bytes, expected {size}", "a fresh copy of it")
+                    _mmap(place, size, mmap.PROT_READ, mmap.MAP_SHARED | MAP_FIXED, handle)
+                finally:
+                    os.close(handle)
             place += room
         self.__array_interface__: dict[str, Any] = {
             "version": 3,
@@ -126,18 +134,6 @@ class _Maps:
     def __del__(self) -> None:
         if self._address is not None:
             self._unmap(self._address, self._size)
-
-
-def _map_file(path: str, size: int, place: int) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        # Asked for again: past the end of a file that has shrunk since, reading a map ends the process.
-        found = os.fstat(handle).st_size
-        if found != size:
-            raise InputError(f"{path} has {found} bytes, expected {size}", "a fresh copy of it")
-        _mmap(place, size, mmap.PROT_READ, mmap.MAP_SHARED | MAP_FIXED, handle)
-    finally:
-        os.close(handle)
 
 
 def _mmap(place: int | None, size: int, protection: int, flags: int, handle: int) -> int:

@@ -116,19 +116,18 @@ def _renamed(model: Definition, names: dict[str, str]) -> Definition:
         renamed["unk_token"] = names[model["unk_token"]]
     if model["type"] == "BPE":
         renamed["dropout"] = None
-        renamed["merges"] = [merge for merge in _merges(model) if not _touches(merge, model, names)]
+        prefix = model.get("continuing_subword_prefix") or ""
+        renamed["merges"] = [
+            [left, right]
+            for left, right in _merges(model)
+            if not names.keys() & {left, right, left + right.removeprefix(prefix)}
+        ]
     return renamed
 
 
 def _merges(model: Definition) -> list[list[str]]:
     """Pairs; older files write each as one string with a space."""
     return [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"]]
-
-
-def _touches(merge: list[str], model: Definition, names: Collection[str]) -> bool:
-    left, right = merge
-    made = left + right.removeprefix(model.get("continuing_subword_prefix") or "")
-    return left in names or right in names or made in names
 
 
 def byte_table(definition: Definition) -> list[bytes | None] | None:

@@ -38,7 +38,11 @@ class EditedTokenizer:
 
 def with_tokens(tokenizer: Tokenizer, tokens: Sequence[str]) -> EditedTokenizer:
     """The tokenizer with these special tokens, which get the ids behind all others."""
-    wrong = [token for number, token in enumerate(tokens) if not _is_spelling(token) or token in tokens[:number]]
+    wrong = [
+        token
+        for number, token in enumerate(tokens)
+        if not token.strip() or token.splitlines() != [token] or token in tokens[:number]
+    ]
     if wrong or not tokens:
         got = f"got {shown(wrong[0] if wrong else tokens)} to add, expected spellings of one line, each once"
         raise InputError(got, "'<tool>'")
@@ -51,11 +55,6 @@ def with_tokens(tokenizer: Tokenizer, tokens: Sequence[str]) -> EditedTokenizer:
     definition["added_tokens"] = [*(definition.get("added_tokens") or []), *fresh]
     made = Tokenizer.from_json(json.dumps(definition, ensure_ascii=False), "the tokenizer with added tokens")
     return EditedTokenizer(tokenizer=made, kept=tuple(range(tokenizer.vocab_size)))
-
-
-def _is_spelling(token: str) -> bool:
-    """Whether it is more than white space, and has no end of a line in it."""
-    return bool(token.strip()) and token.splitlines() == [token]
 
 
 def keeping(tokenizer: Tokenizer, texts: Sequence[str], keep: int, *, named: Collection[int] = ()) -> EditedTokenizer:

@@ -30,7 +30,7 @@ import numpy as np
 from jaxtyping import Bool, Int, Int32
 
 from locant.text.tokenizer.definition import Definition, library_errors
-from locant.text.tokenizer.tiktoken_files import ENCODINGS
+from locant.text.tokenizer.local_files import ENCODINGS
 from locant.text.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["GROWTH", "UNSEEN", "GigatokenEngine", "why_not_gigatoken"]
@@ -75,13 +75,6 @@ def _long_known() -> Bool[np.ndarray, " code_points"]:
     return known
 
 
-def _has_new_characters(text: str) -> bool:
-    """Whether two versions of Unicode may disagree about it."""
-    if _MAY_BE_NEW.search(text.encode()) is None:
-        return False
-    return not _long_known()[np.frombuffer(text.encode("utf-32-le"), dtype="<u4")].all()
-
-
 def _refusals() -> AbstractContextManager[None]:
     kinds = ("RuntimeError", "ValueError", "PanicException")
     return library_errors("gigatoken refuses", "engine='tokenizers'", kinds)
@@ -109,7 +102,8 @@ class GigatokenEngine:
         self._tokenizer = tokenizer
         definition = tokenizer.plain_definition()
         self._changes = definition["normalizer"] is not None
-        self._definition = json.dumps(_for_gigatoken(definition), ensure_ascii=False)
+        plain = {**definition, "normalizer": None, "pre_tokenizer": _respelled(definition["pre_tokenizer"])}
+        self._definition = json.dumps(plain, ensure_ascii=False)
         self._parallel = parallel
         self._resident = resident or resident_bytes
         self._library: Any = None
@@ -126,7 +120,11 @@ class GigatokenEngine:
 
     def _is_strange(self, text: str) -> bool:
         """Whether `tokenizers` has to encode it, because versions of Unicode differ about it."""
-        return _has_new_characters(text) or (self._changes and _CHANGED_BY_NFC.search(text) is not None)
+        if self._changes and _CHANGED_BY_NFC.search(text) is not None:
+            return True
+        if _MAY_BE_NEW.search(text.encode()) is None:
+            return False
+        return not _long_known()[np.frombuffer(text.encode("utf-32-le"), dtype="<u4")].all()
 
     def _rows(self, texts: list[str]) -> list[Int32[np.ndarray, " _"]]:
         strange = [self._is_strange(text) for text in texts]
@@ -167,12 +165,9 @@ class GigatokenEngine:
             full = self._grown >= GROWTH and self._seen >= LEAST
         if full:
             self._library = None
-            _give_back()
-
-
-def _for_gigatoken(definition: Definition) -> Definition:
-    """Without a normalizer, and with patterns as it spells them."""
-    return {**definition, "normalizer": None, "pre_tokenizer": _respelled(definition["pre_tokenizer"])}
+            # Returned to the system: the allocator of glibc would keep half of it, build after build.
+            if sys.platform.startswith("linux") and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+                libc.malloc_trim(0)
 
 
 def _respelled(step: Definition) -> Definition:
@@ -180,12 +175,6 @@ def _respelled(step: Definition) -> Definition:
         return {**step, "pretokenizers": [_respelled(one) for one in step["pretokenizers"]]}
     pattern = step["pattern"].get("Regex") if step["type"] == "Split" else None
     return {**step, "pattern": {"Regex": _SPELLED[pattern]}} if pattern in _SPELLED else step
-
-
-def _give_back() -> None:
-    """Return freed memory to the system: the allocator of glibc would keep half of it, build after build."""
-    if sys.platform.startswith("linux") and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-        libc.malloc_trim(0)
 
 
 def resident_bytes() -> int | None:

@@ -51,7 +51,12 @@ def encode_pairs(
         template = _template(definition, special_tokens, second is not None, start, separator)
         parts = [(texts[part] if isinstance(part, str) else part, segment) for part, segment in template]
         rows.append(([number for ids, _ in parts for number in ids], [segment for ids, segment in parts for _ in ids]))
-    return _padded(rows, definition, special_tokens)
+    usual = next((special_tokens[name] for name in PADS if name in special_tokens), 0)
+    pad_id = (definition["padding"] or {"pad_id": usual})["pad_id"]
+    ids = pad_sequence([torch.tensor(ids, dtype=torch.long) for ids, _ in rows], True, pad_id)
+    segments = pad_sequence([torch.tensor(segments, dtype=torch.long) for _, segments in rows], True)
+    mask = pad_sequence([torch.ones(len(ids)) for ids, _ in rows], True)
+    return {"ids": ids, "positions": Positions.from_mask(mask), "segments": segments}
 
 
 def _template(
@@ -67,7 +72,14 @@ def _template(
         steps: list[dict[str, Any]] = processor["processors"] if processor["type"] == "Sequence" else [processor]
         for step in steps:
             if step["type"] == "TemplateProcessing":
-                return [_part(part, step["special_tokens"]) for part in step["pair" if is_pair else "single"]]
+                template: Template = []
+                for part in step["pair" if is_pair else "single"]:
+                    if "Sequence" in part:
+                        template.append((part["Sequence"]["id"], part["Sequence"]["type_id"]))
+                    else:
+                        token = part["SpecialToken"]
+                        template.append((step["special_tokens"][token["id"]]["ids"], token["type_id"]))
+                return template
             if step["type"] in ("BertProcessing", "RobertaProcessing"):
                 return _bert(step["cls"][1], step["sep"][1], is_pair, roberta=step["type"] == "RobertaProcessing")
     begin = _special("start", start, STARTS, special_tokens)
@@ -82,12 +94,6 @@ def _bert(start: int, end: int, is_pair: bool, *, roberta: bool) -> Template:
     return [*first, ([end], 0), ("B", 0), ([end], 0)] if roberta else [*first, ("B", 1), ([end], 1)]
 
 
-def _part(part: dict[str, dict[str, Any]], special_tokens: dict[str, dict[str, Any]]) -> tuple[str | list[int], int]:
-    if "Sequence" in part:
-        return part["Sequence"]["id"], part["Sequence"]["type_id"]
-    return special_tokens[part["SpecialToken"]["id"]]["ids"], part["SpecialToken"]["type_id"]
-
-
 def _special(option: str, name: str | None, usual: Sequence[str], special_tokens: Mapping[str, int]) -> int:
     known = ", ".join(map(repr, special_tokens)) or "none"
     if name is None:
@@ -100,15 +106,3 @@ def _special(option: str, name: str | None, usual: Sequence[str], special_tokens
     if name not in special_tokens:
         raise RangeError(f"got {name!r} for {option}, expected a special token: {known}", f"{option}={usual[0]!r}")
     return special_tokens[name]
-
-
-def _padded(
-    rows: Sequence[tuple[list[int], list[int]]], definition: Mapping[str, Any], special_tokens: Mapping[str, int]
-) -> dict[str, Any]:
-    """Rows of ids and segments, as long as the longest, as tensors, with their positions."""
-    usual = next((special_tokens[name] for name in PADS if name in special_tokens), 0)
-    pad_id = (definition["padding"] or {"pad_id": usual})["pad_id"]
-    ids = pad_sequence([torch.tensor(ids, dtype=torch.long) for ids, _ in rows], True, pad_id)
-    segments = pad_sequence([torch.tensor(segments, dtype=torch.long) for _, segments in rows], True)
-    mask = pad_sequence([torch.ones(len(ids)) for ids, _ in rows], True)
-    return {"ids": ids, "positions": Positions.from_mask(mask), "segments": segments}

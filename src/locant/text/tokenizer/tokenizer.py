@@ -26,15 +26,18 @@ import numpy as np
 import tokenizers
 from jaxtyping import Int, Integer
 
+from locant.arguments import whole
 from locant.errors import InputError, RangeError, ShapeError
 from locant.files import write_whole
-from locant.text.reading import well_formed
+from locant.text.reading import read_texts, well_formed
 from locant.text.tokenizer import definition as definitions
 from locant.text.tokenizer.definition import BYTE_SPELLING, END_OF_TEXT, library_errors
 from locant.text.tokenizer.local_files import find
-from locant.text.tokenizer.training import learn
 
-__all__ = ["Tokenizer"]
+__all__ = ["LARGEST_VOCABULARY", "Tokenizer"]
+
+LARGEST_VOCABULARY = 10_000_000
+"""The trainer ends the process where memory does not suffice."""
 
 # How the end of a text is spelled, by the models that people load most.
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<｜end▁of▁sentence｜>")
@@ -124,7 +127,33 @@ class Tokenizer:
             InputError: no text, a file that is none, or a special token that is spelled like a learned one.
             RangeError: a vocabulary too small for 256 bytes and the special tokens.
         """
-        library = learn(texts_or_paths, vocab_size, special_tokens)
+        names = [special_tokens] if isinstance(special_tokens, str) else [*special_tokens]
+        for name in names:
+            if not isinstance(name, str) or not name or name != well_formed(name) or names.count(name) > 1:
+                raise InputError(f"got the special token {name!r}, expected different spellings", f"{END_OF_TEXT!r}")
+        least = 256 + len(names)
+        remedy = f"vocab_size={least}: the 256 bytes and the special tokens"
+        size = whole("vocab_size", vocab_size, least, LARGEST_VOCABULARY, remedy=remedy)
+        several = [texts_or_paths] if isinstance(texts_or_paths, (str, Path)) else texts_or_paths
+        texts = [_text_to_learn(one) for one in several]
+        if not any(texts):
+            raise InputError("got no text to train on", "a text, or the pathlib.Path of a file with one")
+        library = tokenizers.Tokenizer(tokenizers.models.BPE())
+        library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        library.decoder = tokenizers.decoders.ByteLevel()
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=size - len(names),
+            min_frequency=2,  # a pair that occurs once saves no token elsewhere
+            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        library.train_from_iterator(texts, trainer=trainer, length=len(texts))
+        # After training: merges of a library that knew them could come to make them out of ordinary words.
+        for name in names:
+            if library.token_to_id(name) is not None:
+                cause = f"got the special token {name!r}, which is also a token of the texts"
+                raise InputError(cause, repr(f"<|{name}|>"))
+        library.add_special_tokens([tokenizers.AddedToken(name, special=True, normalized=False) for name in names])
         return cls(json.loads(library.to_str()), library)
 
     @classmethod
@@ -329,3 +358,16 @@ class Tokenizer:
         if spelling is None:
             raise RangeError(f"got token id {number}, which is no token's", f"ids within 0..{self.vocab_size - 1}")
         return spelling
+
+
+def _text_to_learn(text_or_path: str | Path) -> str:
+    if isinstance(text_or_path, Path):
+        return read_texts(text_or_path)[0]
+    if not isinstance(text_or_path, str):
+        kind = type(text_or_path).__name__
+        raise InputError(f"got a {kind} to train on, expected a text or a pathlib.Path", "data.decode(), for bytes")
+    text = well_formed(text_or_path)
+    # A short text that is also the name of a file is most likely meant as one. Longer ones cannot be names.
+    if 0 < len(text.encode()) < 256 and Path(text).is_file():
+        raise InputError(f"got the text {text!r}, which is the name of a file", f"pathlib.Path({text!r})")
+    return text

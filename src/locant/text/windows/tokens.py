@@ -2,35 +2,102 @@
 
 `rows` reads slices of one width, `slices` slices of any size, one after the other. Within an array that
 is one fancy index; the shards of a store are mapped side by side, so that they are one array too, with gaps.
+
+``native/gather.c`` reads them faster: one call for a batch, on one thread unless the batch is large. What it refuses (a
+slice that is not one of the text, a negative id) or cannot read (a store that maps nothing, an array with steps) is
+left to these, which name the fault.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import struct
 import sys
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from jaxtyping import Int, Integer
+from jaxtyping import Int, Int64, Integer
 from torch import Tensor
 
 from locant.errors import InputError, RangeError, ShapeError
+from locant.kernels import native
 from locant.text.store import TokenStore
-from locant.text.windows.native import Memory, memory_of
 
-__all__ = ["ArrayTokens", "StoreTokens", "Tokens", "one_axis", "places", "require_ids", "tokens_of"]
+__all__ = [
+    "ArrayTokens", "Memory", "StoreTokens", "Tokens", "gather", "memory_of", "one_axis", "places", "require_ids",
+    "tokens_of",
+]  # fmt: skip
+
+FUNCTION = "locant_gather"
+
+pack_text = struct.Struct("=6q").pack
+"""``Text`` in C."""
+pack_batch = struct.Struct("=9q").pack
+"""``Batch`` in C."""
 
 SAMPLED = 1024  # ids that represent all of an array in its fingerprint
 INTEGERS = frozenset(
     (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
 )
 
-
 Ids = Integer[np.ndarray, " ids"]
 Rows = Integer[np.ndarray, "rows width"]
 Places = Int[np.ndarray, " places"]
+Starts = Int64[np.ndarray, " slices"]
+
+
+class Memory:
+    """Ids of shards in one array: token t of shard s is ``ids[t + shift[s]]``; `starts` has the end as well."""
+
+    def __init__(
+        self,
+        ids: Integer[np.ndarray, " n"],
+        starts: Int64[np.ndarray, " shards_plus_1"],
+        shift: Int64[np.ndarray, " shards"],
+    ) -> None:
+        self._kept = ids, starts, shift  # as long as their addresses are used
+        is_signed = ids.dtype.kind == "i"
+        where = ids.ctypes.data, ids.itemsize, is_signed, len(shift), starts.ctypes.data, shift.ctypes.data
+        self.packed = pack_text(*where)
+
+
+def memory_of(
+    ids: Integer[np.ndarray, " n"], starts: Int64[np.ndarray, " shards_plus_1"], shift: Int64[np.ndarray, " shards"]
+) -> Memory | None:
+    """Or ``None`` where C cannot read them."""
+    plain = ids.flags.c_contiguous and ids.dtype.isnative and native.function(FUNCTION) is not None
+    return Memory(ids, starts, shift) if plain else None
+
+
+def gather(
+    memory: Memory | None, starts: Starts, sizes: Starts | None, length: int, *, step: int = 1, pad_id: int = 0
+) -> tuple[Int64[np.ndarray, "slices length"], ...] | None:
+    """Inputs and targets of slices that begin at ``step * starts``, or ``None`` where `tokens` has to read them.
+
+    Where there are `sizes`, so many targets each: rows are filled up to `length` with `pad_id`, and with targets that
+    are ignored; the index and the document of each slot come as well.
+    """
+    count = len(starts)
+    if memory is None or not count:
+        return None
+    shape = count, length
+    rows = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
+    where, given = (0, 0), None
+    if sizes is not None:
+        rows = *rows, np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
+        where, given = (address(rows[2]), address(rows[3])), sizes.tobytes()
+    threads = native.threads()
+    batch = pack_batch(threads, count, step, length, pad_id, address(rows[0]), address(rows[1]), *where)
+    refused = native.function(FUNCTION)(memory.packed, batch, starts.tobytes(), given)
+    return None if refused else rows
+
+
+def address(array: np.ndarray) -> int:
+    """Half as long as ``array.ctypes.data`` takes."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(cast(Any, array)))
 
 
 class ArrayTokens:
@@ -165,14 +232,6 @@ def tokens_of(source: Any) -> Tokens:
 def one_axis(name: str, values: Any) -> Integer[np.ndarray, " n"]:
     """One axis of integers, sharing the memory of arrays and of tensors on the host."""
     remedy = "the array that Tokenizer.encode returns" if name == "ids" else "a list of offsets"
-    array = _array(name, values, remedy)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        cause = f"got {name} of shape {array.shape} and dtype {array.dtype}, expected one axis of integers"
-        raise ShapeError(cause, remedy)
-    return array if array.size else array.astype(np.int64)
-
-
-def _array(name: str, values: Any, remedy: str) -> np.ndarray:
     if isinstance(values, Tensor):
         if values.dtype not in INTEGERS or values.layout != torch.strided or values.is_meta:
             what = f"{values.dtype} tensor on {values.device}, {values.layout}"
@@ -181,9 +240,13 @@ def _array(name: str, values: Any, remedy: str) -> np.ndarray:
     if "numpy.ma" in sys.modules and isinstance(values, np.ma.MaskedArray):  # else it would be imported for this
         raise ShapeError(f"got {name} as a masked array, expected one axis of integers", "values.compressed()")
     try:
-        return np.asarray(values)
+        array = np.asarray(values)
     except (ValueError, TypeError, OverflowError):
         raise ShapeError(f"got {name} of uneven shape, expected one axis of integers", remedy) from None
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        cause = f"got {name} of shape {array.shape} and dtype {array.dtype}, expected one axis of integers"
+        raise ShapeError(cause, remedy)
+    return array if array.size else array.astype(np.int64)
 
 
 def _all_slices(ids: np.ndarray, width: int) -> np.ndarray:

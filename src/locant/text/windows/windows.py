@@ -25,11 +25,8 @@ from torch.utils.data import Dataset
 from locant.arguments import flag, one_of, whole
 from locant.errors import InputError, RangeError
 from locant.text.store import TokenStore
-from locant.text.windows.collation import Batch, Pairs, collate
-from locant.text.windows.document_windows import DocumentWindows, document_offsets
-from locant.text.windows.loader import Loader
-from locant.text.windows.packing import Packing
-from locant.text.windows.sampler import BatchSampler
+from locant.text.windows.layouts import Batch, DocumentWindows, Packing, Pairs, collate, document_offsets
+from locant.text.windows.loader import BatchSampler, Loader
 from locant.text.windows.tokens import tokens_of
 
 __all__ = ["Windows"]
@@ -113,9 +110,26 @@ class Windows(Dataset[Any]):
         self.pad_id = whole("pad_id", pad_id, 0, 2**63 - 1, remedy="an id of the tokenizer")
         self.as_tuple = flag("as_tuple", as_tuple)
         self._tokens = tokens_of(store_or_ids)
-        offsets = _offsets(mode, documents, store_or_ids, len(self._tokens))
+        if one_of("mode", mode, get_args(Mode)) == "flat":
+            if documents is not None:
+                raise InputError("got documents in flat mode, which looks at no boundary", "mode='document'")
+            offsets = np.array([0, len(self._tokens)])  # everything is one document
+        else:
+            if documents is None and isinstance(store_or_ids, TokenStore):
+                documents = store_or_ids.documents
+            if documents is None:
+                cause = f"got mode={mode!r} without documents"
+                raise InputError(cause, "documents=[0, ..., len(ids)], where each begins")
+            offsets = document_offsets(documents, len(self._tokens))
         if mode == "packed":
-            self._require_plain_rows()
+            if self.stride != self.length:
+                cause = f"got stride={self.stride} for packed rows, in which every target stands once"
+                raise InputError(cause, "mode='document' for overlaps")
+            if self.drop_last:
+                raise InputError("got drop_last for packed rows, of which hardly any is full", "drop_last=False")
+            if self.as_tuple:
+                cause = "got as_tuple=True for packed rows, which need their positions to keep documents apart"
+                raise RangeError(cause, "as_tuple=False")
             self._layout = Packing(offsets, self.length, pad_id=self.pad_id)
         else:
             self._layout = DocumentWindows(offsets, self.length, self.stride, drop_last=drop_last, pad_id=self.pad_id)
@@ -143,7 +157,15 @@ class Windows(Dataset[Any]):
         return Pairs(batch) if self.as_tuple else batch
 
     def _batch(self, indices: Sequence[SupportsIndex] | np.ndarray | Tensor) -> Batch:
-        numbers = indices if isinstance(indices, np.ndarray) else _array_of(indices)
+        if isinstance(indices, np.ndarray):
+            numbers = indices
+        elif isinstance(indices, Tensor):
+            numbers = indices.numpy(force=True)
+        else:
+            try:
+                numbers = np.array(indices)
+            except (ValueError, TypeError, OverflowError):  # `_all_inside` names the wrong one
+                numbers = np.array(None)
         if numbers.ndim != 1 or numbers.dtype.kind != "i" or not len(numbers):
             return self._layout.batch(self._tokens, self._all_inside(indices))
         numbers = numbers.astype(np.int64, copy=False)
@@ -211,29 +233,19 @@ class Windows(Dataset[Any]):
         shape = f"{len(self)} of length {self.length}, stride {self.stride}, {self.mode}"
         return f"Windows({shape}, over {len(self._tokens)} tokens)"
 
-    def _require_plain_rows(self) -> None:
-        if self.stride != self.length:
-            cause = f"got stride={self.stride} for packed rows, in which every target stands once"
-            raise InputError(cause, "mode='document' for overlaps")
-        if self.drop_last:
-            raise InputError("got drop_last for packed rows, of which hardly any is full", "drop_last=False")
-        if self.as_tuple:
-            cause = "got as_tuple=True for packed rows, which need their positions to keep documents apart"
-            raise RangeError(cause, "as_tuple=False")
-
     def _all_inside(self, indices: Sequence[SupportsIndex] | np.ndarray | Tensor) -> Int[np.ndarray, " batch"]:
         """The indices, one by one: negative ones count from the end, and the first wrong one is named."""
-        return np.array([self._inside(index) for index in indices], dtype=np.int64)
-
-    def _inside(self, index: SupportsIndex) -> int:
-        try:
-            number = operator.index(index)
-        except TypeError:
-            remedy = "windows.__getitems__([0, 1]) for several, or Subset(windows, range(10))"
-            raise _IndexTypeError(f"got {index!r} for a window, expected an integer", remedy) from None
-        if not -self._count <= number < self._count:
-            raise _WindowError(f"got window {number}, expected one of {self._count}", f"0..{self._count - 1}")
-        return number + self._count if number < 0 else number
+        numbers: list[int] = []
+        for index in indices:
+            try:
+                number = operator.index(index)
+            except TypeError:
+                remedy = "windows.__getitems__([0, 1]) for several, or Subset(windows, range(10))"
+                raise _IndexTypeError(f"got {index!r} for a window, expected an integer", remedy) from None
+            if not -self._count <= number < self._count:
+                raise _WindowError(f"got window {number}, expected one of {self._count}", f"0..{self._count - 1}")
+            numbers.append(number % self._count)
+        return np.array(numbers, dtype=np.int64)
 
 
 class _WindowError(RangeError, IndexError):
@@ -242,25 +254,3 @@ class _WindowError(RangeError, IndexError):
 
 class _IndexTypeError(InputError, TypeError):
     """A `TypeError` too, which sequences raise."""
-
-
-def _array_of(indices: Sequence[SupportsIndex] | Tensor) -> np.ndarray:
-    if isinstance(indices, Tensor):
-        return indices.numpy(force=True)
-    try:
-        return np.array(indices)
-    except (ValueError, TypeError, OverflowError):  # `_all_inside` names the wrong one
-        return np.array(None)
-
-
-def _offsets(mode: Mode, documents: Any, source: Any, size: int) -> Int[np.ndarray, " offsets"]:
-    """Where the documents begin, and the end; in flat mode everything is one document."""
-    if one_of("mode", mode, get_args(Mode)) == "flat":
-        if documents is not None:
-            raise InputError("got documents in flat mode, which looks at no boundary", "mode='document'")
-        return np.array([0, size])
-    if documents is None and isinstance(source, TokenStore):
-        documents = source.documents
-    if documents is None:
-        raise InputError(f"got mode={mode!r} without documents", "documents=[0, ..., len(ids)], where each begins")
-    return document_offsets(documents, size)

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import IO, NamedTuple
 
-from locant.text.prepare.byte_ranges import ByteRange, Tally
-from locant.text.prepare.readers.streams import BLOCK, blocks, changed, range_blocks, unpacked
+from locant.text.prepare.readers.streams import BLOCK, ByteRange, Tally, blocks, changed, range_blocks, unpacked
 
 __all__ = ["SplitTexts", "clean_start", "split_texts"]
 
@@ -77,24 +76,20 @@ def _of_stream(
         while len(head) < len(BOM) and (more := stream.read(BLOCK)):
             head += more
         origin = len(BOM) if head.startswith(BOM) else 0
-        found = chain([head[origin:]], blocks(stream))
-        if separator is None:
-            yield from _as_one(found, origin)
+        within = chain([head[origin:]], blocks(stream))
+        if separator is not None:
+            yield from _split(within, (), separator, begin=origin, first=origin, longest=longest)
         else:
-            yield from _split(found, (), separator, begin=origin, first=origin, longest=longest)
+            last = b""
+            for data in within:
+                if last:
+                    yield SplitTexts([last], True, origin)
+                    origin += len(last)
+                last = data
+            if last:
+                yield SplitTexts([last], False, origin)
     if tally.bytes - counted != byte_range.stop:
         raise changed(byte_range)
-
-
-def _as_one(found: Iterable[bytes], begin: int) -> Iterator[SplitTexts]:
-    held = b""
-    for data in found:
-        if held:
-            yield SplitTexts([held], True, begin)
-            begin += len(held)
-        held = data
-    if held:
-        yield SplitTexts([held], False, begin)
 
 
 def clean_start(read: Callable[[int, int], bytes], origin: int, position: int, separator: bytes) -> int:

@@ -19,10 +19,8 @@ from locant.arguments import shown
 from locant.errors import RangeError
 from locant.registry import Registry
 from locant.text.store.formats.base import ExportSource, StoreFormat, StoreOptions
-from locant.text.store.formats.datatrove import DatatroveFormat
 from locant.text.store.formats.locant import LocantFormat
-from locant.text.store.formats.megatron import MegatronFormat
-from locant.text.store.formats.nanogpt import NanogptFormat
+from locant.text.store.formats.others import DatatroveFormat, MegatronFormat, NanogptFormat
 
 __all__ = ["FORMATS", "ExportSource", "StoreFormat", "StoreOptions", "register_format"]
 

@@ -1,33 +1,315 @@
-"""The locant format: a folder of shards (Megatron-LM's files as they are), a tokenizer, and a manifest of all files."""
+"""The locant format: a folder of shards (Megatron-LM's files as they are), a tokenizer, and a manifest of all files.
+
+`store.json`, the manifest, is written last, so a folder that has one is a complete store. The text is JSON, one line
+per field. Its last two fields are the SHA-256 of every byte before them and ``"complete": true``, in one spelling that
+is checked before anything is parsed: a changed or missing byte is always found. The shards are a table of columns,
+because a table of rows takes several times as long to read. No file is named: names are made from numbers, so no
+manifest can point outside its folder. The sources, most of the text where a store was made from very many files, are
+hashed with the rest, and parsed when they are first asked for.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import stat
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from locant.errors import InputError
+from locant._version import __version__
+from locant.arguments import whole
+from locant.errors import InputError, RangeError
+from locant.files import FaultError, strict_json, write_whole
 from locant.text.store.formats.base import ExportSource, StoreFormat, StoreOptions
-from locant.text.store.formats.manifest import (
-    AGAIN,
+from locant.text.store.formats.shards import (
     MANIFEST,
-    TOKENIZER,
-    Manifest,
+    FileRecord,
     ShardRecord,
-    read_manifest,
-    require_files,
+    ShardWriter,
+    index_size,
+    read_index,
     shard_name,
-    write_manifest,
 )  # fmt: skip
-from locant.text.store.formats.megatron_index import index_size, read_index
-from locant.text.store.formats.shard_writer import ShardWriter
-from locant.text.store.token_files import read_file, sha256_of, token_dtype
+from locant.text.store.token_files import MAX_SIZE, read_file, require_file, sha256_of, token_dtype
 from locant.text.tokenizer import Tokenizer
 
-__all__ = ["LocantFormat"]
+__all__ = ["TOKENIZER", "LocantFormat", "Manifest", "read_manifest", "write_manifest"]
+
+TOKENIZER = "tokenizer.json"
+VERSION = 1
+LARGEST = 1 << 30
+"""Bytes of a manifest: ten million files of input need more."""
+
+HEAD = re.compile(rb'\{\n "schema": "locant token store",\n "version": (\d{1,9}),\n')
+TAIL = re.compile(rb',\n "sha256": "([0-9a-f]{64})",\n "complete": true\n\}\n')
+TAIL_SIZE = len(',\n "sha256": "",\n "complete": true\n}\n') + 64
+SOURCES, BEHIND_SOURCES = b'\n "sources": ', b',\n "shards": '
+"""The sources stand between these: a text in JSON holds no line feed, and only fields of the manifest begin so."""
+AGAIN = "preparing the store again, or a fresh copy of it"
+
+SHARD_COLUMNS = ("tokens", "documents", "bin_size", "bin_sha256", "idx_size", "idx_sha256")
+HEX = "0123456789abcdef"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Manifest:
+    """What `store.json` holds, checked."""
+
+    sha256: str
+    """Of the manifest itself, so two stores with the same are the same."""
+    dtype: np.dtype
+    vocab_size: int
+    end_of_text: int | None
+    """The id that stands after each document, if one was appended."""
+    tokens: Int[np.ndarray, " shards"]
+    documents: Int[np.ndarray, " shards"]
+    bin_sha256: Sequence[str]
+    idx_sha256: Sequence[str]
+    tokenizer: FileRecord
+    tokenizer_fingerprint: str
+    options: dict[str, Any]
+    path: Path
+    """The file, from which the sources are read."""
+
+    @cached_property
+    def sources(self) -> list[dict[str, Any]]:
+        """What the texts came from; read when first asked for."""
+        content = _content(self.path.parent)
+        with _naming(self.path):
+            if _intact(content) != self.sha256:
+                raise InputError(f"{self.path} was written anew since it was opened", "opening it again")
+            return _sources(strict_json(content, "it"))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check the manifest of a store; an `InputError` where there is none, or it is not as it was written."""
+    content, path = _content(folder), folder / MANIFEST
+    begin, end = content.find(SOURCES), content.rfind(BEHIND_SOURCES)
+    is_ours = 0 <= begin < end  # else it is spelled otherwise, and all of it is parsed
+    without_sources = content[: begin + len(SOURCES)] + b"[]" + content[end:] if is_ours else content
+    with _naming(path):
+        digest = _intact(content)
+        return _manifest(strict_json(without_sources, "it"), digest, path)
+
+
+@contextmanager
+def _naming(path: Path) -> Generator[None]:
+    try:
+        yield
+    except FaultError as fault:
+        raise InputError(f"{path} is no intact manifest of a store: {fault}", AGAIN) from None
+
+
+def _content(folder: Path) -> bytes:
+    path = folder / MANIFEST
+    if not folder.is_dir():
+        raise InputError(f"got {folder}, which is not a folder", "a folder that locant prepare made, or a format=")
+    if not path.exists():
+        raise InputError(
+            f"{folder} holds no finished store: it has no {MANIFEST}",
+            "locant prepare, the same command again if it was interrupted; or format= for stores of other programs",
+        )
+    size = require_file(path, AGAIN)
+    _require_readable(size, path)
+    return read_file(path, size, AGAIN)
+
+
+def _require_readable(size: int, path: Path) -> None:
+    """Before it is read, and before one is written that could not be read."""
+    if size > LARGEST:
+        raise InputError(f"{path} has {size} bytes, more than {LARGEST}", "a store of fewer and larger files")
+
+
+def _intact(content: bytes) -> str:
+    """Its SHA-256, which its end states."""
+    head = HEAD.match(content)
+    if not head:
+        raise FaultError("it does not begin like one")
+    if int(head[1]) != VERSION:
+        cause = f"got a store of version {int(head[1])}, and this package reads version {VERSION}"
+        raise InputError(cause, "pip install --upgrade locant")
+    tail = TAIL.fullmatch(content, max(0, len(content) - TAIL_SIZE))
+    if not tail:
+        raise FaultError("its end is missing")
+    if sha256_of(memoryview(content)[:-TAIL_SIZE]) != tail[1].decode():
+        raise FaultError("it was changed after it was written")
+    return tail[1].decode()
+
+
+def _manifest(fields: dict[str, Any], digest: str, path: Path) -> Manifest:
+    """The fields, each checked: a hash says that they are what somebody wrote, not that they make sense."""
+    vocab_size = _count(fields, "vocab_size")
+    try:
+        dtype = token_dtype(vocab_size)
+    except RangeError as error:
+        raise FaultError(error.cause) from None
+    if fields.get("dtype") != dtype.name:
+        raise FaultError(f"dtype is {fields.get('dtype')!r}, and {vocab_size} entries take {dtype.name}")
+    shards = _shards(_object(fields, "shards"), dtype)
+    for name in ("tokens", "documents"):
+        if _count(fields, name) != sum(shards[name]):
+            raise FaultError(f"{name} is {fields[name]}, and its shards have {sum(shards[name])}")
+    tokenizer = _object(fields, "tokenizer")
+    _require_hashes([tokenizer.get("sha256"), tokenizer.get("fingerprint")])
+    _sources(fields)
+    end, appended = fields.get("end_of_text"), fields.get("end_of_text_appended")
+    if type(appended) is not bool:
+        raise FaultError(f"end_of_text_appended is {appended!r}, expected true or false")
+    if (end is not None or appended) and _count(fields, "end_of_text") >= vocab_size:
+        raise FaultError(f"end_of_text is {end}, and the vocabulary has {vocab_size} entries")
+    return Manifest(
+        sha256=digest,
+        dtype=dtype,
+        vocab_size=vocab_size,
+        end_of_text=end if appended else None,
+        tokens=np.array(shards["tokens"], dtype=np.int64),
+        documents=np.array(shards["documents"], dtype=np.int64),
+        bin_sha256=shards["bin_sha256"],
+        idx_sha256=shards["idx_sha256"],
+        tokenizer=FileRecord(size=_count(tokenizer, "size"), sha256=tokenizer["sha256"]),
+        tokenizer_fingerprint=tokenizer["fingerprint"],
+        options=_object(fields, "options"),
+        path=path.absolute(),
+    )
+
+
+def _object(fields: dict[str, Any], name: str) -> dict[str, Any]:
+    if not isinstance(fields.get(name), dict):
+        raise FaultError(f"{name} is not an object")
+    return fields[name]
+
+
+def _count(fields: dict[str, Any], name: str) -> int:
+    """An integer from 0 to the largest size of a file; JSON's ``true`` and ``1.0`` are none."""
+    value = fields.get(name)
+    if type(value) is not int or not 0 <= value <= MAX_SIZE:
+        raise FaultError(f"{name} is {value!r}, expected a count")
+    return value
+
+
+def _require_hashes(values: list[Any]) -> None:
+    """Each a SHA-256 in lower-case hexadecimal digits."""
+    if not all(isinstance(value, str) and len(value) == 64 for value in values) or "".join(values).strip(HEX):
+        raise FaultError("a hash is none")
+
+
+def _shards(columns: dict[str, Any], dtype: np.dtype) -> dict[str, list[Any]]:
+    """The columns of the table of shards, checked."""
+    shards: dict[str, Any] = {name: columns.get(name) for name in SHARD_COLUMNS}
+    if not all(isinstance(column, list) and len(column) == len(shards["tokens"]) for column in shards.values()):
+        raise FaultError("the columns of its shards are not lists of one length")
+    for name, column in shards.items():
+        if name.endswith("sha256"):
+            _require_hashes(column)
+        elif not set(map(type, column)) <= {int} or min(column, default=0) < 0 or sum(column) > MAX_SIZE:
+            raise FaultError(f"{name} of its shards are no counts")
+    if shards["bin_size"] != [dtype.itemsize * tokens for tokens in shards["tokens"]]:
+        raise FaultError("the sizes of its shards do not fit their tokens")
+    if shards["idx_size"] != [index_size(documents) for documents in shards["documents"]]:
+        raise FaultError("the sizes of its indices do not fit their documents")
+    return shards
+
+
+def _sources(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    sources = fields.get("sources")
+    if not isinstance(sources, list) or not all(isinstance(source, dict) for source in sources):
+        raise FaultError("sources is not a list of objects")
+    return sources
+
+
+def write_manifest(
+    folder: Path,
+    *,
+    shards: Sequence[ShardRecord],
+    tokenizer: Tokenizer,
+    end_of_text: int | None,
+    sources: list[dict[str, Any]],
+    options: dict[str, Any],
+) -> None:
+    """Finish a store: write its `tokenizer.json`, and then, last, its `store.json`.
+
+    `shards` is what `ShardWriter.close` returned for each, `end_of_text` the id that was appended to each document, if
+    one was; `sources` and `options` are JSON: what the texts came from and how the store was made.
+
+    Raises:
+        InputError: a finished store is there that is another one, a shard is missing, or the system refuses to write.
+    """
+    text = tokenizer.to_json().encode()
+    if end_of_text is not None:
+        whole("end_of_text", end_of_text, 0, tokenizer.vocab_size - 1, remedy="an id of the vocabulary, or None")
+    rows = [(s.tokens, s.documents, s.bin.size, s.bin.sha256, s.idx.size, s.idx.sha256) for s in shards]
+    fields: dict[str, Any] = {
+        "schema": "locant token store",
+        "version": VERSION,
+        "package": __version__,
+        "dtype": token_dtype(tokenizer.vocab_size).name,
+        "vocab_size": tokenizer.vocab_size,
+        "end_of_text": tokenizer.end_of_text if end_of_text is None else end_of_text,
+        "end_of_text_appended": end_of_text is not None,
+        "tokens": sum(shard.tokens for shard in shards),
+        "documents": sum(shard.documents for shard in shards),
+        "tokenizer": {"size": len(text), "sha256": sha256_of(text), "fingerprint": tokenizer.fingerprint},
+        "options": options,
+        "sources": sources,
+        "shards": {name: [row[place] for row in rows] for place, name in enumerate(SHARD_COLUMNS)},
+    }
+    try:
+        body = ("{\n" + ",\n".join(f" {json.dumps(name)}: {_json(value)}" for name, value in fields.items())).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        cause = f"got sources or options that are no JSON: {error}"
+        raise InputError(cause, "texts, numbers, lists and dicts") from None
+    content = body + f',\n "sha256": "{sha256_of(body)}",\n "complete": true\n}}\n'.encode()
+    path = folder / MANIFEST
+    _require_readable(len(content), path)
+    with _naming(path):  # what could not be read again is not written
+        manifest = _manifest(strict_json(content, "it"), _intact(content), path)
+    if path.exists():
+        if path.read_bytes() == content:
+            return
+        raise InputError(f"got {folder}, which holds another finished store", "another folder")
+    require_files(folder, manifest, but=TOKENIZER)
+    write_whole(folder / TOKENIZER, text)
+    write_whole(path, content)
+
+
+def _json(value: Any) -> str:
+    """Plain ASCII; a line for each part of what has parts that have parts."""
+    parts = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    if not any(isinstance(part, (dict, list)) for part in parts):
+        return json.dumps(value, allow_nan=False)
+    names = [f"{json.dumps(name)}: " for name in value] if isinstance(value, dict) else [""] * len(parts)
+    lines = [f"  {name}{json.dumps(part, allow_nan=False)}" for name, part in zip(names, parts, strict=True)]
+    begin, end = "{}" if isinstance(value, dict) else "[]"
+    return f"{begin}\n" + ",\n".join(lines) + f"\n {end}"
+
+
+def require_files(folder: Path, manifest: Manifest, *, but: str = "") -> None:
+    """Every file is there and has its size: one system call each, relative to the folder."""
+    sizes = {TOKENIZER: manifest.tokenizer.size}
+    counts = zip(manifest.tokens.tolist(), manifest.documents.tolist(), strict=True)
+    for number, (tokens, documents) in enumerate(counts):
+        name = shard_name(number)
+        sizes[f"{name}.bin"], sizes[f"{name}.idx"] = manifest.dtype.itemsize * tokens, index_size(documents)
+    sizes.pop(but, None)
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            for name, size in sizes.items():
+                found = os.stat(name, dir_fd=handle)  # a `Path` for each of 20 000 files would take longer
+                if found.st_size != size or not stat.S_ISREG(found.st_mode):
+                    raise InputError(f"{folder / name} has {found.st_size} bytes, expected {size}", AGAIN)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise InputError(f"cannot read {error.filename} in {folder}: {error.strerror}", AGAIN) from None
 
 
 class LocantFormat(StoreFormat):
@@ -87,27 +369,23 @@ class LocantFormat(StoreFormat):
     def write(cls, source: ExportSource, folder: Path) -> np.dtype:
         if source.tokenizer is None:
             raise InputError("got a store without a tokenizer, which a locant store needs", "tokenizer=, --tokenizer")
-        records: list[ShardRecord] = []
-        for shard in source.shards:
+        store, records, sources = source.store, list[ShardRecord](), list[dict[str, Any]]()
+        for shard, path in enumerate(store.files):
             with ShardWriter(folder, shard, source.vocab_size) as writer:
                 for ids, lengths, continues in source.documents(shard):
                     writer.append(ids, lengths, continues=continues)
                 records.append(writer.close())
+            size = store.header + int(store.tokens[shard]) * store.dtype.itemsize
+            sources.append({"path": path, "size": size, "sha256": store.check(shard, f"a fresh copy of {path}")})
         write_manifest(
             folder,
             shards=records,
             tokenizer=source.tokenizer,
-            end_of_text=source.store.end_of_text,
-            sources=[_origin(source.store, shard) for shard in source.shards],
+            end_of_text=store.end_of_text,
+            sources=sources,
             options={"format": source.format},
         )
         return token_dtype(source.vocab_size)
-
-
-def _origin(store: StoreFormat, shard: int) -> dict[str, Any]:
-    path = store.files[shard]
-    size = store.header + int(store.tokens[shard]) * store.dtype.itemsize
-    return {"path": path, "size": size, "sha256": store.check(shard, f"a fresh copy of {path}")}
 
 
 def _require_hash(path: str | Path, found: str, expected: str) -> None:

@@ -1,0 +1,323 @@
+"""What a bias on attention scores is a function of."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from locant.positions.base import PositionEncoding
+from locant.positions.encodings.alibi import ALiBi, alibi_slopes
+from locant.positions.encodings.t5 import T5Bias
+from locant.probing.report import Report, some
+from locant.probing.subject import FAILED, Tried, UnusableError, name_of, refuse_unsteady
+
+__all__ = ["BiasReport", "bias_report"]
+
+BIASED = 300
+"""Tokens whose bias is looked at: past the distance of most buckets, and where bfloat16 counts in steps."""
+
+FAR = 4096
+"""Tokens of the single row and the single column in which buckets are looked for, where these can be asked for."""
+
+UNBOUNDED = 2 * FAR
+"""A largest distance that nothing that is looked at tells from larger ones."""
+
+HIDDEN = -1e4
+SAME = 1e-5
+
+BiasOf = Callable[[int, int], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BiasReport(Report):
+    """What adds to attention scores.
+
+    Args:
+        num_heads: how many heads the bias has.
+        of_distance: whether it depends on the distance alone.
+        up_to_rows: whether it does once a constant of each row is taken away, which softmax does not see.
+        causal: whether later keys are hidden.
+        symmetric: whether earlier and later keys are told apart.
+        slopes: per head, where the bias is linear in the distance; else ``None``.
+        buckets: how many values there are for earlier and for later keys, where they are fewer than distances.
+        farthest: the largest distance that was looked at for them.
+        alike: settings of the encoding that share values out alike up to there; empty: there is one.
+        of_all: whether the encoding gives the same to all keys that are not hidden, not to earlier ones alone.
+        cached: whether the newest query alone gets the last row of all; ``None``: it cannot be asked for.
+        rounded: the dtype that rounds the bias to steps, so that neighbouring distances share one.
+    """
+
+    num_heads: int
+    of_distance: bool
+    up_to_rows: bool
+    causal: bool
+    symmetric: bool
+    slopes: tuple[float, ...] | None
+    buckets: tuple[int, int] | None
+    farthest: int
+    alike: tuple[str, ...]
+    of_all: bool
+    cached: bool | None
+    rounded: str | None
+
+    @property
+    def compared(self) -> str:
+        """What was compared with the encoding."""
+        return f"among {BIASED} tokens" + ("" if self.of_all else ", for earlier keys alone: a causal mask is needed")
+
+    def _facts(self) -> Iterator[str]:
+        yield f"It adds a bias to the scores of {self.num_heads} heads."
+        if self.of_distance:
+            yield f"Among {BIASED} tokens the bias is a function of the distance alone."
+        elif self.up_to_rows:
+            constant = "up to a constant per row, which softmax does not see"
+            yield f"Among {BIASED} tokens the bias is a function of the distance, {constant}."
+        yield "Later keys are hidden." if self.causal else "Later keys are not hidden."
+        if self.slopes is not None:
+            yield f"It falls linearly with the distance, with slopes {some(self.slopes)}."
+        if self.buckets is not None:
+            told = f"{self.buckets[0]} for earlier keys, {self.buckets[1]} for later ones"
+            yield f"Distances up to {self.farthest:,} share values: {told}."
+        if self.symmetric and not self.causal:
+            yield "Earlier and later keys at the same distance get the same."
+        if self.alike:
+            yield f"Distances up to {self.farthest:,} do not tell apart T5Bias with {' or '.join(self.alike)}."
+
+    def _warnings(self) -> Iterator[str]:
+        if not (self.of_distance or self.up_to_rows):
+            yield "The bias depends on more than the distance."
+        if self.slopes is not None and min(self.slopes) < 0:
+            yield "Far tokens count more than near ones: the sign of the slopes is reversed."
+        if self.buckets is not None and self.buckets[0] == 1 < self.buckets[1]:
+            told = "the distance is counted in the other direction"
+            yield f"Earlier keys all get one value and later ones are told apart: {told}."
+        if self.cached is False:
+            told = "With a cache the newest query gets another bias than in the whole sequence"
+            yield f"{told}: it is taken for the first token."
+        if self.rounded is not None:
+            yield f"The bias is rounded to {self.rounded}: far distances share one value."
+
+
+def bias_report(target: Any, expected: PositionEncoding | None, tried: Tried) -> BiasReport | None:
+    """What a bias does; ``None``: it is none that can be called by two lengths, and `tried` says why."""
+    for called, way in _ways(target).items():
+        bias_of = partial(_bias, way)
+        try:
+            bias_of(5, 7)
+            break
+        except FAILED as error:
+            tried.setdefault(called, error)
+    else:
+        return None
+    whole = bias_of(BIASED, BIASED)
+    refuse_unsteady(target, whole, bias_of(BIASED, BIASED))
+    later = torch.ones(BIASED, BIASED, dtype=torch.bool).triu(1)
+    hidden = whole <= HIDDEN
+    causal = bool(hidden[:, later].all()) and not bool(hidden[:, ~later].any())
+    seen = whole.masked_fill(hidden, torch.nan)
+    relative = _relative(seen)
+    of_distance, up_to_rows = _is_toeplitz(seen), _is_toeplitz(relative)
+    earlier, after = _by_distance(bias_of, seen) if of_distance else _sides(relative)
+    slopes, rounded = _slopes(earlier) if up_to_rows else (None, None)
+    counts = [_values(side[:, 1:]) for side in (earlier, after)]
+    shared = any(0 < 2 * count < side.shape[1] for count, side in zip(counts, (earlier, after), strict=True))
+    encoding, alike, agrees, of_all = None, (), None, True
+    if slopes is not None and rounded is None:
+        usual = torch.allclose(slopes, torch.tensor(alibi_slopes(len(whole)), dtype=torch.float64), rtol=1e-5)
+        encoding = ALiBi(len(whole)) if usual else ALiBi(len(whole), slopes=slopes.tolist())
+    elif of_distance:
+        encoding, alike = _bucketed(earlier, None if causal else after)
+    if encoding is not None:
+        apart = (_relative(encoding.matrix(BIASED).double()) - relative).abs().masked_fill(hidden, 0)
+        of_all = float(apart.max()) <= SAME * _largest(relative)
+        agrees = float((apart if of_all else apart[:, ~later]).max())
+    return BiasReport(
+        subject=name_of(target), called=called, encoding=encoding, agrees=agrees, of_all=of_all, alike=alike,
+        expected=expected, differences=() if expected is None else tuple(_differences(relative, expected, hidden)),
+        num_heads=len(whole), of_distance=of_distance, up_to_rows=up_to_rows, causal=causal,
+        symmetric=not causal and torch.allclose(earlier[:, :BIASED], after[:, :BIASED], atol=SAME),
+        slopes=None if slopes is None else tuple(slopes.tolist()),
+        buckets=(counts[0], counts[1]) if up_to_rows and slopes is None and shared else None,
+        farthest=min(earlier.shape[1], after.shape[1]) - 1, cached=_is_cached(bias_of, relative), rounded=rounded,
+    )  # fmt: skip
+
+
+def _ways(target: Any) -> dict[str, BiasOf]:
+    """What it can be called as, in words and as code."""
+    if isinstance(target, PositionEncoding):
+        return {"encoding.matrix(query_len, key_len)": target.matrix}
+    ways: dict[str, BiasOf] = {"f(query_len, key_len)": lambda q, k: target(q, k)}
+    if not hasattr(target, "compute_bias"):
+        return ways
+    compute = target.compute_bias
+    if "past_seen_tokens" in inspect.signature(compute).parameters:
+        compute = lambda q, k: target.compute_bias(q, k, past_seen_tokens=k - q)  # noqa: E731
+    return {"module.compute_bias(query_len, key_len)": compute, **ways}
+
+
+def _bias(way: BiasOf, query_len: int, key_len: int) -> Tensor:
+    bias = way(query_len, key_len)
+    if not isinstance(bias, Tensor) or bias.ndim < 2 or bias.shape[-2:] != (query_len, key_len):
+        got = f"gave no tensor whose last two sizes are [{query_len}, {key_len}]"
+        raise UnusableError(got, "a bias [heads, queries, keys]")
+    return bias.double().reshape(-1, query_len, key_len)
+
+
+def _relative(bias: Tensor) -> Tensor:
+    """To the entry of the query's own token, whose row loses a constant, which softmax does not see."""
+    return bias - bias.diagonal(dim1=1, dim2=2)[..., None]
+
+
+def _largest(bias: Tensor) -> float:
+    return max(float(bias.nan_to_num().abs().max()), 1.0)
+
+
+def _is_toeplitz(bias: Tensor) -> bool:
+    moved = (bias[:, 1:, 1:] - bias[:, :-1, :-1]).nan_to_num()
+    return float(moved.abs().max()) <= SAME * _largest(bias)
+
+
+def _sides(bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The values of earlier keys, and of later ones, ``[heads, distance]``, from distance 0 up."""
+    return bias[:, -1].flip(-1), bias[:, 0]
+
+
+def _by_distance(bias_of: BiasOf, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The same up to `FAR`, from a row and a column that say the same, whichever tokens these count as the last."""
+    lines: list[Tensor] = []
+    for queries, keys in ((1, FAR), (FAR, 1)):
+        try:
+            line = bias_of(queries, keys).flatten(1)
+        except FAILED:
+            continue
+        line = line.masked_fill(line <= HIDDEN, torch.nan)
+        lines += [line, line.flip(-1)]
+    same = partial(torch.allclose, rtol=0, atol=0, equal_nan=True)
+    earlier, after = (next((line for line in lines if same(line[:, :BIASED], side)), side) for side in _sides(bias))
+    return earlier, after
+
+
+def _slopes(earlier: Tensor) -> tuple[Tensor | None, str | None]:
+    """Of a straight line, one of each head, and the dtype in which it has steps; ``None``: it is none, or has none."""
+    slopes = -earlier[:, 1]
+    line = -slopes[:, None] * torch.arange(earlier.shape[1])
+    for dtype in (torch.bfloat16, torch.float16):
+        if torch.equal(earlier, line.to(dtype).double()) and not torch.equal(earlier, line):
+            return slopes, str(dtype).removeprefix("torch.")
+    straight = torch.allclose(earlier - earlier[:, :1], line, rtol=1e-4, atol=SAME)
+    return slopes if bool(slopes.abs().max() > 0) and straight else None, None
+
+
+def _values(curves: Tensor) -> int:
+    """How many there are, of all heads together."""
+    seen = curves[:, ~curves.isnan().any(0)]
+    return torch.unique(seen, dim=1).shape[1] if seen.numel() else 0
+
+
+def _is_cached(bias_of: BiasOf, relative: Tensor) -> bool | None:
+    try:
+        newest = bias_of(1, BIASED)
+    except FAILED:
+        return None
+    return torch.allclose((newest - newest[..., -1:])[:, 0], relative[:, -1], atol=SAME, equal_nan=True)
+
+
+class _Buckets(NamedTuple):
+    """T5's buckets, with the largest distances, the first and the last, that give them; the last may be `UNBOUNDED`."""
+
+    bidirectional: bool
+    num_buckets: int
+    lowest: int
+    highest: int
+
+    def __str__(self) -> str:
+        """As arguments of `T5Bias`."""
+        span = f"{self.lowest} to {self.highest}" if self.highest < UNBOUNDED else f"{self.lowest} or more"
+        far = f"{self.lowest}" if self.lowest == self.highest else span
+        return f"num_buckets={self.num_buckets}, max_distance={far}, bidirectional={self.bidirectional}"
+
+    @property
+    def oddity(self) -> tuple[bool, bool, int]:
+        """Least for the usual settings: 128 tokens, a power of two."""
+        return not self.lowest <= 128 <= self.highest, self.num_buckets.bit_count() > 1, self.num_buckets
+
+
+def _bucketed(earlier: Tensor, after: Tensor | None) -> tuple[PositionEncoding | None, tuple[str, ...]]:
+    """T5's bias with its table read off, and all settings that share these values out alike, if there are several.
+
+    `after` is ``None`` where later keys are hidden.
+    """
+    starts = _starts(earlier)
+    one_way = after is None or bool((after == after[:, :1]).all())
+    both = after is None or _starts(after) == starts
+    settings = [
+        _Buckets(bidirectional, rows, lowest, highest)
+        for count, lowest, highest in _settings(starts, earlier.shape[1])
+        for bidirectional, rows in ((False, count), (True, 2 * count), (True, 2 * count + 1))
+        if (both if bidirectional else one_way)
+    ]
+    settings.sort(key=lambda each: each.oddity)
+    distance = torch.arange(earlier.shape[1])
+    sides = [(earlier, distance), *([] if after is None else [(after, -distance[: after.shape[1]])])]
+    for bidirectional, num_buckets, lowest, highest in settings:
+        usual = [128, *(2**power for power in range(14))]
+        reach = next((far for far in usual if lowest <= far <= highest), lowest)
+        bias = T5Bias(len(earlier), num_buckets=num_buckets, max_distance=reach, bidirectional=bidirectional)
+        bias.weight.zero_()
+        for side, where in sides:
+            bias.weight[bias.buckets(where)] = side.T.float()
+        if all(torch.equal(bias.weight[bias.buckets(where)].T, side.float()) for side, where in sides):
+            return bias, tuple(map(str, settings)) if len(settings) > 1 or lowest < highest else ()
+    return None, ()
+
+
+def _starts(side: Tensor) -> list[int]:
+    """The distances from 1 on whose values are not those of the distance before, in some head."""
+    return ((side[:, 1:] != side[:, :-1]).any(0).nonzero()[:, 0] + 1).tolist()
+
+
+def _settings(starts: list[int], count: int) -> Iterator[tuple[int, int, int]]:
+    """T5's numbers of buckets of one side, and the largest distances, first and last, whose buckets begin there.
+
+    A bucket is one distance up to half their number, so that half is no more than the distances that stand alone.
+    """
+    alone = next((place for place, start in enumerate(starts, 1) if place != start), len(starts) + 1)
+    if not starts or alone >= count:  # one value, or as many as distances: no buckets
+        return
+    ends = torch.tensor([*starts, count], dtype=torch.float64) - 1
+    firsts = torch.tensor([0, *starts], dtype=torch.float64)
+    for exact, buckets in ((exact, 2 * exact + odd) for exact in range(1, alone + 1) for odd in (0, 1)):
+
+        def bucket(distance: Tensor, far: Tensor, exact: int = exact, buckets: int = buckets) -> Tensor:
+            share = (distance.clamp(min=1) / exact).log() / (far / exact).log()[:, None] * (buckets - exact)
+            return torch.where(distance < exact, distance, (exact + share.floor()).clamp(max=buckets - 1))
+
+        far = torch.arange(exact + 1, UNBOUNDED + 1, dtype=torch.float64)
+        for least in (len(starts) - 1, 0):  # few pass the last bucket alone
+            first, last = bucket(firsts[least:], far), bucket(ends[least:], far)
+            far = far[(first == last).all(1) & (first[:, 1:] > last[:, :-1]).all(1)]
+        if len(far):
+            yield buckets, int(far[0]), int(far[-1])
+
+
+def _differences(relative: Tensor, expected: PositionEncoding, hidden: Tensor) -> list[str]:
+    other = expected.matrix(BIASED).double()
+    if len(other) != len(relative):
+        return [f"it has {len(relative)} heads"]
+    other = _relative(other)
+    apart = (relative - other).masked_fill(hidden, 0).abs()
+    if float(apart.max()) <= SAME * max(float(other.abs().max()), 1.0):
+        return []
+    if torch.allclose(relative.transpose(1, 2), other, atol=SAME):
+        return ["earlier and later keys are exchanged"]
+    odd = apart.gt(SAME)
+    heads = odd.any(2).any(1).nonzero()[:, 0]
+    rows = torch.arange(BIASED)
+    distance = int((rows[:, None] - rows).abs()[odd[heads[0]]].min())
+    return [f"the biases of {len(heads)} heads differ, in head {int(heads[0])} from distance {distance} on"]

@@ -1,0 +1,320 @@
+"""`locant.probe`: the order of what is measured, on anybody's code, and on the rotary modules of `transformers`.
+
+Of these nothing is fetched and no code is run but that of the installed package: an ``auto_map`` of a configuration,
+which names code of others, is not looked at. Only the rotary module is built, not the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+
+from locant.arguments import shown, whole
+from locant.errors import InputError, LocantError, RangeError
+from locant.models.architecture import UNKNOWN
+from locant.models.registry import read
+from locant.positions.angles import AngleMode
+from locant.positions.base import PositionEncoding
+from locant.positions.encodings.rotary import Rotary
+from locant.positions.encodings.xpos import XPos
+from locant.probing.bias import bias_report
+from locant.probing.precision import FLOAT32, Arrangement, arrangement_of, precision_of, shifts_of, steady
+from locant.probing.report import SIDES, Report, RotationReport
+from locant.probing.rotation import EVEN, NEAR, Rotation, encoding_of, odd_pairs, rotations
+from locant.probing.subject import FAILED, HEADS, Subject, Tried, name_of, refuse, subject_of
+
+__all__ = ["config_by_name", "is_measurable", "measured_rotary", "probe"]
+
+SAME = 1e-3
+"""How far tokens of length 1 in each dimension may be apart; float32 angles up to 61 radians move them by 1e-5."""
+
+AGREES = 1e-4
+"""How far a measured encoding may be from what it was measured on to be taken for it: float32 angles up to 61."""
+
+CALLED_SO = re.compile(r"Rotary|Rope(?=[A-Z])|RoPE(?=[A-Z])")
+
+
+def probe(
+    target: Any,
+    *,
+    head_dim: int | None = None,
+    axes: int | None = None,
+    apply: Callable[..., Any] | None = None,
+    limit: int | None = None,
+    config: Any = None,
+    layer_type: str | None = None,
+    expected: PositionEncoding | None = None,
+) -> Report:
+    """What a function or module does with positions, measured, without reading its code.
+
+    Random tokens and unit vectors go in, and what comes out tells pairs, axes, frequencies, direction, lengths, whether
+    scores depend on distances alone, how far angles are from the truth up to position 2^31 - 1, what a cast to
+    bfloat16 does, and whether neighbours, rows, lengths or earlier calls matter. Takes a second at most for a head of
+    128. A module is called as it is, on the CPU, and copied before it is cast.
+
+    Args:
+        target: ``f(x, positions)``, ``f(q, k, positions)`` or ``f(x)``, with tokens ``[batch, heads, seq, head_dim]``
+            or heads behind; a rotary module of `transformers`, `rotary-embedding-torch`, `x-transformers` or
+            `torchtune`; a model or a configuration of `transformers`, whose rotary module is probed; an encoding of
+            this package; or a bias, ``f(query_len, key_len)`` or a module with ``compute_bias``.
+        head_dim: the width of a head; default: as the module says, else widths are tried.
+        axes: how many indices a position has; default: as many as work.
+        apply: what rotates by the tables of a module; default: the function beside it in its Python module.
+        limit: the last position that it can be asked for; default: none.
+        config: the configuration a module was made from, which may say the width of a head.
+        layer_type: which layers, for modules that ask.
+        expected: an encoding that it should be; the report says where they part. Default: of a configuration, what
+            this package makes of it.
+
+    Raises:
+        InputError: nothing that can be called in a known way; the message names the calls and what each ended with.
+            Or what gives something else when it is called again, as with dropout.
+
+    >>> from locant import Positions
+    >>> found = probe(lambda x, positions: Rotary(8).rotate_one(x, Positions.of(positions)), head_dim=8)
+    >>> found.encoding, found.warnings
+    (Rotary(head_dim=8, base=10000, layout='half', angles='exact'), ())
+    """
+    for name, value in (("head_dim", head_dim), ("axes", axes), ("limit", limit)):
+        if value is not None:
+            whole(name, value, 1, remedy="an integer from 1, or None")
+    if expected is not None and not isinstance(expected, PositionEncoding):
+        raise RangeError(f"got {shown(expected)} for expected, expected an encoding", "expected=locant.Rotary(64)")
+    if config is not None and inspect.isclass(target):
+        target = config
+    tried: Tried = {}
+    with torch.no_grad():
+        if isinstance(target, PositionEncoding):
+            rotates = "rotate" in target.doors()
+            report = _probed(_of_encoding(target), expected) if rotates else bias_report(target, expected, tried)
+        elif isinstance(target, Mapping) or hasattr(target, "model_type"):
+            if expected is None and read(target)[1].rotary is not UNKNOWN:
+                with contextlib.suppress(LocantError):
+                    expected = Rotary.from_config(target, layer_type=layer_type)
+            report = _of_config(target, layer_type, expected)
+        elif (module := _rotary_module_in(target)) is not None:
+            report = _of_config(target.config, layer_type, expected, module)
+        elif callable(target):
+            options: dict[str, Any] = {"head_dim": head_dim, "axes": axes, "apply": apply, "limit": limit}
+            subject = subject_of(target, tried, config=config, layer_type=layer_type, **options)
+            report = bias_report(target, expected, tried) if subject is None else _probed(subject, expected)
+        else:
+            report = None
+    return refuse(target, tried) if report is None else report
+
+
+def _probed(subject: Subject, expected: PositionEncoding | None) -> RotationReport:
+    """All that is measured of a rotation; short sequences come first."""
+    subject = steady(subject)
+    q, k = rotations(subject)
+    differences = () if expected is None else tuple(_differences((q, k), expected))
+    arrangement = functools.reduce(Arrangement.with_keys, [arrangement_of(side.again()) for side in subject.sides()])
+    reach = subject if arrangement.grows_at is None else subject.within(arrangement.grows_at - 1)
+    names = [encoding_of(side, subject.width, subject.axes) for side in ((q,) if k is q else (q, k))]
+    truth = None if differences else expected
+    sides = zip(reach.sides(), (q, k), (names[0], names[-1]), strict=False)
+    precisions = [precision_of(*side, truth) for side in sides]
+    kinds = [(each["rounding"], each["narrow"], each["uneven"] is None) for each in precisions]
+    largest = [
+        max([*each["errors"].values(), 0.0 if each["uneven"] is None else each["uneven"][1]]) for each in precisions
+    ]
+    worst = largest.index(max(largest))
+    precision = precisions[worst]
+    mode: AngleMode = "float32" if precision["rounding"] == FLOAT32 else "exact"
+    candidates: list[PositionEncoding] = []
+    if (angles := names[0]) is not None:  # of these angles, rounded in this way; lengths decide
+        candidates.append(angles.alike(angles=mode))
+        if q.change > 1e-3 and angles.is_short:
+            candidates.append(XPos(angles.head_dim, angles.base, layout=angles.layout, angles=mode))
+    compared = ((each, _apart(subject, (q, k), each)) for each in candidates)
+    encoding, agrees = next(((each, apart) for each, apart in compared if apart <= SAME * q.factor), (None, None))
+    return RotationReport(
+        subject=name_of(subject.target), called=subject.way.called, encoding=encoding, agrees=agrees, expected=expected,
+        differences=differences, head_dim=subject.width, axes=subject.axes, given=subject.way.given, queries=q, keys=k,
+        each=tuple(names) if encoding is None and k is not q else (), arrangement=arrangement,
+        shifts=shifts_of(reach, q.factor * k.factor, min(precision["last"], reach.limit)),
+        worse=None if len({*kinds}) == 1 else SIDES[worst], **precision,
+    )  # fmt: skip
+
+
+def _of_encoding(encoding: PositionEncoding) -> Subject:
+    subject = subject_of(encoding, {})
+    if subject is None:
+        got = f"got {encoding!r}, which does not give {HEADS} heads back in the width they came in"
+        raise InputError(got, "an encoding that rotates, such as locant.Rotary(64)")
+    return subject
+
+
+def _apart(subject: Subject, sides: tuple[Rotation, Rotation], encoding: PositionEncoding) -> float:
+    """How far its queries and keys are from those of the encoding, whatever the order of dimensions they share."""
+    if sides[0].order != sides[1].order:
+        return math.inf
+    generator = torch.Generator().manual_seed(0)
+    last = min(NEAR[-1], subject.limit)
+    orders = [torch.randperm(last + 1, generator=generator)[:16] for _ in range(subject.axes)]
+    index = torch.stack(orders, -1)[None]
+    x = torch.randn(1, HEADS, index.shape[1], subject.width, generator=generator)
+    ours, theirs = (torch.stack(one.rotate(x.clone(), index)) for one in (subject, _of_encoding(encoding)))
+    return float((sides[0].in_order(ours) - theirs).abs().max())
+
+
+def _differences(sides: tuple[Rotation, Rotation], expected: PositionEncoding) -> Iterator[str]:
+    """Where what was measured parts from an encoding, which is measured in the same way."""
+    told = [[*_parted(*both)] for both in zip(sides, rotations(_of_encoding(expected)), strict=True)]
+    if told[0] == told[1]:
+        yield from told[0]
+        return
+    for side, differences in zip(SIDES, told, strict=True):
+        yield from (f"of its {side}, {each}" for each in differences)
+
+
+def _parted(ours: Rotation, other: Rotation) -> Iterator[str]:
+    """Where one side parts from the same side of an encoding."""
+    pairs = [[block.dims for block in one.blocks] for one in (ours, other)]
+    if pairs[0] != pairs[1]:
+        some = [", ".join(map(str, dims[:2])) + (" and so on" if len(dims) > 2 else "") or "none" for dims in pairs]
+        yield f"its pairs are {some[0]}, and those of the encoding {some[1]}"
+        return
+    if ours.bent > EVEN:
+        yield "angles do not grow evenly with the position"
+        return
+    odd, opposite = odd_pairs(ours, other, 1e-12)
+    if odd and opposite:
+        yield f"{len(odd)} of {len(ours.blocks)} pairs are rotated in the other direction"
+    elif odd:
+        (a, b), *_ = odd
+        axes = "" if a.axes == b.axes else f" of axes {a.axes}, not {b.axes}"
+        yield (
+            f"{len(odd)} of {len(ours.blocks)} pairs have another frequency, the first of them {a.dims} with "
+            f"{sum(a.frequencies):.6g} for {sum(b.frequencies):.6g} radians per position{axes}"
+        )
+    if not math.isclose(ours.factor, other.factor, rel_tol=1e-5):
+        yield f"tokens are multiplied by {ours.factor:.6g}, not by {other.factor:.6g}"
+    if ours.begin != other.begin:
+        yield "position 0 is rotated as " + ("no position is" if ours.begin is None else f"position {ours.begin:.6g}")
+
+
+def is_measurable(config: object) -> bool:
+    """Whether the class of this configuration in `transformers` has a rotary module that can be built."""
+    return next(_rotary_modules(_configuration(config)), None) is not None
+
+
+def measured_rotary(config: object, layer_type: str | None) -> Rotary:
+    """The encoding of an architecture without a row, by measurement; a warning says so.
+
+    Raises:
+        InputError: what was measured is no encoding of this package.
+    """
+    report = _of_config(config, layer_type, None)
+    name = getattr(_configuration(config), "model_type", "")
+    encoding, grows_at = report.encoding, report.arrangement.grows_at
+    remedy = "layout='half' or 'interleaved', as its weights were trained with"
+    if not isinstance(encoding, Rotary) or report.agrees is None or report.agrees > AGREES:
+        raise InputError(f"got {name}, whose {report.subject} is no rotation that has a name: {report}", remedy)
+    if grows_at is not None:
+        got = f"got {name}, whose frequencies depend on the length from position {grows_at} on"
+        raise InputError(f"{got}, which a measurement cannot name", remedy)
+    warnings.warn(
+        f"{name} has no row in locant.models: its encoding was measured on {report.subject} of transformers, "
+        f"{encoding!r}, which agrees to {report.agrees:.0e}",
+        stacklevel=3,
+    )
+    return encoding
+
+
+def config_by_name(name: str) -> object | None:
+    """The default configuration of a ``model_type`` or a class of an installed `transformers`, if there is one."""
+    if find_spec("transformers") is None:
+        return None
+    import transformers
+
+    if name in transformers.CONFIG_MAPPING:
+        return transformers.CONFIG_MAPPING[name]()
+    cls = getattr(transformers, name, None) if name.isidentifier() else None
+    made_from = getattr(cls, "config_class", cls)
+    return made_from() if inspect.isclass(made_from) and issubclass(made_from, transformers.PreTrainedConfig) else None
+
+
+def _of_config(
+    config: object, layer_type: str | None, expected: PositionEncoding | None, module: nn.Module | None = None
+) -> RotationReport:
+    """What the rotary module of a configuration does; `module` is the one to take, if it is built."""
+    built = _configuration(config)
+    rope = getattr(built, "rope_parameters", None)
+    kinds = {kind: one for kind, one in rope.items() if one is not None} if isinstance(rope, dict) else {}
+    if layer_type is None and kinds and all(isinstance(one, dict) for one in kinds.values()):
+        layer_type = next(iter(kinds))  # the kinds of layers have parameters of their own
+    with torch.no_grad(), torch.device("cpu"):
+        for each in _rotary_modules(built) if module is None else (module,):
+            subject = subject_of(each, {}, config=built, layer_type=layer_type)
+            if subject is not None:
+                return _probed(subject, expected)
+    name = shown(getattr(built, "model_type", config))
+    got = f"got {name}, whose class in transformers has no rotary module that can be built of its configuration"
+    raise InputError(got, "locant.probe(lambda x, positions: ..., head_dim=64), with a function of that model")
+
+
+def _configuration(config: object) -> Any:
+    """The object of `transformers`, of several models in one that of the text; ``None``: it has no class for it."""
+    if find_spec("transformers") is None:
+        return None
+    built: Any = config
+    if isinstance(config, Mapping):
+        from transformers import CONFIG_MAPPING
+
+        name = config.get("model_type")
+        if not isinstance(name, str) or name not in CONFIG_MAPPING:
+            return None
+        try:
+            built = CONFIG_MAPPING[name](**{key: value for key, value in config.items() if key != "model_type"})
+            built.to_dict()  # which fails for some values that are taken
+        except Exception as error:  # a configuration can make transformers fail in any way
+            got = f"got a {name} configuration that transformers refuses: {error}"
+            raise InputError(got, "transformers.AutoConfig.from_pretrained, which says what it expects") from error
+    elif not type(config).__module__.startswith("transformers.models."):
+        return None
+    try:
+        return built.get_text_config()
+    except ValueError:  # it has several
+        return built
+
+
+def _rotary_modules(config: Any) -> Iterator[nn.Module]:
+    """Those of the Python module of a configuration, those first whose constructor names its class."""
+    place = type(config).__module__.replace(".configuration_", ".modeling_")
+    if config is None or find_spec(place) is None:
+        return
+    classes = [cls for cls in vars(importlib.import_module(place)).values() if inspect.isclass(cls)]
+    rotary: list[Any] = [cls for cls in classes if cls.__module__ == place and _is_rotary(cls)]
+
+    def is_named(cls: type) -> bool:
+        return any(type(config).__name__ in str(one.annotation) for one in inspect.signature(cls).parameters.values())
+
+    for cls in sorted(rotary, key=is_named, reverse=True):
+        with contextlib.suppress(*FAILED):
+            with torch.device("cpu"):
+                module = cls(config)
+            yield module
+
+
+def _rotary_module_in(model: object) -> nn.Module | None:
+    """The first rotary module inside of a model of `transformers`."""
+    if not isinstance(model, nn.Module) or getattr(getattr(model, "config", None), "model_type", None) is None:
+        return None
+    return next((module for module in model.modules() if module is not model and _is_rotary(type(module))), None)
+
+
+def _is_rotary(cls: type) -> bool:
+    name = cls.__name__
+    return issubclass(cls, nn.Module) and CALLED_SO.search(name) is not None and "Attention" not in name

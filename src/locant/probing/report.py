@@ -1,0 +1,319 @@
+"""What was found: numbers, sentences and warnings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from torch import nn
+
+from locant.positions.base import PositionEncoding
+from locant.probing.precision import CAST_UP_TO, EXACT, UNHARMED, Arrangement
+from locant.probing.rotation import EVEN, NEAR, ROUNDED, Rotation, odd_pairs
+
+__all__ = ["SIDES", "Report", "RotationReport", "some"]
+
+SIDES = ("queries", "keys")
+
+DEPENDS = 1e-3
+"""Scores that change by more than this share of |q| |k| over a thousand positions depend on more than distances."""
+
+FACTOR = 1e-5
+"""Lengths multiplied by 1 up to this share are kept."""
+
+NEGLIGIBLE = 1e-2
+"""Angles that a cast moves by no more than this, in radians up to position 4,097."""
+
+ARRANGED = {
+    "neighbours": "A token is rotated otherwise when others stand beside it: with left padding, a cache or positions "
+    "that do not follow each other it is wrong.",
+    "rows": "Rows of a batch do not have positions of their own: the second row is rotated as if it were another.",
+    "grows_at": "What a token gets depends on the largest position of the call (from {:,} on): keys in a cache were "
+    "rotated otherwise.",
+    "remembers": "It remembers: after a long sequence a short one is rotated otherwise than before.",
+    "writes": "It overwrites the tokens it is given.",
+}
+"""What goes wrong with each part of an `Arrangement`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What `locant.probe` found; `str` says it in sentences.
+
+    Args:
+        subject: what was probed.
+        called: how it was called.
+        encoding: the encoding of this package that does the same, where there is one.
+        agrees: how far the two were apart on random tokens at positions up to 61, or biases; ``None``: not compared.
+        expected: what it was held against.
+        differences: where it parts from that.
+    """
+
+    subject: str
+    called: str
+    encoding: PositionEncoding | None
+    agrees: float | None
+    expected: PositionEncoding | None
+    differences: tuple[str, ...]
+
+    @property
+    def compared(self) -> str:
+        """What was compared with the encoding."""
+        return f"on random tokens at positions up to {NEAR[-1]}"
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is wrong, or easily goes wrong, in plain words."""
+        return (*self._warnings(), *(f"It is not {self.expected!r}: {each}." for each in self.differences))
+
+    def _warnings(self) -> Iterator[str]:
+        raise NotImplementedError
+
+    def _facts(self) -> Iterator[str]:
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON."""
+        return {**{each.name: _plain(getattr(self, each.name)) for each in fields(self)}, "warnings": [*self.warnings]}
+
+    def __str__(self) -> str:
+        lines = [f"{self.subject}, called as {self.called}.", *self._facts()]
+        if self.encoding is not None:
+            lines.append(f"The same as {self.encoding!r}, to {self.agrees:.1e} {self.compared}.")
+        return "\n".join([*lines, *(f"Warning: {warning}" for warning in self.warnings)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotationReport(Report):
+    """What rotates tokens.
+
+    Args:
+        head_dim: the width of a head.
+        axes: how many indices a position has.
+        given: whether it is told positions, and they have an effect; else it counts tokens from 0.
+        queries, keys: what each is multiplied by; one object where they are rotated alike.
+        each: where they are not, the encoding whose angles queries have, and that whose angles keys have.
+        shifts: by how much q . k changes, over the lengths of both, when both move on by so many positions.
+        errors: the largest error of an angle at a position, in radians, of the side that is further off, as all that
+            follows on angles; empty where the truth is not known.
+        last: the last position whose angles were measured.
+        rounding: which arithmetic explains the angles; ``None``: none that is known.
+        uneven: where the truth is not known, nor an exact rounding, the first position whose angles do not go on
+            evenly, and by how much.
+        worse: the side that is further off, where something else explains the angles of the other one.
+        casts: for each narrower dtype, the error up to position 4,097 after its module was cast, and what explains it.
+        narrow: what explains the angles of bfloat16 tokens; ``None``: nothing, or it does not take them.
+        arrangement: what else than its position a token's rotation depends on.
+    """
+
+    head_dim: int
+    axes: int
+    given: bool
+    queries: Rotation
+    keys: Rotation
+    each: tuple[PositionEncoding | None, ...]
+    shifts: Mapping[int, float]
+    errors: Mapping[int, float]
+    last: int
+    rounding: str | None
+    uneven: tuple[int, float] | None
+    worse: str | None
+    casts: Mapping[str, tuple[float, str | None]]
+    narrow: str | None
+    arrangement: Arrangement
+
+    @property
+    def moves(self) -> bool:
+        """Whether positions have any effect."""
+        return any(side.blocks or side.mixed > 1 for side in (self.queries, self.keys))
+
+    @property
+    def is_rotation(self) -> bool:
+        """Whether every pair of dimensions is rotated, of queries and of keys, and keeps its length up to a factor."""
+        blocks = (*self.queries.blocks, *self.keys.blocks)
+        return bool(blocks) and all(block.is_rotation for block in blocks)
+
+    @property
+    def layout(self) -> str | None:
+        """``"half"``, ``"interleaved"`` or ``"of its own"``; ``None``: there are no pairs."""
+        dims = [block.dims for block in self.queries.blocks]
+        count = len(dims)
+        if dims == [(i, i + count) for i in range(count)]:
+            return "half" if dims else None
+        return "interleaved" if dims == [(2 * i, 2 * i + 1) for i in range(count)] else "of its own"
+
+    @property
+    def reversed(self) -> bool:
+        """Whether every pair is rotated from its second dimension to its first."""
+        return bool(self.queries.blocks) and all(sum(block.frequencies) < 0 for block in self.queries.blocks)
+
+    @property
+    def reciprocal(self) -> bool:
+        """Whether keys shrink as queries grow, as with xPos."""
+        near = [move for shift, move in self.shifts.items() if shift <= 1000]
+        grows = self.queries is not self.keys and self.queries.change > FACTOR
+        return grows and bool(near) and max(near) < DEPENDS
+
+    def _facts(self) -> Iterator[str]:
+        q, k, width = self.queries, self.keys, self.head_dim
+        side, name = (q, SIDES[0]) if q.blocks else (k, SIDES[1])
+        blocks = side.blocks
+        if not blocks:
+            return
+        rotated = f"{2 * len(blocks)} of {width} dimensions" if 2 * len(blocks) < width else f"all {width} dimensions"
+        of = "" if q is k or self.reciprocal else f" of {name}"
+        yield f"It rotates {rotated}{of}, in pairs {some(block.dims for block in blocks)}: layout {self.layout}."
+        if self.axes > 1:
+            runs = [sum(axis in block.axes for block in blocks) for axis in range(self.axes)]
+            yield "Pairs per axis: " + ", ".join(f"{count} follow axis {axis}" for axis, count in enumerate(runs)) + "."
+        if side.bent <= EVEN:
+            speeds = [abs(each) for block in blocks for each in block.frequencies if each]
+            yield f"Frequencies from {max(speeds):.6g} down to {min(speeds):.6g} radians per position."
+        if max(abs(q.factor - 1), abs(k.factor - 1)) > FACTOR:
+            yield f"Queries are multiplied by {q.factor:.6g}, keys by {k.factor:.6g}."
+        if q.order is not None and q.order == k.order:
+            yield "Dimensions come back in another order, which scores do not see."
+        if q.num_heads is not None:
+            yield f"Only the first {q.num_heads} heads are rotated."
+        if self.reciprocal:
+            yield "Queries grow with position as keys shrink, so that scores depend on distances alone (xPos)."
+        for name, encoding in zip(SIDES, self.each, strict=False):
+            if encoding is not None:
+                yield f"By themselves, {name} have the pairs, frequencies and lengths of {encoding!r}."
+        of = "" if self.worse is None else f" of {self.worse}"
+        if self.errors:
+            told = ", ".join(f"{error:.1e} at {place:,}" for place, error in self.errors.items() if place > 1)
+            why = self.rounding or "nothing that is known"
+            yield f"Angles{of} are off by {told} (radians); what explains it: {why}."
+        elif self.rounding is not None:
+            told = "go on evenly" if self.rounding == EXACT else f"are those of {self.rounding}"
+            known = "Frequencies are known as far as they were measured, so errors of angles are not"
+            yield f"{known}: up to {self.last:,} angles{of} {told}."
+        if self.arrangement.grows_at is not None:
+            yield f"Small positions are treated otherwise once a call has one of {self.arrangement.grows_at:,} or more."
+
+    def _warnings(self) -> Iterator[str]:
+        q, k, of_which = self.queries, self.keys, self.arrangement.of
+        if not self.moves:
+            yield "It does nothing that depends on positions."
+        for side, of in ((q, ""),) if q is k or self.reciprocal else ((q, "Of queries: "), (k, "Of keys: ")):
+            yield from (of + warning for warning in self._no_rotation(side))
+        for shift, moved in self.shifts.items():
+            if moved > DEPENDS and shift <= 1000:
+                change = f"q . k changes by {moved:.1e} of |q| |k| when both move on by {shift} positions"
+                yield f"Scores depend on more than distances: {change}."
+                break
+        if q is not k:
+            yield from (f"Queries and keys are not {parted}." for parted in _parted(q, k, self.reciprocal))
+        if not (q.same_heads and k.same_heads):
+            yield "Heads are rotated differently; what is said here holds for the first one."
+        begin = q.begin if q.bent <= EVEN else 0
+        if begin != 0 and (q is k or begin == k.begin):
+            told = "by angles of no position" if begin is None else f"as far as position {begin:.6g} should be"
+            seen = "for queries and keys alike, which attention does not see unless other code rotates one of them"
+            yield f"Position 0 is rotated already, {told}: counting begins elsewhere, {seen}."
+        if self.reversed:
+            told = "a positive position rotates the second dimension of a pair towards the first"
+            yield f"The direction is reversed: {told}. Weights trained with the usual direction are wrong with it."
+        yield from self._wrong_angles()
+        if self.moves and not self.given and "positions" in self.called.split(":")[0]:
+            told = "it counts tokens from 0, so left padding, packed documents and a cache are rotated wrongly"
+            yield f"The positions it is given have no effect: {told}."
+        for name, told in ARRANGED.items():
+            if part := getattr(self.arrangement, name):
+                yield ("" if of_which is None else f"Of {of_which} alone: ") + told.format(part)
+
+    def _no_rotation(self, side: Rotation) -> Iterator[str]:
+        if not side.blocks and side.mixed > 1:
+            yield f"It is no rotation of pairs: groups of {side.mixed} dimensions depend on each other."
+        odd = [block for block in side.blocks if not block.is_rotation]
+        if odd:
+            speeds = (
+                f"{_per_axis(odd[0].frequencies)} and the second {_per_axis(odd[0].of_second)} radians per position"
+            )
+            told = f"the two members of {len(odd)} pairs get different angles, the first of pair {odd[0].dims} {speeds}"
+            yield f"It is no rotation: {told}."
+        if side.change > FACTOR and not self.reciprocal:
+            yield f"Lengths are not kept: up to position {NEAR[-1]} that of a pair changes by up to {side.change:.1%}."
+        if side.bent > EVEN:
+            yield f"Angles do not grow evenly with the position: up to {side.bent:.2g} radians off a straight line."
+
+    def _wrong_angles(self) -> Iterator[str]:
+        of, even = "" if self.worse is None else f" of {self.worse}", max(self.queries.bent, self.keys.bent) <= EVEN
+        if self.uneven is not None and even:
+            place, error = self.uneven
+            why = f", as with {self.rounding}" if self.rounding else ""
+            off = f"off by {error:.2g} radians at position {place:,}"
+            yield f"Angles{of} do not go on evenly{why}: frequencies that explain smaller positions are {off}."
+        if self.errors and self.rounding not in UNHARMED and even:
+            place, error = next(((p, e) for p, e in self.errors.items() if e > NEGLIGIBLE), [*self.errors.items()][-1])
+            why = f"as with {self.rounding}" if self.rounding else "which rounding of float32 products does not explain"
+            yield f"Angles{of} are wrong, {why}: off by {error:.2g} radians at position {place:,}."
+        for dtype, (error, why) in self.casts.items():
+            if error > NEGLIGIBLE and self.rounding in (*UNHARMED, None):
+                told = f"then off by up to {error:.2g} radians" + ("" if why is None else f", as with {why}")
+                yield f"Casting its module to {dtype} casts its table: angles up to position {CAST_UP_TO:,} are {told}."
+        if self.narrow is not None and self.narrow not in UNHARMED and self.rounding in UNHARMED:
+            yield f"With bfloat16 tokens angles are computed in bfloat16: {self.narrow}."
+
+
+def some(values: Iterable[Any]) -> str:
+    """The first three, and the last one."""
+    told = [f"{each:.4g}" if isinstance(each, float) else str(each) for each in values]
+    return ", ".join(told if len(told) <= 4 else [*told[:3], "...", told[-1]])
+
+
+def _per_axis(frequencies: tuple[float, ...]) -> str:
+    axes = [f" of axis {axis}" if len(frequencies) > 1 else "" for axis in range(len(frequencies))]
+    return " and ".join(f"{each:.4g}{axis}" for axis, each in zip(axes, frequencies, strict=True) if each) or "0"
+
+
+def _parted(q: Rotation, k: Rotation, reciprocal: bool) -> Iterator[str]:
+    """How keys are treated otherwise than queries, as scores see it."""
+    if not k.blocks or not q.blocks:
+        if q.mixed == 1 or k.mixed == 1:
+            yield f"rotated alike: {'keys' if q.blocks else 'queries'} are not rotated at all"
+        return
+    if q.order != k.order:
+        yield "given back with their dimensions in one order, which scores see"
+    if q.num_heads != k.num_heads:
+        yield "rotated in the same heads"
+    if not reciprocal and not math.isclose(q.factor, k.factor, rel_tol=FACTOR):
+        scaled = f"queries are multiplied by {q.factor:.6g} and keys by {k.factor:.6g}"
+        yield f"scaled alike: {scaled}, so scores by {q.factor * k.factor:.6g}"
+    if max(q.bent, k.bent) > EVEN:
+        return
+    of_q, of_k = ([block.dims for block in side.blocks] for side in (q, k))
+    if of_q != of_k:
+        yield f"rotated alike: pairs of queries are {some(of_q)}, of keys {some(of_k)}"
+        return
+    odd, opposite = odd_pairs(q, k, ROUNDED / NEAR[-1])
+    if odd and opposite and len(odd) == len(q.blocks):
+        yield "rotated alike: keys in the opposite direction"
+    elif odd:
+        (a, b), *_ = odd
+        yield (
+            f"rotated alike: {len(odd)} of {len(q.blocks)} pairs have other frequencies in keys, the first of them "
+            f"{a.dims} with {_per_axis(b.frequencies)} for {_per_axis(a.frequencies)} radians per position"
+        )
+    if q.begin is None or k.begin is None:
+        turns = [a.offset - b.offset for a, b in zip(q.blocks, k.blocks, strict=True)]
+        if any(abs(math.remainder(turn, math.tau)) > ROUNDED for turn in turns):
+            yield "rotated alike at position 0: by angles that differ as those of no two positions do"
+    elif q.begin != k.begin:
+        yield (
+            f"counted alike: position 0 is rotated as position {q.begin:.6g} in queries and {k.begin:.6g} in keys, so "
+            f"every distance is off by {q.begin - k.begin:+.6g}"
+        )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, nn.Module):
+        return repr(value)
+    if is_dataclass(value):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,270 @@
+"""One shard of a store: a file of tokens, and Megatron-LM's index of it, version 1, of where each document begins.
+
+========================  ======================================================================
+34 bytes                  magic, version, code of the token dtype, number of sequences n, m + 1
+n times int32             tokens of each sequence
+n times int64             the byte of the other file at which it begins
+(m + 1) times int64       where each of m documents begins among the sequences, and the end
+========================  ======================================================================
+
+Here a document is one sequence, so m = n; files of others may cut a document into several. All numbers are
+little-endian. A file is refused unless its sequences follow one another without a gap, and no memory is allocated
+before the counts were compared with the size of the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int, Integer
+
+from locant.arguments import shown
+from locant.errors import InputError, RangeError, ShapeError
+from locant.files import FaultError, NewFile
+from locant.text.store.token_files import BLOCK, read_file, require_file, require_known, token_dtype
+
+__all__ = [
+    "MANIFEST", "FileRecord", "Index", "IndexWriter", "ShardRecord", "ShardWriter", "index_size", "read_index",
+    "shard_name",
+]  # fmt: skip
+
+HEADER = struct.Struct("<9sQBQQ")
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+CODES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+"""Megatron-LM's codes of integer dtypes; 6 and 7 are floating point."""
+CODE_OF = {np.dtype(name): code for code, name in CODES.items()}
+LONGEST = 2**31 - 1
+LENGTHS = 1 << 17
+"""Lengths of documents that are in memory at a time."""
+
+MANIFEST = "store.json"
+"""The last file of a store; a folder that has one gets no more shards."""
+
+
+def shard_name(number: int) -> str:
+    """The name of a shard, without its suffix."""
+    return f"shard-{number:05d}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    """The size of a file and the SHA-256 of its content."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRecord:
+    """What one shard holds, and its two files."""
+
+    tokens: int
+    documents: int
+    bin: FileRecord
+    idx: FileRecord
+
+
+def index_size(documents: int) -> int:
+    """Bytes of the index of so many documents of one sequence each."""
+    return HEADER.size + 12 * documents + 8 * (documents + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """The tokens of each sequence, and where each document begins among the sequences, and the end."""
+
+    dtype: np.dtype
+    sequences: Int[np.ndarray, " sequences"]
+    documents: Int[np.ndarray, " offsets"]
+
+    @property
+    def offsets(self) -> Int[np.ndarray, " offsets"]:
+        """Where each document begins among the tokens, and the end."""
+        return _starts(self.sequences)[self.documents]
+
+
+def read_index(path: str | Path) -> Index:
+    """Read an index; an `InputError` if it is none, or contradicts itself."""
+    remedy = f"a fresh copy of {path}"
+    size = require_file(path, remedy)
+    try:
+        if size < index_size(0):
+            raise FaultError(f"it has {size} bytes, fewer than an empty one")
+        return _index(read_file(path, size, remedy))
+    except FaultError as fault:
+        raise InputError(f"{path} is no intact index: {fault}", remedy) from None
+
+
+def _index(content: bytes) -> Index:
+    magic, version, code, n, offsets = HEADER.unpack_from(content)
+    if magic != MAGIC:
+        raise FaultError(f"it begins with {magic!r}, expected {MAGIC!r}")
+    if version != VERSION:
+        raise FaultError(f"it has version {version}, expected {VERSION}")
+    if code not in CODES:
+        raise FaultError(f"its tokens have the dtype of code {code}, expected one of {', '.join(map(str, CODES))}")
+    size = HEADER.size + 12 * n + 8 * offsets
+    if len(content) == size + n > size:
+        raise FaultError("it has a mode for each sequence, as for pictures among text")
+    if not offsets or len(content) != size:
+        raise FaultError(f"it has {len(content)} bytes, and {size} are needed for {n} sequences and {offsets} offsets")
+    dtype, sequences = np.dtype(CODES[code]), np.frombuffer(content, "<i4", n, HEADER.size)
+    pointers = np.frombuffer(content, "<i8", n, HEADER.size + 4 * n)
+    documents = np.frombuffer(content, "<i8", offsets, HEADER.size + 12 * n)
+    if (sequences < 0).any():
+        raise FaultError("a sequence has a negative length")
+    starts = _starts(sequences)
+    starts *= dtype.itemsize
+    if not np.array_equal(starts[:-1], pointers):
+        raise FaultError("its sequences overlap, or leave a gap")
+    if documents[0] != 0 or documents[-1] != n:
+        raise FaultError("its documents do not cover its sequences")
+    if (documents[1:] < documents[:-1]).any():
+        raise FaultError("its documents are not in order")
+    return Index(dtype=dtype, sequences=sequences, documents=documents)
+
+
+def _starts(lengths: np.ndarray) -> Int[np.ndarray, " offsets"]:
+    starts = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    return starts
+
+
+class IndexWriter:
+    """Writes an index in constant memory: lengths go to their place at once, and the rest is made from them at last."""
+
+    def __init__(self, file: NewFile, dtype: np.dtype) -> None:
+        self.documents = 0
+        self._file = file
+        self._dtype = dtype
+        self._last = np.zeros(0, dtype=np.int64)  # kept back: it may still grow
+        file.write(bytes(HEADER.size))
+
+    def append(self, lengths: Integer[np.ndarray, " documents"], *, continues: bool) -> None:
+        """Add documents, all or, where one is too long, none; with `continues`, the first adds to the last one."""
+        if not len(lengths):
+            return
+        numbers = lengths.astype(np.int64)  # a copy
+        if continues:
+            numbers[0] += self._last[0]
+        else:
+            numbers = np.concatenate([self._last, numbers])
+        if (longest := int(numbers.max())) > LONGEST:
+            cause = f"got a document of {longest} tokens, more than an index can say ({LONGEST})"
+            raise RangeError(cause, "a separator that cuts it into shorter documents")
+        self._append(numbers[:-1], "<i4")
+        self._last = numbers[-1:]
+        self.documents += len(lengths) - continues
+
+    def finish(self) -> str:
+        """Write what is missing; the SHA-256 of the whole file."""
+        self._append(self._last, "<i4")
+        header = HEADER.pack(MAGIC, VERSION, CODE_OF[self._dtype], self.documents, self.documents + 1)
+        self._file.overwrite(header, at=0)
+        digest = hashlib.sha256(header)
+        for lengths in self._blocks():
+            digest.update(lengths.tobytes())
+        begin = 0
+        for lengths in self._blocks():
+            starts = begin + self._dtype.itemsize * _starts(lengths)
+            begin = int(starts[-1])
+            digest.update(self._append(starts[:-1]))
+        for first in range(0, self.documents + 1, LENGTHS):
+            digest.update(self._append(np.arange(first, min(first + LENGTHS, self.documents + 1))))
+        return digest.hexdigest()
+
+    def _append(self, numbers: np.ndarray, dtype: str = "<i8") -> bytes:
+        data = numbers.astype(dtype).tobytes()
+        self._file.write(data)
+        return data
+
+    def _blocks(self) -> Iterator[np.ndarray]:
+        for first in range(0, self.documents, LENGTHS):
+            size = 4 * min(LENGTHS, self.documents - first)
+            yield np.frombuffer(self._file.read(size, at=HEADER.size + 4 * first), "<i4")
+
+
+class ShardWriter:
+    """Writes the tokens and the index of one shard; both appear when `close` returns, or neither.
+
+    The files are named from the shard's `number` in the store, or `name`. Every id has to be below `vocab_size`, which
+    decides the dtype, see `token_dtype`. If the system refuses to write, nothing is left behind.
+    """
+
+    def __init__(self, folder: Path, number: int, vocab_size: int, *, name: str | None = None) -> None:
+        self.tokens = 0
+        """How many so far."""
+        self._vocab_size = vocab_size
+        self._dtype = token_dtype(vocab_size)
+        if (folder / MANIFEST).exists():
+            raise InputError(f"got {folder}, which holds a finished store", "another folder")
+        name = name or shard_name(number)
+        self._digest = hashlib.sha256()
+        self._bin = NewFile(folder / f"{name}.bin")
+        try:
+            self._idx = NewFile(folder / f"{name}.idx")
+        except BaseException:
+            self._bin.discard()
+            raise
+        self._index = IndexWriter(self._idx, self._dtype)
+
+    @property
+    def documents(self) -> int:
+        """How many so far."""
+        return self._index.documents
+
+    def append(
+        self, ids: Integer[np.ndarray, " tokens"], lengths: Integer[np.ndarray, " docs"], *, continues: bool = False
+    ) -> None:
+        """Add documents: their tokens, one after the other, and how many each has; 0 is a document too.
+
+        With `continues`, the first of them goes on where the last one of the call before ended.
+
+        Raises:
+            RangeError: an id that is not in the vocabulary. ShapeError: lengths that do not add up to the ids.
+                Nothing is added then.
+        """
+        for name, array in (("ids", ids), ("lengths", lengths)):
+            if not isinstance(array, np.ndarray) or array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+                raise ShapeError(f"got {shown(array)} for {name}, expected one axis of integers", "a NumPy array")
+        # A length that is too large is found first, so that the sum cannot wrap.
+        fits = not len(lengths) or (int(lengths.min()) >= 0 and int(lengths.max()) <= len(ids))
+        if not fits or int(lengths.sum(dtype=np.int64)) != len(ids):
+            remedy = "a length for each document, all tokens counted"
+            raise ShapeError(f"got {len(ids)} ids, and lengths that do not add up to as many", remedy)
+        if continues and not self.documents:
+            raise ShapeError("got continues=True, but there is no document before", "continues=False")
+        require_known(ids, self._vocab_size, self.tokens)
+        self._index.append(lengths, continues=continues)
+        self.tokens += len(ids)
+        for first in range(0, len(ids), BLOCK):
+            data = np.ascontiguousarray(ids[first : first + BLOCK], dtype=self._dtype).data.cast("B")
+            self._digest.update(data)
+            self._bin.write(data)
+
+    def close(self) -> ShardRecord:
+        """Bring both files to the disk, and give them their names: the tokens first, so no index is without them."""
+        digest = self._index.finish()
+        self._bin.settle()
+        self._idx.settle()
+        self._bin.publish(flush_folder=False)
+        self._idx.publish()
+        return ShardRecord(
+            tokens=self.tokens,
+            documents=self.documents,
+            bin=FileRecord(size=self._bin.size, sha256=self._digest.hexdigest()),
+            idx=FileRecord(size=self._idx.size, sha256=digest),
+        )
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bin.discard()
+        self._idx.discard()

@@ -1,0 +1,276 @@
+"""`probe` on the rotary modules of `transformers`, which it measures, against what their configurations say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import locant
+from locant import InputError, Positions, Rotary
+from locant.checkpoints.explanation import explain
+from locant.models.registry import ARCHITECTURES
+from locant.probing.report import RotationReport
+from tests.models.rotary_modules import Case, cases, folders, said
+from tests.refusal import refuses
+from tests.tolerances import SIX_DIGITS
+
+NO_ROTATION = {"hunyuan_vl", "vjepa2"}
+NOT_OF_POSITIONS = {"musicflamingo"}
+"""Whose angles are the product of a frame and a place in it, and so of no position."""
+
+
+def rows(encoding: Rotary) -> dict[tuple[int, int], tuple[int, float]]:
+    """Axis and frequency of every pair that turns, by its dimensions in the direction of a positive angle."""
+    table = zip(encoding.pairs.dims, encoding.pairs.axes or (), encoding.inv_freq.abs().tolist(), strict=True)
+    return {pair: (axis, each) for pair, axis, each in table if each}
+
+
+def measured(report: RotationReport) -> dict[tuple[int, int], tuple[int, float]]:
+    found: dict[tuple[int, int], tuple[int, float]] = {}
+    for block in report.queries.blocks:
+        (axis,) = block.axes
+        (one, other), each = block.dims, block.frequencies[axis]
+        found[(one, other) if each > 0 else (other, one)] = (axis, abs(each))
+    return found
+
+
+def code_of(case: Case) -> Any:
+    import importlib
+
+    return importlib.import_module(f"transformers.models.{case.folder}.modeling_{case.folder}")
+
+
+def conformer(case: Case) -> Callable[[Tensor], Tensor]:
+    code, module = code_of(case), case.cls(case.config)
+    attention = next(cls for cls in vars(code).values() if hasattr(cls, "_apply_rotary_embedding"))
+
+    def turn(x: Tensor) -> Tensor:
+        sizes = SimpleNamespace(num_heads=x.shape[1], head_size=x.shape[-1])
+        flat = x.transpose(1, 2).flatten(2)
+        turned = attention._apply_rotary_embedding(sizes, flat, module(torch.zeros(1, x.shape[2], 1)))
+        return turned.unflatten(-1, (x.shape[1], x.shape[-1])).transpose(1, 2)
+
+    return turn
+
+
+def clvp(case: Case) -> Callable[[Tensor], Tensor]:
+    code, module = code_of(case), case.cls(case.config)
+
+    def turn(x: Tensor) -> Tensor:
+        angles = module(torch.zeros(1, x.shape[2], 1))[0]
+        part, rest = x[..., : angles.shape[-1]], x[..., angles.shape[-1] :]
+        ids = torch.arange(x.shape[2])[None]
+        turned = code.apply_rotary_pos_emb(part, part, part, angles.cos(), angles.sin(), ids)[0]
+        return torch.cat([turned, rest], -1)
+
+    return turn
+
+
+def diffusion_transformer(case: Case) -> Callable[[Tensor, Tensor], Tensor]:
+    code, module = code_of(case), case.cls(case.config)
+
+    def turn(x: Tensor, positions: Tensor) -> Tensor:
+        cos, sin = module(torch.zeros(1, x.shape[2], 1), positions)
+        one = code.deinterleave_head_dim(x[:, :1])
+        turned = code.apply_rotary_pos_emb(one, one, cos, sin)[0]
+        return torch.cat([torch.stack(turned.chunk(2, -1), -1).flatten(-2), x[:, 1:]], 1)
+
+    return turn
+
+
+def esm_fold_2(case: Case) -> Callable[[Tensor, Tensor], Tensor]:
+    code, module = code_of(case), case.cls(case.config)
+
+    def turn(x: Tensor, index: Tensor) -> Tensor:
+        cos, sin = module(index[..., :3].float(), index[..., 3], torch.float32)
+        return code.apply_rotary_pos_emb(x, x, cos, sin)[0]
+
+    return turn
+
+
+def v_jepa_2(case: Case) -> Callable[[Tensor, Tensor], Tensor]:
+    attention: Any = case.cls(case.config, case.config.hidden_size, case.config.num_attention_heads)
+
+    def turn(x: Tensor, index: Tensor) -> Tensor:
+        return attention.apply_rotary_embeddings(
+            x, tuple(index[..., axis].expand(1, x.shape[1], -1) for axis in range(3))
+        )
+
+    return turn
+
+
+CALLED: dict[str, Callable[[Case], Callable[..., Tensor]]] = {
+    "RotaryPositionalEmbedding": lambda case: (clvp if case.folder == "clvp" else conformer)(case),
+    "DiTRotary": diffusion_transformer,
+    "EsmFold2": esm_fold_2,
+    "VJEPA2": v_jepa_2,
+}
+"""What has to be said of modules that are called in a way of their own, as a user would say it."""
+
+ON_A_GRID = ("DINOv3", "Dinov3", "Sapiens2", "Llama4Vision", "EfficientLoFTR")
+"""Which make the tables of a whole image: tokens are looked up in it."""
+
+
+def probed(case: Case, expected: Rotary | None) -> RotationReport:
+    name, width = case.cls.__name__, None if expected is None else expected.head_dim
+    axes = 3 if "VJEPA2" in name else None if expected is None else expected.pairs.num_axes
+    call = next((make for part, make in CALLED.items() if part in name), None)
+    target = case.cls(case.config) if call is None else call(case)
+    found = locant.probe(
+        target,
+        config=case.config,
+        layer_type=case.layer_type,
+        head_dim=width or case.config.hidden_size // 16,
+        axes=axes,
+    )
+    assert isinstance(found, RotationReport)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:hy_v4 pairs:UserWarning")  # its code is what is measured here
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", sorted({*folders()} - NO_ROTATION - NOT_OF_POSITIONS))
+def test_every_rotary_module_is_measured_as_its_configuration_says(folder: str) -> None:
+    for case in cases(folder):
+        if any(part in case.cls.__name__ for part in ON_A_GRID):
+            continue
+        expected = Rotary.from_config(said(case), layer_type=case.layer_type)
+        report = probed(case, expected)
+        ours, others = measured(report), rows(expected)
+        assert ours.keys() == others.keys(), (case.name, str(report))
+        for pair, (axis, each) in others.items():
+            assert ours[pair][0] == axis, (case.name, pair)
+            assert ours[pair][1] == pytest.approx(each, rel=SIX_DIGITS, abs=0), (case.name, pair)
+        factor = expected.scaling.effective_attention_factor
+        assert report.queries.factor == pytest.approx(factor, rel=SIX_DIGITS, abs=0)
+        assert report.queries.num_heads == expected.pairs.num_heads
+        assert report.is_rotation
+        assert isinstance(report.encoding, Rotary), (case.name, str(report))
+        assert rows(report.encoding).keys() == others.keys()
+
+
+@pytest.mark.parametrize("folder", sorted(NO_ROTATION))
+def test_what_is_no_rotation_is_named(folder: str) -> None:
+    (case,) = cases(folder)
+    report = probed(case, None)
+    assert not report.is_rotation
+    assert report.encoding is None
+    assert any("the two members of" in warning for warning in report.warnings), report.warnings
+
+
+@pytest.fixture
+def _no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if nobody had added a row for these two."""
+    assert {"qwen3", "glm"} <= {*dict(ARCHITECTURES.items())}
+    for name in ("_values", "_aliases"):
+        kept = {key: each for key, each in getattr(ARCHITECTURES, name).items() if key not in ("qwen3", "glm")}
+        monkeypatch.setattr(ARCHITECTURES, name, kept)
+
+
+QWEN = {"model_type": "qwen3", "hidden_size": 64, "num_attention_heads": 4, "head_dim": 32, "vocab_size": 9}
+GLM = {"model_type": "glm", "hidden_size": 64, "num_attention_heads": 4, "head_dim": 16}
+
+
+@pytest.mark.usefixtures("_no_row")
+def test_an_architecture_without_a_row_is_measured_and_that_is_said() -> None:
+    with pytest.warns(UserWarning, match="qwen3 has no row .* measured on Qwen3RotaryEmbedding of transformers"):
+        found = Rotary.from_config({**QWEN, "rope_theta": 1e6}, angles="float32")
+    assert repr(found) == repr(Rotary(32, 1e6, angles="float32"))
+    with pytest.warns(UserWarning, match="glm has no row"):
+        partial = locant.encoding_from_config(GLM)
+    assert repr(partial) == repr(Rotary(16, layout="interleaved", rotary_dim=8))
+    explained = explain({**QWEN, "rope_theta": 1e6}).layers[0]
+    assert explained.encoding == repr(Rotary(32, 1e6))
+    assert any("measured" in warning for warning in explained.warnings)
+
+
+@pytest.mark.usefixtures("_no_row")
+def test_what_a_measurement_cannot_name_is_refused() -> None:
+    scaled = {**QWEN, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 64}
+    with refuses(InputError, "qwen3", "length from position 64", "layout="):
+        Rotary.from_config(scaled)
+    with refuses(InputError, "nobodys", "layout="):
+        Rotary.from_config({**QWEN, "model_type": "nobodys", "rope_theta": 1e4})
+    with refuses(InputError, "bert", "no rotary module", "head_dim="):
+        locant.probe({"model_type": "bert"})
+
+
+def test_a_model_its_class_and_its_configuration_are_one() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=64, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8, vocab_size=9,
+        bos_token_id=0, eos_token_id=0, rope_parameters={"rope_type": "default", "rope_theta": 5e5},
+    )  # fmt: skip
+    reports = [
+        locant.probe(LlamaForCausalLM(config)),
+        locant.probe(LlamaForCausalLM, config=config),
+        locant.probe(config),
+    ]
+    for report in reports:
+        assert isinstance(report, RotationReport)
+        assert repr(report.encoding) == repr(Rotary(32, 5e5, angles="float32"))
+        assert list(report.casts) == ["bfloat16", "float16"]
+        assert report.differences == ()
+        assert report.to_dict()["encoding"] == repr(report.encoding)
+        assert report.arrangement.grows_at is None
+    changed = locant.probe(config, expected=Rotary(32, 1e4))
+    assert "another frequency" in changed.differences[0]
+
+
+def test_peers_are_measured_as_they_are_made() -> None:
+    from rotary_embedding_torch import RotaryEmbedding
+
+    found = locant.probe(RotaryEmbedding(32), head_dim=64)
+    assert repr(found.encoding) == repr(Rotary(64, layout="interleaved", rotary_dim=32, angles="float32"))
+    assert any("positions counted in bfloat16" in warning for warning in found.warnings)
+    scaled = locant.probe(RotaryEmbedding(64, interpolate_factor=4.0, theta=500_000), head_dim=64)
+    assert repr(scaled.encoding) == repr(
+        Rotary(64, 5e5, layout="interleaved", scaling=locant.scaling.Linear(factor=4.0), angles="float32")
+    )
+
+
+def test_x_transformers_is_measured_as_it_is_made() -> None:
+    x_transformers = pytest.importorskip("x_transformers.x_transformers", reason="x-transformers is not installed")
+    found = locant.probe(x_transformers.RotaryEmbedding(32), head_dim=64)
+    assert isinstance(found.encoding, Rotary)
+    assert repr(found.encoding.alike(angles="exact")) == repr(Rotary(64, layout="interleaved", rotary_dim=32))
+
+
+def test_torchtune_puts_heads_behind() -> None:
+    """The calling convention of torchtune: ``(x [batch seq heads width], input_pos)``."""
+    rotary = Rotary(16, layout="interleaved")
+
+    def module(x: Tensor, *, input_pos: Tensor | None = None) -> Tensor:
+        positions = Positions.arange(x.shape[1]) if input_pos is None else Positions.of(input_pos)
+        return rotary.rotate_one(x.transpose(1, 2), positions).transpose(1, 2)
+
+    report = locant.probe(lambda x, input_pos: module(x, input_pos=input_pos), head_dim=16)
+    assert repr(report.encoding) == repr(rotary)
+    assert report.warnings == ()
+
+
+def test_a_table_of_all_positions_is_not_asked_for_one_of_gigabytes() -> None:
+    asked: list[int] = []
+
+    def table(x: Tensor, positions: Tensor) -> Tensor:
+        asked.append(int(positions.max()))
+        rows = torch.arange(asked[-1] + 1)[:, None] * 10_000.0 ** -(torch.arange(0, 16, 2) / 16)
+        angle = rows[positions]
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+
+    report = locant.probe(table, head_dim=16)
+    assert repr(report.encoding) == repr(Rotary(16, angles="float32"))
+    assert max(asked) < 2**21
+
+
+@pytest.mark.parametrize("wrong", [3, "llama", None, lambda: None, lambda x, positions: 3])
+def test_what_cannot_be_probed_is_refused(wrong: Any) -> None:
+    with refuses(InputError, "in any way of calling", "locant.probe(lambda x, positions:"):
+        locant.probe(wrong)

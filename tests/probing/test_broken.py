@@ -1,0 +1,193 @@
+"""`probe` names what is wrong with code that has one bug each, most of them from `tests/known_bugs`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import locant
+from locant import ALiBi, Positions, Rotary, T5Bias
+from locant.kernels.rotary import rotate_pairs
+from locant.probing.bias import BiasReport
+from tests.known_bugs.subjects import WIDTH as TWIN
+from tests.known_bugs.twins import BufferRotary, GrowingRotary, coarsely_reduced
+from tests.tolerances import ROTATED_TOKEN, SIX_DIGITS
+
+WIDTH = 32
+INV_FREQ = 10_000.0 ** -(torch.arange(0, WIDTH, 2) / WIDTH)
+
+
+def turned(x: Tensor, angle: Tensor, layout: str = "half") -> Tensor:
+    return rotate_pairs(x, angle.cos(), angle.sin(), layout)  # type: ignore[arg-type]
+
+
+def at(positions: Tensor) -> Tensor:
+    """Float32 angles, as most code has them: not wrong, for an instrument that has to tell bugs apart."""
+    return positions[..., None].float() * INV_FREQ
+
+
+class StaysLong(nn.Module):
+    """Dynamic NTK that never shrinks again (huggingface/transformers#25306)."""
+
+    longest = 0
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        self.longest = max(self.longest, int(positions.max()) + 1)
+        base = 10_000 * max(1.0, 4 * self.longest / 256 - 3) ** (WIDTH / (WIDTH - 2))
+        return turned(x, positions[..., None] * base ** -(torch.arange(0, WIDTH, 2) / WIDTH))
+
+
+def two_angles(x: Tensor, positions: Tensor) -> Tensor:
+    one, other = at(positions), 0.5 * at(positions)
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * one.cos() - b * one.sin(), b * other.cos() + a * other.sin()], -1)
+
+
+def in_place(x: Tensor, positions: Tensor) -> Tensor:
+    return x.copy_(turned(x, at(positions)))
+
+
+def of_half(x: Tensor, positions: Tensor) -> Tensor:
+    whole = 10_000.0 ** -(torch.arange(0, WIDTH, 2) / (2 * WIDTH))
+    return torch.cat([turned(x[..., :WIDTH], positions[..., None] * whole), x[..., WIDTH:]], -1)
+
+
+BROKEN: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "1, 14: a cast rounds frequencies": (
+        BufferRotary(), {}, "Casting its module to bfloat16 casts its table: angles up to position 4,097 are then off",
+    ),
+    "7: positions in bfloat16": (
+        lambda x, positions: turned(x, at(positions.to(torch.bfloat16))), {"head_dim": WIDTH},
+        "Angles are wrong, as with positions counted in bfloat16: off by 1 radians at position 257",
+    ),
+    "12: angles in the dtype of tokens": (
+        lambda x, positions: turned(x, positions[..., None].to(x.dtype) * INV_FREQ.to(x.dtype)), {"head_dim": WIDTH},
+        "With bfloat16 tokens angles are computed in bfloat16",
+    ),
+    "15: fast sines": (
+        lambda x, positions: rotate_pairs(x, *coarsely_reduced(Positions.of(positions)), "half"), {"head_dim": TWIN},
+        "Angles are wrong, which rounding of float32 products does not explain",
+    ),
+    "35: a table by length": (GrowingRotary(), {}, "The positions it is given have no effect"),
+    "39: stays long": (StaysLong(), {"head_dim": WIDTH}, "It remembers: after a long sequence"),
+    "38: depends on the length": (StaysLong(), {"head_dim": WIDTH}, "the largest position of the call (from 256 on)"),
+    "43: a factor twice": (
+        lambda x, positions: 1.4852**2 * turned(x, at(positions)),
+        {"head_dim": WIDTH, "expected": Rotary(WIDTH)}, "tokens are multiplied by 2.20582, not by 1",
+    ),
+    "52: the other layout": (
+        lambda x, positions: turned(x, at(positions), "interleaved"),
+        {"head_dim": WIDTH, "expected": Rotary(WIDTH)}, "its pairs are (0, 1), (2, 3) and so on, and those",
+    ),
+    "52: the other direction": (
+        lambda x, positions: turned(x, -at(positions)), {"head_dim": WIDTH}, "The direction is reversed",
+    ),
+    "56: frequencies of the whole head": (
+        of_half, {"head_dim": 2 * WIDTH, "expected": Rotary(2 * WIDTH, rotary_dim=WIDTH)},
+        "15 of 16 pairs have another frequency, the first of them (1, 17)",
+    ),
+    "65: inputs are overwritten": (in_place, {"head_dim": WIDTH}, "It overwrites the tokens it is given"),
+    "72: one row for all": (
+        lambda x, positions: turned(x, at(positions[:1])), {"head_dim": WIDTH}, "Rows of a batch do not have positions",
+    ),
+    "97: two angles in a pair": (two_angles, {"head_dim": WIDTH}, "It is no rotation: the two members of 16 pairs get"),
+    "keys the other way": (
+        lambda q, k, positions: (turned(q, at(positions)), turned(k, -at(positions))), {"head_dim": WIDTH},
+        "Queries and keys are not rotated alike: keys in the opposite direction",
+    ),
+    "counting from 1": (
+        lambda x, positions: turned(x, at(positions + 1)), {"head_dim": WIDTH},
+        "Position 0 is rotated already, as far as position 1 should be",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", BROKEN)
+def test_a_bug_of_what_rotates_is_named(bug: str) -> None:
+    target, options, named = BROKEN[bug]
+    warnings = locant.probe(target, **options).warnings
+    assert any(named in warning for warning in warnings), warnings
+
+
+def test_what_is_not_broken_is_not_warned_about() -> None:
+    for target in (Rotary(WIDTH), Rotary(WIDTH, layout="interleaved", rotary_dim=16), T5Bias(4), ALiBi(6)):
+        assert locant.probe(target).warnings == ()
+    found = locant.probe(lambda x, positions: turned(x, at(positions)), head_dim=WIDTH, expected=Rotary(WIDTH))
+    assert found.warnings == ()
+    assert repr(found.encoding) == repr(Rotary(WIDTH, angles="float32"))
+
+
+SLOPES = [2.0 ** (-8 * (head + 1) / 12) for head in range(12)]
+
+
+def distances(query_len: int, key_len: int) -> Tensor:
+    return torch.arange(key_len - query_len, key_len)[:, None] - torch.arange(key_len)
+
+
+def of_t5(bias: T5Bias, distance: Tensor) -> Tensor:
+    return bias.weight.T[:, bias.buckets(distance)]
+
+
+def biases() -> dict[str, tuple[Callable[[int, int], Tensor], Any, str]]:
+    one_way, both = T5Bias(4), T5Bias(4, bidirectional=True)
+    slopes = ALiBi(8).slopes[:, None, None]
+    return {
+        "21: slopes of twelve heads": (
+            lambda q, k: -torch.tensor(SLOPES)[:, None, None] * distances(q, k).abs(), ALiBi(12),
+            "the biases of 12 heads differ, in head 0 from distance 1 on",
+        ),
+        "22: a bias in bfloat16": (
+            lambda q, k: (-slopes * distances(q, k).abs()).bfloat16(), None, "The bias is rounded to bfloat16",
+        ),
+        "74: the cache is forgotten": (
+            lambda q, k: -slopes * (torch.arange(q)[:, None] - torch.arange(k)).abs(), None,
+            "With a cache the newest query gets another bias",
+        ),
+        "80: the direction of two sides": (
+            lambda q, k: of_t5(both, -distances(q, k)), both, "earlier and later keys are exchanged",
+        ),
+        "80: the direction of one side": (
+            lambda q, k: of_t5(one_way, -distances(q, k)), None, "the distance is counted in the other direction",
+        ),
+        "a sign": (lambda q, k: slopes * distances(q, k).abs(), None, "Far tokens count more than near ones"),
+        "no distance": (lambda q, k: torch.outer(torch.arange(q), torch.arange(k)).sqrt()[None], None, "on more than"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", biases())
+def test_a_bug_of_a_bias_is_named(bug: str) -> None:
+    target, expected, named = biases()[bug]
+    warnings = locant.probe(target, expected=expected).warnings
+    assert any(named in warning for warning in warnings), warnings
+
+
+def test_biases_are_those_of_transformers() -> None:
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+    from transformers.models.t5.configuration_t5 import T5Config
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    config = T5Config(num_heads=4, d_model=16, d_kv=4)
+    decoder = T5Attention(T5Config(num_heads=4, d_model=16, d_kv=4, is_decoder=True), has_relative_attention_bias=True)
+    encoder = T5Attention(config, has_relative_attention_bias=True)
+    for module, bidirectional in ((encoder, True), (decoder, False)):
+        found = locant.probe(module)
+        assert isinstance(found, BiasReport)
+        assert isinstance(found.encoding, T5Bias)
+        assert found.encoding.bidirectional is bidirectional
+        assert (found.encoding.num_buckets, found.encoding.max_distance) == (32, 128)
+        assert found.agrees is not None
+        assert found.agrees <= ROTATED_TOKEN
+        assert found.of_distance
+
+    def bloom(query_len: int, key_len: int) -> Tensor:
+        return build_alibi_tensor(torch.ones(1, key_len), 6, torch.float32).expand(-1, query_len, -1)
+
+    found = locant.probe(bloom)
+    assert isinstance(found, BiasReport)
+    assert not found.of_distance  # it counts keys from the first one: the same but for a constant per row
+    assert found.up_to_rows
+    assert found.slopes == pytest.approx(ALiBi(6).slopes.tolist(), rel=SIX_DIGITS, abs=0)
