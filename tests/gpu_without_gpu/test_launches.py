@@ -1,131 +1,48 @@
 """Every Triton kernel of the package, launched on devices that are not there: it compiles, and registers suffice.
 
-What a launch computes is shown by the interpreter, in tests/kernels. The cases below take every branch of the kernels.
+What a launch computes is shown by the interpreter, in tests/kernels.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 import locant
-from locant.kernels.rotary.reference import Tables
-from tests.gpu_without_gpu.launcher import CAPABILITIES, Launch, device, fresh_process, launches
+from tests.gpu_without_gpu.cases import CASES, There, launched, require_fit
+from tests.gpu_without_gpu.launcher import CAPABILITIES, fresh_process
 
 pytest.importorskip("triton", reason="there is no Triton for this platform")
 
-BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-HERE = Callable[..., list[Launch]]
-
 
 @pytest.fixture(scope="module")
-def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HERE]:
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[There]:
     with fresh_process(tmp_path_factory.mktemp("triton")) as run:
         yield run
 
 
-def rotate(
-    capability: int, head_dim: int, dtype: torch.dtype, layout: str, rotary_dim: int | None = None, **of: Any
-) -> list[Launch]:
-    """The launch that rotates 32 heads of queries and 8 of keys."""
-    from locant.kernels.rotary import triton
-
-    rotary_dim = head_dim if rotary_dim is None else rotary_dim
-    axes, float32_angles = of.pop("axes", 0), of.pop("float32_angles", False)
-    size = (rotary_dim // 2,) if float32_angles else (4, 256, rotary_dim // 2, 2)
-    axis_of_pair = torch.zeros(rotary_dim // 2, dtype=torch.long) if axes else None
-    tables = Tables(torch.empty(size, dtype=FP32 if float32_angles else FP64), axis_of_pair=axis_of_pair, **of)
-    q, k = torch.empty(1, 32, 5, head_dim, dtype=dtype), torch.empty(1, 8, 5, head_dim, dtype=dtype)
-    index = torch.zeros(1, 5, *([axes] if axes else []), dtype=torch.long)
-    out = torch.empty_like(q), torch.empty_like(k)
-    triton._LAUNCHES.clear()  # in the eyes of tensors all these devices are one
-    with device(capability):
-        return launches(triton.rotate_, q, k, index, tables, layout, rotary_dim, *out, False)
-
-
-def gradient_of_biases(
-    capability: int, width: int, dtype: torch.dtype, documents: bool, beside: bool = False, terms: int = 0
-) -> list[Launch]:
-    """The launches for 4 heads of queries and 2 of keys; with a log-sum-exp and a soft cap, or without.
-
-    The biases are a table's, or products of queries, or of queries and of keys.
-    """
-    from locant.kernels.distance_gradient import Biases, Pairs, triton
-
-    n, far = 300, 2**40
-    tokens, some = torch.zeros(2, 3, n, dtype=torch.long), torch.ones(2, 3, 3, dtype=torch.bool)
-    pairs = Pairs(1 - n, 0, far, None, tokens, None, some) if documents else Pairs(1 - n, 0, far, 0)
-    q, k, lse = torch.empty(2, 4, n, width, dtype=dtype), torch.empty(2, 2, n, width, dtype=dtype), torch.empty(2, 4, n)
-    products = torch.empty(2, 4, n, 100)
-    row_of = (torch.arange(2 * n - 1) // 6).int()
-    biases = Biases(products, products if terms == 2 else None, row_of) if terms else Biases(torch.empty(4, 2 * n - 1))
-    given = torch.empty_like(q), lse if beside else None, q, k, k, lse, biases, pairs
-    with device(capability):
-        return launches(triton.gradients, *given, 0.1, 30.0 if beside else None)
-
-
-CASES: dict[str, tuple[Callable[..., list[Launch]], tuple[Any, ...], dict[str, Any]]] = {
-    "half": (rotate, (128, BF16, "half"), {"levels": 2}),
-    "interleaved": (rotate, (128, BF16, "interleaved"), {"levels": 2}),
-    "several axes, partial, far, YaRN": (rotate, (96, FP32, "half", 64), {"axes": 3, "attention_factor": 1.25}),
-    "float32 angles": (rotate, (64, FP16, "interleaved"), {"float32_angles": True}),
-    "float64": (rotate, (64, FP64, "half"), {}),
-    "learned bias": (gradient_of_biases, (64, BF16, False), {}),
-    "learned bias, packed": (gradient_of_biases, (128, FP16, True), {"beside": True}),
-    "learned bias, wide heads, packed": (gradient_of_biases, (256, BF16, True), {}),
-    "learned bias, float32": (gradient_of_biases, (80, FP32, False), {"beside": True}),
-    "Shaw": (gradient_of_biases, (64, BF16, False), {"terms": 1}),
-    "DeBERTa, packed": (gradient_of_biases, (128, FP16, True), {"terms": 2}),
-    "DeBERTa, float32": (gradient_of_biases, (80, FP32, False), {"terms": 2, "beside": True}),
-}
-DIGITS = 32
-"""Bytes for digits of 2 / pi, which the cosine of a large float32 angle has at hand in Triton 3.6 and before."""
-UNCOUNTED = {"_entries": 800, "_rows": 600}
-"""Bytes of stack of kernels that need more for tokens whose slots tell no distance."""
-
-SPILLED = {("Shaw", 100, "_means"): 8}
-"""Bytes of stack of the one other case that does not fit, by Triton 3.5."""
-
-
 @pytest.mark.parametrize("case", ["half", "learned bias", "Shaw"])
-def test_what_most_models_launch_is_compiled_and_launched_once(there: HERE, case: str) -> None:
+def test_what_most_models_launch_is_compiled_and_launched_once(there: There, case: str) -> None:
     require_fit(there, case, 90)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("case", CASES)
-def test_every_kernel_keeps_to_its_registers(there: HERE, case: str, capability: int) -> None:
+def test_every_kernel_keeps_to_its_registers(there: There, case: str, capability: int) -> None:
     require_fit(there, case, capability)
 
 
-def require_fit(there: HERE, case: str, capability: int) -> None:
-    function, arguments, options = CASES[case]
-    for launch in there(call, function, (capability, *arguments), options):
-        allowed = DIGITS if options.get("float32_angles") else UNCOUNTED.get(launch.kernel, 0)
-        allowed = SPILLED.get((case, capability, launch.kernel), allowed)
-        outcome = launch.outcome
-        assert outcome.stack <= allowed, f"{launch.kernel} keeps {outcome.stack} bytes of a thread in memory"
-        assert re.fullmatch(rf"sm_{capability}a?", outcome.target)
-        assert outcome.atomics == 0, "an order of its own"
-
-
-def call(function: Callable[..., list[Launch]], arguments: tuple[Any, ...], options: dict[str, Any]) -> list[Launch]:
-    return function(*arguments, **options)
-
-
 @pytest.mark.slow
-def test_the_cases_launch_every_kernel_there_is(there: HERE) -> None:
+def test_the_cases_launch_every_kernel_there_is(there: There) -> None:
     texts = [path.read_text() for path in Path(locant.__file__).parent.rglob("*.py")]
     kernels = "".join(text for text in texts if "@triton.jit" in text)
     names = set(re.findall(r"\b(_\w+)\[(?!tl\.)", kernels)) - {"_LAUNCHES"}
     seen = set()
-    for function, arguments, options in CASES.values():
-        seen |= {launch.kernel for launch in there(call, function, (90, *arguments), options)}
+    for case in CASES:
+        seen |= {launch.kernel for launch in there(launched, case, 90)}
     assert names == seen
     assert len(names) >= 5

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
 
-from tests.gpu_without_gpu import outcomes
+from tests.gpu_without_gpu import cases, outcomes
 from tests.gpu_without_gpu.launcher import Launch, fresh_process
-from tests.gpu_without_gpu.test_launches import CASES
 
 triton = pytest.importorskip("triton", reason="there is no Triton for this platform")
 
 
-def launched(case: str, capability: int = 90, **changed: Any) -> tuple[list[Launch], int]:
+def launched(case: str, capability: int = 90) -> tuple[list[Launch], int]:
     """What this case launches, and how many kernels the assembler made of it."""
     from triton.backends.nvidia.compiler import CUDABackend
 
-    function, arguments, options = CASES[case]
     assemble = CUDABackend.make_cubin
     with mock.patch.object(CUDABackend, "make_cubin", autospec=True, side_effect=assemble) as made:
-        return function(capability, *arguments, **options, **changed), made.call_count
+        return cases.launched(case, capability), made.call_count
 
 
 @pytest.mark.slow

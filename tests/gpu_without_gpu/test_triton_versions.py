@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.gpu_without_gpu.cases import CASES, require_fit
 from tests.gpu_without_gpu.launcher import CAPABILITIES, fresh_process
-from tests.gpu_without_gpu.test_launches import CASES, require_fit
 
 triton = pytest.importorskip("triton", reason="there is no Triton for this platform")
 

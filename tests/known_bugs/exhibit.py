@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from locant import PositionEncoding
-from tests.positions.test_same_alone import require_same_alone, three_rows
+from tests.positions.alone import require_same_alone, three_rows
 
 __all__ = ["exhibit", "same_alone"]
 

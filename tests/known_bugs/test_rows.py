@@ -18,16 +18,16 @@ from locant import ALiBi, Cope, KVCache, PositionEncoding, Positions, RangeError
 from locant.attention import merge
 from tests.known_bugs.exhibit import exhibit, same_alone
 from tests.known_bugs.subjects import HEADS, WIDTH, queries
-from tests.positions import test_same_alone as rows
+from tests.positions import alone
+from tests.positions.alone import CountsSlots
 from tests.positions.claims import ranks_make_the_whole
-from tests.positions.test_same_alone import CountsSlots
 from tests.tolerances import DECODED, LOGITS
 
 OURS = (
-    Rotary(rows.HEAD_DIM),
-    Rotary(rows.HEAD_DIM, sections=(2, 2, 3)),
-    Rotary(rows.HEAD_DIM, sections=(2, 2, 3), axial=True),
-    ALiBi(rows.HEADS),
+    Rotary(alone.HEAD_DIM),
+    Rotary(alone.HEAD_DIM, sections=(2, 2, 3)),
+    Rotary(alone.HEAD_DIM, sections=(2, 2, 3), axial=True),
+    ALiBi(alone.HEADS),
 )
 
 
@@ -37,7 +37,7 @@ def test_72_a_padded_row_is_the_row_alone() -> None:
     In a left-padded batch all rows shared the positions of the longest, so that the first token of a short row did not
     stand at 0. On the right that happens to be right.
     """
-    twin = CountsSlots(rows.HEAD_DIM)
+    twin = CountsSlots(alone.HEAD_DIM)
     exhibit(same_alone("padded left"), *OURS, twin=twin, because="q is not what the row alone gets")
     for encoding in (*OURS, twin):
         same_alone("padded right")(encoding)
@@ -116,7 +116,7 @@ def test_77_a_document_packed_with_others_is_the_document_alone() -> None:
     Positions went on counting across documents, or never arrived (`positions` was always None). That a whole model
     cannot tell is in `tests/lab/test_decoder.py`.
     """
-    twin = CountsSlots(rows.HEAD_DIM)
+    twin = CountsSlots(alone.HEAD_DIM)
     exhibit(same_alone("packed"), *OURS, twin=twin, because="q is not what the row alone gets")
 
 
@@ -171,11 +171,11 @@ def test_74_one_query_behind_a_cache_has_the_last_row() -> None:
     With one query the bias was of one query and one key, 0, and broadcast over all keys in the cache. Every other bias
     is asked the same where it is tested, and every model in `tests/lab/test_decoder.py`.
     """
-    ours = ALiBi(rows.HEADS), T5Bias(rows.HEADS)
+    ours = ALiBi(alone.HEADS), T5Bias(alone.HEADS)
     exhibit(
         same_alone("cached one by one"),
         *ours,
-        twin=OnlyTheNewTokens(rows.HEADS),
+        twin=OnlyTheNewTokens(alone.HEADS),
         because="bias is not what the row alone gets",
     )
 

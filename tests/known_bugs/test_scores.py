@@ -21,8 +21,9 @@ from locant import (
 from locant.kernels.rotary import rotate_pairs
 from tests.known_bugs.exhibit import exhibit, same_alone
 from tests.known_bugs.subjects import WIDTH
-from tests.positions import test_same_alone as rows_alone
-from tests.positions.encodings.test_alibi_distances import all_differ, recipe, row
+from tests.positions import alone
+from tests.positions.claims import alibi_row, all_differ
+from tests.positions.oracles_of_biases import alibi_slopes_of_the_paper
 from tests.tolerances import ONE_ROUNDING
 
 NUMBERS = torch.arange(8192.0)
@@ -168,7 +169,7 @@ def test_21_biases_are_the_exact_ones(heads: int) -> None:
     the exact one, whatever the dtype of the queries; there is no mode that repeats the reference's rounding.
     """
     distances = [1, 2, 255, 257, 8191, 1_000_001]
-    exact = [[float(-slope * distance) for distance in distances] for slope in recipe(heads)]
+    exact = [[float(-slope * distance) for distance in distances] for slope in alibi_slopes_of_the_paper(heads)]
     truth = torch.tensor(exact, dtype=torch.float64)
     keys = Positions.of([max(distances) - distance for distance in distances])
 
@@ -183,7 +184,7 @@ def test_21_biases_are_the_exact_ones(heads: int) -> None:
 
 def test_22_every_distance_has_a_bias_of_its_own() -> None:
     """HabanaAI/vllm-fork#503: ALiBi was inaccurate on long sequences, as bfloat16 tells few of the distances apart."""
-    ours = row(8, torch.float32), row(12, torch.bfloat16)
+    ours = alibi_row(8, torch.float32), alibi_row(12, torch.bfloat16)
     exhibit(all_differ, *ours, twin=ours[0].bfloat16().float(), because="head 0 has [0-9]+ biases for 131072 distances")
 
 
@@ -234,6 +235,6 @@ def test_23_cached_tokens_are_rotated_to_the_same_bits() -> None:
     That came from sums in another order, and logits are not promised here. Rotated queries and keys are: the bits do
     not depend on which tokens came in the same call.
     """
-    dim = rows_alone.HEAD_DIM
+    dim = alone.HEAD_DIM
     ours = [Rotary(dim), Rotary(dim, angles="float32"), Rotary(dim, layout="interleaved", rotary_dim=6)]
     exhibit(same_alone("chunked"), *ours, twin=StepByStep(dim), because="[qk] is not what the row alone gets")

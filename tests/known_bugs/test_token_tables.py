@@ -20,7 +20,7 @@ from locant import RangeError, TokenEmbedding
 from locant.embedding.deferred_errors import DeferredErrors
 from locant.embedding.table import require_ids
 from locant.parallel.vocabulary import LocalRows, SplitTable
-from tests.kernels.input_embedding.test_op import threads
+from tests.kernels.input_embedding.embedded import threads
 from tests.known_bugs.exhibit import exhibit
 from tests.parallel.vocabulary_ranks import CASES, RANKS, find_out, require_reset, require_the_table_of_one_rank
 from tests.ranks import found_on, needs_gloo

@@ -12,16 +12,19 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from torch.nn.attention.flex_attention import flex_attention
 
-from locant import PositionEncoding, Positions, RangeError, ShapeError, attend
-from tests.positions import test_compile, test_same_alone
+from locant import ALiBi, PositionEncoding, Positions, RangeError, ShapeError, attend
+from tests.positions import alone, doors
 from tests.positions.oracles_of_biases import numerical_gradients
 from tests.refusal import refuses
 from tests.tolerances import assert_close
 
 __all__ = [
     "DTYPES",
+    "FAR",
     "agrees_with_itself_alone",
     "agrees_with_oracle",
+    "alibi_row",
+    "all_differ",
     "compiles_at_most_twice",
     "handles_every_size",
     "has_no_state_but_parameters",
@@ -52,23 +55,23 @@ def agrees_with_itself_alone(build: Build, dtype: torch.dtype) -> None:
 
     Where a bias `needs_all_keys`, only the arrangements in which no key between another and the query is missing.
     """
-    encoding = shaken(build(test_same_alone.HEADS, test_same_alone.HEAD_DIM)).to(dtype)
-    tokens = test_same_alone.three_rows(dtype)
+    encoding = shaken(build(alone.HEADS, alone.HEAD_DIM)).to(dtype)
+    tokens = alone.three_rows(dtype)
     with torch.no_grad():
-        expected = test_same_alone.expected_of(encoding, tokens)
-        for arrangement in test_same_alone.ARRANGEMENTS.values():
+        expected = alone.expected_of(encoding, tokens)
+        for arrangement in alone.ARRANGEMENTS.values():
             asked = [pair for pair in arrangement() if not encoding.needs_all_keys or complete(*pair)]
             for queries, keys in asked:
-                test_same_alone.check(encoding, queries, keys, tokens, expected)
+                alone.check(encoding, queries, keys, tokens, expected)
     for arrangement in ("padded left", "packed", "cached one by one", "chunked", "sharded zigzag over 4"):
-        pairs = list(test_same_alone.ARRANGEMENTS[arrangement]())
+        pairs = list(alone.ARRANGEMENTS[arrangement]())
         assert not encoding.needs_all_keys or any(complete(*pair) for pair in pairs), (
             f"{arrangement} is not asked at all"
         )
     keys_as_ranks_send_them(encoding, tokens)
 
 
-def complete(queries: test_same_alone.Side, keys: test_same_alone.Side) -> bool:
+def complete(queries: alone.Side, keys: alone.Side) -> bool:
     """Whether the keys of every row reach from its first token to the last query."""
     return all(
         len(b.places) > int(a.places.max()) and int(b.places.min()) == 0
@@ -78,7 +81,7 @@ def complete(queries: test_same_alone.Side, keys: test_same_alone.Side) -> bool:
     )
 
 
-def keys_as_ranks_send_them(encoding: PositionEncoding, tokens: test_same_alone.Tokens) -> None:
+def keys_as_ranks_send_them(encoding: PositionEncoding, tokens: alone.Tokens) -> None:
     """A rank's queries against all keys, in the order in which four zigzag ranks hold them."""
     q, k = tokens.q[2], tokens.k[2]
     whole = Positions.arange(q.shape[2])
@@ -221,13 +224,13 @@ def compiles_at_most_twice(build: Build) -> None:
     `tests/known_bugs/test_compilation.py` compiles every encoding elsewhere too, among its slow tests.
     """
     torch._dynamo.reset()
-    counter, place = CompileCounter(), test_compile.PLACES["behind a cache"]
-    doors = test_compile.Doors(shaken(build(test_compile.HEADS, test_compile.HEAD_DIM)))
-    compiled = torch.compile(doors, fullgraph=True, backend=counter)
+    counter, place = CompileCounter(), doors.PLACES["behind a cache"]
+    subject = doors.Doors(shaken(build(doors.HEADS, doors.HEAD_DIM)))
+    compiled = torch.compile(subject, fullgraph=True, backend=counter)
     with torch.no_grad():
-        for n in test_compile.LENGTHS:
-            x, q, k = test_compile.tokens(n)
-            test_compile.require_same(compiled(x, q, k, place(n)), doors(x, q, k, place(n)))
+        for n in doors.LENGTHS:
+            x, q, k = doors.tokens(n)
+            doors.require_same(compiled(x, q, k, place(n)), subject(x, q, k, place(n)))
     assert 1 <= counter.frame_count <= 2
     torch._dynamo.reset()
 
@@ -315,3 +318,20 @@ def ranks_make_the_whole(
             build(heads, head_dim, wrong)
     with refuses(ShapeError, "head_slice=slice(0, 2)"):
         build(heads, head_dim, slice(0, 2)).bias(q, k, *places)
+
+
+FAR = 131_072
+
+
+def alibi_row(num_heads: int, dtype: torch.dtype) -> Tensor:
+    """The biases of one query and 131 072 keys, the nearest first."""
+    q = torch.zeros(1, num_heads, 1, 1, dtype=dtype)
+    k = torch.zeros(1, 1, FAR, 1, dtype=dtype)
+    return ALiBi(num_heads).to(dtype).bias(q, k, Positions.after(FAR - 1, 1), Positions.arange(FAR))[0, :, 0].flip(-1)
+
+
+def all_differ(biases: Tensor) -> None:
+    """Raises unless each bias is smaller than the one before: all of them differ, and in the right order."""
+    steps = biases.diff(dim=-1)
+    same = (steps >= 0).sum(-1)
+    assert not same.any(), f"head {int(same.argmax())} has {FAR - int(same.max())} biases for {FAR} distances"

@@ -10,12 +10,45 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import mpmath
 import numpy as np
 
-__all__ = ["cope", "fire", "fox", "inkling", "kerple", "numerical_gradients", "sandwich", "shaw", "transformer_xl"]
+__all__ = [
+    "alibi_slopes_of_the_paper",
+    "cope",
+    "fire",
+    "fox",
+    "inkling",
+    "kerple",
+    "numerical_gradients",
+    "sandwich",
+    "shaw",
+    "transformer_xl",
+]
 
 Array = np.ndarray
 Places = Sequence[int]
+
+
+def alibi_slopes_of_the_paper(num_heads: int) -> list[mpmath.mpf]:
+    """Section 3 of the paper, with fifty digits.
+
+    "For n heads, our set of slopes is the geometric sequence that starts at 2^(-8/n) and uses that same value as its
+    ratio"; and its footnote for other n: the slopes of the closest smaller power of two, then every other one of twice
+    that many.
+    """
+
+    def geometric(n: int) -> list[mpmath.mpf]:
+        first = mpmath.power(2, mpmath.mpf(-8) / n)
+        slopes = [first]
+        while len(slopes) < n:
+            slopes.append(slopes[-1] * first)
+        return slopes
+
+    closest = 1
+    while 2 * closest <= num_heads:
+        closest *= 2
+    return geometric(closest) + geometric(2 * closest)[0::2][: num_heads - closest]
 
 
 def kerple(queries: Places, keys: Places, r1: Array, r2: Array, kind: str) -> Array:

@@ -11,11 +11,8 @@ from torch._dynamo.testing import CompileCounter
 
 from locant import ALiBi, InputEmbedding, Learned, PositionEncoding, Positions, Rotary, Sinusoidal, T5Bias, attend
 from tests.known_bugs.subjects import EVERY, differences, queries, use
+from tests.positions.doors import D_MODEL, HEAD_DIM, HEADS, LENGTHS, PLACES, Doors, require_same, tokens
 from tests.tolerances import ANGLE
-
-HEADS, HEAD_DIM, D_MODEL = 4, 6, 7
-LENGTHS = (2, 3, 8, 9, 30, 51)
-"""In `tests/known_bugs`, a slow test of entry 37 takes fifty, for every encoding."""
 
 ENCODINGS: dict[str, Callable[[], PositionEncoding]] = {
     "nope": PositionEncoding,
@@ -38,40 +35,6 @@ def _fresh() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-
-
-class Doors(nn.Module):
-    """All three doors of an encoding, at positions built inside of the graph or handed in."""
-
-    def __init__(self, encoding: PositionEncoding) -> None:
-        super().__init__()
-        self.encoding = encoding
-
-    def forward(self, x: Tensor, q: Tensor, k: Tensor, positions: Positions | None = None) -> tuple[Tensor | None, ...]:
-        positions = Positions.arange(x.shape[1]) if positions is None else positions
-        rotated = self.encoding.rotate(q, k, positions)
-        return self.encoding.embed(x, positions), *rotated, self.encoding.bias(q, k, positions)
-
-
-def tokens(n: int, batch: int = 2) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.randn(batch, n, D_MODEL), torch.randn(batch, HEADS, n, HEAD_DIM), torch.randn(batch, 2, n, HEAD_DIM)
-
-
-def require_same(actual: tuple[Tensor | None, ...], expected: tuple[Tensor | None, ...]) -> None:
-    for ours, wanted in zip(actual, expected, strict=True):
-        assert (ours is None) == (wanted is None)
-        if ours is not None and wanted is not None:
-            assert ours.dtype == wanted.dtype
-            assert torch.equal(ours, wanted)
-
-
-PLACES: dict[str, Callable[[int], Positions | None]] = {
-    "built in the graph": lambda n: None,
-    "arange": lambda n: Positions.arange(n),
-    "behind a cache": lambda n: Positions.after(3 * n, n),
-    "packed": lambda n: Positions.packed([n // 2, n - n // 2]),
-    "padded": lambda n: Positions.from_mask(torch.arange(n)[None] >= torch.tensor([[0], [n // 3]])),
-}
 
 
 USED = [(name, "arange") for name in ENCODINGS]

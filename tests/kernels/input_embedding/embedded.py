@@ -15,7 +15,7 @@ from torch import Tensor
 
 from locant.kernels.input_embedding import Operands, cpu, dropout, native
 
-__all__ = ["LEARNED", "Answer", "Kernel", "answer", "operands", "poisoned"]
+__all__ = ["LEARNED", "Answer", "Kernel", "answer", "operands", "poisoned", "threads"]
 
 LEARNED = ("token", "position", "segment", "gamma", "beta")
 EVERY = [True] * len(LEARNED)
@@ -150,3 +150,13 @@ def poisoned() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from locant.kernels.input_embedding import Operands, cpu, input_embedding, reference
 from locant.kernels.input_embedding.op import input_embedding_backward
-from tests.kernels.input_embedding.embedded import LEARNED, Kernel, operands
+from tests.kernels.input_embedding.embedded import LEARNED, Kernel, operands, threads
 from tests.tolerances import assert_close
 
 
@@ -119,16 +117,6 @@ def test_checkpointing_drops_the_same_entries() -> None:
     assert isinstance(y, Tensor)
     (again,) = torch.autograd.grad(y, o.token, cotangent)
     assert torch.equal(kept_all, again)
-
-
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("width", "dtype"), [(192, torch.float32), (131, torch.float32), (131, torch.bfloat16)])
