@@ -39,8 +39,8 @@ def draw_bias(part: Figure | SubFigure, encoding: PositionEncoding, length: int,
         title = f"{title}, for random tokens"
     theme.entitle(part, title)
     left, right = part.subfigures(1, 2, squeeze=False, width_ratios=WIDTHS)[0]
-    axes, linear, in_buckets = left.subplots(), hasattr(encoding, "slopes"), isinstance(encoding, T5Bias)
-    style = "steps-mid" if in_buckets else "default"
+    axes, linear = left.subplots(), hasattr(encoding, "slopes")
+    style = "steps-mid" if isinstance(encoding, T5Bias) else "default"
     for number, head in enumerate(spread(len(bias), NUM_CURVES if linear else NUM_MAPS)):
         slope = f": slope {-bias[head, 1, 0]:.4g}" if linear else ""
         theme.curve(axes, bias[head, -1, ::-1], number, label=f"head {head}{slope}", drawstyle=style)
@@ -49,7 +49,7 @@ def draw_bias(part: Figure | SubFigure, encoding: PositionEncoding, length: int,
     theme.dress(axes, title=what, x="distance (tokens)", y="added to the score", grid=True)
     columns = 2 if linear else 4
     theme.legend(axes, loc="upper left", bbox_to_anchor=(0, -0.14), ncols=columns, columnspacing=1.2)
-    if in_buckets:
+    if isinstance(encoding, T5Bias):
         _scale_as_buckets(axes, encoding, length, theme)
     _maps(right, bias, theme, hide_later=not getattr(encoding, "bidirectional", False))
 
