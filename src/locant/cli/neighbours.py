@@ -74,7 +74,7 @@ def verb(
 
 def _draw_words(table: Any, listed: Sequence[str], figure: Path | None, flat_map: Path | None, layout: str) -> None:
     from locant.figures.canvas import save
-    from locant.figures.words import draw_flat_map, draw_similarity
+    from locant.figures.embed import draw_flat_map, draw_similarity
 
     if figure:
         save(draw_similarity(listed, table.similarity(listed)), figure)

@@ -12,7 +12,6 @@ the model's first choice.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -41,9 +40,9 @@ from locant.lab.language_model import (
     trained_length,
 )
 from locant.lab.results import RESULTS, ResultsFolder, environment
+from locant.lab.resume import changed, earlier, random_numbers_kept
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.training import evaluate
-from locant.lab.tuning_state import random_numbers_kept
 from locant.lab.ways import Way
 from locant.positions.base import PositionEncoding
 from locant.text.corpus import Corpus, read_corpus
@@ -127,13 +126,13 @@ def evaluate_model(
         got = f"got a text of {len(corpus.ids):,} tokens, too short for a window of {longest:,}"
         raise InputError(got, f"a text of more than {longest:,} tokens, or shorter --lengths")
     require_rows(model, int(corpus.ids.max()))
-    earlier, records = _earlier(output)
+    before, records = _earlier(output)
     results = _results(settings, _facts(folder, corpus, count, trained))
     if settings.minutes is not None:
-        planned = _planned(earlier, results["settings"])
+        planned = _planned(before, results["settings"])
         count = planned or min(count, _fitting(model, corpus.ids[: longest + 1], settings, settings.minutes))
         results["settings"]["text"]["windows"] = count
-    kept = records if _same(earlier, results["settings"]) else {}
+    finished = records if _same(before, results["settings"]) else {}
     place = ResultsFolder(output, force=force)
     steps = len(settings.lengths) * (1 + (len(TASKS) * len(DEPTHS) if settings.keys else 0))
     done = 0
@@ -145,12 +144,12 @@ def evaluate_model(
 
     try:
         for way, encoding in encodings.items():
-            if way in kept:
+            if way in finished:
                 done += steps
             else:
                 with nullcontext() if way == "own" else swap(model, encoding):
-                    kept[way] = _measured(model, way, trained, corpus, count * longest + 1, settings, step)
-            results["records"].append(kept[way])
+                    finished[way] = _measured(model, way, trained, corpus, count * longest + 1, settings, step)
+            results["records"].append(finished[way])
             place.write(results)
     finally:
         place.remove_if_empty()
@@ -183,23 +182,23 @@ def _facts(folder: str, corpus: Corpus, count: int, trained: int) -> dict[str, A
 
 def _earlier(output: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings of a report that an earlier call left in the folder, and its records by their encodings."""
+    report = earlier(output / RESULTS)
     try:
-        found = json.loads((output / RESULTS).read_text(encoding="utf-8"))
-        return dict(found["settings"]), {record["encoding"]: record for record in found["records"]}
-    except (OSError, ValueError, LookupError, TypeError):
+        return dict(report["settings"]), {record["encoding"]: record for record in report["records"]}
+    except (ValueError, LookupError, TypeError):
         return {}, {}
 
 
-def _same(earlier: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+def _same(before: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
     """Whether all but the encodings that were asked for is as it was."""
-    return {**earlier, "ways": 0} == json.loads(json.dumps({**settings, "ways": 0}))
+    return {*changed(before, settings)} <= {"ways"}
 
 
-def _planned(earlier: Mapping[str, Any], settings: Mapping[str, Any]) -> int | None:
+def _planned(before: Mapping[str, Any], settings: Mapping[str, Any]) -> int | None:
     """The windows that an earlier call with these settings chose, so that it can be gone on with."""
-    text = earlier.get("text")
+    text = before.get("text")
     count = text.get("windows") if isinstance(text, dict) else None
-    return count if _same(earlier, {**settings, "text": {**settings["text"], "windows": count}}) else None
+    return count if _same(before, {**settings, "text": {**settings["text"], "windows": count}}) else None
 
 
 def _fitting(model: Any, ids: np.ndarray, settings: EvaluationSettings, minutes: float) -> int:

@@ -29,7 +29,7 @@ from locant.checkpoints.swap import load_swapped
 from locant.checkpoints.swap.embedding_point import own_tables
 from locant.checkpoints.swap.weightless import Weightless
 from locant.errors import InputError, RangeError
-from locant.lab.tuning_state import random_numbers_kept
+from locant.lab.resume import random_numbers_kept
 from locant.models.config_values import HEADS, WIDTHS, integer
 from locant.models.registry import with_defaults
 from locant.models.rope_parameters import stated_trained_length
