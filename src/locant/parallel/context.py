@@ -37,6 +37,7 @@ from locant.attention.merge import merge
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.parallel.ring import Ring, ring_attention
 from locant.positions import PositionEncoding, Positions
+from locant.positions.base import bias_of
 from locant.positions.documents import PADDING
 from locant.positions.heads import Heads
 from locant.positions.positions import require_positions
@@ -330,7 +331,7 @@ class HeadsOf(PositionEncoding):
     def score_bias(
         self, q: Tensor, k: Tensor, queries: Positions, keys: Positions, heads: slice | None = None
     ) -> ScoreBias | None:
-        return self.encoding.score_bias(q, k, queries, keys, self.part)
+        return bias_of(self.encoding, q, k, queries, keys, self.part)
 
 
 def _of_heads(encoding: PositionEncoding | None, num_heads: int, mine: slice) -> PositionEncoding | None:
