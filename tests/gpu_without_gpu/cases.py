@@ -1,4 +1,4 @@
-"""Launches of every Triton kernel of the package, which take every branch of the kernels, and what must hold of each."""
+"""Launches that take every branch of every Triton kernel of the package, and what must hold of each."""
 
 from __future__ import annotations
 
