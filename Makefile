@@ -86,9 +86,11 @@ docs: $(VENV)/dev.stamp ## the documentation, in docs/_build/html; its warnings 
 	@$(BIN)/python -m sphinx --quiet -j $(WORKERS) -W --keep-going -d docs/_build/doctrees -b html docs docs/_build/html
 	@$(BIN)/python -m pytest -q tests/docs/test_site.py tests/docs/test_search.py
 
+OUTCOMES := tests/gpu_without_gpu/outcomes.csv
 kernels: $(VENV)/dev.stamp ## compile all GPU kernels anew, for devices that are not there, and write down what comes out
-	@rm -f tests/gpu_without_gpu/outcomes.jsonl
+	@rm -f $(OUTCOMES)
 	@LOCANT_KERNELS_ANEW=1 $(PYTEST) -q -m 'slow or not slow' tests/gpu_without_gpu
+	@LC_ALL=C sort -o $(OUTCOMES) $(OUTCOMES)
 
 bench: $(VENV)/dev.stamp ## the benchmarks, each against its peers
 	@$(PIP) -e '.[bench]'
