@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -67,7 +68,8 @@ def odd_ones(config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def refused_or_done(do: Any, label: str) -> None:
     try:
-        with shapes_unchecked():
+        with shapes_unchecked(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a default that is taken for a null is told
             do()
     except LocantError as error:
         if not error.remedy:
@@ -87,7 +89,7 @@ WIDE = {name for name, config in PRESETS.items() if "rope_theta" in config}
 )
 def test_an_odd_value_is_read_or_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = Precision(first_visible=None, at_longest=0.0)
-    monkeypatch.setattr(rotary_settings, "_precision", lambda rotary, length: measured)  # the slow part
+    monkeypatch.setattr(rotary_settings, "_precision", lambda *_: measured)  # the slow part
     for label, config in odd_ones(CONFIGS[name]):
         refused_or_done(lambda: explanation_facts(explain(config)), label)  # noqa: B023  # called at once
         refused_or_done(lambda: extend(config, to=200_000, method="ntk"), label)  # noqa: B023

@@ -14,8 +14,7 @@ import locant
 from locant.lab import Settings, comparison
 from locant.lab.results import command
 from locant.positions.registry import ENCODINGS
-from locant.report.comparison import terminal
-from locant.report.comparison.terminal import Screen
+from locant.report.comparison import Screen, terminal
 from tests.cli.conftest import Complains, Run, listing
 from tests.registries import restore
 

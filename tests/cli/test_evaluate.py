@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import locant
-from locant.lab import evaluation, recall
+from locant.lab import evaluation
 from locant.lab.evaluation import interval_of_mean
 from tests.cli.conftest import Complains, Run
 from tests.tolerances import LOGITS
@@ -165,7 +165,7 @@ def test_an_interval_knows_that_neighbours_are_alike() -> None:
 def test_a_key_is_hidden_where_it_was_asked_for(model: Path) -> None:
     tokenizer = locant.Tokenizer.load(str(model))
     for depth in (0.0, 0.5, 1.0):
-        found = recall.pass_key(tokenizer, 200, depth, 0)
+        found = evaluation.pass_key(tokenizer, 200, depth, 0)
         assert found is not None
         ids, answer = found
         assert len(ids) == 200
@@ -174,13 +174,13 @@ def test_a_key_is_hidden_where_it_was_asked_for(model: Path) -> None:
         assert text.count(key) == 3
         assert text.endswith(f"What is the pass key? The pass key is {key}")
         assert abs(text.index("The pass key is") / text.index("What is") - depth) < 0.5
-    assert recall.pass_key(tokenizer, 20, 0.0, 0) is None
+    assert evaluation.pass_key(tokenizer, 20, 0.0, 0) is None
 
 
 def test_a_value_is_asked_for_among_others(model: Path) -> None:
     tokenizer = locant.Tokenizer.load(str(model))
     for depth in (0.0, 0.5, 1.0):
-        found = recall.key_value(tokenizer, 600, depth, 0)
+        found = evaluation.key_value(tokenizer, 600, depth, 0)
         assert found is not None
         ids, answer = found
         assert len(ids) == 600
@@ -188,7 +188,7 @@ def test_a_value_is_asked_for_among_others(model: Path) -> None:
         assert len({key for key, _ in pairs}) == len(pairs) > 8
         assert question == (question[0], tokenizer.decode(ids[-answer:].tolist()).strip())
         assert abs(pairs.index(question) - depth * (len(pairs) - 1)) <= 1
-    assert recall.key_value(tokenizer, 20, 0.0, 0) is None
+    assert evaluation.key_value(tokenizer, 20, 0.0, 0) is None
 
 
 def test_what_a_tokenizer_leaves_out_is_not_asked_for() -> None:
@@ -196,10 +196,10 @@ def test_what_a_tokenizer_leaves_out_is_not_asked_for() -> None:
         locant.Tokenizer.from_json(tokenizers.Tokenizer(BPE({each: i for i, each in enumerate(known)}, [])).to_str())
         for known in ("0123456789", "aeiou")
     )
-    assert recall.pass_key(no_filler, 200, 0.5, 0) is None
-    assert recall.pass_key(no_answer, 200, 0.5, 0) is None
-    assert recall.key_value(no_answer, 200, 0.5, 0) is None
-    assert recall.key_value(no_filler, 200, 0.5, 0) is not None
+    assert evaluation.pass_key(no_filler, 200, 0.5, 0) is None
+    assert evaluation.pass_key(no_answer, 200, 0.5, 0) is None
+    assert evaluation.key_value(no_answer, 200, 0.5, 0) is None
+    assert evaluation.key_value(no_filler, 200, 0.5, 0) is not None
 
 
 def test_minutes_decide_how_many_windows_once(

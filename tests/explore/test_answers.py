@@ -13,7 +13,7 @@ import pytest
 from locant.errors import RangeError
 from locant.explore.answers import answer, answer_link, as_json
 from locant.explore.document import exported
-from locant.explore.screen import screens
+from locant.explore.screens import screens
 from locant.explore.session import Session
 from locant.explore.state import State, read_address
 from locant.models.registry import presets

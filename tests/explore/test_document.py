@@ -8,7 +8,7 @@ import re
 import pytest
 
 from locant.explore.document import EXPORT, EXPORTED_POLICY, IMPORT, bundle, exported, modules, served
-from locant.explore.screen import screens
+from locant.explore.screens import screens
 
 
 def test_every_import_of_a_module_is_one_line_of_names() -> None:

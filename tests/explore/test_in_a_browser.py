@@ -12,7 +12,7 @@ import pytest
 
 from locant.explore import widget
 from locant.explore.answers import answer
-from locant.explore.screen import screens
+from locant.explore.screens import screens
 from locant.explore.session import Session
 from tests.explore.conftest import SHOWN, Opens, explorer
 from tests.explore.screens import EVALUATED, SCREENS

@@ -12,7 +12,7 @@ import pytest
 
 from locant.errors import InputError, LocantError
 from locant.explore.answers import answer
-from locant.explore.comparing import Told
+from locant.explore.comparison import Told
 from locant.explore.screens.results import start
 from locant.explore.session import Session
 from locant.explore.state import State

@@ -26,8 +26,8 @@ import locant
 from locant.errors import InputError
 from locant.explore.answers import answer
 from locant.explore.session import Session
+from locant.lab.language_model import without_weights
 from locant.lab.ways import Way
-from locant.lab.weightless import without_weights
 from locant.models.registry import presets
 from tests.refusal import refuses
 from tests.tolerances import SHORT_SUM

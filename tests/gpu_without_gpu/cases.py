@@ -1,4 +1,4 @@
-"""Launches that take every branch of every Triton kernel of the package, and what must hold of each."""
+"""Launches of every Triton kernel of the package, which take every branch of it, and what must hold of each."""
 
 from __future__ import annotations
 

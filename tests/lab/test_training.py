@@ -14,8 +14,7 @@ import torch
 
 from locant import RangeError
 from locant.lab import Settings, generate, train
-from locant.lab.contestants import Contestant
-from locant.lab.training import CALIBRATION_STEPS, build, evaluate, num_steps, schedule, unigram_loss
+from locant.lab.training import CALIBRATION_STEPS, Contestant, build, evaluate, num_steps, schedule, unigram_loss
 from tests.refusal import refuses
 from tests.tolerances import FEW_ROUNDINGS, LOSS
 

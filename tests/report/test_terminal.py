@@ -12,7 +12,7 @@ import pytest
 
 from locant.embedding.flow import Plan, embed
 from locant.files import json_text
-from locant.report.comparison.terminal import print_losses, record_line
+from locant.report.comparison import print_losses, record_line
 from locant.report.console import out
 from locant.report.embedding import print_flow
 from locant.report.listing import encoding_facts, facts_of_all, print_all, print_encoding

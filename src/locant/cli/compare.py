@@ -68,7 +68,7 @@ def verb(files: tuple[str, ...], output: Path, force: bool, as_json: bool, **opt
     from locant.figures.canvas import require_matplotlib
     from locant.lab.comparison import compare_files
     from locant.lab.results import PAGE
-    from locant.report.comparison.terminal import Screen, print_losses
+    from locant.report.comparison import Screen, print_losses
     from locant.report.console import print_json
 
     require_matplotlib()

@@ -50,7 +50,7 @@ def verb(
         return
     if find_spec("uvicorn") is None or find_spec("starlette") is None:
         raise InputError("the explorer needs a web server, which is not installed", "pip install 'locant[explore]'")
-    from locant.explore.screen import find_screen
+    from locant.explore.screens import find_screen
     from locant.explore.server import new_token, run
 
     find_screen(screen)

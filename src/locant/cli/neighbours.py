@@ -45,7 +45,7 @@ def verb(
     from locant.errors import InputError
     from locant.figures.canvas import require_figure
     from locant.report.console import print_json
-    from locant.report.neighbours import nearest_facts, print_nearest, print_similarity, similarity_facts
+    from locant.report.embedding import nearest_facts, print_nearest, print_similarity, similarity_facts
 
     for path in (figure, flat_map, positions):
         require_figure(path)
@@ -74,7 +74,7 @@ def verb(
 
 def _draw_words(table: Any, listed: Sequence[str], figure: Path | None, flat_map: Path | None, layout: str) -> None:
     from locant.figures.canvas import save
-    from locant.figures.words import draw_flat_map, draw_similarity
+    from locant.figures.embed import draw_flat_map, draw_similarity
 
     if figure:
         save(draw_similarity(listed, table.similarity(listed)), figure)

@@ -58,7 +58,7 @@ def verb(model: str, files: tuple[str, ...], output: Path | None, force: bool, a
     """
     from locant.lab.tuning import TuneSettings, tune
     from locant.report.console import print_json, progress_bar
-    from locant.report.tuning import print_tuning
+    from locant.report.evaluation import print_tuning
 
     settings = TuneSettings(**only_given(options))
     place = output or Path(f"{Path(model).name}-{settings.way.replace(':', '-').lower()}")

@@ -46,7 +46,7 @@ def verb(
     from locant.checkpoints.vocabulary import add_tokens, keep_tokens
     from locant.files import require_apart
     from locant.report.console import print_json
-    from locant.report.vocabulary import print_change
+    from locant.report.embedding import print_change
     from locant.text.reading import read_texts
 
     if (keep is None) == (not add):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from locant.errors import InputError, LocantError
-from locant.explore.screen import find_screen
+from locant.explore.screens import find_screen
 from locant.explore.session import Session
 from locant.explore.state import State
 

@@ -1,4 +1,9 @@
-"""A comparison that the page starts, as a process of its own: `comparing.py`."""
+"""A comparison that the page starts, as a process of its own, which is this module run as one.
+
+The process does as `locant compare`, and writes a line of JSON for every step. It gets its texts, options and folder as
+JSON. An interrupt ends it as it ends ``locant compare``, at the latest with the next step: Python drops a
+`KeyboardInterrupt` that is raised while an object is cleaned up.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Comparison"]
+from locant.errors import LocantError
+from locant.lab.comparison import Progress, compare_files
+from locant.report.comparison import Screen
+
+__all__ = ["Comparison", "Told"]
 
 LAST_WORDS = 4000
 """Characters kept of what a process says about itself."""
@@ -33,7 +42,7 @@ class Comparison:
         self._said = ""
         asked = json.dumps({"files": files, "options": options, "folder": str(folder)})
         self._process = subprocess.Popen(  # noqa: S603  # this Python, with our own module
-            [sys.executable, "-m", "locant.explore.comparing", asked],
+            [sys.executable, "-m", __name__, asked],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read_steps, self._read_words)]
@@ -81,3 +90,37 @@ class Comparison:
         with self._process.stderr as lines:
             for line in lines:
                 self._said = (self._said + line)[-LAST_WORDS:]
+
+
+class Told(Screen):
+    """Writes every step to stdout."""
+
+    interrupted = False
+
+    def interrupt(self, *_: object) -> None:
+        """The handler of the signal."""
+        self.interrupted = True
+        raise KeyboardInterrupt
+
+    def advance(self, progress: Progress) -> None:
+        if self.interrupted:
+            raise KeyboardInterrupt
+        step = {"encoding": progress.encoding, "seed": progress.seed, "loss": progress.loss, "total": progress.total}
+        sys.stdout.write(json.dumps(step) + "\n")
+        sys.stdout.flush()
+
+
+def _run(files: list[str], options: dict[str, Any], folder: str) -> None:
+    told = Told()
+    signal.signal(signal.SIGINT, told.interrupt)
+    try:
+        compare_files(files, options, folder=Path(folder), force=False, watcher=told, tokenizer=None, vocab_size=None,
+                      download=False)  # fmt: skip
+    except LocantError as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    _run(**json.loads(sys.argv[1]))

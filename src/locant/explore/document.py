@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from locant.explore.answers import as_json
-from locant.explore.screen import screens
+from locant.explore.screens import screens
 from locant.figures.canvas import DARK, LIGHT, Theme
+from locant.report.page import colors, document
 
 __all__ = ["bundle", "exported", "modules", "served", "stylesheet"]
 
@@ -23,6 +24,10 @@ PAGE = Path(__file__).parent / "page"
 IMPORT = re.compile(r'^import ({.+}) from "(\.[^"]+)";$', re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 
+HEAD = """<meta name="referrer" content="no-referrer">
+<title>locant explore</title>
+<link rel="icon" href="data:,">
+"""
 EXPORTED_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 """No network at all: everything is in the file."""
 
@@ -36,26 +41,24 @@ def modules() -> dict[str, str]:
 @cache
 def stylesheet() -> str:
     """The rules of the page, or of the widget that hosts it, after the colours, those of every picture of locant."""
-    dark = _colors(DARK, "#1d2126", "#6cb2ea", "#22303d")
+    light = _colors(LIGHT, card="#f6f7f9", accent="#0b62a8", mark="#e8f1fa")
+    dark = _colors(DARK, card="#1d2126", accent="#6cb2ea", mark="#22303d")
     return (
-        f":root, :host {{ color-scheme: light; {_colors(LIGHT, '#f6f7f9', '#0b62a8', '#e8f1fa')} }}\n"
+        f":root, :host {{ color-scheme: light; {light} }}\n"
         f"@media (prefers-color-scheme: dark) {{ :root:not([data-theme=light]) {{ color-scheme: dark; {dark} }} }}\n"
         f":root[data-theme=dark], :host([data-theme=dark]) {{ color-scheme: dark; {dark} }}\n"
         + (PAGE / "style.css").read_text("utf-8")
     )
 
 
-def _colors(theme: Theme, card: str, accent: str, mark: str) -> str:
-    values = {name: getattr(theme, name) for name in ("paper", "ink", "muted", "grid")}
-    values |= {f"curve-{number}": color for number, color in enumerate(theme.curves, 1)}
-    values |= {"card": card, "accent": accent, "mark": mark}
-    return " ".join(f"--{name}: {value};" for name, value in values.items())
+def _colors(theme: Theme, **more: str) -> str:
+    return colors(theme, **{f"curve-{number}": color for number, color in enumerate(theme.curves, 1)}, **more)
 
 
 def served() -> str:
     """The page that asks a server for its numbers."""
     head = '<link rel="stylesheet" href="page/style.css">\n<script type="module" src="page/start.js"></script>'
-    return _filled(head, _data("./screens/", None))
+    return _page(head, "./screens/", None)
 
 
 def exported(answer: Mapping[str, Any]) -> str:
@@ -64,7 +67,7 @@ def exported(answer: Mapping[str, Any]) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{EXPORTED_POLICY}">\n<style>\n{stylesheet()}</style>\n'
         f'<script type="module">{bundle("start.js")}</script>'
     )
-    return _filled(head, _data("screens/", answer))
+    return _page(head, "screens/", answer)
 
 
 @cache
@@ -76,20 +79,15 @@ def bundle(entry: str) -> str:
     return f"const joined = {{}};\nconst load = async (path) => joined[path];\n{''.join(parts.values())}"
 
 
-def _data(folder: str, answer: Mapping[str, Any] | None) -> str:
-    """What the page reads first; no ``<`` in it can end the element that it stands in."""
+def _page(head: str, folder: str, answer: Mapping[str, Any] | None) -> str:
+    """The page with what it reads first; no ``<`` in that can end the element that it stands in."""
     listed = [
         {"name": name, "title": screen.title, "about": screen.about, "module": f"{folder}{name}.js"}
         for name, screen in screens().items()
     ]
-    return as_json({"screens": listed, "exported": answer}).replace("<", "\\u003c")
-
-
-def _filled(head: str, data: str) -> str:
-    page = (PAGE / "index.html").read_text("utf-8")
-    before, _, rest = page.partition("<!-- head -->")
-    between, _, after = rest.partition("<!-- data -->")
-    return f'{before}{head}{between}<script type="application/json" id="data">{data}</script>{after}'
+    data = as_json({"screens": listed, "exported": answer}).replace("<", "\\u003c")
+    body = (PAGE / "body.html").read_text("utf-8")
+    return document(f"{HEAD}{head}\n", f'{body}<script type="application/json" id="data">{data}</script>\n')
 
 
 def _join(path: str, parts: dict[str, str]) -> None:

@@ -10,7 +10,7 @@ import traitlets
 from locant.errors import LocantError
 from locant.explore.answers import answer, answer_alone, as_json, sentence
 from locant.explore.document import bundle, stylesheet
-from locant.explore.screen import find_screen
+from locant.explore.screens import find_screen
 from locant.explore.session import Session
 
 __all__ = ["Widget"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from locant.checkpoints.config_source import CONFIG, read_source
 from locant.errors import InputError
+from locant.explore.state import State
+from locant.files import FaultError, strict_json
 from locant.lab.results import RECORD, RESULTS
+from locant.models.registry import presets
 
 if TYPE_CHECKING:
     from locant.explore.comparison import Comparison
@@ -26,7 +29,7 @@ MAX_DROPPED = 8 * 2**20
 MAX_KEPT = 16
 """Dropped files that are held in memory; the oldest goes first."""
 
-
+FIRST_MODEL = "qwen2.5-7b"
 DROPPED = "dropped-"
 """What the keys of dropped files begin with."""
 
@@ -110,6 +113,19 @@ class Session:
         if asked.startswith(DROPPED) and asked not in files:
             raise InputError("this address names a file that was dropped on another page", "drop the file here again")
         return files
+
+    def chosen_model(self, state: State) -> tuple[str, str, Mapping[str, Any]]:
+        """By the name of a preset, as the command line named it, or by the key of a dropped file; and its title."""
+        models: dict[str, Any] = {**self.configs, **presets(), **self.configs}  # first, and before one of a preset
+        dropped = self.dropped_files(state.text("model"))
+        titles = {key: file.name for key, file in dropped.items()}
+        name = state.one_of("model", next(iter(self.configs), FIRST_MODEL), [*models, *titles], titles)
+        if name in models:
+            return name, name, models[name]
+        try:
+            return name, titles[name], strict_json(dropped[name].content, titles[name])
+        except FaultError as error:
+            raise InputError(str(error), "the config.json of a model") from None
 
     def compare(self, start: Callable[[], Comparison]) -> str:
         """Start a comparison, one at a time, and keep it; returns its key."""

@@ -9,10 +9,16 @@ from urllib.parse import parse_qsl
 from locant.arguments import MAX_INT32, Real, one_of, real, whole
 from locant.errors import RangeError
 
-__all__ = ["State", "read_address"]
+__all__ = ["SCALING_TITLES", "State", "read_address"]
 
 LONGEST = 100_000
 """Characters of one setting."""
+
+SCALING_TITLES = {
+    "linear": "linear (position interpolation)", "ntk": "NTK-aware", "dynamic": "dynamic NTK", "yarn": "YaRN",
+    "longrope": "LongRoPE", "llama3": "Llama 3", "proportional": "proportional (Gemma 4)",
+}  # fmt: skip
+"""What a page calls scalings in words."""
 
 
 def read_address(address: str) -> tuple[str, dict[str, str]]:

@@ -10,7 +10,7 @@ import torch
 
 from locant.figures.canvas import ONE_SIGN, SIGNED, Theme, heat_map, spread
 from locant.figures.scores import bias_map, with_random_tables
-from locant.positions import ALiBi, OffsetBias, PositionEncoding, Positions, T5Bias
+from locant.positions import OffsetBias, PositionEncoding, Positions, T5Bias
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,14 +39,15 @@ def draw_bias(part: Figure | SubFigure, encoding: PositionEncoding, length: int,
         title = f"{title}, for random tokens"
     theme.entitle(part, title)
     left, right = part.subfigures(1, 2, squeeze=False, width_ratios=WIDTHS)[0]
-    axes, style = left.subplots(), "steps-mid" if isinstance(encoding, T5Bias) else "default"
-    for number, head in enumerate(spread(len(bias), NUM_CURVES if isinstance(encoding, ALiBi) else NUM_MAPS)):
-        slope = f": slope {-bias[head, 1, 0]:.4g}" if isinstance(encoding, ALiBi) else ""
+    axes, linear = left.subplots(), hasattr(encoding, "slopes")
+    style = "steps-mid" if isinstance(encoding, T5Bias) else "default"
+    for number, head in enumerate(spread(len(bias), NUM_CURVES if linear else NUM_MAPS)):
+        slope = f": slope {-bias[head, 1, 0]:.4g}" if linear else ""
         theme.curve(axes, bias[head, -1, ::-1], number, label=f"head {head}{slope}", drawstyle=style)
     axes.margins(x=0.01)
     what = "By distance, from the last query back"
     theme.dress(axes, title=what, x="distance (tokens)", y="added to the score", grid=True)
-    columns = 2 if isinstance(encoding, ALiBi) else 4
+    columns = 2 if linear else 4
     theme.legend(axes, loc="upper left", bbox_to_anchor=(0, -0.14), ncols=columns, columnspacing=1.2)
     if isinstance(encoding, T5Bias):
         _scale_as_buckets(axes, encoding, length, theme)

@@ -17,9 +17,8 @@ from locant.figures import GRID, MAX_LENGTH, SIZES, TRAINED
 from locant.figures.bias import draw_bias, draw_nothing, draw_offsets
 from locant.figures.canvas import LIGHT, THEMES, Theme
 from locant.figures.embed import draw_convolution, draw_grid, draw_sinusoidal, draw_table
-from locant.figures.probe import draw_report
+from locant.figures.frequencies import Wavelengths, draw_report, draw_scaled, draw_wavelengths
 from locant.figures.rotate import draw_by_class, draw_rotary, draw_rotated, draw_xpos, rotates
-from locant.figures.wavelengths import Wavelengths, draw_scaled, draw_wavelengths
 from locant.models import encoding_from_config, with_defaults
 from locant.positions import (
     Convolutional,

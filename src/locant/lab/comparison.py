@@ -19,11 +19,10 @@ import torch
 from jaxtyping import Int
 
 from locant.errors import InputError
-from locant.lab.contestants import Contestant
 from locant.lab.decoder import Decoder
 from locant.lab.results import Record, Results, ResultsFolder
 from locant.lab.settings import VOCAB_SIZE, Settings
-from locant.lab.training import build, evaluate, fit, num_steps, shape, split_off, timed, unigram_loss
+from locant.lab.training import Contestant, build, evaluate, fit, num_steps, shape, split_off, timed, unigram_loss
 from locant.text.corpus import Corpus, read_corpus
 
 __all__ = ["Progress", "Watcher", "compare", "compare_files"]

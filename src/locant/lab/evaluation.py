@@ -3,11 +3,15 @@
 The same weights read the same text with each encoding; nothing is trained. Every length reads the same tokens, in
 windows side by side. Work is bounded by the number of windows, and what is finished is not done again. Logits are held
 for some hundred tokens at a time, so memory grows with the length as the layers' own does, whatever the vocabulary.
+
+What it recalls is a number that stands somewhere in a row: a pass key among filler, and the value of one of many keys.
+The first is an easy question, since nothing else in the row looks like it (Mohtashami & Jaggi 2023, arXiv 2305.16300);
+in the second everything does (Liu et al. 2023, arXiv 2307.03172). A number counts as recalled if each of its tokens is
+the model's first choice.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from locant.arguments import one_of, real, whole
 from locant.checkpoints.swap import swap
@@ -26,6 +31,7 @@ from locant.errors import InputError
 from locant.lab.language_model import (
     DTYPES,
     AsDecoder,
+    Head,
     device_of,
     fingerprint,
     load_model,
@@ -33,20 +39,31 @@ from locant.lab.language_model import (
     require_rows,
     trained_length,
 )
-from locant.lab.recall import DEPTHS, TASKS, recalled
 from locant.lab.results import RESULTS, ResultsFolder, environment
+from locant.lab.resume import changed, earlier, random_numbers_kept
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.training import evaluate
-from locant.lab.tuning_state import random_numbers_kept
 from locant.lab.ways import Way
 from locant.positions.base import PositionEncoding
 from locant.text.corpus import Corpus, read_corpus
+from locant.text.tokenizer import Tokenizer
 
 __all__ = ["EvaluationSettings", "evaluate_model", "interval_of_mean"]
 
 RESAMPLES = 2000
 SHARE = 0.7
 """Of the minutes, what windows are planned for: the rest is for loading, and for machines that are not always alike."""
+
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
+QUESTION = "What is the pass key? The pass key is"
+NUMBERS = 10_000, 100_000
+
+Row = tuple[Tensor, int]
+"""Token ids that end with the answer, and of how many tokens that is."""
+
+Hide = Callable[[Tokenizer, int, float, int], Row | None]
+"""A row of so many tokens for a depth and a seed; ``None`` where the question does not fit, or has no tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,13 +126,13 @@ def evaluate_model(
         got = f"got a text of {len(corpus.ids):,} tokens, too short for a window of {longest:,}"
         raise InputError(got, f"a text of more than {longest:,} tokens, or shorter --lengths")
     require_rows(model, int(corpus.ids.max()))
-    earlier, records = _earlier(output)
+    before, records = _earlier(output)
     results = _results(settings, _facts(folder, corpus, count, trained))
     if settings.minutes is not None:
-        planned = _planned(earlier, results["settings"])
+        planned = _planned(before, results["settings"])
         count = planned or min(count, _fitting(model, corpus.ids[: longest + 1], settings, settings.minutes))
         results["settings"]["text"]["windows"] = count
-    kept = records if _same(earlier, results["settings"]) else {}
+    finished = records if _same(before, results["settings"]) else {}
     place = ResultsFolder(output, force=force)
     steps = len(settings.lengths) * (1 + (len(TASKS) * len(DEPTHS) if settings.keys else 0))
     done = 0
@@ -127,12 +144,12 @@ def evaluate_model(
 
     try:
         for way, encoding in encodings.items():
-            if way in kept:
+            if way in finished:
                 done += steps
             else:
                 with nullcontext() if way == "own" else swap(model, encoding):
-                    kept[way] = _measured(model, way, trained, corpus, count * longest + 1, settings, step)
-            results["records"].append(kept[way])
+                    finished[way] = _measured(model, way, trained, corpus, count * longest + 1, settings, step)
+            results["records"].append(finished[way])
             place.write(results)
     finally:
         place.remove_if_empty()
@@ -165,23 +182,23 @@ def _facts(folder: str, corpus: Corpus, count: int, trained: int) -> dict[str, A
 
 def _earlier(output: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings of a report that an earlier call left in the folder, and its records by their encodings."""
+    report = earlier(output / RESULTS)
     try:
-        found = json.loads((output / RESULTS).read_text(encoding="utf-8"))
-        return dict(found["settings"]), {record["encoding"]: record for record in found["records"]}
-    except (OSError, ValueError, LookupError, TypeError):
+        return dict(report["settings"]), {record["encoding"]: record for record in report["records"]}
+    except (ValueError, LookupError, TypeError):
         return {}, {}
 
 
-def _same(earlier: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+def _same(before: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
     """Whether all but the encodings that were asked for is as it was."""
-    return {**earlier, "ways": 0} == json.loads(json.dumps({**settings, "ways": 0}))
+    return {*changed(before, settings)} <= {"ways"}
 
 
-def _planned(earlier: Mapping[str, Any], settings: Mapping[str, Any]) -> int | None:
+def _planned(before: Mapping[str, Any], settings: Mapping[str, Any]) -> int | None:
     """The windows that an earlier call with these settings chose, so that it can be gone on with."""
-    text = earlier.get("text")
+    text = before.get("text")
     count = text.get("windows") if isinstance(text, dict) else None
-    return count if _same(earlier, {**settings, "text": {**settings["text"], "windows": count}}) else None
+    return count if _same(before, {**settings, "text": {**settings["text"], "windows": count}}) else None
 
 
 def _fitting(model: Any, ids: np.ndarray, settings: EvaluationSettings, minutes: float) -> int:
@@ -213,13 +230,79 @@ def _measured(
         "loss_by_window": {str(length): [*map(_finite, loss.by_window)] for length, loss in losses.items()},
         "interval_by_length": {str(length): interval_of_mean(loss.by_window) for length, loss in losses.items()},
         **{
-            task: recalled(model, corpus.tokenizer, hide, settings.lengths, settings.keys, step)
+            task: _recalled(model, corpus.tokenizer, hide, settings.lengths, settings.keys, step)
             for task, hide in TASKS.items()
         },
         "train_loss": None,
         "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
         "seconds": round(time.perf_counter() - began, 3),
     }
+
+
+def pass_key(tokenizer: Tokenizer, length: int, depth: float, seed: int) -> Row | None:
+    """A number in a text that repeats itself, asked for at the end."""
+    key = int(np.random.default_rng((length, int(100 * depth), seed)).integers(*NUMBERS))
+    needle = _encoded(tokenizer, f"The pass key is {key}. Remember it. {key} is the pass key. ")
+    question, answer = _encoded(tokenizer, QUESTION), _encoded(tokenizer, f" {key}")
+    sentence = _encoded(tokenizer, FILLER)
+    room = length - len(needle) - len(question) - len(answer)
+    if room < 0 or not answer or not sentence:
+        return None
+    filler = (sentence * (room // len(sentence) + 1))[:room]
+    before = int(depth * room)
+    return torch.tensor([*filler[:before], *needle, *filler[before:], *question, *answer]), len(answer)
+
+
+def key_value(tokenizer: Tokenizer, length: int, depth: float, seed: int) -> Row | None:
+    """Keys with values and nothing else, and one of them asked for at the end; the first may be cut."""
+    draw = np.random.default_rng((length, int(100 * depth), seed))
+    values = draw.integers(*NUMBERS, NUMBERS[1] - NUMBERS[0])
+    pairs = iter(zip(draw.permutation(np.arange(*NUMBERS)).tolist(), values.tolist(), strict=True))
+    key, value = next(pairs)
+    needle = _encoded(tokenizer, f"Key {key} has value {value}. ")
+    question, answer = _encoded(tokenizer, f"Key {key} has value"), _encoded(tokenizer, f" {value}")
+    room = length - len(needle) - len(question) - len(answer)
+    if room < 0 or not answer:
+        return None
+    behind, before = room - int(depth * room), []
+    after: list[int] = []
+    for other, its in pairs:
+        line = _encoded(tokenizer, f"Key {other} has value {its}. ")
+        if not before and len(after) + len(line) <= behind:
+            after += line
+        elif len(before) + len(after) < room:
+            before += line
+        else:
+            break
+    cut = len(before) + len(after) - room
+    return torch.tensor([*before[cut:], *needle, *after, *question, *answer]), len(answer)
+
+
+TASKS: Mapping[str, Hide] = {"pass_keys": pass_key, "key_values": key_value}
+"""By the names that they have in `results.json`."""
+
+
+@torch.no_grad()
+def _recalled(
+    model: Any, tokenizer: Tokenizer, hide: Hide, lengths: Sequence[int], count: int, step: Callable[[], None]
+) -> list[dict[str, Any]]:
+    """How many of `count` numbers are recalled at each depth of each length."""
+    head, found = Head(model), list[dict[str, Any]]()
+    for length in lengths if count else ():
+        for depth in DEPTHS:
+            rows = [hide(tokenizer, length, depth, seed) for seed in range(count)]
+            fit = [row for row in rows if row is not None]
+            right = sum(
+                torch.equal(head.of_last(ids[None, :-1], answer)[0].argmax(-1).cpu(), ids[-answer:])
+                for ids, answer in fit
+            )
+            found += [{"length": length, "depth": depth, "recalled": right, "asked": len(fit)}]
+            step()
+    return found
+
+
+def _encoded(tokenizer: Tokenizer, text: str) -> list[int]:
+    return [*map(int, tokenizer.encode(text))]
 
 
 def interval_of_mean(values: Sequence[float]) -> list[float] | None:

@@ -8,7 +8,6 @@ a search that was stopped goes on, and one that ended goes on where more generat
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -24,6 +23,7 @@ from locant.checkpoints.swap import swap
 from locant.errors import InputError
 from locant.files import json_text, write_whole
 from locant.lab.language_model import AsDecoder, device_of, fingerprint, load_model, require_rows
+from locant.lab.resume import changed, earlier
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.training import evaluate
 from locant.positions.base import PositionEncoding
@@ -101,7 +101,7 @@ def _identity(folder: str, corpus: Corpus, extension: Extension, count: int, dev
     return {
         "model_sha256": fingerprint(folder), "tokenizer_fingerprint": corpus.tokenizer.fingerprint,
         "text_sha256": corpus.sha256, "to": extension.to, "windows": count,
-        "config": json.loads(json.dumps(extension.config)), "device": device.type,
+        "config": extension.config, "device": device.type,
     }  # fmt: skip
 
 
@@ -138,14 +138,14 @@ def _longrope(rotary: Rotary, factors: Factors) -> Rotary:
 def _measured_before(record: Path, identity: dict[str, Any]) -> list[dict[str, Any]]:
     if not record.exists():
         return []
+    before = earlier(record)
+    measured = before.pop("measured", [])
     try:
-        earlier = json.loads(record.read_text(encoding="utf-8"))
-        measured = earlier.pop("measured")
         numbers = [[*each["factors"], each["loss"] or 0.0] for each in measured]
         readable = all(math.isfinite(number) for row in numbers for number in row)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        readable, earlier, measured = False, None, []
-    if not readable or earlier != identity:
+    except (LookupError, TypeError):
+        readable = False
+    if not readable or changed(before, identity):
         got = f"got {record}, which is no record of a search with this model, its tokenizer, text, length and device"
         raise InputError(got, "-o another-name.json, or that file taken away")
     return measured

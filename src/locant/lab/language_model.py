@@ -29,13 +29,15 @@ from locant.checkpoints.swap import load_swapped
 from locant.checkpoints.swap.embedding_point import own_tables
 from locant.checkpoints.swap.weightless import Weightless
 from locant.errors import InputError, RangeError
-from locant.lab.tuning_state import random_numbers_kept
+from locant.lab.resume import random_numbers_kept
 from locant.models.config_values import HEADS, WIDTHS, integer
+from locant.models.registry import with_defaults
 from locant.models.rope_parameters import stated_trained_length
 
 __all__ = [
-    "DTYPES", "AsDecoder", "Head", "at_once", "device_of", "fingerprint", "load_config", "load_model", "one_line",
-    "quiet", "require_likely", "require_positions", "require_rows", "stated_length", "trained_length",
+    "CAUSAL", "DTYPES", "AsDecoder", "Head", "at_once", "auto_class", "device_of", "fingerprint", "load_config",
+    "load_model", "one_line", "quiet", "require_positions", "require_rows", "stated_length", "trained_length",
+    "without_weights",
 ]  # fmt: skip
 
 MOST = {
@@ -56,6 +58,10 @@ HELD = 2**25
 
 UNTOLD = 2**25
 """Numbers that a configuration may describe beside those in the files before the files are said not to fit it."""
+
+CAUSAL = "AutoModelForCausalLM"
+KINDS = (CAUSAL, "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM", "AutoModelForImageTextToText")
+"""What a configuration alone may be of."""
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 """What a model can be read in; ``auto``: as it was saved."""
@@ -136,6 +142,35 @@ def load_model(
         got = f"got {path} with {min(told['unexpected_keys'])}, for which {name} of its {CONFIG} has no place"
         raise InputError(got, "the configuration and the weights of one causal language model")
     return _that_runs(path, model, torch.device(device))
+
+
+def without_weights(config: Mapping[str, Any]) -> Any:
+    """The language model that a configuration describes. Its parameters have shapes and no numbers.
+
+    Its rotary module is as it would be, so `locant.swap` finds it, measures it, and says what it would do.
+
+    Raises:
+        InputError: a configuration that `transformers` makes no language model of, or with code of its own.
+    """
+    kind = config.get("model_type")
+    require_no_code(f"a configuration of {shown(kind)}", config)
+    if "locant" in config:
+        raise InputError("got the configuration of a model that is swapped already", "that of the model as it was")
+    require_likely(with_defaults(config))
+    with one_line(f"a configuration of {shown(kind)}", "a config.json as save_pretrained writes it") as transformers:
+        plain = transformers.AutoConfig.for_model(**config)
+        if (auto := auto_class(plain)) is not None:
+            with Weightless():
+                return getattr(transformers, auto).from_config(plain).eval()
+    got = f"got a configuration of {shown(kind)}, of which transformers makes no language model"
+    raise InputError(got, "one of a causal or masked language model")
+
+
+def auto_class(config: Any) -> str | None:
+    """What `transformers` calls the class that makes a language model of such a configuration: a causal one, if any."""
+    import transformers
+
+    return next((each for each in KINDS if type(config) in getattr(transformers, each)._model_mapping), None)
 
 
 @torch.no_grad()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import platform
 import shlex
@@ -19,6 +18,7 @@ import torch
 from locant._version import __version__
 from locant.errors import InputError
 from locant.files import json_text, write_whole
+from locant.lab.resume import earlier
 from locant.lab.settings import Settings
 
 __all__ = [
@@ -129,7 +129,7 @@ class ResultsFolder:
 
     def __init__(self, path: Path | str, *, force: bool = False) -> None:
         self.path = Path(path)
-        self.holds_earlier = _is_results(self.path / RESULTS)
+        self.holds_earlier = {"settings", "environment", "records"} <= earlier(self.path / RESULTS).keys()
         self._stale = DRAWN if self.holds_earlier else ()
         elsewhere = f"-o {self.path}-report"
         if self.path.exists() and not self.path.is_dir():
@@ -158,12 +158,3 @@ class ResultsFolder:
             if any(folder.iterdir()):
                 return
             folder.rmdir()
-
-
-def _is_results(path: Path) -> bool:
-    """Whether a file is the `results.json` of a comparison."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and {"settings", "environment", "records"} <= content.keys()

@@ -50,7 +50,7 @@ class Settings:
     num_heads: int = 4
 
     def __post_init__(self) -> None:
-        from locant.lab.contestants import Contestant
+        from locant.lab.training import Contestant
 
         for field in fields(self):
             name, default = field.name, field.default

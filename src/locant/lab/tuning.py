@@ -31,7 +31,7 @@ from locant.checkpoints.config_source import read_json, read_source
 from locant.checkpoints.extension import extend
 from locant.checkpoints.swap import swap
 from locant.errors import InputError
-from locant.files import FaultError, flush, json_text, new_folder, require_apart, strict_json, write_whole
+from locant.files import flush, json_text, new_folder, require_apart, write_whole
 from locant.lab.language_model import (
     AsDecoder,
     at_once,
@@ -46,9 +46,9 @@ from locant.lab.language_model import (
     trained_length,
 )
 from locant.lab.results import RECORD, environment
+from locant.lab.resume import StateFolder, changed, earlier, random_numbers_kept, refusing_to_lose
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.training import CLIP_NORM, Losses, evaluate, optimizer_of, schedule, split_off
-from locant.lab.tuning_state import StateFolder, random_numbers_kept, refusing_to_lose
 from locant.lab.ways import Way
 from locant.text.corpus import Corpus, read_corpus
 from locant.text.windows import Windows
@@ -178,7 +178,7 @@ def tune(
     asked = _asked(source, settings, length, corpus)
     _stated_by_tokenizer(source / TOKENIZER_CONFIG)  # what cannot be read is better said before the training
     state = StateFolder(output, settings.device)
-    if (finished := _record(output)).get("settings") == asked:
+    if (finished := earlier(output / RECORD)).get("settings") == asked:
         if state.path.exists():
             with state:
                 state.remove()
@@ -203,8 +203,9 @@ def _begun(state: StateFolder, asked: Mapping[str, Any], *, force: bool) -> dict
     """How far an earlier call of the same run came; with `force`, what cannot be gone on with is forgotten."""
     try:
         so_far = state.facts()
-        if so_far is not None and so_far["settings"] != asked:
-            raise _other_run(state, so_far["settings"], asked)
+        if so_far is not None and (other := changed(so_far["settings"], asked)):
+            got = f"got an unfinished run in {state.path} with another {', '.join(other)}"
+            raise InputError(got, "the command that it was begun with, another -o, or --force to begin anew")
     except InputError:
         if not force:
             raise
@@ -230,20 +231,6 @@ def _asked(source: Path, settings: TuneSettings, length: int, corpus: Corpus) ->
     if settings.num_steps is settings.minutes is None:
         chosen["num_steps"] = STEPS
     return {"model": source.name, "model_sha256": fingerprint(source), **chosen, "text": text}
-
-
-def _record(output: Path) -> dict[str, Any]:
-    """What an earlier run wrote; nothing where there was none."""
-    try:
-        return strict_json((output / RECORD).read_bytes(), RECORD)
-    except (OSError, FaultError):
-        return {}
-
-
-def _other_run(state: StateFolder, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> InputError:
-    other = ", ".join(name for name in mine if theirs.get(name) != mine[name])
-    got = f"got an unfinished run in {state.path} with another {other}"
-    return InputError(got, "the command that it was begun with, another -o, or --force to begin anew")
 
 
 def _prepared(model: Any, way: Way, settings: TuneSettings, length: int) -> Any:

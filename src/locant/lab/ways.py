@@ -27,6 +27,7 @@ __all__ = ["NUMBERED", "USUAL_FACTOR", "Way"]
 
 PLAIN = ("own", "exact", "nope")
 ALIASES = {"drope": "nope"}
+STRETCHES = tuple(sorted(EXTENDING, key=("linear", "ntk", "yarn").__contains__, reverse=True))  # the usual ones first
 BY_CLASS: dict[str, Callable[[float, int, Rotary], RotaryByClass]] = {
     "self-extend": lambda group, trained, own: SelfExtend(own, int(group), max(1, trained // 4)),
     "rerope": lambda _, trained, own: ReRoPE(own, max(1, trained // 2)),
@@ -36,7 +37,7 @@ BY_CLASS: dict[str, Callable[[float, int, Rotary], RotaryByClass]] = {
 OF_ROTARY = (PositionEncoding, Rotary, SelfExtend, ReRoPE, DualChunk)
 """What has another name here."""
 
-NUMBERED = (*EXTENDING, "self-extend")
+NUMBERED = (*STRETCHES, "self-extend")
 USUAL_FACTOR = {"dynamic": 1.0, "self-extend": 8.0}
 
 
@@ -56,7 +57,7 @@ class Way:
         """The way of a name such as ``yarn:4``, ``drope`` or ``alibi``."""
         name, colon, factor = text.strip().lower().partition(":")
         name = ALIASES.get(name, name)
-        if name not in (*EXTENDING, *BY_CLASS):
+        if name not in (*STRETCHES, *BY_CLASS):
             one_of("with", name, cls.names())
         if name not in NUMBERED:
             if colon:
@@ -74,12 +75,12 @@ class Way:
     def names() -> tuple[str, ...]:
         """All of them; those of `NUMBERED` take a number behind a colon."""
         known = [name for name, kind in encodings().items() if kind not in OF_ROTARY]
-        return (*PLAIN, *EXTENDING, *BY_CLASS, *known)
+        return (*PLAIN, *STRETCHES, *BY_CLASS, *known)
 
     @property
     def stretches(self) -> bool:
         """Whether it is a scaling of the model's own encoding."""
-        return self.name in EXTENDING
+        return self.name in STRETCHES
 
     @property
     def is_of_rotary(self) -> bool:

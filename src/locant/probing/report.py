@@ -217,7 +217,22 @@ class RotationReport(Report):
         if self.reversed:
             told = "a positive position rotates the second dimension of a pair towards the first"
             yield f"The direction is reversed: {told}. Weights trained with the usual direction are wrong with it."
-        yield from self._wrong_angles()
+        of, even = "" if self.worse is None else f" of {self.worse}", max(self.queries.bent, self.keys.bent) <= EVEN
+        if self.uneven is not None and even:
+            place, error = self.uneven
+            why = f", as with {self.rounding}" if self.rounding else ""
+            off = f"off by {error:.2g} radians at position {place:,}"
+            yield f"Angles{of} do not go on evenly{why}: frequencies that explain smaller positions are {off}."
+        if self.errors and self.rounding not in UNHARMED and even:
+            place, error = next(((p, e) for p, e in self.errors.items() if e > NEGLIGIBLE), [*self.errors.items()][-1])
+            why = f"as with {self.rounding}" if self.rounding else "which rounding of float32 products does not explain"
+            yield f"Angles{of} are wrong, {why}: off by {error:.2g} radians at position {place:,}."
+        for dtype, (error, why) in self.casts.items():
+            if error > NEGLIGIBLE and self.rounding in (*UNHARMED, None):
+                told = f"then off by up to {error:.2g} radians" + ("" if why is None else f", as with {why}")
+                yield f"Casting its module to {dtype} casts its table: angles up to position {CAST_UP_TO:,} are {told}."
+        if self.narrow is not None and self.narrow not in UNHARMED and self.rounding in UNHARMED:
+            yield f"With bfloat16 tokens angles are computed in bfloat16: {self.narrow}."
         if self.moves and not self.given and "positions" in self.called.split(":")[0]:
             told = "it counts tokens from 0, so left padding, packed documents and a cache are rotated wrongly"
             yield f"The positions it is given have no effect: {told}."
@@ -239,24 +254,6 @@ class RotationReport(Report):
             yield f"Lengths are not kept: up to position {NEAR[-1]} that of a pair changes by up to {side.change:.1%}."
         if side.bent > EVEN:
             yield f"Angles do not grow evenly with the position: up to {side.bent:.2g} radians off a straight line."
-
-    def _wrong_angles(self) -> Iterator[str]:
-        of, even = "" if self.worse is None else f" of {self.worse}", max(self.queries.bent, self.keys.bent) <= EVEN
-        if self.uneven is not None and even:
-            place, error = self.uneven
-            why = f", as with {self.rounding}" if self.rounding else ""
-            off = f"off by {error:.2g} radians at position {place:,}"
-            yield f"Angles{of} do not go on evenly{why}: frequencies that explain smaller positions are {off}."
-        if self.errors and self.rounding not in UNHARMED and even:
-            place, error = next(((p, e) for p, e in self.errors.items() if e > NEGLIGIBLE), [*self.errors.items()][-1])
-            why = f"as with {self.rounding}" if self.rounding else "which rounding of float32 products does not explain"
-            yield f"Angles{of} are wrong, {why}: off by {error:.2g} radians at position {place:,}."
-        for dtype, (error, why) in self.casts.items():
-            if error > NEGLIGIBLE and self.rounding in (*UNHARMED, None):
-                told = f"then off by up to {error:.2g} radians" + ("" if why is None else f", as with {why}")
-                yield f"Casting its module to {dtype} casts its table: angles up to position {CAST_UP_TO:,} are {told}."
-        if self.narrow is not None and self.narrow not in UNHARMED and self.rounding in UNHARMED:
-            yield f"With bfloat16 tokens angles are computed in bfloat16: {self.narrow}."
 
 
 def some(values: Iterable[Any]) -> str:

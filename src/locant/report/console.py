@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = [
-    "BEST", "QUIET", "add_rows", "counted", "fits", "named_rows", "out", "print_json", "print_result", "progress_bar",
-    "show", "size", "table", "talk",
+    "BEST", "MISSING", "QUIET", "add_rows", "counted", "fits", "named_rows", "out", "print_json", "print_result",
+    "progress_bar", "show", "size", "table", "talk",
 ]  # fmt: skip
 
 BEST = "bold green"
+MISSING = "–"
 QUIET = "dim"
 
 

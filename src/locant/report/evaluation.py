@@ -1,28 +1,25 @@
-"""What an evaluation of a model found: sentences, a table in the terminal, and a page."""
+"""What an evaluation of a model found: sentences, a table in the terminal, and a page; and what a tuning did."""
 
 from __future__ import annotations
 
-import functools
 import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from locant.figures.canvas import save
-from locant.files import write_whole
+import numpy as np
+
 from locant.lab.evaluation import interval_of_mean
-from locant.lab.results import BY_LENGTH, BY_POSITION, PAGE
-from locant.lab.summary import ENOUGH_WINDOWS, Summary, summarise
-from locant.report.comparison.curves import draw_loss_by_length, draw_loss_by_position
-from locant.report.comparison.page import picture, stylesheet, table
-from locant.report.console import show
+from locant.lab.summary import ENOUGH_WINDOWS, summarise
+from locant.report.console import MISSING, named_rows, show
 from locant.report.console import table as printed
+from locant.report.page import curves, report, table, write_page
 
-__all__ = ["evaluation_sentences", "print_evaluation", "write_evaluation"]
+__all__ = ["evaluation_sentences", "print_evaluation", "print_tuning", "tuning_sentences", "write_evaluation"]
 
+TRAINED = {"all": "all weights", "new": "those of the encoding alone", "lora": "low-rank adapters"}
 TASKS = {"pass_keys": "pass keys", "key_values": "values of keys"}
-MISSING = "–"
 NOTE = "Nats per token; in brackets the 95% interval over windows, by a block bootstrap."
 VISIBLE = 0.001
 """Nats per token: a smaller difference is not worth a word."""
@@ -107,27 +104,18 @@ def _share(record: Mapping[str, Any], task: str) -> str:
 
 def write_evaluation(results: Mapping[str, Any], folder: Path) -> Path:
     """Write the pictures and the page beside `results.json`; returns where the page is."""
-    summary = summarise(results)
-    save(draw_loss_by_length(summary), folder / BY_LENGTH)
-    save(draw_loss_by_position(summary), folder / BY_POSITION)
-    write_whole(folder / PAGE, _page(results, summary))
-    return folder / PAGE
-
-
-def _page(results: Mapping[str, Any], summary: Summary) -> str:
-    settings = results["settings"]
-    text, lengths = settings["text"], [*results["records"][0]["loss_by_length"]]
-    title = escape(f"{text['model']}, with {len(results['records'])} position encodings")
+    settings, records, summary = results["settings"], results["records"], summarise(results)
+    text, lengths = settings["text"], [*records[0]["loss_by_length"]]
     said = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in evaluation_sentences(results))
+    head = ["encoding", *(f"{int(length):,}" for length in lengths), *TASKS.values()]
     rows = [
         [
             escape(each["encoding"]),
             *(_loss(each, length) for length in lengths),
             *(_share(each, task) for task in TASKS),
         ]
-        for each in results["records"]
+        for each in records
     ]
-    head = ["encoding", *(f"{int(length):,}" for length in lengths), *TASKS.values()]
     keys = [
         [
             escape(each["encoding"]),
@@ -136,35 +124,26 @@ def _page(results: Mapping[str, Any], summary: Summary) -> str:
             f"{one['depth']:.0%}",
             f"{one['recalled']}/{one['asked']}",
         ]
-        for each in results["records"]
+        for each in records
         for task, name in TASKS.items()
         for one in each.get(task, ())
     ]
+    recall = table(["encoding", "what", "length", "depth", "recalled"], keys) if keys else "<p>None were asked for.</p>"
+    made = table((), [[escape(name), escape(str(value))] for name, value in results["environment"].items()], "settings")
     sections = {
         "What follows, and what does not": f"<ul>\n{said}\n</ul>",
         "Loss by length": f'<div class="scroll">{table(head, rows, "losses")}</div>\n<p class="note">{NOTE}</p>',
-        "The two curves": picture(
-            functools.partial(draw_loss_by_length, summary),
+        "The two curves": curves(
+            summary,
             "Loss against the length of the window. The dotted line is the length that the model states.",
-        )
-        + picture(
-            functools.partial(draw_loss_by_position, summary),
             f"Loss against the position within windows of {summary.lengths[-1]:,} tokens.",
         ),
-        "Recall": table(["encoding", "what", "length", "depth", "recalled"], keys)
-        if keys
-        else "<p>None were asked for.</p>",
-        "How it was made": f"<pre><span>{escape(_command(settings))}</span></pre>\n"
-        + table((), [[escape(name), escape(str(value))] for name, value in results["environment"].items()], "settings"),
+        "Recall": recall,
+        "How it was made": f"<pre><span>{escape(_command(settings))}</span></pre>\n{made}",
     }
-    body = "\n".join(f"<section>\n<h2>{name}</h2>\n{content}\n</section>" for name, content in sections.items())
+    title = f"{text['model']}, with {len(records)} position encodings"
     facts = f"{text['source']} · {text['windows']} windows of {settings['lengths'][-1]:,} tokens · nothing was trained"
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>locant: {title}</title>\n<style>\n{stylesheet()}</style>\n</head>\n<body>\n<main>\n"
-        f'<h1>{title}</h1>\n<p class="facts">{escape(facts)}</p>\n{body}\n</main>\n</body>\n</html>\n'
-    )
+    return write_page(report(title, facts, sections), summary, folder)
 
 
 def _command(settings: Mapping[str, Any]) -> str:
@@ -173,3 +152,55 @@ def _command(settings: Mapping[str, Any]) -> str:
     words += ["--lengths", ",".join(map(str, settings["lengths"])), "--with", ",".join(settings["ways"])]
     words += ["--windows", str(text["windows"]), "--keys", str(settings["keys"])]
     return shlex.join([*words, "--device", settings["device"], "--dtype", settings["dtype"]])
+
+
+def print_tuning(record: Mapping[str, Any], output: Path) -> None:
+    """The losses before and after, the difference with its interval, and how to load what was written."""
+    steps = record["num_steps"]
+    rows = named_rows()
+    rows.add_row("training", _steps(record))
+    rows.add_row("training loss", f"{np.mean(record['train_loss'][-max(1, steps // 10) :]):.3f}")
+    rows.add_row("held-out loss", _held_out(record))
+    rows.add_row("difference", _change(record["before"], record["after"]))
+    rows.add_row("written to", str(output))
+    rows.add_row("load it with", _loading(record, output))
+    show(rows)
+
+
+def tuning_sentences(record: Mapping[str, Any]) -> list[str]:
+    """The same in sentences, without the folder."""
+    settings = record["settings"]
+    how = f"with {settings['way']}, {TRAINED[settings['train']]}, on {settings['text']['source']}"
+    return [
+        f"Trained {how}: {_steps(record)}.",
+        f"Held-out loss: {_held_out(record)}; a difference of {_change(record['before'], record['after'])}.",
+        "One training of one model on one text; locant evaluate says how the model reads other lengths.",
+    ]
+
+
+def _steps(record: Mapping[str, Any]) -> str:
+    settings = record["settings"]
+    return f"{record['num_steps']:,} steps of {settings['batch_size']} x {settings['length']:,} tokens"
+
+
+def _held_out(record: Mapping[str, Any]) -> str:
+    return f"{np.mean(record['before']):.3f} before, {np.mean(record['after']):.3f} after"
+
+
+def _change(before: list[float], after: list[float]) -> str:
+    """Window by window, with the 95 % interval of a block bootstrap."""
+    differences = [b - a for a, b in zip(before, after, strict=True)]
+    interval = interval_of_mean(differences)
+    if interval is None or len(differences) < ENOUGH_WINDOWS:
+        return f"{np.mean(differences):+.3f} nats, over {len(differences)} windows: too few to conclude from"
+    return (
+        f"{np.mean(differences):+.3f} nats ({interval[0]:+.3f} to {interval[1]:+.3f} over {len(differences)} windows)"
+    )
+
+
+def _loading(record: Mapping[str, Any], output: Path) -> str:
+    if record["settings"]["adapter"]:
+        return f"peft.PeftModel.from_pretrained(model, {str(output)!r}), the model with the config.json of that folder"
+    if record["swapped"]:
+        return f"locant.checkpoints.load_swapped({str(output)!r})"
+    return f"transformers.AutoModelForCausalLM.from_pretrained({str(output)!r})"

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from locant.positions import ALiBi, PositionEncoding
+from locant.positions import PositionEncoding
 from locant.positions.angles import Angles
 from locant.positions.registry import ENCODINGS, broken_encodings, encodings, find
 from locant.report.console import QUIET, out, show, table
@@ -47,8 +47,8 @@ def encoding_facts(name: str, **options: Any) -> Facts:
 
 def numbers(encoding: PositionEncoding) -> dict[str, list[float | None]]:
     """Slopes, or inverse frequencies and wavelengths, of an encoding that has some; no wavelength: ``None``."""
-    if isinstance(encoding, ALiBi):
-        return {"slopes": encoding.slopes.tolist()}
+    if (slopes := getattr(encoding, "slopes", None)) is not None:
+        return {"slopes": slopes.tolist()}
     if not isinstance(angles := getattr(encoding, "angles", None), Angles):
         return {}
     frequencies = [float(each) for each in angles.frequencies]

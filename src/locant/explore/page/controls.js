@@ -2,7 +2,7 @@
 // called. One that Python did not ask for is hidden.
 
 import { html } from "./dom.js";
-import { number } from "./drawing/scales.js";
+import { number } from "./drawing/axes.js";
 
 const STEPS = 1000;
 const WIDE = "(min-width: 861px)";
@@ -47,6 +47,14 @@ export function dropZone(page, screen, label, inside, then, second = inside) {
     entry.getFile(inside, {}, found, () => entry.getFile(second, {}, found, missing));
   });
   return zone;
+}
+
+// A setting some steps further, within its limits, by a key; `now` is what is shown of it, and `words` say what it is then.
+export function move(page, name, { now, step, low = 0, high, settled = true }, words) {
+  const next = Math.min(high, Math.max(low, Number(page.settings()[name] ?? now) + step)); // of what was asked for last
+  page.change({ [name]: next }, { settled });
+  if (words) page.announce(`${words} ${next}`);
+  return next;
 }
 
 // Controls that belong together: the box they stand in, and what shows them.

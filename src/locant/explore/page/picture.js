@@ -2,10 +2,16 @@
 // picture as SVG, PNG, CSV and the Python that makes it.
 
 import { html, svg } from "./dom.js";
-import { number } from "./drawing/scales.js";
-import { download, pictureAsPng, pictureAsSvg } from "./save.js";
+import { number } from "./drawing/axes.js";
 
 const ROWS = 200; // of the table on the page; the file has all
+const STYLES = [
+  "fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "stroke-linecap", "opacity",
+  "font-family", "font-size", "font-weight", "text-anchor", "visibility",
+];
+const POINTERS = ".cross, .cell, .cursor, .glass, title";
+const ABOVE = 56; // room for the title and the legend
+const DOTS = 2; // of a PNG, for each of the page
 
 export class Picture {
   // `again` is called when the picture had to be drawn anew by itself, for what is pointed at.
@@ -112,6 +118,16 @@ export class Picture {
   }
 }
 
+// The numbers of a map as a table: a row and a column for each of these names.
+export function mapTable(corner, columns, rows, values) {
+  return { columns: [corner, ...columns], rows: Array.from(rows, (name, row) => [name, ...values.slice(row * columns.length, (row + 1) * columns.length)]) };
+}
+
+// 0, 1, 2, ... as many.
+export function counted(count) {
+  return Array.from({ length: count }, (_, at) => at);
+}
+
 // Of an area, the legend shows a `box`; of a curve, a piece of it.
 function entry({ name, slot, box, more }) {
   const sign = box ? svg("rect", { class: `layer slot-${slot}`, width: 12, height: 10, rx: 2 })
@@ -133,4 +149,97 @@ function csv({ columns, rows }) {
   };
   const lines = [columns, ...rows].map((row) => Array.from(row, cell).join(","));
   return new Blob([`${lines.join("\r\n")}\r\n`], { type: "text/csv" });
+}
+
+// A picture as a file. What the stylesheet says is written into it, since it leaves the page.
+// `words`: {title, legend}, which stand above the picture in the file.
+function pictureAsSvg(plot, words) {
+  return new Blob([asText(plot, words)], { type: "image/svg+xml" });
+}
+
+async function pictureAsPng(plot, words) {
+  const image = new Image();
+  const address = URL.createObjectURL(pictureAsSvg(plot, words));
+  image.src = address;
+  await image.decode();
+  const canvas = document.createElement("canvas");
+  canvas.width = DOTS * image.naturalWidth;
+  canvas.height = DOTS * image.naturalHeight;
+  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+  URL.revokeObjectURL(address);
+  return new Promise((done) => canvas.toBlob(done, "image/png"));
+}
+
+export function download(name, blob) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+function asText(plot, words) {
+  const original = plot.querySelector("svg");
+  original.append(heading(words, original.clientWidth));
+  const copy = original.cloneNode(true);
+  const [from, to] = [original, copy].map((root) => [...root.querySelectorAll("*")]);
+  from.forEach((element, number) => {
+    const style = getComputedStyle(element);
+    for (const name of STYLES) if (style[name]) to[number].setAttribute(name, style.getPropertyValue(name));
+  });
+  original.lastChild.remove();
+  for (const pointer of copy.querySelectorAll(POINTERS)) pointer.remove();
+  for (const canvas of plot.querySelectorAll("canvas")) {
+    const { x, y, width, height } = canvas.dataset;
+    copy.prepend(svg("image", { x, y, width, height, href: canvas.toDataURL(), preserveAspectRatio: "none", "image-rendering": "pixelated" }));
+  }
+  const paper = getComputedStyle(plot).getPropertyValue("--paper").trim();
+  const [width, height] = [original.clientWidth, original.clientHeight];
+  copy.setAttribute("viewBox", `0 ${-ABOVE} ${width} ${height + ABOVE}`);
+  copy.setAttribute("height", height + ABOVE);
+  copy.prepend(svg("rect", { y: -ABOVE, width, height: height + ABOVE, fill: paper }));
+  copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+  return new XMLSerializer().serializeToString(copy);
+}
+
+function heading({ title, legend }, width) {
+  const made = svg("g", {}, svg("text", { class: "title", x: 4, y: 18 - ABOVE }, title));
+  let x = 4;
+  for (const { name, slot, box } of legend.filter((one) => one.slot)) {
+    const y = 40 - ABOVE;
+    const end = x + 34 + 6.6 * name.length;
+    if (end > width) break;
+    made.append(box ? svg("rect", { class: `layer slot-${slot}`, x, y: y - 9, width: 12, height: 10, rx: 2 }) : svg("line", { class: `curve slot-${slot}`, x1: x, x2: x + 24, y1: y - 4, y2: y - 4 }));
+    made.append(svg("text", { class: "label", x: x + (box ? 18 : 30), y }, name));
+    x = end + 18;
+  }
+  return made;
+}
+
+// Where the pointer or the keyboard is, for all views of a screen: what one says, the others show.
+export class Cursor {
+  constructor() {
+    this.watching = [];
+    this.at = null;
+    this.resting = null;
+  }
+
+  watch(show) {
+    this.watching.push(show);
+  }
+
+  // While the pointer is on a picture; null when it leaves, and the place that the address names is shown again.
+  set(at) {
+    this.at = at;
+    this.tell();
+  }
+
+  rest(at) {
+    this.resting = at;
+    this.tell();
+  }
+
+  tell() {
+    for (const show of this.watching) show(this.at ?? this.resting);
+  }
 }

@@ -1,10 +1,9 @@
 // The frame of the page: opens the screen that the address names, and shows it every new answer.
 
 import { html } from "./dom.js";
-import { Keyboard } from "./keyboard.js";
 import { Gone, Numbers, Saved } from "./numbers.js";
 import { Router } from "./router.js";
-import { tools } from "./tools.js";
+import { Keyboard, tools } from "./tools.js";
 
 const EVERY = 4000; // milliseconds between looks whether the server is there
 

@@ -2,8 +2,8 @@
 // without Python shows what was shown last.
 
 import { html } from "./dom.js";
-import { Keyboard } from "./keyboard.js";
 import { decoded } from "./numbers.js";
+import { Keyboard } from "./tools.js";
 
 export async function render({ model, el }) {
   const root = el.attachShadow({ mode: "open" }); // the page's rules stay inside, and the notebook's outside

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from locant.errors import LocantError
-from locant.explore.screen import Screen
+from locant.explore.screens import Screen
 from locant.explore.session import Session
 from locant.explore.state import State
 from locant.figures import SIZES, TRAINED

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from locant.checkpoints.rotary_settings import pair_settings
-from locant.explore.screen import Screen
+from locant.explore.screens import Screen
 from locant.explore.session import Session
 from locant.explore.state import State
 from locant.positions import Pairs, Positions, Rotary

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from locant.explore.screen import Screen
+from locant.explore.screens import Screen
 from locant.explore.session import Session
 from locant.explore.state import State
 from locant.positions import ALiBi, Positions, Rotary, T5Bias

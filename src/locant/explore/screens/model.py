@@ -11,10 +11,9 @@ from typing import Any
 from locant.checkpoints.explanation import Explanation, explain, layer_strip
 from locant.checkpoints.extension import METHODS, Extension, extend
 from locant.errors import LocantError
-from locant.explore.models import chosen_model
-from locant.explore.screen import Screen
+from locant.explore.screens import Screen
 from locant.explore.session import Session
-from locant.explore.state import State
+from locant.explore.state import SCALING_TITLES, State
 from locant.models.registry import presets
 from locant.report.explain import layers_rows, summary_rows, swapped_layers
 
@@ -26,13 +25,13 @@ LONGEST = 2**30
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
     """What `locant explain` tells of a model, its layers in order, and what `locant extend` would change."""
-    name, told, config = chosen_model(state, session)
+    name, told, config = session.chosen_model(state)
     text = json.dumps(config)
     explanation = _explained(text)
     rotary = next((layers.rotary for layers in explanation.layers if layers.rotary is not None), None)
     trained = explanation.trained or explanation.longest or 4096
     to = state.whole("to", STRETCH * trained, 1, LONGEST, log=True)
-    method = state.one_of("method", "yarn", list(METHODS))
+    method = state.one_of("method", "yarn", list(METHODS), SCALING_TITLES)
     pairs = 0 if rotary is None else len(rotary.pairs)
     extension, refused = _extended(text, to, method) if rotary else (None, "no layer has rotary positions to stretch")
     return {

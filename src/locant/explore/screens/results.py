@@ -11,16 +11,15 @@ import numpy as np
 
 from locant.errors import InputError
 from locant.explore.comparison import Comparison
-from locant.explore.screen import Screen
+from locant.explore.screens import Screen
 from locant.explore.session import Session
 from locant.explore.state import State
 from locant.files import FaultError, strict_json
 from locant.lab.results import RECORD, RESULTS
 from locant.lab.settings import Settings
 from locant.lab.summary import Cell, Row, Summary, summarise
-from locant.report.comparison.sentences import sentences
-from locant.report.evaluation import evaluation_sentences
-from locant.report.tuning import tuning_sentences
+from locant.report.evaluation import evaluation_sentences, tuning_sentences
+from locant.report.sentences import sentences
 
 __all__ = ["SCREEN", "start"]
 

@@ -11,9 +11,9 @@ import torch
 
 from locant.arguments import MAX_INT32
 from locant.checkpoints.rotary_settings import bands_of, pair_settings, rounding_errors
-from locant.explore.screen import Screen
+from locant.explore.screens import Screen
 from locant.explore.session import Session
-from locant.explore.state import State
+from locant.explore.state import SCALING_TITLES, State
 from locant.positions import Positions, Rotary
 from locant.positions.scaling import EXTENDING, SCALINGS, Scaling, scaling_by_name
 
@@ -34,7 +34,7 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
     dim = state.whole("head_dim", 64, 4, 256, even=True)
     base = state.real("base", 10_000.0, 2, 1e9, log=True)
     trained = state.whole("trained", 4096, 16, MAX_LENGTH, log=True)
-    method = state.one_of("scaling", "yarn", [NONE, *SCALINGS])
+    method = state.one_of("scaling", "yarn", [NONE, *SCALINGS], SCALING_TITLES)
     factor = state.real("factor", 8.0, 1, 128, log=True)
     position = state.whole("position", 1000, 0, MAX_INT32, log=True)
     pair = state.whole("pair", min(dim // 2 - 1, 12), 0, dim // 2 - 1, follows=True)

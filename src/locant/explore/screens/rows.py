@@ -14,7 +14,7 @@ from locant.attention.choice import choose_backend
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask
 from locant.errors import LocantError, RangeError
-from locant.explore.screen import Screen
+from locant.explore.screens import Screen
 from locant.explore.session import Session
 from locant.explore.state import State
 from locant.figures import SIZES

@@ -18,13 +18,11 @@ from locant.checkpoints.swap.rotary_point import rotary_points
 from locant.checkpoints.swap.saving import described
 from locant.checkpoints.swap.weightless import Weightless
 from locant.errors import InputError, LocantError
-from locant.explore.models import chosen_model
-from locant.explore.screen import Screen
+from locant.explore.screens import Screen
 from locant.explore.session import Session
-from locant.explore.state import State
-from locant.lab.language_model import stated_length, trained_length
+from locant.explore.state import SCALING_TITLES, State
+from locant.lab.language_model import CAUSAL, auto_class, stated_length, trained_length, without_weights
 from locant.lab.ways import NUMBERED, USUAL_FACTOR, Way
-from locant.lab.weightless import CAUSAL, auto_class, without_weights
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.report.explain import spans
@@ -41,7 +39,7 @@ OTHER_MODELS = "evaluate and tune are for causal language models"
 
 def numbers(state: State, session: Session) -> Mapping[str, Any]:
     """The sentence of each layer, the frequencies before and after, and the code; or why it is refused."""
-    name, told, config = chosen_model(state, session)
+    name, told, config = session.chosen_model(state)
     way = _way(state)
     folder = session.written(name) if name in session.models else "MODEL"
     answer: dict[str, Any] = {"model": told, "way": _text(way), "pair": 0, "layers": [], "groups": [], "pairs": None,
@@ -77,7 +75,7 @@ def numbers(state: State, session: Session) -> Mapping[str, Any]:
 
 
 def _way(state: State) -> Way:
-    name = state.one_of("with", "yarn", [each for each in Way.names() if each != "own"])
+    name = state.one_of("with", "yarn", [each for each in Way.names() if each != "own"], SCALING_TITLES)
     if name not in NUMBERED:
         return Way(name)
     usual = USUAL_FACTOR.get(name, USUAL)

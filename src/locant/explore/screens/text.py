@@ -14,7 +14,7 @@ import torch
 
 from locant.embedding import InputEmbedding
 from locant.errors import InputError
-from locant.explore.screen import Screen
+from locant.explore.screens import Screen
 from locant.explore.session import Session
 from locant.explore.state import State
 from locant.figures.plot import seeded

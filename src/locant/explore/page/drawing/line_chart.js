@@ -1,8 +1,7 @@
 // Curves over one axis, with bands around them, and a line where the pointer is.
 
 import { svg } from "../dom.js";
-import { axes, leftFor, MARGIN } from "./axes.js";
-import { linear, logarithmic, tick } from "./scales.js";
+import { axes, leftFor, linear, logarithmic, MARGIN, tick } from "./axes.js";
 
 // x: {values, label, log}; y: {label, low, high, log}; series: [{name, values, low, high, slot, faint, steps, dots, at}],
 // where `at` are places of its own in the place of those of x;

@@ -1,12 +1,11 @@
 // Compare: curves by distance over maps of query and key, all linked by the distance that is pointed at.
 
 import { Controls, split } from "../controls.js";
-import { Cursor } from "../cursor.js";
 import { html } from "../dom.js";
+import { number } from "../drawing/axes.js";
 import { heatMap } from "../drawing/heat_map.js";
 import { lineChart, nearest } from "../drawing/line_chart.js";
-import { number } from "../drawing/scales.js";
-import { Picture } from "../picture.js";
+import { Cursor, mapTable, Picture } from "../picture.js";
 
 const SLOTS = [1, 2, 3, 4];
 const TITLES = { none: "–" };
@@ -14,22 +13,19 @@ const TITLES = { none: "–" };
 export function open(place, page) {
   const { side, pictures } = split(place);
 
-  const named = {};
-  for (const slot of SLOTS) {
-    named[slot] = { label: `Encoding ${slot}`, titles: TITLES };
-    named[`${slot}.base`] = { label: `Base of ${slot}` };
-    named[`${slot}.scaling`] = { label: `Scaling of ${slot}`, titles: TITLES };
-    named[`${slot}.factor`] = { label: `Factor of ${slot}` };
-    named[`${slot}.trained`] = { label: `Trained length of ${slot}`, unit: "tokens" };
-    named[`${slot}.slope`] = { label: `Slope of ${slot}` };
-  }
   const shared = new Controls(group(side, "All"), page, {
     length: { label: "Length", unit: "tokens" },
     alike: { label: "Likeness of query and key" },
     head: { label: "Head" },
   });
-  const slots = SLOTS.map((slot) => new Controls(group(side, null, slot), page,
-    Object.fromEntries(Object.entries(named).filter(([name]) => name.startsWith(String(slot))))));
+  const slots = SLOTS.map((slot) => new Controls(group(side, null, slot), page, {
+    [slot]: { label: `Encoding ${slot}`, titles: TITLES },
+    [`${slot}.base`]: { label: `Base of ${slot}` },
+    [`${slot}.scaling`]: { label: `Scaling of ${slot}`, titles: TITLES },
+    [`${slot}.factor`]: { label: `Factor of ${slot}` },
+    [`${slot}.trained`]: { label: `Trained length of ${slot}`, unit: "tokens" },
+    [`${slot}.slope`]: { label: `Slope of ${slot}` },
+  }));
 
   const cursor = new Cursor();
   const chart = new Picture(pictures, page, { name: "score-by-distance", height: 320, again: () => cursor.tell() });
@@ -101,10 +97,7 @@ export function open(place, page) {
         title: label,
         note: `${doors.filter((door) => door in DOORS).map((door) => DOORS[door]).join(", ") || "does nothing: every key alike"}`,
         legend: [{ name: "score" }],
-        table: () => ({
-          columns: ["query \\ key", ...Array.from(positions, String)],
-          rows: Array.from(positions, (position, row) => [position, ...map.slice(row * positions.length, (row + 1) * positions.length)]),
-        }),
+        table: () => mapTable("query \\ key", Array.from(positions, String), positions, map),
         python: numbers.python,
         draw: (plot) => heatMap(plot, {
           values: map, x: { label: "key", values: positions }, y: { label: "query", values: positions },

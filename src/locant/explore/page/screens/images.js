@@ -1,12 +1,12 @@
 // Images and video: frames of a grid, the index of every token, and which pair turns with which axis.
 
-import { controlGroup, split } from "../controls.js";
+import { controlGroup, move, split } from "../controls.js";
 import { html } from "../dom.js";
+import { number } from "../drawing/axes.js";
+import { strip } from "../drawing/boxes.js";
 import { heatMap } from "../drawing/heat_map.js";
 import { lineChart } from "../drawing/line_chart.js";
-import { number } from "../drawing/scales.js";
-import { strip } from "../drawing/strip.js";
-import { Picture } from "../picture.js";
+import { counted, mapTable, Picture } from "../picture.js";
 
 const SCHEMES = {
   contiguous: "in sections (Qwen2-VL)", stride: "every third pair (Qwen3-VL)",
@@ -55,7 +55,7 @@ export function open(place, page) {
       const cells = Object.assign(values.slice(from, from + rows * columns), { shape: [rows, columns] });
       picture.show({
         title: `Frame ${frame}`,
-        table: () => ({ columns: ["row", ...Array.from({ length: columns }, (_, at) => `column ${at}`)], rows: Array.from({ length: rows }, (_, row) => [row, ...cells.slice(row * columns, (row + 1) * columns)]) }),
+        table: () => mapTable("row", counted(columns).map((at) => `column ${at}`), counted(rows), cells),
         python,
         draw: (plot) => heatMap(plot, {
           values: cells, x: { label: "column" }, y: { label: "row" }, color: { map: "one", low: least, high: 1, label: "alike" },
@@ -68,7 +68,7 @@ export function open(place, page) {
 
   function showIndex({ axes, index: values, image: [begin, end], python }) {
     const count = values.shape[0];
-    const tokens = Array.from({ length: count }, (_, at) => at);
+    const tokens = counted(count);
     const series = axes.map((name, axis) => ({ name, slot: SLOTS[axis], values: tokens.map((at) => values[3 * at + axis]), steps: true }));
     index.show({
       title: "The index of every token on every axis",
@@ -128,12 +128,7 @@ export function open(place, page) {
   }
 
   const keys = {
-    position(step) {
-      const { at } = last.controls;
-      const next = Math.min(at.high, Math.max(0, Number(page.settings().at ?? at.value) + step));
-      page.change({ at: next }, { settled: false });
-      page.announce(`Token ${next}`);
-    },
+    position: (step) => move(page, "at", { now: last.controls.at.value, step, high: last.controls.at.high, settled: false }, "Token"),
   };
   return { show, keys };
 }

@@ -1,11 +1,11 @@
 // Known bugs: what is right and what a mistake makes of it: two curves on one axis, or two maps.
 
-import { controlGroup, split } from "../controls.js";
+import { controlGroup, move, split } from "../controls.js";
 import { html } from "../dom.js";
+import { number } from "../drawing/axes.js";
 import { heatMap } from "../drawing/heat_map.js";
 import { lineChart } from "../drawing/line_chart.js";
-import { number } from "../drawing/scales.js";
-import { Picture } from "../picture.js";
+import { counted, mapTable, Picture } from "../picture.js";
 
 const SIDES = { right: { name: "right", slot: 1 }, wrong: { name: "wrong", slot: 2 } };
 
@@ -66,7 +66,7 @@ export function open(place, page) {
       title: SIDES[name].name,
       note: "A row for each query; empty where it does not attend.",
       legend: [{ name: "distance" }],
-      table: () => ({ columns: ["query \\ key", ...Array.from({ length: columns }, (_, key) => key)], rows: Array.from({ length: rows }, (_, query) => [query, ...values.slice(query * columns, (query + 1) * columns)]) }),
+      table: () => mapTable("query \\ key", counted(columns), counted(rows), values),
       python: numbers.python,
       draw: (plot) => heatMap(plot, {
         values, x: { label: numbers.axes[0] }, y: { label: numbers.axes[1] }, color: { map: "one", low: 0, high, label: "distance" },
@@ -80,10 +80,8 @@ export function open(place, page) {
 
   const keys = {
     position(step) {
-      if (!last?.controls.position) return;
-      const next = Math.min(2 ** 20, Math.max(0, Number(page.settings().position ?? last.controls.position.value) + step));
-      page.change({ position: next }, { settled: false });
-      page.announce(`Position ${next}`);
+      const control = last?.controls.position;
+      if (control) move(page, "position", { now: control.value, step, high: control.high, settled: false }, "Position");
     },
     encoding(slot) {
       const name = Object.keys(last.numbers.titles)[slot - 1];

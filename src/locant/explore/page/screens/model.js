@@ -1,29 +1,21 @@
 // Model: the facts of a configuration, its layers, its wavelengths now and for a longer context, the new file.
 
-import { Controls, dropZone, split } from "../controls.js";
+import { controlGroup, dropZone, move, split } from "../controls.js";
 import { html } from "../dom.js";
+import { number } from "../drawing/axes.js";
+import { strip } from "../drawing/boxes.js";
 import { lineChart } from "../drawing/line_chart.js";
-import { number } from "../drawing/scales.js";
-import { strip } from "../drawing/strip.js";
-import { Picture } from "../picture.js";
-import { SCALINGS } from "../scalings.js";
-import { download } from "../save.js";
+import { download, Picture } from "../picture.js";
 
 const SLOTS = { Rotary: 1, NoPE: 8 };
 const OTHERS = [3, 2, 4, 5, 6];
+const ANEW = { to: null, pair: null }; // settings of another model
 
 export function open(place, page) {
   const { side, pictures } = split(place);
-  const which = html("div", { class: "group" });
-  const longer = html("div", { class: "group" });
-  side.append(which, longer);
-  if (page.drop) {
-    which.append(dropZone(page, place, "Drop a config.json or its folder here, or choose one", "config.json", (key) => page.change({ model: key, to: null, pair: null })));
-  }
-  const controls = [
-    new Controls(which, page, { model: { label: "Model", also: { to: null, pair: null } } }),
-    new Controls(longer, page, { to: { label: "Extend it to", unit: "tokens" }, method: { label: "By", titles: SCALINGS }, pair: { label: "Pair" } }),
-  ];
+  const [which, model] = controlGroup(side, page, { model: { label: "Model", also: ANEW } });
+  const [, longer] = controlGroup(side, page, { to: { label: "Extend it to", unit: "tokens" }, method: { label: "By" }, pair: { label: "Pair" } });
+  if (page.drop) which.prepend(dropZone(page, place, "Drop a config.json or its folder here, or choose one", "config.json", (key) => page.change({ ...ANEW, model: key })));
   const facts = html("section", { class: "facts", "aria-label": "Facts" });
   const beware = html("section", { class: "beware", "aria-label": "Warnings" });
   const layers = new Picture(pictures, page, { name: "layers", height: 78 });
@@ -34,7 +26,7 @@ export function open(place, page) {
 
   function show(answer) {
     last = answer;
-    for (const each of controls) each.show(answer.controls);
+    for (const each of [model, longer]) each.show(answer.controls);
     const { numbers } = answer;
     showFacts(numbers);
     showLayers(numbers);
@@ -108,14 +100,7 @@ export function open(place, page) {
       html("pre", { tabindex: 0, "aria-label": "The whole configuration" }, extension.config));
   }
 
-  const keys = {
-    pair(step) {
-      const { numbers, controls: all } = last;
-      const pair = Math.min(all.pair.high, Math.max(0, Number(page.settings().pair ?? numbers.pair) + step));
-      page.change({ pair });
-      page.announce(`Pair ${pair}`);
-    },
-  };
+  const keys = { pair: (step) => move(page, "pair", { now: last.numbers.pair, step, high: last.controls.pair.high }, "Pair") };
   return { show, keys };
 }
 

@@ -3,10 +3,10 @@
 
 import { controlGroup, dropZone, split } from "../controls.js";
 import { html } from "../dom.js";
+import { number } from "../drawing/axes.js";
 import { heatMap } from "../drawing/heat_map.js";
 import { lineChart, nearest } from "../drawing/line_chart.js";
-import { number } from "../drawing/scales.js";
-import { Picture } from "../picture.js";
+import { counted, mapTable, Picture } from "../picture.js";
 
 const EVERY = 1000; // milliseconds between looks at a comparison that runs
 const SLOTS = 6;
@@ -110,7 +110,7 @@ export function open(place, page) {
     const longest = Math.max(0, ...rows.map((row) => row.by_position.length));
     places.figure.hidden = !longest;
     if (!longest) return;
-    const at = Array.from({ length: longest }, (_, index) => index);
+    const at = counted(longest);
     places.show({
       title: "Held-out loss by position",
       note: "In windows of the longest length; means of 16 neighbours.",
@@ -138,7 +138,7 @@ export function open(place, page) {
       picture.show({
         title: name,
         legend: [{ name: "recalled" }],
-        table: () => ({ columns: ["depth", ...across.map((length) => `${number(length)} tokens`)], rows: depths.map((depth, row) => [depth, ...share.slice(row * across.length, (row + 1) * across.length)]) }),
+        table: () => mapTable("depth", across.map((length) => `${number(length)} tokens`), depths, share),
         python,
         draw: (plot) => heatMap(plot, {
           values: share, x: { label: "length (tokens)", every: true, format: (column) => number(across[column]) },

@@ -1,14 +1,12 @@
 // Rotary: clocks at a position, the wavelengths, scalings side by side, cached keys, and the rounding of angles.
 
-import { Controls, split } from "../controls.js";
-import { Cursor } from "../cursor.js";
+import { controlGroup, move, split } from "../controls.js";
 import { html } from "../dom.js";
+import { number } from "../drawing/axes.js";
 import { dials, largeDial } from "../drawing/dials.js";
 import { heatMap } from "../drawing/heat_map.js";
 import { lineChart } from "../drawing/line_chart.js";
-import { number } from "../drawing/scales.js";
-import { Picture } from "../picture.js";
-import { SCALINGS } from "../scalings.js";
+import { counted, Cursor, mapTable, Picture } from "../picture.js";
 
 const BANDS = {
   kept: { name: "turns as without the scaling", slot: 3 },
@@ -19,16 +17,13 @@ const BANDS = {
 
 export function open(place, page) {
   const { side, pictures } = split(place);
-  const where = html("div", { class: "group" });
-  const what = html("div", { class: "group" });
-  side.append(where, what);
   const controls = [
-    new Controls(where, page, { position: { label: "Position" }, pair: { label: "Pair" } }),
-    new Controls(what, page, {
+    { position: { label: "Position" }, pair: { label: "Pair" } },
+    {
       head_dim: { label: "Dimensions of a head" }, base: { label: "Base" },
-      trained: { label: "Trained length", unit: "tokens" }, scaling: { label: "Scaling", titles: SCALINGS }, factor: { label: "Factor" },
-    }),
-  ];
+      trained: { label: "Trained length", unit: "tokens" }, scaling: { label: "Scaling" }, factor: { label: "Factor" },
+    },
+  ].map((named) => controlGroup(side, page, named)[1]);
   const clocks = html("div", { class: "beside" });
   pictures.append(clocks);
   const one = new Picture(clocks, page, { name: "clock", height: 260 });
@@ -105,23 +100,17 @@ export function open(place, page) {
     if (!step && !settled) return;
     moved -= step;
     if (settled) moved = 0;
-    move(step, settled);
-  }
-
-  function move(step, settled) {
-    const now = Number(page.settings().position ?? last.numbers.position);
-    const next = Math.min(2 ** 31 - 1, Math.max(0, now + step));
-    page.change({ position: next }, { settled });
-    return next;
+    move(page, "position", { now: numbers.position, step, high: last.controls.position.high, settled });
   }
 
   function showWavelengths({ plain, wavelengths, trained, length, scaling, python }) {
     const pairs = plain.map((_, at) => at);
     const scaled = scaling !== "none";
+    const { titles } = last.controls.scaling;
     waves.show({
       title: "Wavelength of each pair",
       note: "Tokens until a pair stands as before. Above the trained length, a pair never came round in training: farther positions are angles that the model has not seen.",
-      legend: [{ name: "without a scaling", slot: 1 }, ...(scaled ? [{ name: SCALINGS[scaling], slot: 2 }] : [])],
+      legend: [{ name: "without a scaling", slot: 1 }, ...(scaled ? [{ name: titles[scaling] ?? scaling, slot: 2 }] : [])],
       table: () => ({ columns: ["pair", "wavelength", scaling], rows: pairs.map((at) => [at, plain[at] ?? "endless", wavelengths[at] ?? "endless"]) }),
       python,
       draw: (plot) => lineChart(plot, {
@@ -137,7 +126,7 @@ export function open(place, page) {
     methods.show({
       title: "By how much each scaling slows each pair",
       note: " ",
-      table: () => ({ columns: ["scaling", ...Array.from({ length: stretch.shape[1] }, (_, at) => `pair ${at}`)], rows: names.map((name, row) => [name, ...stretch.slice(row * stretch.shape[1], (row + 1) * stretch.shape[1])]) }),
+      table: () => mapTable("scaling", counted(stretch.shape[1]).map((at) => `pair ${at}`), names, stretch),
       python,
       draw: (plot) => heatMap(plot, {
         values: stretch, x: { label: "pair of dimensions" }, y: { label: "", format: (row) => names[row], every: true, wide: 74 },
@@ -149,10 +138,11 @@ export function open(place, page) {
 
   function showCache({ cache: { positions, curves, kept }, trained, length, python }) {
     const names = Object.keys(curves);
+    const { titles } = last.controls.scaling;
     cache.show({
       title: "Keys cached before the sequence grew",
       note: `Cached at ${number(trained)} tokens, read at ${number(length)}: 1 is a key as if rotated for the new length, 0 one that tells nothing. ${kept.join(", ")} keep their keys; Rotary.rerotate mends the others.`,
-      legend: names.map((name, at) => ({ name: SCALINGS[name], slot: at + 1 })),
+      legend: names.map((name, at) => ({ name: titles[name], slot: at + 1 })),
       table: () => ({ columns: ["position of the key", ...names], rows: Array.from(positions, (position, at) => [position, ...names.map((name) => curves[name][at])]) }),
       python,
       draw: (plot) => lineChart(plot, {
@@ -190,16 +180,8 @@ export function open(place, page) {
     read(null);
   }
 
-  const keys = {
-    position: (step) => page.announce(`Position ${move(step, false)}`),
-    pair(step) {
-      const { numbers } = last;
-      const now = Number(page.settings().pair ?? numbers.pair);
-      const pair = Math.min(numbers.cos.length - 1, Math.max(0, now + step));
-      page.change({ pair });
-      page.announce(`Pair ${pair}`);
-    },
-  };
+  const keys = Object.fromEntries([["position", "Position", false], ["pair", "Pair", true]].map(([name, words, settled]) =>
+    [name, (step) => move(page, name, { now: last.numbers[name], step, high: last.controls[name].high, settled }, words)]));
   return { show, keys };
 }
 

@@ -1,12 +1,11 @@
 // Rows: the tokens of a row, the mask, and who attends to whom, all linked by the query that is pointed at.
 
-import { controlGroup, split } from "../controls.js";
-import { Cursor } from "../cursor.js";
+import { controlGroup, move, split } from "../controls.js";
 import { html } from "../dom.js";
+import { number } from "../drawing/axes.js";
+import { tokens } from "../drawing/boxes.js";
 import { heatMap } from "../drawing/heat_map.js";
-import { number } from "../drawing/scales.js";
-import { tokens } from "../drawing/tokens.js";
-import { Picture } from "../picture.js";
+import { counted, Cursor, mapTable, Picture } from "../picture.js";
 
 export function open(place, page) {
   const { side, pictures } = split(place);
@@ -89,10 +88,7 @@ export function open(place, page) {
       title: "Who attends to whom",
       note: "A row for each query, a column for each key; empty where a query does not attend to a key.",
       legend: [{ name: "distance" }],
-      table: () => ({
-        columns: ["query \\ key", ...Array.from({ length: pairs.shape[1] }, (_, key) => key)],
-        rows: Array.from({ length: pairs.shape[0] }, (_, query) => [query + cached, ...pairs.slice(query * pairs.shape[1], (query + 1) * pairs.shape[1])]),
-      }),
+      table: () => mapTable("query \\ key", counted(pairs.shape[1]), counted(pairs.shape[0]).map((query) => query + cached), pairs),
       python,
       draw: (plot) => heatMap(plot, {
         values: pairs, x: { label: "slot of the key" }, y: { label: "slot of the query", format: (at) => String(at + cached) },
@@ -109,12 +105,7 @@ export function open(place, page) {
   }
 
   const keys = {
-    position(step) {
-      const now = Number(page.settings().at ?? last.numbers.at);
-      const next = Math.min(last.numbers.queries.index.length - 1, Math.max(0, now + step));
-      page.change({ at: next }, { settled: false });
-      page.announce(`Query ${next}`);
-    },
+    position: (step) => move(page, "at", { now: last.numbers.at, step, high: last.numbers.queries.index.length - 1, settled: false }, "Query"),
   };
   return { show, keys };
 }

@@ -1,17 +1,16 @@
 // Swap: which layer gets which positions, in the sentences of `locant.swap`; what is refused; frequencies before and
 // after; and what to type.
 
-import { controlGroup, dropZone, split } from "../controls.js";
+import { controlGroup, dropZone, move, split } from "../controls.js";
 import { html } from "../dom.js";
+import { number } from "../drawing/axes.js";
+import { strip } from "../drawing/boxes.js";
 import { lineChart } from "../drawing/line_chart.js";
-import { number } from "../drawing/scales.js";
-import { strip } from "../drawing/strip.js";
 import { Picture } from "../picture.js";
-import { SCALINGS } from "../scalings.js";
 
 const OWN = { name: "its own", slot: 8, box: true };
 const ANEW = { model: null, layers: null, every: null, pair: null };
-const TITLES = { ...SCALINGS, exact: "its own, in exact angles", nope: "none (NoPE)" };
+const TITLES = { exact: "its own, in exact angles", nope: "none (NoPE)" };
 
 export function open(place, page) {
   const { side, pictures } = split(place);
@@ -102,13 +101,7 @@ export function open(place, page) {
   }
 
   const keys = {
-    pair(step) {
-      const control = last.controls.pair;
-      if (!control) return;
-      const pair = Math.min(control.high, Math.max(0, Number(page.settings().pair ?? last.numbers.pair) + step));
-      page.change({ pair });
-      page.announce(`Pair ${pair}`);
-    },
+    pair: (step) => last.controls.pair && move(page, "pair", { now: last.numbers.pair, step, high: last.controls.pair.high }, "Pair"),
   };
   return { show, keys };
 }

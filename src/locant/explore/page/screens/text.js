@@ -1,12 +1,11 @@
 // Your text: tokens, windows, and vectors with and without position, all linked by the token that is pointed at.
 
-import { controlGroup, dropZone, split } from "../controls.js";
-import { Cursor } from "../cursor.js";
+import { controlGroup, dropZone, move, split } from "../controls.js";
 import { html } from "../dom.js";
+import { number } from "../drawing/axes.js";
+import { words } from "../drawing/boxes.js";
 import { heatMap } from "../drawing/heat_map.js";
-import { number } from "../drawing/scales.js";
-import { words } from "../drawing/words.js";
-import { Picture } from "../picture.js";
+import { counted, Cursor, mapTable, Picture } from "../picture.js";
 
 const WINDOWS = 6; // shown on the page; the table has all
 const SCALES = { none: "none", sqrt_d_model: "√d_model" };
@@ -100,7 +99,7 @@ export function open(place, page) {
     vectors.show({
       title: "Embeddings with position added",
       legend: [{ name: "value" }],
-      table: () => ({ columns: ["token", ...Array.from({ length: all.shape[1] }, (_, at) => `dimension ${at}`)], rows: pieces.map((piece, at) => [piece, ...all.slice(at * all.shape[1], (at + 1) * all.shape[1])]) }),
+      table: () => mapTable("token", counted(all.shape[1]).map((at) => `dimension ${at}`), pieces, all),
       python,
       draw: (plot) => heatMap(plot, {
         values: all, x: { label: "dimension" }, y: { label: "position" }, color: { map: "signed", low: -most, high: most, label: "value" },
@@ -121,7 +120,7 @@ export function open(place, page) {
     maps[key].show({
       title, note,
       legend: [{ name: "cosine" }],
-      table: () => ({ columns: ["", ...numbers.pieces], rows: numbers.pieces.map((piece, at) => [piece, ...values.slice(at * size, (at + 1) * size)]) }),
+      table: () => mapTable("", numbers.pieces, numbers.pieces, values),
       python: numbers.python,
       draw: (plot) => heatMap(plot, {
         values, x: { label: "position" }, y: { label: "position" }, color: { map: "signed", low: -1, high: 1, label: "cosine" },
@@ -136,9 +135,7 @@ export function open(place, page) {
 
   const keys = {
     position(step) {
-      const now = Number(page.settings().at ?? last.numbers.at);
-      const next = Math.min(last.numbers.ids.length - 1, Math.max(0, now + step));
-      page.change({ at: next }, { settled: false });
+      const next = move(page, "at", { now: last.numbers.at, step, high: last.numbers.ids.length - 1, settled: false });
       page.announce(`Token ${next}: ${last.numbers.pieces[next]}`);
     },
   };

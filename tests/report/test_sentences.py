@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from locant.lab.summary import summarise
-from locant.report.comparison import sentences as told
+from locant.report import sentences as told
 from tests.lab.fabricated import THE_FIELD, Losses, results
 
 

@@ -1,7 +1,9 @@
-"""Where a training that can be killed at any moment keeps how far it is: one file, replaced as a whole.
+"""How a run that was ended goes on: what it wrote says what it was of, and a run of something else is told apart.
 
-Tensors (weights, the moments of the optimizer, the state of the random numbers) and, in the header of the same file,
-what is not a tensor, as JSON. It is safetensors: nothing in it is run when it is read.
+An evaluation and a search of factors read their own records for this. A training that can be killed at any moment keeps
+how far it is in one file, replaced as a whole: tensors (weights, the moments of the optimizer, the state of the random
+numbers) and, in the header of the same file, what is not a tensor, as JSON. It is safetensors: nothing in it is run
+when it is read.
 """
 
 from __future__ import annotations
@@ -21,14 +23,32 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from locant.errors import InputError
-from locant.files import replacing
+from locant.files import FaultError, replacing, strict_json
 
-__all__ = ["StateFolder", "random_numbers_kept", "refusing_to_lose"]
+__all__ = ["StateFolder", "changed", "earlier", "random_numbers_kept", "refusing_to_lose"]
 
 STATE = "state.safetensors"
 LOCK = "lock"
 KEY = "locant"
 WEIGHT, RANDOM, RANDOM_THERE = "weight.", "random", "random_there"
+
+
+def earlier(path: Path) -> dict[str, Any]:
+    """What a run wrote into a file of JSON; nothing where there is no such file, or none that can be read."""
+    try:
+        return strict_json(path.read_bytes(), path.name)
+    except (OSError, FaultError):
+        return {}
+
+
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The names of what decides the outcome of a run, and is not as it was; `before` was read from JSON.
+
+    >>> changed({"seed": 0, "lengths": [8, 16]}, {"seed": 1, "lengths": (8, 16)})
+    ['seed']
+    """
+    plain = json.loads(json.dumps(now))
+    return [name for name in {**plain, **before} if before.get(name, ...) != plain.get(name, ...)]
 
 
 def _random_numbers(device: torch.device) -> dict[str, Tensor]:

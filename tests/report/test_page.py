@@ -12,7 +12,7 @@ import pytest
 
 from locant.figures.canvas import DARK, LIGHT
 from locant.lab.results import BY_LENGTH, BY_POSITION, PAGE, command
-from locant.report.comparison.page import page, write_report
+from locant.report.comparison import page, write_report
 from tests.lab.fabricated import THE_FIELD, results
 
 pytest.importorskip("matplotlib", reason="pictures need the extra `lab`")
@@ -59,7 +59,7 @@ def text() -> str:
 @pytest.fixture
 def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the curves, which take most of the time."""
-    monkeypatch.setattr("locant.report.comparison.page.picture", lambda draw, caption: "")
+    monkeypatch.setattr("locant.report.comparison.curves", lambda *captions: "")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,233 @@
+"""A comparison in a terminal: what is trained, a line for every measured model, the table at the end; and its page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from locant.arguments import Real
+from locant.lab.comparison import Progress, Watcher
+from locant.lab.results import Results, ResultsFolder, command
+from locant.lab.settings import Settings
+from locant.lab.summary import Row, Summary, summarise
+from locant.lab.training import split_off
+from locant.report import console
+from locant.report.console import BEST, MISSING, QUIET, counted, out, show, talk
+from locant.report.page import curves, report, table, write_page
+from locant.report.sentences import sentences
+from locant.text.corpus import Corpus
+
+__all__ = ["Screen", "page", "print_losses", "record_line", "write_report"]
+
+
+class Screen(Watcher):
+    """Shows on stderr how far a comparison is, with a bar only where a person watches; draws the report at its end."""
+
+    def __init__(self) -> None:
+        from tqdm import tqdm
+
+        self._bar: Any = tqdm(disable=None, unit="step", leave=False, dynamic_ncols=True, delay=0.1)
+
+    def begin(self, corpus: Corpus, settings: Settings, folder: ResultsFolder) -> None:
+        if folder.holds_earlier:
+            talk(f"{folder.path} holds an earlier report, which is replaced once the first result is in")
+        training, held_out = (len(part) for part in split_off(corpus.ids, settings.lengths[-1]))
+        windows = ", ".join(f"{-(-(held_out - 1) // length):,} of {length:,}" for length in settings.lengths)
+        steps = settings.steps_for(training)
+        epochs = steps * settings.batch_size * settings.train_length / training
+        amount = f"{steps:,} steps each, {epochs:.1f} epochs"
+        if settings.minutes:
+            amount = f"{settings.minutes:g} minutes in all"
+        contestants = f"{counted(len(settings.encodings), 'encoding')} with {counted(len(settings.seeds), 'seed')}"
+        tokens = f"{len(corpus.ids):,} tokens of a vocabulary of {corpus.tokenizer.vocab_size:,}"
+        talk(f"{corpus.name}: {corpus.characters:,} characters, {tokens}")
+        talk(f"training {contestants} on {training:,} tokens, in windows of {settings.train_length:,} ({amount})")
+        talk(f"measuring on the last {held_out:,} tokens, in windows: {windows}")
+
+    def plan(self, results: Results, seconds: float) -> None:
+        loss = results.text["unigram_loss"]
+        talk(f"a unigram count (how often each token is in the training text) has a loss of {loss:.3f} there")
+        talk(f"this takes about {_duration(seconds)}")
+
+    def advance(self, progress: Progress) -> None:
+        self._bar.total = progress.total
+        self._bar.set_description(f"{progress.encoding}, seed {progress.seed}, loss {progress.loss:.2f}", refresh=False)
+        self._bar.update(progress.done - self._bar.n)
+
+    def record(self, results: Mapping[str, Any]) -> None:
+        with self._bar.external_write_mode():
+            talk(record_line(results["records"][-1]))
+
+    def end(self, results: Mapping[str, Any], folder: ResultsFolder, *, complete: bool) -> None:
+        self._bar.close()
+        if results:
+            page = write_report(results, folder.path)
+            if not complete:
+                talk(f"the report of what was finished: {page}")
+
+
+def record_line(record: Mapping[str, Any]) -> str:
+    """One model in one line."""
+    losses = {"train": record["train_loss"], **record["loss_by_length"]}
+    cells = [f"{name}: {MISSING if loss is None else f'{loss:.3f}':<5}" for name, loss in losses.items()]
+    return f"{record['encoding']:<12} seed {record['seed']:<3} {'   '.join(cells)}   {record['seconds']:.0f} s"
+
+
+def _duration(seconds: Real) -> str:
+    """For a person who waits: seconds below two minutes, then minutes, then hours.
+
+    >>> [_duration(seconds) for seconds in (0.2, 41.7, 130, 9000)]
+    ['1 s', '42 s', '2 minutes', '2.5 hours']
+    """
+    if seconds < 120:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
+
+
+def print_losses(results: Mapping[str, Any]) -> None:
+    """The table of losses, the lowest at the longest length first, and what it says."""
+    from rich.text import Text
+
+    summary = summarise(results)
+    lengths = summary.lengths
+    between = " " if out().width >= 21 + 17 * len(lengths) else "\n"
+    rows = console.table(
+        title="Loss (nats per token)" + (", mean ± deviation over seeds" if summary.num_seeds > 1 else "")
+    )
+    rows.add_column("encoding", no_wrap=True)
+    rows.add_column("train", justify="right", style=QUIET, overflow="fold")
+    for length in lengths:
+        rows.add_column(f"{length:,}\n{length / summary.train_length:g}×", justify="right", overflow="fold")
+    leaders = {length: summary.leaders(length) for length in lengths}
+    for row in summary.ranked(lengths[-1]):
+        cells = [Text(_mean(row, length, between)) for length in lengths]
+        for length, cell in zip(lengths, cells, strict=True):
+            if row in leaders[length]:  # a star too, for where there is no colour
+                cell.plain, cell.style = f"*{cell.plain}", BEST
+        rows.add_row(row.encoding, f"{row.train_loss.mean:.3f}" if row.train_loss else MISSING, *cells)
+    margins = [row.margin(length) if (row := summary.best(length)) else None for length in lengths]
+    rows.add_section()
+    rows.add_row("windows", "", *(f"{summary.num_windows(length):,}" for length in lengths), style=QUIET)
+    intervals = (MISSING if margin is None else f"{margin:.3f}" for margin in margins)
+    rows.add_row("interval ±", "", *intervals, style=QUIET)
+    if summary.unigram_loss is not None:
+        rows.add_row("unigram", "", *[f"{summary.unigram_loss:.3f}"] * len(lengths), style=QUIET)
+    legend = ["* the lowest of its column, and what is not clearly different from it"] if any(leaders.values()) else []
+    show(rows, *legend, "\n".join(f"· {sentence}" for sentence in sentences(summary)))
+
+
+def _mean(row: Row, length: int, between: str) -> str:
+    if (cell := row.by_length.get(length)) is None:
+        return MISSING
+    return f"{cell.mean:.3f}" + (f"{between}±{cell.deviation:.3f}" if row.num_seeds > 1 else "")
+
+
+def write_report(results: Mapping[str, Any], folder: Path) -> Path:
+    """Write the pictures and the page beside `results.json`; returns where the page is."""
+    return write_page(page(results), summarise(results), folder)
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """The whole page, from `Results.to_dict()` or a `results.json`."""
+    summary = summarise(results)
+    said = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in sentences(summary))
+    sections = {
+        "What the numbers say": f"<ul>\n{said}\n</ul>",
+        "Loss by length": _losses(summary),
+        "The two curves": _pictures(summary),
+        "How it was made": _how(results),
+    }
+    title = f"Trained at {summary.train_length:,} tokens, read at {summary.lengths[-1]:,}"
+    return report(title, _facts(summary, results["settings"]), sections)
+
+
+def _facts(summary: Summary, settings: Mapping[str, Any]) -> str:
+    """What was done, in one line under the title."""
+    text = settings["text"]
+    read = f"trained on {text['train_tokens']:,} tokens, measured on the last {text['held_out_tokens']:,}"
+    counts = [counted(len(summary.rows), "encoding"), f"{counted(summary.num_seeds, 'seed')} each"]
+    return " · ".join([*counts, counted(settings["num_steps"], "step"), text["source"], read])
+
+
+def _losses(summary: Summary) -> str:
+    """Mean and standard deviation of every encoding at every length, the lowest at the longest first."""
+    lengths = summary.lengths
+    leaders = {length: summary.leaders(length) for length in lengths}
+    multiples = [f"{length:,}<small>{length / summary.train_length:g}×</small>" for length in lengths]
+    rows = []
+    for row in summary.ranked(lengths[-1]):
+        losses = [_loss(row, length, summary, marked=row in leaders[length]) for length in lengths]
+        rows.append([escape(row.encoding), f"{row.train_loss.mean:.3f}" if row.train_loss else MISSING, *losses])
+    rows.append(["windows", "", *(f"{summary.num_windows(length):,}" for length in lengths)])
+    if summary.unigram_loss is not None:
+        rows.append(["unigram", "", *[f"{summary.unigram_loss:.3f}"] * len(lengths)])
+    spread = " ± standard deviation over seeds" if summary.num_seeds > 1 else ""
+    note = (
+        f"Nats per token, mean{spread}: over the last steps of training, and on held-out text in windows. "
+        f"Below, half of the 95% interval over the windows, and the ratio to the loss at {summary.base_length:,}. "
+    )
+    if summary.unigram_loss is not None:
+        note += "Unigram is the loss of a count: how often each token is in the training text. "
+    if any(leaders.values()):
+        note += "Best, and bold, are the lowest of a column and what is not clearly different from it."
+    rows_of_losses = table(["encoding", "training", *multiples], rows, "losses")
+    return f'<div class="scroll">{rows_of_losses}</div>\n<p class="note">{escape(note)}</p>'
+
+
+def _loss(row: Row, length: int, summary: Summary, *, marked: bool) -> str:
+    cell = row.by_length.get(length)
+    if cell is None:
+        return f'<td title="not finite, or not measured">{MISSING}</td>'
+    spread = f" ± {cell.deviation:.3f}" if row.num_seeds > 1 else ""
+    ratio, margin = row.ratio(length, summary.base_length), row.margin(length)
+    below = ["" if margin is None else f"±{margin:.3f}", f"×{ratio:.3f}" if ratio else "", "best" if marked else ""]
+    kind = ' class="best"' if marked else ""
+    return f"<td{kind}>{cell.mean:.3f}{spread}<small>{' · '.join(filter(None, below))}</small></td>"
+
+
+def _pictures(summary: Summary) -> str:
+    band = "The band goes from the lowest to the highest seed. " if summary.num_seeds > 1 else ""
+    return curves(
+        summary,
+        f"Loss against the length of the window. {band}The dotted line is the training length; on it, the small hollow "
+        "marks are the training losses.",
+        f"Loss against the position within windows of {summary.lengths[-1]:,} tokens. {band}Right of the dotted line "
+        "are positions that did not occur in training.",
+    )
+
+
+def _how(results: Mapping[str, Any]) -> str:
+    """The command, every setting, every version, every single model."""
+    text = {f"text: {name}": value for name, value in results["settings"]["text"].items()}
+    settings = {name: value for name, value in results["settings"].items() if name != "text"}
+    line = escape(command(results["settings"])).replace(" --", "</span> <span>--")  # lines may break there
+    made = ""
+    for facts in ({**settings, **text}, results["environment"]):
+        rows = ([escape(name.replace("_", " ")), escape(_plain(value))] for name, value in facts.items())
+        made += table((), rows, "settings")
+    return (
+        f'<p>To make it again:</p>\n<pre><span>{line}</span></pre>\n<div class="pair">\n{made}\n</div>\n'
+        f"<details><summary>Every model</summary>\n{_models(results['records'])}\n</details>"
+    )
+
+
+def _plain(value: object) -> str:
+    if value is None or value in ("", [], ()):
+        return MISSING
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _models(records: Sequence[Mapping[str, Any]]) -> str:
+    """One row for each, with the losses as they were measured."""
+    lengths = sorted({int(length) for record in records for length in record["loss_by_length"]})
+    rows = []
+    for record in records:
+        losses = [record["train_loss"], *(record["loss_by_length"].get(str(length)) for length in lengths)]
+        shown = (MISSING if loss is None else f"{loss:.4f}" for loss in losses)
+        rows.append([escape(record["encoding"]), str(record["seed"]), *shown])
+    head = ["encoding", "seed", "training", *(f"{length:,}" for length in lengths)]
+    return f'<div class="scroll">{table(head, rows)}</div>'

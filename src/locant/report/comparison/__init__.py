@@ -1,1 +1,0 @@
-"""What a comparison found: curves, sentences, a table in the terminal, and a page."""

@@ -1,0 +1,125 @@
+"""A page of HTML that holds everything it needs, and opens from disk without a network; tables and pictures for it."""
+
+from __future__ import annotations
+
+import base64
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from locant.figures.canvas import DARK, LIGHT, Theme, save, svg
+from locant.files import write_whole
+from locant.lab.results import BY_LENGTH, BY_POSITION, PAGE
+from locant.lab.summary import Summary
+from locant.report.curves import draw_loss_by_length, draw_loss_by_position
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["colors", "curves", "document", "report", "table", "write_page"]
+
+RULES = """
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 2.5rem 1.25rem 4rem; max-width: 58rem; background: var(--paper); color: var(--ink);
+  font: 1rem/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Liberation Sans", sans-serif; }
+h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 .35rem; text-wrap: balance; }
+h2 { font-size: 1.15rem; margin: 2.4rem 0 .7rem; }
+p, li { max-width: 46rem; }
+li { margin: .3rem 0; }
+.facts, .note, figcaption { color: var(--muted); }
+.note, figcaption { font-size: .9rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .42rem .6rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--grid); }
+thead th { font-weight: 600; border-bottom: 2px solid var(--grid); white-space: nowrap; }
+thead small, td small { display: block; font-weight: 400; color: var(--muted); font-size: .82rem; }
+.losses { width: 100%; }
+.losses th + th, .losses td { text-align: right; white-space: nowrap; }
+tr > :first-child { padding-left: 0; }
+.best { font-weight: 700; background: var(--mark); }
+.best small { color: var(--ink); }
+.settings th { font-weight: 400; color: var(--muted); white-space: nowrap; padding-right: 2rem; }
+.settings td { overflow-wrap: anywhere; }
+.pair { display: grid; grid-template-columns: minmax(0, 3fr) minmax(0, 2fr); gap: 1.5rem 3rem; align-items: start; }
+.pair table { width: 100%; }
+figure { margin: .4rem 0 1.4rem; }
+figure img { width: 100%; height: auto; display: block; }
+pre { background: var(--mark); padding: .9rem 1rem; border-radius: .4rem; white-space: pre-wrap; overflow-x: auto;
+  font: .9rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
+pre span { white-space: nowrap; }
+summary { cursor: pointer; color: var(--muted); }
+details table { margin-top: .8rem; }
+@media (max-width: 40rem) { .pair { grid-template-columns: minmax(0, 1fr); } }
+@media print { body { max-width: none; padding: 0; } figure, tr { break-inside: avoid; } }
+"""
+
+
+def write_page(page: str, summary: Summary, folder: Path) -> Path:
+    """Write the two curves and the page beside `results.json`; returns where the page is."""
+    save(draw_loss_by_length(summary), folder / BY_LENGTH)
+    save(draw_loss_by_position(summary), folder / BY_POSITION)
+    write_whole(folder / PAGE, page)
+    return folder / PAGE
+
+
+def document(head: str, body: str) -> str:
+    """An HTML page."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"{head}</head>\n<body>\n{body}</body>\n</html>\n"
+    )
+
+
+def report(title: str, facts: str, sections: Mapping[str, str]) -> str:
+    """A page of a title, the facts in a line below it, and sections of finished HTML.
+
+    Light or dark as the reader's system is, on a phone, a screen or paper.
+    """
+    light, dark = colors(LIGHT, mark="#eef4fb"), colors(DARK, mark="#222a35")
+    style = (
+        f":root {{ color-scheme: light dark; {light} }}\n"
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n{RULES.strip()}\n"
+    )
+    body = "\n".join(f"<section>\n<h2>{name}</h2>\n{content}\n</section>" for name, content in sections.items())
+    return document(
+        f"<title>locant: {escape(title)}</title>\n<style>\n{style}</style>\n",
+        f'<main>\n<h1>{escape(title)}</h1>\n<p class="facts">{escape(facts)}</p>\n{body}\n</main>\n',
+    )
+
+
+def colors(theme: Theme, **more: str) -> str:
+    """The colours of a theme and others beside them, as variables of CSS."""
+    values = {**{name: getattr(theme, name) for name in ("paper", "ink", "muted", "grid")}, **more}
+    return " ".join(f"--{name}: {value};" for name, value in values.items())
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
+    """A table of finished HTML; a row's first cell names it, and a cell may bring its own tag."""
+
+    def cells(row: Sequence[str]) -> str:
+        data = (cell if cell.startswith("<td") else f"<td>{cell}</td>" for cell in row[1:])
+        return f'<tr><th scope="row">{row[0]}</th>{"".join(data)}</tr>'
+
+    top = "".join(f'<th scope="col">{name}</th>' for name in head)
+    above = f"<thead><tr>{top}</tr></thead>" if head else ""
+    body = "\n".join(map(cells, rows))
+    return f'<table class="{kind}">{above}<tbody>\n{body}\n</tbody></table>'
+
+
+def curves(summary: Summary, by_length: str, by_position: str) -> str:
+    """Both curves with these captions, each for light and for dark paper; the browser shows the one that fits."""
+    captions = {draw_loss_by_length: by_length, draw_loss_by_position: by_position}
+    return "".join(_picture(functools.partial(draw, summary), caption) for draw, caption in captions.items())
+
+
+def _picture(draw: Callable[[Theme], Figure], caption: str) -> str:
+    light, dark = (base64.b64encode(svg(draw(theme))).decode("ascii") for theme in (LIGHT, DARK))
+    kind = "data:image/svg+xml;base64,"
+    return (
+        f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{kind}{dark}">'
+        f'<img src="{kind}{light}" alt="{escape(caption)}"></picture>'
+        f"<figcaption>{escape(caption)}</figcaption></figure>\n"
+    )
