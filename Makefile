@@ -21,6 +21,7 @@ RARE := '/(tests|ray|transformers/models)/' # of these little is imported
 COMPILE = $(BIN)/python -W ignore -m compileall -qq -j $(WORKERS) -x $(RARE) $(VENV)/lib || true
 PROFILE ?= thorough
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile # tests of a file share what takes seconds to begin
+MARKED = $$(grep -rlw --include='test_*.py' $(1) tests | sort) # to collect all others takes each worker some ten seconds
 
 .PHONY: help demo test lint types suite test-slow test-browser chromium docs kernels bench gpu clean
 
@@ -67,10 +68,10 @@ types: $(VENV)/dev.stamp ## pyright
 
 suite: $(VENV)/dev.stamp ## the fast tests: with every shape in a signature checked at run time, then what needs it unchecked
 	@$(PYTEST) -q -m 'not slow and not browser' --jaxtyping-packages=locant,beartype.beartype
-	@$(PYTEST) -q -m 'unchecked and not slow' $$(grep -rlw --include='test_*.py' unchecked tests)
+	@$(PYTEST) -q -m 'unchecked and not slow' $(call MARKED,unchecked)
 
 test-slow: $(VENV)/dev.stamp ## the tests marked slow, with many more hypothesis examples (PROFILE=fresh: new ones)
-	@$(PYTEST) -q -m slow --hypothesis-profile=$(PROFILE)
+	@$(PYTEST) -q -m slow --hypothesis-profile=$(PROFILE) $(call MARKED,slow)
 
 # Debian's and Ubuntu's package; elsewhere, put any Chromium on the path or name it in LOCANT_CHROMIUM.
 chromium: ## Chromium for `make test-browser`, where this user may install packages
@@ -85,9 +86,11 @@ docs: $(VENV)/dev.stamp ## the documentation, in docs/_build/html; its warnings 
 	@$(BIN)/python -m sphinx --quiet -j $(WORKERS) -W --keep-going -d docs/_build/doctrees -b html docs docs/_build/html
 	@$(BIN)/python -m pytest -q tests/docs/test_site.py tests/docs/test_search.py
 
+OUTCOMES := tests/gpu_without_gpu/outcomes.csv
 kernels: $(VENV)/dev.stamp ## compile all GPU kernels anew, for devices that are not there, and write down what comes out
-	@rm -f tests/gpu_without_gpu/outcomes.jsonl
+	@rm -f $(OUTCOMES)
 	@LOCANT_KERNELS_ANEW=1 $(PYTEST) -q -m 'slow or not slow' tests/gpu_without_gpu
+	@LC_ALL=C sort -o $(OUTCOMES) $(OUTCOMES)
 
 bench: $(VENV)/dev.stamp ## the benchmarks, each against its peers
 	@$(PIP) -e '.[bench]'

@@ -10,6 +10,7 @@ import gc
 import os
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,6 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--jaxtyping-packages"):
         from tests import shape_checks
 
+        assert "locant" not in sys.modules, "imported before the hook that checks its shapes"
         shape_checks.install()
 
 

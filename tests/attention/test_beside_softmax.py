@@ -171,7 +171,13 @@ def test_values_without_a_width_have_scores(backend: str) -> None:
 
 @pytest.mark.unchecked
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore:The .grad attribute")
-@pytest.mark.parametrize("arrangement_name", ["packed", "chunk with a window", "queries that see nothing"])
+@pytest.mark.parametrize(
+    "arrangement_name",
+    [
+        "packed",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("chunk with a window", "queries that see nothing")),
+    ],
+)
 @pytest.mark.parametrize("encoding_name", ["none", "alibi"])  # learned tables: test_learned_tables.py
 def test_flex_has_them_where_it_has_gradients(
     encoding_name: str, arrangement_name: str, uncompiled: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch

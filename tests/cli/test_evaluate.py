@@ -32,6 +32,7 @@ def results(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "out" / "results.json").read_text())
 
 
+@pytest.mark.slow
 def test_it_measures_what_the_model_itself_computes(run: Run, folder: Path, model: Path) -> None:
     done = run("evaluate", "model", "--with", "own,exact,nope,yarn:4,ntk:4,linear:2,dynamic:2,self-extend:4", *ASKED)
     assert done.exit_code == 0, (done.output, done.exception)

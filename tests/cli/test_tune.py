@@ -18,6 +18,7 @@ from tests.cli.conftest import Complains, Run
 ASKED = ("text.txt", "--steps", 2, "--batch", 2)
 
 
+@pytest.mark.slow
 def test_it_says_what_it_did_and_evaluate_reads_what_it_wrote(run: Run, folder: Path, model: Path) -> None:
     done = run("tune", "model", "--with", "yarn:2", *ASKED)
     assert done.exit_code == 0, (done.output, done.exception)

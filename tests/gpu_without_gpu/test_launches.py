@@ -24,7 +24,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[There]:
         yield run
 
 
-@pytest.mark.parametrize("case", ["half", "learned bias", "Shaw"])
+@pytest.mark.parametrize("case", ["half", "learned bias"])
 def test_what_most_models_launch_is_compiled_and_launched_once(there: There, case: str) -> None:
     require_fit(there, case, 90)
 

@@ -66,7 +66,9 @@ def _anew() -> Iterator[None]:
 
 
 @pytest.mark.unchecked
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(
+    "name", [name if name in ("rotary", "t5", "fire") else pytest.param(name, marks=pytest.mark.slow) for name in EVERY]
+)
 def test_a_graph_compiled_before_any_other_call_has_its_constants_on_the_device(name: str) -> None:
     graphs, encoding = Graphs(), EVERY[name]().to(ELSEWHERE)
     run = graphs.compiled()

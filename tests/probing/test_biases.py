@@ -128,6 +128,7 @@ def test_a_smooth_bias_under_a_mask_has_no_buckets() -> None:
     assert probed(masked).buckets is None
 
 
+@pytest.mark.slow
 def test_later_keys_that_differ_are_not_called_the_same() -> None:
     def signed(query_len: int, key_len: int) -> Tensor:
         distance = torch.arange(key_len - query_len, key_len)[:, None] - torch.arange(key_len)

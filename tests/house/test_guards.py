@@ -1,12 +1,61 @@
-"""Every tolerance is an entry of `tests/tolerances.py`: read off the syntax of every test."""
+"""What every test is held to: no network, signatures that are true, and tolerances from one table."""
 
 from __future__ import annotations
 
 import ast
 import itertools
+import socket
 from pathlib import Path
 
 import pytest
+import torch
+from beartype import beartype
+from jaxtyping import Float, TypeCheckError
+from torch import Tensor
+
+from tests.refusal import shapes_unchecked
+from tests.shape_checks import checked
+
+
+def test_a_connection_to_another_machine_fails_the_test() -> None:
+    with socket.socket() as out, pytest.raises(pytest.fail.Exception, match="reached for the network"):
+        out.connect(("192.0.2.1", 80))
+
+
+def test_a_look_up_of_another_machine_fails_the_test() -> None:
+    with pytest.raises(pytest.fail.Exception, match="reached for the network"):
+        socket.create_connection(("example.invalid", 80))
+
+
+def test_this_machine_may_be_spoken_to() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        socket.create_connection(("localhost", server.getsockname()[1])).close()
+
+
+def test_what_a_signature_says_is_checked_with_or_without_shapes() -> None:
+    def of_shapes(x: Float[Tensor, "n n"]) -> Float[Tensor, "n 2"]:
+        return x
+
+    def plain(_: int, answer: object) -> str:
+        return answer  # pyright: ignore[reportReturnType] - what beartype is to find
+
+    plain.__qualname__ = "plain"  # as if it stood in a module
+    checked_of_shapes, checked_plain = (checked(one, typechecker=beartype) for one in (of_shapes, plain))
+    assert checked_of_shapes(torch.ones(2, 2)).shape == (2, 2)
+    assert checked_plain(1, "a") == "a"
+    for wrong in (
+        lambda: checked_of_shapes(torch.ones(2, 3)),
+        lambda: checked_of_shapes(torch.ones(3, 3)),
+        lambda: checked_plain("1", "a"),
+        lambda: checked_plain(1, 2),
+    ):
+        with pytest.raises(TypeCheckError):
+            wrong()
+        with shapes_unchecked():
+            wrong()
+
+
+# ---------------------------------------------------------------------- tolerances
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -78,56 +127,22 @@ def _fault(node: ast.expr, what: str) -> str:
 
 def test_no_test_has_a_tolerance_of_its_own() -> None:
     modules = [path for path in sorted(TESTS.rglob("*.py")) if path != TESTS / "tolerances.py"]
-    assert TESTS / "house" / "test_tolerances.py" in modules, "the proof looks in the wrong place"
+    assert Path(__file__) in modules, "the proof looks in the wrong place"
     found = {path.relative_to(TESTS).as_posix(): faults(path.read_text(encoding="utf-8")) for path in modules}
     assert {path: list_ for path, list_ in found.items() if list_} == {}
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "torch.testing.assert_close(a, b, rtol=1e-5, atol=0)",
-        "torch.testing.assert_close(a, b, rtol=0, atol=2**-7 * 3)",
-        "torch.testing.assert_close(a, b)",
-        "np.testing.assert_allclose(a, b, atol=1e-6)",
-        "np.testing.assert_allclose(a, b)",
-        "torch.allclose(a, b, 1e-5)",
-        "not torch.allclose(a, b, atol=0.01)",
-        "math.isclose(a, b, rel_tol=1e-9)",
-        "a == pytest.approx(b, abs=1e-12)",
-        "a == pytest.approx(b, rel=1e-6 if wide else BOUND)",
-        "a == pytest.approx(b, 1e-3)",
-        "a == pytest.approx(b)",
-        "a == pytest.approx(b, rel=BOUND)",
-        "np.testing.assert_allclose(a, b, atol=BOUND)",
-        "a == approx(b, rel=0.5 * BOUND)",
-        "assert (a - b).abs().max() < 1e-6",
-        "assert error <= 1e-9 * size",
-        "assert 0 <= error < 1e-9",
-        "assert 1e-6 > error",
-    ],
-)
-def test_a_tolerance_in_a_test_is_seen(code: str) -> None:
-    (fault,) = faults(code)
-    assert fault.startswith("line 1: ")
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "assert_close(a, b)",
-        "assert_close(a, b, torch.float32)",
-        "torch.testing.assert_close(a, b, rtol=0, atol=4 * ANGLE)",
-        "torch.testing.assert_close(a, b, rtol=rtol, atol=atol * size)",
-        "torch.testing.assert_close(a, b, **SHORT_SUM)",
-        "a == pytest.approx(b, abs=PRINTED[6])",
-        "a == pytest.approx(b, rel=float(torch.finfo(dtype).eps), abs=0)",
-        "not torch.allclose(a, b)",
-        "assert difference > 1e-4",
-        "assert 1e-4 < difference",
-        "assert share < 0.05",
-        "assert minutes == 0.0005",
-    ],
-)
-def test_what_is_no_tolerance_or_an_entry_is_let_through(code: str) -> None:
-    assert faults(code) == []
+def test_a_tolerance_in_a_test_is_seen_and_an_entry_is_let_through() -> None:
+    for code in (
+        "torch.testing.assert_close(a, b, rtol=0, atol=2**-7 * 3)", "np.testing.assert_allclose(a, b)",
+        "torch.allclose(a, b, 1e-5)", "a == pytest.approx(b, rel=1e-6 if wide else BOUND)",
+        "a == pytest.approx(b, rel=BOUND)", "a == approx(b, rel=0.5 * BOUND)", "assert 0 <= error < 1e-9",
+    ):  # fmt: skip
+        (fault,) = faults(code)
+        assert fault.startswith("line 1: ")
+    for code in (
+        "assert_close(a, b, torch.float32)", "torch.testing.assert_close(a, b, rtol=0, atol=4 * ANGLE)",
+        "torch.testing.assert_close(a, b, **SHORT_SUM)", "a == pytest.approx(b, abs=PRINTED[6])",
+        "not torch.allclose(a, b)", "assert difference > 1e-4", "assert share < 0.05", "assert minutes == 0.0005",
+    ):  # fmt: skip
+        assert faults(code) == []
