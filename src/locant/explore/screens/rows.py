@@ -21,7 +21,7 @@ from locant.explore.state import State
 from locant.figures import SIZES
 from locant.figures.plot import encoding_to_draw
 from locant.positions import PositionEncoding, Positions, generalizing
-from locant.positions.pytree import NOT_READ, Read
+from locant.positions.pytree import Read
 from locant.positions.registry import encodings
 
 __all__ = ["SCREEN"]
@@ -211,8 +211,8 @@ def _backend(row: Row, name: str, causal: bool, window: int | None) -> dict[str,
         encoding = PositionEncoding() if name == NONE else encoding_to_draw(name, length=row.queries.seq_len)
         with torch.no_grad():
             read = encoding.read(torch.zeros(1, 1, SIZES["d_model"]), Positions.arange(1)).read
-            sides = (_with_read(side, read) for side in (mask.queries, mask.keys))
-            mask = AttentionMask(*sides, causal, window) if read != NOT_READ else mask
+            if any(x is not None for x in read):
+                mask = AttentionMask(_with_read(mask.queries, read), _with_read(mask.keys, read), causal, window)
             choice = choose_backend("auto", AttentionInputs(q, k, k, mask, encoding))
         chosen, reason = choice.name, choice.reason
     except LocantError as error:  # the row is shown all the same
