@@ -35,6 +35,7 @@ from locant.positions.hidden_bias import HiddenBias
 from locant.positions.registry import encodings
 from locant.positions.rotary_by_class import products
 from locant.positions.scaling import (
+    KINDS,
     NTK,
     DynamicNTK,
     Linear,
@@ -67,6 +68,11 @@ SCALINGS: dict[str, Scaling] = {
     "proportional": Proportional(rotated_share=0.5, factor=2.0),
     "mixed ntk": MixedNTK(factor=4.0),
     "resonance": Resonance(scaling=Linear(factor=4.0)),
+}
+SCALINGS |= {
+    kind.name: kind.of_factor(4.0, 2048, WIDTH, 10_000.0)
+    for kind in KINDS.values()
+    if kind.name and kind not in map(type, SCALINGS.values())
 }
 ROTARY_OPTIONS: dict[str, dict[str, Any]] = {
     "rotary": {},

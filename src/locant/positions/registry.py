@@ -16,7 +16,7 @@ from locant.arguments import shown
 from locant.errors import RangeError
 from locant.positions import encodings as own
 from locant.positions.base import PositionEncoding, build
-from locant.positions.scaling import SCALINGS, scaling_by_name
+from locant.positions.scaling import SCALING_ALIASES, SCALINGS, scaling_by_name
 from locant.registry import Registry
 
 __all__ = ["broken_encodings", "encoding", "encodings", "find", "register_encoding"]
@@ -28,8 +28,6 @@ FIRST = (
     "transformer_xl", "deberta",
 )  # fmt: skip
 """The order of `locant list`; what is not named here comes after, by name."""
-
-SCALING_ALIASES = {"interpolation": "linear", "dynamic_ntk": "dynamic", "llama_3": "llama3", "long_rope": "longrope"}
 
 
 def encodings() -> dict[str, Kind]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from decimal import Decimal
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -27,6 +28,19 @@ class Scaling(ABC):
     >>> Rotary(8, scaling=Linear(factor=4.0)).inv_freq
     tensor([0.2500, 0.0250, 0.0025, 0.0003], dtype=torch.float64)
     """
+
+    name: ClassVar[str] = ""
+    """By which command lines, experiments and pages find it; none: they do not."""
+    aliases: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def of_factor(cls, factor: float, trained: int, dim: int, base: float) -> Scaling:
+        """The one that stands for this class by its name: of a factor, a trained length, and a rotary's sizes.
+
+        Overridden where the constructor requires more than ``factor`` and ``original_max_seq_len``.
+        """
+        known = {"factor": factor, "original_max_seq_len": trained}
+        return cls(**{field.name: known[field.name] for field in fields(cls) if field.name in known})  # type: ignore[arg-type]  # all are dataclasses
 
     @abstractmethod
     def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:

@@ -13,6 +13,7 @@ from locant.arguments import entries, real
 from locant.errors import RangeError, ShapeError
 from locant.positions.frequencies import PRECISION, inverse_frequencies
 from locant.positions.scaling.base import Frequencies, Rounded, Scaling, powers
+from locant.positions.scaling.yarn import YaRN
 
 __all__ = ["LongRoPE"]
 
@@ -44,11 +45,22 @@ class LongRoPE(Scaling):
     (2.0, 2.0, 2.0, 2.0)
     """
 
+    name = "longrope"
+    aliases = ("long_rope",)
+
     short_factor: Sequence[float]
     long_factor: Sequence[float]
     original_max_seq_len: int
     factor: float
     attention_factor: float | None = None
+
+    @classmethod
+    def of_factor(cls, factor: float, trained: int, dim: int, base: float) -> LongRoPE:
+        """Long factors that are those of YaRN's ramp: the paper's are searched on data."""
+        ramp = YaRN(factor=factor, original_max_seq_len=trained).frequencies(dim, base)
+        long = tuple(float(plain / each) for plain, each in zip(inverse_frequencies(dim, base), ramp, strict=True))
+        short = (1.0,) * (dim // 2)
+        return cls(short_factor=short, long_factor=long, original_max_seq_len=trained, factor=factor)
 
     def __post_init__(self) -> None:
         for name in ("short_factor", "long_factor"):

@@ -1,20 +1,43 @@
-"""Scalings by name, for command lines, experiments and pages."""
+"""Scalings by name, for command lines, experiments and pages: every class in a file of this folder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 from locant.arguments import one_of
 from locant.errors import RangeError
-from locant.positions.frequencies import inverse_frequencies
 from locant.positions.scaling.base import Scaling
-from locant.positions.scaling.longrope import LongRoPE
-from locant.positions.scaling.ntk import NTK, DynamicNTK, MixedNTK
-from locant.positions.scaling.uniform import Linear, Proportional
-from locant.positions.scaling.wavelengths import Llama3
-from locant.positions.scaling.yarn import YaRN
 
-__all__ = ["SCALINGS", "scaling_by_name"]
+__all__ = ["KINDS", "SCALINGS", "SCALING_ALIASES", "scaling_by_name"]
+
+FIRST = ("linear", "ntk", "dynamic", "yarn", "longrope", "llama3", "mixed_ntk", "proportional")
+"""The order in which they are listed; what is not named here comes after, by name."""
+
+
+def _kinds() -> Iterator[type[Scaling]]:
+    for file in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if file.name != Path(__file__).stem:
+            module = importlib.import_module(f"{__package__}.{file.name}")
+            kinds = (getattr(module, name) for name in module.__all__)
+            yield from (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Scaling))
+
+
+KINDS: Mapping[str, type[Scaling]] = {kind.__name__: kind for kind in _kinds() if kind is not Scaling}
+"""Every scaling by the name of its class."""
+
+SCALINGS: Mapping[str, Callable[[float, int, int, float], Scaling]] = {
+    kind.name: kind.of_factor
+    for kind in sorted(
+        (kind for kind in KINDS.values() if kind.name),
+        key=lambda kind: (FIRST.index(kind.name) if kind.name in FIRST else len(FIRST), kind.name),
+    )
+}
+"""Every scaling that has a name, by it, from factor, trained length, dimensions and base."""
+
+SCALING_ALIASES = {alias: kind.name for kind in KINDS.values() for alias in kind.aliases}
 
 
 def scaling_by_name(text: str, trained: int, dim: int, base: float) -> Scaling:
@@ -35,26 +58,3 @@ def scaling_by_name(text: str, trained: int, dim: int, base: float) -> Scaling:
         raise RangeError(error.cause, f"{name}:4") from error
     except ValueError:
         raise RangeError(f"got {text!r} for scaling, expected a number after the colon", f"{name}:4") from None
-
-
-def _longrope(factor: float, trained: int, dim: int, base: float) -> LongRoPE:
-    """Long factors that are those of YaRN's ramp: the paper's are searched on data."""
-    ramp = YaRN(factor=factor, original_max_seq_len=trained).frequencies(dim, base)
-    long = tuple(float(plain / each) for plain, each in zip(inverse_frequencies(dim, base), ramp, strict=True))
-    short = (1.0,) * (dim // 2)
-    return LongRoPE(short_factor=short, long_factor=long, original_max_seq_len=trained, factor=factor)
-
-
-SCALINGS: Mapping[str, Callable[[float, int, int, float], Scaling]] = {
-    "linear": lambda factor, *_: Linear(factor=factor),
-    "ntk": lambda factor, *_: NTK(factor=factor),
-    "dynamic": lambda factor, trained, *_: DynamicNTK(factor=factor, original_max_seq_len=trained),
-    "yarn": lambda factor, trained, *_: YaRN(factor=factor, original_max_seq_len=trained),
-    "longrope": _longrope,
-    "llama3": lambda factor, trained, *_: Llama3(
-        factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=trained
-    ),
-    "mixed_ntk": lambda factor, *_: MixedNTK(factor=factor),
-    "proportional": lambda factor, *_: Proportional(rotated_share=0.25, factor=factor),
-}
-"""Every scaling by its name, from factor, trained length, dimensions and base."""

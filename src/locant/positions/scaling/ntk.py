@@ -36,6 +36,8 @@ class NTK(Scaling):
     NTK(factor=4.0, form='aware')
     """
 
+    name = "ntk"
+
     factor: float
     form: str = "aware"
 
@@ -71,6 +73,9 @@ class DynamicNTK(Scaling):
     >>> DynamicNTK(factor=2.0, original_max_seq_len=4096).length_that_matters
     4096
     """
+
+    name = "dynamic"
+    aliases = ("dynamic_ntk",)
 
     factor: float
     original_max_seq_len: int
@@ -116,6 +121,8 @@ class MixedNTK(Scaling):
     >>> Rotary(8, scaling=MixedNTK(factor=4.0)).inv_freq[-1] * 4
     tensor(0.0010, dtype=torch.float64)
     """
+
+    name = "mixed_ntk"
 
     factor: float
     b: float = 0.625

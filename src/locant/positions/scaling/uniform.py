@@ -31,6 +31,9 @@ class Linear(Scaling):
     Linear(factor=4.0)
     """
 
+    name = "linear"
+    aliases = ("interpolation",)
+
     factor: float
 
     def __post_init__(self) -> None:
@@ -64,8 +67,15 @@ class Proportional(Scaling):
     Proportional(rotated_share=0.25, factor=1.0)
     """
 
+    name = "proportional"
+
     rotated_share: float = 1.0
     factor: float = 1.0
+
+    @classmethod
+    def of_factor(cls, factor: float, trained: int, dim: int, base: float) -> Proportional:
+        """With Gemma 4's share."""
+        return cls(rotated_share=0.25, factor=factor)
 
     def __post_init__(self) -> None:
         self._settle_reals("factor", above=0)

@@ -38,10 +38,18 @@ class Llama3(Scaling):
     8.0
     """
 
+    name = "llama3"
+    aliases = ("llama_3",)
+
     factor: float
     low_freq_factor: float
     high_freq_factor: float
     original_max_seq_len: int
+
+    @classmethod
+    def of_factor(cls, factor: float, trained: int, dim: int, base: float) -> Llama3:
+        """With Llama 3.1's factors of frequency."""
+        return cls(factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=trained)
 
     def __post_init__(self) -> None:
         self._settle_reals("factor", "low_freq_factor", "high_freq_factor", above=0)

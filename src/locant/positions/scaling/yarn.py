@@ -46,6 +46,8 @@ class YaRN(Scaling):
     1.1386
     """
 
+    name = "yarn"
+
     factor: float
     original_max_seq_len: int
     beta_fast: float = 32.0
@@ -75,7 +77,7 @@ class YaRN(Scaling):
         return _temperature(self.factor, 1.0)
 
     def frequencies(self, dim: int, base: float, seq_len: int | None = None) -> Frequencies:
-        low, high = (Decimal(end) for end in self._ramp_ends(dim, base))
+        low, high = (Decimal(end) for end in self.ramp_ends(dim, base))
         scaled: list[Decimal] = []
         for pair, frequency in enumerate(inverse_frequencies(dim, base)):
             ramp = share(PRECISION.subtract(pair, low), PRECISION.subtract(high, low))
@@ -83,13 +85,13 @@ class YaRN(Scaling):
         return tuple(scaled)
 
     def rounded(self, dim: int, base: float, seq_len: int | None = None) -> Rounded:
-        low, high = self._ramp_ends(dim, base)
+        low, high = self.ramp_ends(dim, base)
         powers_of_base = powers(dim, base)
         pairs = torch.arange(len(powers_of_base), dtype=torch.float32, device="cpu")
         kept = 1 - ((pairs - low) / (high - low)).clamp(0, 1)
         return 1.0 / (self.factor * powers_of_base) * (1 - kept) + 1.0 / powers_of_base * kept
 
-    def _ramp_ends(self, dim: int, base: float) -> tuple[float, float]:
+    def ramp_ends(self, dim: int, base: float) -> tuple[float, float]:
         """First and last pair of the ramp. The reference computes them in float64, so that is their definition."""
         if base == 1:
             got = "got 1 for base, at which all pairs rotate alike and YaRN has no ramp"
