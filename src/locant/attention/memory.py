@@ -13,7 +13,6 @@ from locant.arguments import MAX_INT32, shape_error, whole
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import PADDING
-from locant.positions.hidden_bias import HiddenBias
 from locant.positions.positions import require_positions
 from locant.tensors import bounds, readable, require_tensor
 
@@ -116,10 +115,9 @@ def memory_of_read(
     encoding: PositionEncoding, batch: int, max_len: int, device: torch.device | str | None
 ) -> Tensor | None:
     """Memory for what is read of `max_len` keys, as one of them has it; ``None`` where nothing is."""
-    if not isinstance(encoding, HiddenBias):
-        return None
     with torch.no_grad():
-        one = torch.zeros(1, 1, encoding.d_model, device=next(encoding.parameters()).device)
+        where = next(encoding.parameters(), torch.empty(0)).device
+        one = torch.zeros(1, 1, getattr(encoding, "d_model", 1), device=where)
         read = encoding.read(one, Positions.arange(1, device=one.device)).read.of_key
     return None if read is None else new_memory((batch, max_len, *read.shape[2:]), read.dtype, device)
 

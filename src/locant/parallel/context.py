@@ -39,7 +39,6 @@ from locant.parallel.ring import Ring, ring_attention
 from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import PADDING
 from locant.positions.heads import Heads
-from locant.positions.hidden_bias import HiddenBias
 from locant.positions.positions import require_positions
 from locant.positions.score_bias import ScoreBias
 from locant.tensors import readable
@@ -108,7 +107,7 @@ def attend(
     sinks = sinks_of(sinks, q)
     everyone = gather_positions(positions, group=mesh) if k_positions is None else k_positions
     _require_all_tokens(everyone, positions, mesh)
-    if isinstance(encoding, HiddenBias):
+    if encoding is not None and any(x is not None for x in positions.read):
         _require_whole_heads(encoding, method)
         positions, everyone = _as_read(mesh, encoding, positions, everyone)
     options: dict[str, Any] = {
@@ -230,14 +229,14 @@ def _require_all_keys(encoding: PositionEncoding | None, method: Method) -> None
         raise LocantError(got, "method='gather', or method='ulysses'")
 
 
-def _require_whole_heads(encoding: HiddenBias, method: Method) -> None:
+def _require_whole_heads(encoding: PositionEncoding, method: Method) -> None:
     if method == "ulysses":
         got = f"got {type(encoding).__name__} with method='ulysses', whose ranks need what others read for other heads"
         raise LocantError(got, "method='gather', or method='ring'")
 
 
 def _as_read(
-    mesh: DeviceMesh, encoding: HiddenBias, positions: Positions, everyone: Positions
+    mesh: DeviceMesh, encoding: PositionEncoding, positions: Positions, everyone: Positions
 ) -> tuple[Positions, Positions]:
     """This rank's tokens and those of all, with what the ranks have read of them, as if of the whole row at once."""
     keys = positions.read.of_key

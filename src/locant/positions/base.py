@@ -250,6 +250,21 @@ class PositionEncoding(nn.Module):
         """
         return positions
 
+    def of_row(
+        self, queries: Tensor | None, keys: Tensor, everyone: Positions, rank: int, ranks: int
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """What is known of the queries of this rank, and of all keys of a row of which each rank has read its part.
+
+        A subclass overrides this where what is read of a token depends on tokens before it, which other ranks have.
+
+        Args:
+            queries: what was read of this rank's tokens, as queries.
+            keys: what every rank has read of its tokens, as keys, in the order of the ranks.
+            everyone: where they stand.
+            rank, ranks: this one, and how many there are; their parts are equal.
+        """
+        return queries, keys
+
     def score_mod(
         self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None
     ) -> ScoreMod | None:

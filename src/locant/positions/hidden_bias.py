@@ -103,19 +103,6 @@ class HiddenBias(PositionEncoding):
     far: int | None = None
     is_for_pairs: ClassVar[bool] = True
 
-    def of_row(self, queries: Tensor | None, keys: Tensor, everyone: Positions, rank: int, ranks: int) -> OfTokens:
-        """What is known of the queries of this rank, and of all keys of a row of which each rank has read its part.
-
-        A subclass overrides this where what is read of a token depends on tokens before it, which other ranks have.
-
-        Args:
-            queries: what was read of this rank's tokens, as queries.
-            keys: what every rank has read of its tokens, as keys, in the order of the ranks.
-            everyone: where they stand.
-            rank, ranks: this one, and how many there are; their parts are equal.
-        """
-        return queries, keys
-
     def read(
         self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None = None
     ) -> Positions:
