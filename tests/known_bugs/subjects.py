@@ -31,7 +31,6 @@ from locant import (
     XPos,
 )
 from locant.positions import ModelShape, Pairs, RotaryByClass, Temperature
-from locant.positions.hidden_bias import HiddenBias
 from locant.positions.registry import encodings
 from locant.positions.rotary_by_class import products
 from locant.positions.scaling import (
@@ -157,8 +156,7 @@ def queries(encoding: nn.Module, seq_len: int, dtype: torch.dtype = torch.float3
 
 def use(encoding: PositionEncoding, x: Tensor, positions: Positions) -> dict[str, Tensor]:
     """What comes out of each of the three doors; a door that an encoding does not have hands its input through."""
-    if isinstance(encoding, HiddenBias):
-        positions = encoding.read(x.transpose(1, 2).flatten(2), positions)
+    positions = encoding.read(x.transpose(1, 2).flatten(2), positions)
     q, k = encoding.rotate(x, x, positions)
     out = {"embed": encoding.embed(x[:, 0], positions), "q": q, "k": k}
     if isinstance(encoding, RotaryByClass):  # whose rotations are those of pairs
