@@ -33,7 +33,8 @@ class Cable(RunningSums):
         head_slice: the heads of this rank under tensor parallelism; default: all.
 
     Limits:
-        A token whose step is 0 in a head has no gradient there. `KVCache` carries the running sums, and `StaticKVCache`
+        A token whose step is 0 in a head has no gradient there. With slopes it has no score function, so none of
+        FlexAttention's kernels. `KVCache` carries the running sums, and `StaticKVCache`
         and `PagedKVCache` where they are given the encoding. The authors' first code has a softplus and an offset for
         the steps, and no slopes: that is `Fox`, with the other sign of its weights.
 

@@ -21,6 +21,7 @@ from locant.positions.base import (
     require_embeddings,
     require_heads,
 )
+from locant.positions.constant import Constant
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.hidden_bias import REMEDY, projected
 from locant.positions.positions import Positions
@@ -84,6 +85,8 @@ class RePo(PositionEncoding):
         eighth = max(self.d_model // 8, 1)
         self.width = eighth if width is None else whole("width", width, 1, MAX_WIDTH, remedy=f"width={eighth}")
         self.base = base_of(base)
+        frequencies = [*map(float, inverse_frequencies(self.head_dim, self.base))]
+        self._frequencies = Constant(torch.tensor(frequencies, dtype=torch.float64, device="cpu"))
         self.gate = nn.Parameter(torch.empty(self.width, self.d_model))
         self.content = nn.Parameter(torch.empty(self.width, self.d_model))
         self.weight = nn.Parameter(torch.empty(self.num_heads, self.width))
@@ -121,8 +124,7 @@ class RePo(PositionEncoding):
             raise LocantError("got positions without what RePo reads of hidden states", REMEDY)
         if x.shape[1] % self.num_heads:
             raise shape_error(name, x, f"a multiple of {self.num_heads} heads", f"num_heads={x.shape[1]}")
-        frequencies = [*map(float, inverse_frequencies(self.head_dim, self.base))]
-        angle = places.mT[..., None] * torch.tensor(frequencies, dtype=torch.float64, device=x.device)
+        angle = places.expand(len(x), -1, -1).mT[..., None] * self._frequencies.on(x.device)
         dtype = torch.promote_types(x.dtype, torch.float32)
         cos, sin = (each.to(dtype).flatten(0, 1) for each in (angle.cos(), angle.sin() * direction))
         rows = x.reshape(x.shape[0] * self.num_heads, x.shape[1] // self.num_heads, *x.shape[2:])
