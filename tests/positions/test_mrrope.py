@@ -17,7 +17,7 @@ from tests.positions.test_scaling import CLAIMS, TRAINED, Build, Formula, cosine
 from tests.refusal import refuses
 
 mpf = mpmath.mpf
-FACTOR = 16
+FACTOR = 16.0
 
 
 def by_radices(dim: int, base: float, form: str) -> list[mpf]:

@@ -74,6 +74,18 @@ def test_without_slopes_attention_in_blocks_is_that_with_the_matrix(monkeypatch:
         assert_close(ours, expected)
 
 
+def test_what_is_read_as_a_vector_is_for_no_score_function() -> None:
+    """Compiled for a CPU, FlexAttention reads other numbers than those of the token."""
+    x, q = torch.randn(1, 3, D_MODEL), torch.zeros(1, HEADS, 3, HEAD_DIM)
+    encoding, plain = Cable(HEADS, D_MODEL), Cable(HEADS, D_MODEL, weighted=False)
+    with torch.no_grad():
+        read = encoding.read(x, Positions.arange(3))
+        assert encoding.score_mod(q, q, read) is None
+        assert plain.score_mod(q, q, plain.read(x, Positions.arange(3))) is not None
+        with refuses(LocantError, "no score_mod", "backend='tiled'"):
+            attend(q, q, q, encoding=encoding, positions=read, backend="flex")
+
+
 def test_mistakes_are_named() -> None:
     encoding, q = Cable(HEADS, D_MODEL), torch.zeros(1, HEADS, 3, HEAD_DIM)
     with refuses(LocantError, "positions = encoding.read(x, positions)", "without what Cable reads"):

@@ -46,6 +46,7 @@ class Fox(RunningSums):
     Tested against:
         The paper's formula in NumPy, forward and every gradient; attention in float64 with the matrix written out.
 
+    >>> from locant import Positions
     >>> fox, x, q = Fox(8, 512), torch.randn(2, 5, 512), torch.randn(2, 8, 5, 64)
     >>> positions = fox.read(x, Positions.arange(5))
     >>> fox.bias(q, q, positions).shape

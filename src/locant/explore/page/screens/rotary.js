@@ -121,7 +121,7 @@ export function open(place, page) {
     waves.show({
       title: "Wavelength of each pair",
       note: "Tokens until a pair stands as before. Above the trained length, a pair never came round in training: farther positions are angles that the model has not seen.",
-      legend: [{ name: "without a scaling", slot: 1 }, ...(scaled ? [{ name: SCALINGS[scaling], slot: 2 }] : [])],
+      legend: [{ name: "without a scaling", slot: 1 }, ...(scaled ? [{ name: SCALINGS[scaling] ?? scaling, slot: 2 }] : [])],
       table: () => ({ columns: ["pair", "wavelength", scaling], rows: pairs.map((at) => [at, plain[at] ?? "endless", wavelengths[at] ?? "endless"]) }),
       python,
       draw: (plot) => lineChart(plot, {
@@ -152,7 +152,7 @@ export function open(place, page) {
     cache.show({
       title: "Keys cached before the sequence grew",
       note: `Cached at ${number(trained)} tokens, read at ${number(length)}: 1 is a key as if rotated for the new length, 0 one that tells nothing. ${kept.join(", ")} keep their keys; Rotary.rerotate mends the others.`,
-      legend: names.map((name, at) => ({ name: SCALINGS[name], slot: at + 1 })),
+      legend: names.map((name, at) => ({ name: SCALINGS[name] ?? name, slot: at + 1 })),
       table: () => ({ columns: ["position of the key", ...names], rows: Array.from(positions, (position, at) => [position, ...names.map((name) => curves[name][at])]) }),
       python,
       draw: (plot) => lineChart(plot, {
