@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bias", "EncodingInfo", "Keys", "ModelShape", "Output", "PositionEncoding", "Queries", "ScoreMod", "bias_dtype",
-    "bias_matrix", "bias_of", "build", "has_bias", "require_embeddings", "require_heads", "require_tokens",
-    "require_width",
+    "bias_matrix", "bias_of", "build", "has_bias", "reads_hidden_states", "require_embeddings", "require_heads",
+    "require_tokens", "require_width",
 ]  # fmt: skip
 
 DOORS = {
@@ -246,7 +246,7 @@ class PositionEncoding(nn.Module):
     def read(
         self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None = None
     ) -> Positions:
-        """The positions, and in them what `bias` has to know of the hidden states: see `HiddenBias`.
+        """The positions, and in them what `bias` or `rotate` has to know of hidden states: see `HiddenBias`, `RePo`.
 
         Asked in every layer, of what queries and keys are made from; `rotate`, the cache and `attend` are given the
         positions that come back. `past` are those of the cached tokens.
@@ -297,6 +297,11 @@ class PositionEncoding(nn.Module):
 def has_bias(encoding: PositionEncoding | None) -> bool:
     """Whether the encoding adds to attention scores."""
     return encoding is not None and "bias" in encoding.doors()
+
+
+def reads_hidden_states(encoding: PositionEncoding) -> bool:
+    """Whether a model has to call `PositionEncoding.read`."""
+    return type(encoding).read is not PositionEncoding.read
 
 
 def bias_of(
