@@ -33,7 +33,8 @@ def merge(parts: Sequence[tuple[Output, LogSumExp]]) -> tuple[Output, LogSumExp]
     Every part has to have the scores of the whole. So it has with every encoding but those whose class has
     `needs_all_keys`, such as `Cope`, which counts the keys between a key and its query: `attend` refuses to compute
     a part without them where it can tell from the positions. On a device, with positions that do not count one by one,
-    and in compiled code it cannot, and what is joined is then something else than attention over all keys.
+    in compiled code, and without a causal mask, where keys may be those of another sequence, it cannot, and what is
+    joined is then something else than attention over all keys.
 
     Args:
         parts: what ``attend(..., return_lse=True)`` returns for one set of keys after another; at least one part. The
