@@ -40,6 +40,7 @@ __all__ = [
     "ROTATED",
     "ROTATED_TOKEN",
     "SCATTERED",
+    "SEVEN_DIGITS",
     "SHIFTED",
     "SHORT_SUM",
     "SIX_DIGITS",
@@ -164,6 +165,9 @@ PRINTED = {decimals: 0.5 * 10.0**-decimals for decimals in (2, 3, 4, 6, 7)}
 
 SIX_DIGITS = 1e-5
 """How far, over its size, a number may be that a message tells with six digits."""
+
+SEVEN_DIGITS = 1e-6
+"""The same with seven digits."""
 
 DRAWN = 0.01
 """How far the deviation of a hundred thousand drawn numbers may be, over the true one: five of its own deviations."""

@@ -51,11 +51,19 @@ def encoding_page(name: str, kind: type[PositionEncoding]) -> str:
 ## Reference
 
 ```{{eval-rst}}
-.. autoclass:: {"locant" if kind.__name__ in locant.__all__ else "locant.positions"}.{kind.__name__}
+.. autoclass:: {_path(kind)}
    :members:
    :exclude-members: info, is_arithmetic, is_for_pairs, extra_repr
 ```
 """
+
+
+def _path(kind: type[PositionEncoding]) -> str:
+    """The shortest that it is imported from."""
+    for module in (locant, locant.positions):
+        if getattr(module, kind.__name__, None) is kind:
+            return f"{module.__name__}.{kind.__name__}"
+    return f"{kind.__module__}.{kind.__name__}"
 
 
 def _named(name: str, kind: type[PositionEncoding]) -> str:

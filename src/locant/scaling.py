@@ -1,5 +1,8 @@
 """Ways to stretch rotary frequencies over longer contexts, under their public name: see `locant.positions.scaling`."""
 
+from typing import Any
+
+from locant.positions.scaling import KINDS
 from locant.positions.scaling import NTK as NTK
 from locant.positions.scaling import DynamicNTK as DynamicNTK
 from locant.positions.scaling import Linear as Linear
@@ -12,7 +15,11 @@ from locant.positions.scaling import Scaling as Scaling
 from locant.positions.scaling import Unscaled as Unscaled
 from locant.positions.scaling import YaRN as YaRN
 
-__all__ = [
-    "NTK", "DynamicNTK", "Linear", "Llama3", "LongRoPE", "MixedNTK", "Proportional", "Resonance", "Scaling", "Unscaled",
-    "YaRN",
-]  # fmt: skip
+# A scaling that is not named above is found in its file.
+__all__ = ["Scaling", *KINDS]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in KINDS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return KINDS[name]

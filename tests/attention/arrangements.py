@@ -68,8 +68,6 @@ ENCODINGS |= {
     for name, kind in encodings().items()
     if "bias" in kind.doors() and name not in ENCODINGS
 }
-ONLY_A_MATRIX = ("cope", "transformer_xl")
-"""Encodings without a score function, which FlexAttention would need."""
 
 
 @dataclass(frozen=True)
@@ -220,6 +218,15 @@ def read(
     """The positions, with what an encoding reads of these heads side by side, as hidden states."""
     hidden = x.detach().repeat_interleave(HEADS // x.shape[1], 1).transpose(1, 2).flatten(2)
     return positions if encoding is None else encoding.read(hidden, positions, past)
+
+
+def _has_score_function(encoding: PositionEncoding | None) -> bool:
+    x = torch.zeros(1, HEADS, 2, HEAD_DIM)
+    return encoding is None or encoding.score_mod(x, x, read(encoding, Positions.arange(2), x)) is not None
+
+
+ONLY_A_MATRIX = [name for name, build in ENCODINGS.items() if not _has_score_function(build())]
+"""Encodings without a score function, which FlexAttention would need."""
 
 
 def parameters_of(encoding: PositionEncoding | None) -> dict[str, Tensor]:

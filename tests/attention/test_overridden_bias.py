@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from locant import ALiBi, LocantError, PositionEncoding, Positions, attend
+from locant import ALiBi, LocantError, PositionEncoding, Positions, ShapeError, attend
 from locant.attention.backends import flex, tiled
 from locant.attention.inputs import AttentionInputs
 from locant.attention.mask import AttentionMask
@@ -140,3 +140,48 @@ def test_flex_agrees_with_the_other_backends() -> None:
     assert_close(attend(q, k, v, encoding=FunctionAlone(), positions=where, backend="flex"), plain)
     with refuses(LocantError, "Silent", "no score_mod", "tiled"):
         attend(q, k, v, encoding=Silent(HEADS), positions=where, backend="flex")
+
+
+class Thrice:
+    """No encoding by itself."""
+
+    def bias(self, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions | None = None) -> Tensor:
+        return 3 * super().bias(q, k, positions, k_positions)  # type: ignore[misc]
+
+
+class Mixed(Thrice, ALiBi):
+    """What is mixed in is written last."""
+
+
+class Late(ALiBi):
+    """Gets its bias when it is made already."""
+
+
+@pytest.mark.parametrize("kind", [Mixed, Late])
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled", "eager"])
+def test_a_bias_counts_wherever_it_was_written(
+    kind: type[ALiBi], backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind is Late:
+        monkeypatch.setattr(Late, "bias", lambda self, q, k, p, keys=None: 3 * ALiBi.bias(self, q, k, p, keys))
+    (q, k, v), where = drawn(), Positions.arange(LENGTH)
+    y = attend(q, k, v, encoding=kind(HEADS), positions=where, backend=backend)
+    slopes = torch.tensor([2.0**-4, 2.0**-8], dtype=torch.float64)[:, None, None]
+    i, j = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
+    scores = q.double() @ k.double().mT * HEAD_DIM**-0.5 - 3 * slopes * (i - j).abs()
+    assert_close(y, scores.masked_fill(j > i, float("-inf")).softmax(-1) @ v.double(), torch.float32)
+
+
+def test_one_of_the_two_is_written() -> None:
+    with refuses(LocantError, "Both", "score_bias and bias", "one of them"):
+        type("Both", (ALiBi,), {"bias": ALiBi.bias, "score_bias": ALiBi.score_bias})
+
+
+def test_a_matrix_of_other_heads_is_named() -> None:
+    class OfFour(PositionEncoding):
+        def bias(self, q: Tensor, *rest: object) -> Tensor:
+            return q.new_zeros(1, 4, q.shape[2], q.shape[2])
+
+    q, k, v = drawn()
+    with refuses(ShapeError, "a bias of 4 heads", "queries of 2", "gather"):
+        attend(q, k, v, encoding=OfFour(), positions=Positions.arange(LENGTH))

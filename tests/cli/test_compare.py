@@ -14,7 +14,8 @@ import locant
 from locant.lab import Settings, comparison
 from locant.lab.results import command
 from locant.positions.registry import ENCODINGS
-from locant.report.comparison import Screen, terminal
+from locant.report import comparison as terminal
+from locant.report.comparison import Screen
 from tests.cli.conftest import Complains, Run, listing
 from tests.registries import restore
 

@@ -24,7 +24,9 @@ def test_what_cannot_be_opened_costs_one_line(complains: Complains) -> None:
     Path("empty").mkdir()
     assert "config.json nor a results.json" in complains("explore", "empty", "--no-open")
     for name in (MINILM, "text.txt"):
-        assert f"screen compare shows nothing of {name}" in complains("explore", name, "--export", "page.html")
+        assert f"screen compare shows nothing of {Path(name).name}" in complains(
+            "explore", name, "--export", "page.html"
+        )
     assert "screen text shows nothing of gpt2" in complains(
         "explore", "text.txt", "--config", "gpt2", "--show", "text", "--export", "page.html"
     )

@@ -31,10 +31,10 @@ from locant import (
     XPos,
 )
 from locant.positions import ModelShape, Pairs, RotaryByClass, Temperature
-from locant.positions.hidden_bias import HiddenBias
 from locant.positions.registry import encodings
 from locant.positions.rotary_by_class import products
 from locant.positions.scaling import (
+    KINDS,
     NTK,
     DynamicNTK,
     Linear,
@@ -67,6 +67,11 @@ SCALINGS: dict[str, Scaling] = {
     "proportional": Proportional(rotated_share=0.5, factor=2.0),
     "mixed ntk": MixedNTK(factor=4.0),
     "resonance": Resonance(scaling=Linear(factor=4.0)),
+}
+SCALINGS |= {
+    kind.info.name: kind.by_factor(4.0, 2048, WIDTH, 10_000.0)
+    for kind in KINDS.values()
+    if kind.info.name and kind not in map(type, SCALINGS.values())
 }
 ROTARY_OPTIONS: dict[str, dict[str, Any]] = {
     "rotary": {},
@@ -151,8 +156,7 @@ def queries(encoding: nn.Module, seq_len: int, dtype: torch.dtype = torch.float3
 
 def use(encoding: PositionEncoding, x: Tensor, positions: Positions) -> dict[str, Tensor]:
     """What comes out of each of the three doors; a door that an encoding does not have hands its input through."""
-    if isinstance(encoding, HiddenBias):
-        positions = encoding.read(x.transpose(1, 2).flatten(2), positions)
+    positions = encoding.read(x.transpose(1, 2).flatten(2), positions)
     q, k = encoding.rotate(x, x, positions)
     out = {"embed": encoding.embed(x[:, 0], positions), "q": q, "k": k}
     if isinstance(encoding, RotaryByClass):  # whose rotations are those of pairs

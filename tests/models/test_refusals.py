@@ -43,6 +43,7 @@ def test_a_missing_length_or_width_of_latent_attention_is_told() -> None:
     is_told_or_refused({**OLMO_3_TOP, "layer_types": ["sliding_attention"]}, "rope_theta", "full_attention")
 
 
+@pytest.mark.unchecked  # checks of shapes stand between the caller and us
 def test_a_warning_names_what_decides_and_the_line_of_the_caller() -> None:
     """A longest sequence decides nothing here, so it is not named though it is missing too."""
     config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2}
@@ -306,6 +307,7 @@ def test_sections_are_refused_where_the_code_reads_none() -> None:
         Rotary.from_config(video)
 
 
+@pytest.mark.unchecked
 def test_a_layout_that_is_doubted_is_said_unless_one_is_asked_for() -> None:
     """Of HY-V4 nobody here has seen the weights: its code pairs as half, its users say interleaved."""
     config = {**PUBLISHED["DeepSeek-V3"], "model_type": "hy_v4", "rope_scaling": None}

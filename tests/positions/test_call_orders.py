@@ -19,7 +19,6 @@ from torch import Tensor
 from locant import LocantError, PositionEncoding, Positions, Rotary
 from locant.kernels.rotary import rotate_pairs
 from locant.positions import ModelShape, OffsetBias
-from locant.positions.hidden_bias import HiddenBias
 from locant.positions.registry import encodings
 from locant.positions.scaling import DynamicNTK, Llama3, LongRoPE, YaRN
 
@@ -90,8 +89,7 @@ class Call:
     def _through(self, encoding: PositionEncoding) -> Answer:
         positions, keys = self._positions()
         q, k = (_tokens(where, self.dtype) for where in (positions, keys))
-        if isinstance(encoding, HiddenBias):
-            positions, keys = (encoding.read(x.transpose(1, 2).flatten(2), at) for x, at in ((q, positions), (k, keys)))
+        positions, keys = (encoding.read(x.transpose(1, 2).flatten(2), at) for x, at in ((q, positions), (k, keys)))
         if self.door == "embed":
             return (encoding.embed(q.transpose(1, 2).flatten(2), positions),)
         if self.door == "rotate":

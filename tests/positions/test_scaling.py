@@ -5,6 +5,7 @@ from __future__ import annotations
 import decimal
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mpmath
@@ -33,6 +34,7 @@ from tests.tolerances import ANGLE, FORMULA, FREQUENCY, ONE_ROUNDING
 mpf = mpmath.mpf
 TRAINED = 4096
 LONG = 3 * TRAINED + 7
+LONGEST = 2**31
 DIGITS = 50
 
 # Transcribed from the papers and from the words of `transformers`' documentation, with one function per method.
@@ -54,8 +56,8 @@ def ntk_base(dim: int, base: float) -> list[mpf]:
     return plain(dim, mpf(base) * 4)
 
 
-def dynamic(dim: int, base: float) -> list[mpf]:
-    stretch = mpf(4) * LONG / TRAINED - 3
+def dynamic(dim: int, base: float, length: int = LONG) -> list[mpf]:
+    stretch = mpf(4) * length / TRAINED - 3
     return plain(dim, mpf(base) * mpmath.power(stretch, mpf(dim) / (dim - 2)))
 
 
@@ -116,7 +118,11 @@ def resonance(dim: int, base: float) -> list[mpf]:
     return [2 * mpmath.pi / mpmath.nint(2 * mpmath.pi / f) for f in yarn(dim, base)]
 
 
-CASES: dict[str, tuple[Callable[[int], Scaling], Callable[[int, float], list[mpf]]]] = {
+Build = Callable[[int], Scaling]
+"""From a number of dimensions."""
+Formula = Callable[[int, float], list[mpf]]
+"""From these and a base to the frequency of every pair."""
+CASES: dict[str, tuple[Build, Formula]] = {
     "unscaled": (lambda dim: Unscaled(), plain),
     "linear": (lambda dim: Linear(factor=4.0), linear),
     "ntk": (lambda dim: NTK(factor=4.0), ntk),
@@ -159,9 +165,11 @@ def test_at_least_twenty_published_configurations_are_read() -> None:
     assert len(SHAPES) >= 12
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_frequencies_are_the_formulas_on_every_published_shape(name: str) -> None:
-    scaling_for, formula = CASES[name]
+# ---------------------------------------------------------------------- what every scaling has to hold
+
+
+def frequencies_are_the_formulas(scaling_for: Build, formula: Formula) -> None:
+    """On every published shape."""
     with mpmath.workdps(DIGITS):
         for dim, base in SHAPES:
             ours = scaling_for(dim).frequencies(dim, base, LONG)
@@ -173,19 +181,16 @@ def test_frequencies_are_the_formulas_on_every_published_shape(name: str) -> Non
                 assert abs(rounded - true) / true <= ONE_ROUNDING[torch.float32], (dim, base)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_frequencies_have_the_digits_that_they_promise_whatever_the_process_set_decimals_to(name: str) -> None:
-    scaling_for, formula = CASES[name]
+def frequencies_have_their_digits(scaling_for: Build, formula: Formula) -> None:
+    """Whatever the process set decimals to."""
     with mpmath.workdps(DIGITS), decimal.localcontext(prec=7):
         for dim, base in SHAPES:
             for got, true in zip(scaling_for(dim).frequencies(dim, base, LONG), formula(dim, base), strict=True):
                 assert abs(mpf(str(got)) - true) <= true * mpf(10) ** -45, (dim, base)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_float32_frequencies_stay_near_the_formulas_on_every_published_shape(name: str) -> None:
-    # What models were trained with: a few roundings of float32 from the formula, and no more.
-    scaling_for, formula = CASES[name]
+def float32_frequencies_are_near(scaling_for: Build, formula: Formula) -> None:
+    """What models were trained with: a few roundings of float32 from the formula, and no more."""
     with mpmath.workdps(DIGITS):
         for dim, base in SHAPES:
             ours = scaling_for(dim).rounded(dim, base, LONG).tolist()
@@ -193,21 +198,15 @@ def test_float32_frequencies_stay_near_the_formulas_on_every_published_shape(nam
                 assert abs(mpf(got) - true) <= true * FREQUENCY, (dim, base)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_cosines_are_exact_to_the_last_position_for_every_scaling(name: str) -> None:
-    scaling_for, formula = CASES[name]
-    positions = [*edge_positions()[::4], 2**31 - 1, 1_000_003, TRAINED, TRAINED + 1]
+def cosines_are_exact(scaling_for: Build, formula: Formula) -> None:
+    """To the last position; frequencies that depend on the length are those of `LONGEST`."""
+    positions = [*edge_positions()[::4], LONGEST - 1, 1_000_003, TRAINED, TRAINED + 1]
     for dim, base in [(128, 500_000.0), (64, 10_000.0), (32, 10_000.0)]:
         rotary = Rotary(dim, base, scaling=scaling_for(dim))
         if rotary.scaling.length_that_matters is not None:
-            rotary = rotary.for_length(2**31)
-        seq_len = rotary.seq_len
+            rotary = rotary.for_length(LONGEST)
         with mpmath.workdps(DIGITS):
-            if name == "dynamic":
-                stretch = mpf(4) * seq_len / TRAINED - 3
-                true = plain(dim, mpf(base) * mpmath.power(stretch, mpf(dim) / (dim - 2)))
-            else:
-                true = formula(dim, base)
+            true = formula(dim, base)
             attention_factor = mpf(rotary.scaling.effective_attention_factor)
             cos = np.array([[float(attention_factor * mpmath.cos(p * f)) for f in true] for p in positions])
             sin = np.array([[float(attention_factor * mpmath.sin(p * f)) for f in true] for p in positions])
@@ -215,6 +214,21 @@ def test_cosines_are_exact_to_the_last_position_for_every_scaling(name: str) -> 
         bound = ANGLE * float(attention_factor)
         assert np.abs(got_cos[0].double().numpy() - cos).max() <= bound
         assert np.abs(got_sin[0].double().numpy() - sin).max() <= bound
+
+
+CLAIMS = [frequencies_are_the_formulas, frequencies_have_their_digits, float32_frequencies_are_near]
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize("name", CASES)
+def test_frequencies(name: str, claim: Callable[[Build, Formula], None]) -> None:
+    claim(*CASES[name])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cosines_are_exact_to_the_last_position_for_every_scaling(name: str) -> None:
+    scaling_for, formula = CASES[name]
+    cosines_are_exact(scaling_for, partial(dynamic, length=LONGEST) if name == "dynamic" else formula)
 
 
 # Attention factors as their papers and model cards define them, computed here in full.

@@ -13,7 +13,7 @@ import locant
 from locant import Rotary, scaling
 from locant.kernels.rotary import rotate_pairs
 from locant.probing.report import RotationReport
-from tests.tolerances import SIX_DIGITS
+from tests.tolerances import SEVEN_DIGITS
 
 WIDTH = 32
 INV_FREQ = 10_000.0 ** -(torch.arange(0, WIDTH, 2, dtype=torch.float64) / WIDTH)
@@ -121,7 +121,7 @@ def test_numbers_that_were_fitted_are_no_truth() -> None:
     assert report.errors == {}
     assert isinstance(report.encoding, Rotary)
     assert isinstance(report.encoding.scaling, scaling.Linear)
-    assert report.encoding.scaling.factor == pytest.approx(180 / math.pi, rel=SIX_DIGITS / 10, abs=0)
+    assert report.encoding.scaling.factor == pytest.approx(180 / math.pi, rel=SEVEN_DIGITS, abs=0)
     assert "up to 2,147,483,647 angles go on evenly" in str(report)
     stretched = probed(lambda x, positions: turned(x, positions, INV_FREQ ** (32 / 30)))
     assert (stretched.warnings, stretched.errors) == ((), {})

@@ -102,7 +102,8 @@ def attend(
     Args:
         q, k, v: `k` and `v` may have fewer heads than `q` (grouped-query attention).
         encoding: its `bias` is added to the scores. One that `needs_all_keys` (`Cope`) is refused where positions tell
-            that keys between a key and its query are not there: on a CPU, and where both count one by one.
+            that keys between a key and its query are not there: in causal attention, on a CPU, and where both count one
+            by one.
         positions: of the queries.
         k_positions: of the keys, if they differ from the queries' (a cache, cross-attention).
         causal: whether later tokens are hidden.

@@ -61,7 +61,7 @@ def draw_rotated(part: Figure | SubFigure, encoding: PositionEncoding, length: i
     width = getattr(encoding, "head_dim", SIZES["head_dim"])
     ones = torch.ones(1, num_heads_of(encoding), length, width)  # of heads that differ, the first is drawn
     with torch.no_grad():
-        q, k = (x[0, 0].float() for x in encoding.rotate(ones, ones.clone(), Positions.arange(length)))
+        q, k = (x[0, 0].float() for x in encoding.rotate(ones, ones.clone(), _read(encoding, length)))
     left, right = part.subplots(1, 2)
     reach = float(q.abs().max())
     theme.color_bar(heat_map(left, q.numpy().T, SIGNED, -reach, reach), "value")
@@ -71,10 +71,18 @@ def draw_rotated(part: Figure | SubFigure, encoding: PositionEncoding, length: i
     theme.entitle(part, f"{type(encoding).__name__}, head_dim {width}")
 
 
+def _read(encoding: PositionEncoding, length: int) -> Positions:
+    """The first positions, with what is read of tokens of different contents."""
+    generator = torch.Generator().manual_seed(0)
+    return encoding.read(
+        torch.randn(1, length, getattr(encoding, "d_model", 1), generator=generator), Positions.arange(length)
+    )
+
+
 def rotates(encoding: PositionEncoding) -> bool:
     """Whether queries and keys come out as anything else: Inkling's do not without a temperature."""
     q, k = torch.ones(2, 1, num_heads_of(encoding), 1, getattr(encoding, "head_dim", SIZES["head_dim"]))
-    rotated = encoding.rotate(q, k, Positions.arange(1))
+    rotated = encoding.rotate(q, k, _read(encoding, 1))
     return rotated[0] is not q or rotated[1] is not k
 
 

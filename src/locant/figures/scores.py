@@ -18,8 +18,8 @@ from torch import Tensor
 
 from locant.figures import SIZES
 from locant.positions import PositionEncoding, Positions, RotaryByHead
+from locant.positions.base import reads_hidden_states
 from locant.positions.heads import Heads
-from locant.positions.hidden_bias import HiddenBias
 from locant.positions.rotary_by_class import products
 
 __all__ = ["Scores", "bias_map", "num_heads_of", "score_by_distance", "score_map", "with_random_tables"]
@@ -145,7 +145,7 @@ def _through_doors(
     encoding: PositionEncoding, q: Tensor, k: Tensor, positions: Positions, k_positions: Positions, head: int
 ) -> tuple[Float[Tensor, "draws query width"], Float[Tensor, "draws key width"], Float[Tensor, "#draws #query #key"]]:
     """Queries and keys embedded and rotated, and the bias of a head, in the order of a model's calls."""
-    if isinstance(encoding, HiddenBias):  # tokens of one content, also those between the ones that are shown
+    if reads_hidden_states(encoding):  # tokens of one content, also those between the ones that are shown
         length = 1 + int(max(positions.index.max(), k_positions.index.max()))
         tokens = encoding.read(q[:1, :1].expand(-1, length, -1), Positions.arange(length))
         positions, k_positions = tokens.select(positions.index[0]), tokens.select(k_positions.index[0])

@@ -120,7 +120,8 @@ class Block(nn.Module):
 def _attended(encoding: PositionEncoding, num_heads: int, width: int, keys_are_values: bool) -> int:
     """What attention puts out for a token: an encoding may make more query heads (RoPE++), or wider keys (PoPE)."""
     nothing = torch.empty(1, num_heads, 0, width, device=next(encoding.parameters(), torch.empty(0)).device)
-    q, k = encoding.rotate(nothing, nothing, Positions.arange(0, device=nothing.device))
+    hidden = nothing.transpose(1, 2).flatten(2)
+    q, k = encoding.rotate(nothing, nothing, encoding.read(hidden, Positions.arange(0, device=nothing.device)))
     return q.shape[1] * (k.shape[-1] if keys_are_values else width)
 
 

@@ -37,6 +37,7 @@ from locant.attention.merge import merge
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.parallel.ring import Ring, ring_attention
 from locant.positions import PositionEncoding, Positions
+from locant.positions.base import bias_of, has_bias
 from locant.positions.documents import PADDING
 from locant.positions.heads import Heads
 from locant.positions.positions import require_positions
@@ -107,7 +108,7 @@ def attend(
     sinks = sinks_of(sinks, q)
     everyone = gather_positions(positions, group=mesh) if k_positions is None else k_positions
     _require_all_tokens(everyone, positions, mesh)
-    if encoding is not None and any(x is not None for x in positions.read):
+    if encoding is not None and has_bias(encoding) and any(x is not None for x in positions.read):
         _require_whole_heads(encoding, method)
         positions, everyone = _as_read(mesh, encoding, positions, everyone)
     options: dict[str, Any] = {
@@ -330,7 +331,7 @@ class HeadsOf(PositionEncoding):
     def score_bias(
         self, q: Tensor, k: Tensor, queries: Positions, keys: Positions, heads: slice | None = None
     ) -> ScoreBias | None:
-        return self.encoding.score_bias(q, k, queries, keys, self.part)
+        return bias_of(self.encoding, q, k, queries, keys, self.part)
 
 
 def _of_heads(encoding: PositionEncoding | None, num_heads: int, mine: slice) -> PositionEncoding | None:

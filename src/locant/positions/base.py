@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bias", "EncodingInfo", "Keys", "ModelShape", "Output", "PositionEncoding", "Queries", "ScoreMod", "bias_dtype",
-    "bias_matrix", "bias_of", "build", "has_bias", "require_embeddings", "require_heads", "require_tokens",
-    "require_width",
+    "bias_matrix", "bias_of", "build", "has_bias", "reads_hidden_states", "require_embeddings", "require_heads",
+    "require_tokens", "require_width",
 ]  # fmt: skip
 
 DOORS = {
@@ -146,10 +146,13 @@ class PositionEncoding(nn.Module):
         super().__init_subclass__()
         if "info" not in vars(cls):
             cls.info = EncodingInfo()
-        if "score_bias" in vars(cls):  # one of the two is written, and the other follows from it
+        own = vars(cls).keys() & {"score_bias", "bias", "score_mod"}
+        if {"score_bias", "bias"} <= own:
+            raise LocantError(f"got {cls.__name__} with both score_bias and bias, of which one follows", "one of them")
+        if "score_bias" in own:
             cls.bias, cls.score_mod = _matrix_of(cls.score_bias), _function_of(cls.score_bias)
-        elif vars(cls).keys() & {"bias", "score_mod"} and "bias" in cls.doors():
-            cls.score_bias = _written(vars(cls).get("score_mod"))
+        elif own and "bias" in cls.doors():
+            cls.score_bias = _written(writes_score_mod(cls))
 
     def score_bias(
         self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
@@ -243,7 +246,7 @@ class PositionEncoding(nn.Module):
     def read(
         self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None = None
     ) -> Positions:
-        """The positions, and in them what `bias` has to know of the hidden states: see `HiddenBias`.
+        """The positions, and in them what `bias` or `rotate` has to know of hidden states: see `HiddenBias`, `RePo`.
 
         Asked in every layer, of what queries and keys are made from; `rotate`, the cache and `attend` are given the
         positions that come back. `past` are those of the cached tokens.
@@ -296,15 +299,45 @@ def has_bias(encoding: PositionEncoding | None) -> bool:
     return encoding is not None and "bias" in encoding.doors()
 
 
-def bias_of(encoding: PositionEncoding, q: Queries, k: Keys, queries: Positions, keys: Positions) -> ScoreBias | None:
-    """`PositionEncoding.score_bias`, or what `bias` writes where this one object has a `bias` of its own.
+def reads_hidden_states(encoding: PositionEncoding) -> bool:
+    """Whether a model has to call `PositionEncoding.read`."""
+    return type(encoding).read is not PositionEncoding.read
 
-    FSDP gives it one, which gathers parameters (``register_fsdp_forward_method``).
+
+def bias_of(
+    encoding: PositionEncoding, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
+) -> ScoreBias | None:
+    """`PositionEncoding.score_bias`, or what `bias` writes where that was written last: in a class, or on this object.
+
+    FSDP puts one on the object, which gathers parameters (``register_fsdp_forward_method``).
     """
     own = vars(encoding)
-    if "bias" not in own:
-        return encoding.score_bias(q, k, queries, keys)
-    return _written(own.get("score_mod"))(encoding, q, k, queries, keys)
+    if "bias" not in own and not writes_bias(type(encoding)):
+        return encoding.score_bias(q, k, queries, keys, heads)
+    if heads is not None:
+        got = f"got {type(encoding).__name__}, whose method bias writes all of its heads, for some of them"
+        raise LocantError(got, "method='gather', or a class that writes score_bias(q, k, queries, keys, heads)")
+    has_score_mod = "score_mod" in own if "bias" in own else writes_score_mod(type(encoding))
+    return _written(has_score_mod)(encoding, q, k, queries, keys)
+
+
+def writes_bias(kind: type[PositionEncoding]) -> bool:
+    """Whether the class has a `bias` that somebody wrote, and not one that follows from `score_bias`."""
+    return kind.bias is not PositionEncoding.bias and not hasattr(kind.bias, "follows")
+
+
+def writes_score_mod(kind: type[PositionEncoding]) -> bool:
+    """Whether somebody wrote a function for FlexAttention beside the class's `bias`, or for it later."""
+    for each in kind.__mro__:
+        if "score_mod" in vars(each) and not hasattr(vars(each)["score_mod"], "follows"):
+            return True
+        if "bias" in vars(each):
+            return False
+    return False
+
+
+for of_class in (writes_bias, writes_score_mod):
+    of_class._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in `locant.kernels.transforms`
 
 
 def _matrix_of(score_bias: Any) -> Any:
@@ -315,6 +348,7 @@ def _matrix_of(score_bias: Any) -> Any:
         value = score_bias(self, q, k, positions, positions if k_positions is None else k_positions)
         return None if value is None else value.dense()
 
+    bias.follows = True  # type: ignore[attr-defined]
     return bias
 
 
@@ -326,15 +360,16 @@ def _function_of(score_bias: Any) -> Any:
         value = score_bias(self, q, k, positions, positions if k_positions is None else k_positions)
         return None if value is None else value.score_mod()
 
+    score_mod.follows = True  # type: ignore[attr-defined]
     return score_mod
 
 
-def _written(score_mod: Any) -> Any:
+def _written(has_score_mod: bool) -> Any:
     def score_bias(
         self: PositionEncoding, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
     ) -> ScoreBias:
         """What `bias` writes."""
-        sources, mod = (*self.parameters(), *self.buffers()), None if score_mod is None else self.score_mod
+        sources, mod = (*self.parameters(), *self.buffers()), self.score_mod if has_score_mod else None
         return Written(q=q, k=k, queries=queries, keys=keys, write=self.bias, mod=mod, sources=sources)
 
     return score_bias

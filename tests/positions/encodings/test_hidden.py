@@ -1,10 +1,12 @@
-"""FoX and Inkling, whose bias is made from hidden states: against their formulas, and through attention."""
+"""Every bias that is made from hidden states, through attention and caches; FoX and Inkling against their formulas."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from locant.attention import PagedKVCache, StaticKVCache
 from locant.attention.backends import blocks
 from locant.lab import Decoder
 from locant.positions.hidden_bias import HiddenBias
+from locant.positions.registry import encodings
 from tests.largest import Largest
 from tests.positions import claims
 from tests.positions.oracles_of_biases import fox, inkling, numerical_gradients
@@ -25,7 +28,7 @@ HEADS, D_MODEL, HEAD_DIM = 4, 10, 6
 
 def made(name: str, heads: int = HEADS, dtype: torch.dtype = torch.float32, **options: Any) -> HiddenBias:
     options = {"d_rel": 3, "extent": 7, "floor": 5, "alpha": 0.5} | options if name == "inkling" else options
-    encoding = {"fox": Fox, "inkling": Inkling}[name](heads, D_MODEL, **options)
+    encoding = encodings()[name](heads, D_MODEL, **options)
     return claims.shaken(encoding).to(dtype)  # type: ignore[return-value]
 
 
@@ -36,27 +39,31 @@ def oracle(encoding: HiddenBias, queries: list[int], keys: list[int]) -> Any:
     return partial(fox, queries, keys)
 
 
-NAMES = ["fox", "inkling"]
+NAMES = [name for name, kind in encodings().items() if issubclass(kind, HiddenBias)]
+QUERIES = {"all": list(range(12)), "some": [9, 4, 11]}
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("queries", [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [9, 4, 11]], ids=["all", "some"])
-def test_values_and_gradients_are_those_of_the_formula(name: str, queries: list[int]) -> None:
-    """By the hidden states and every parameter, with a random cotangent."""
-    encoding, keys = made(name, 2), list(range(12))
+def agrees_with_formula(encoding: HiddenBias, queries: list[int], formula: Callable[..., np.ndarray]) -> None:
+    """The bias of these queries and 12 keys, by the hidden states and every parameter, with a random cotangent."""
     x = torch.randn(1, 12, D_MODEL, requires_grad=True)
     whole = encoding.read(x, Positions.arange(12))
     q, k = torch.zeros(1, 2, len(queries), 4), torch.zeros(1, 2, 12, 4)
     bias = encoding.bias(q, k, whole.select(torch.tensor(queries)), whole)
     arguments = {"x": x[0].detach(), **dict(encoding.named_parameters())}
     given = {each: value.detach().double().numpy() for each, value in arguments.items()}
-    formula = oracle(encoding, queries, keys)
     assert_close(bias[0].detach(), torch.from_numpy(formula(**given)))
     cotangent = torch.randn(bias.shape)
     ours = torch.autograd.grad(bias, [x, *encoding.parameters()], cotangent)
     truth = numerical_gradients(formula, given, cotangent[0].double().numpy())
     for each, gradient in zip(given, ours, strict=True):
         assert_close(gradient[0] if each == "x" else gradient, torch.from_numpy(truth[each]))
+
+
+@pytest.mark.parametrize("name", ["fox", "inkling"])
+@pytest.mark.parametrize("queries", QUERIES.values(), ids=QUERIES)
+def test_values_and_gradients_are_those_of_the_formula(name: str, queries: list[int]) -> None:
+    encoding = made(name, 2)
+    agrees_with_formula(encoding, queries, oracle(encoding, queries, list(range(12))))
 
 
 # ---------------------------------------------------------------------- through attention, in blocks
@@ -100,7 +107,9 @@ def test_trained_in_float32_as_in_float64() -> None:
     """600 tokens in blocks of their true size: the gradients of a model in float32, beside those in float64."""
     x, q, k, v, cotangent = (torch.randn(1, HEADS, 600, HEAD_DIM, dtype=torch.float64) for _ in range(5))
     hidden = x.transpose(1, 2).flatten(2)
-    for encoding in (Fox(HEADS, HEADS * HEAD_DIM), Inkling(HEADS, HEADS * HEAD_DIM, d_rel=4, extent=200)):
+    for name in NAMES:
+        options = {"d_rel": 4, "extent": 200} if name == "inkling" else {}
+        encoding = encodings()[name](HEADS, HEADS * HEAD_DIM, **options)
         found = []
         for dtype, backend in ((torch.float32, "tiled"), (torch.float64, "eager")):
             encoding = encoding.to(dtype)

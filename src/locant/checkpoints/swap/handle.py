@@ -34,11 +34,10 @@ from locant.checkpoints.swap.rotary_point import (
 from locant.checkpoints.swap.saving import forget, own_configurations, record
 from locant.errors import InputError, RangeError
 from locant.positions.angles import AngleMode
-from locant.positions.base import PositionEncoding, has_bias
+from locant.positions.base import PositionEncoding, has_bias, reads_hidden_states
 from locant.positions.encodings.rope_plus_plus import RoPEPlusPlus
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.encodings.t5 import T5Bias
-from locant.positions.hidden_bias import HiddenBias
 from locant.positions.rotary_by_class import RotaryByClass
 
 __all__ = ["Swap", "swap"]
@@ -381,7 +380,7 @@ def _way(encoding: PositionEncoding | None, owner: Any, points: Sequence[RotaryP
     if type(encoding) is PositionEncoding:
         return "scores" if learned else "angles"
     _require_sizes(encoding, owner)
-    if isinstance(encoding, HiddenBias):
+    if reads_hidden_states(encoding):
         got = f"got {encoding}, which reads the hidden states of each layer: the attention function is given none"
         raise InputError(got, "an encoding that reads none, such as locant.ALiBi(num_heads=...)")
     if "embed" in encoding.doors():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from locant.explore.state import State
 from locant.figures import SIZES
 from locant.figures.plot import encoding_to_draw
 from locant.positions import PositionEncoding, Positions, generalizing
+from locant.positions.pytree import Read
 from locant.positions.registry import encodings
 
 __all__ = ["SCREEN"]
@@ -208,6 +210,9 @@ def _backend(row: Row, name: str, causal: bool, window: int | None) -> dict[str,
     try:
         encoding = PositionEncoding() if name == NONE else encoding_to_draw(name, length=row.queries.seq_len)
         with torch.no_grad():
+            read = encoding.read(torch.zeros(1, 1, SIZES["d_model"]), Positions.arange(1)).read
+            if any(x is not None for x in read):
+                mask = AttentionMask(_with_read(mask.queries, read), _with_read(mask.keys, read), causal, window)
             choice = choose_backend("auto", AttentionInputs(q, k, k, mask, encoding))
         chosen, reason = choice.name, choice.reason
     except LocantError as error:  # the row is shown all the same
@@ -219,6 +224,12 @@ def _backend(row: Row, name: str, causal: bool, window: int | None) -> dict[str,
         "keys": mask.keys.seq_len,
         "heads": SIZES["num_heads"],
     }
+
+
+def _with_read(positions: Positions, read: Read) -> Positions:
+    """What was read of one token, for every token; it takes no memory."""
+    of_all = (None if x is None else x.expand(1, positions.seq_len, *x.shape[2:]) for x in read)
+    return replace(positions, read=Read(*of_all))
 
 
 SCREEN = Screen(

@@ -1,11 +1,14 @@
 """Ways to stretch rotary frequencies over contexts longer than those a model was trained on.
 
 Every scaling has one formula, in the order of `transformers`, and gives its frequencies twice: ``frequencies`` runs it
-in 50-digit decimals, ``rounded`` step by step in float32, for models that were trained with those roundings.
+in 50-digit decimals, ``rounded`` step by step in float32, for models that were trained with those roundings. A new
+scaling is a class in a file here, and needs no entry in a list: those below are what type checkers know by short names.
 """
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Mapping
 
 from locant.arguments import one_of
@@ -18,12 +21,29 @@ from locant.positions.scaling.wavelengths import Llama3, Resonance
 from locant.positions.scaling.yarn import YaRN
 
 __all__ = [
-    "EXTENDING", "NTK", "SCALINGS", "DynamicNTK", "Linear", "Llama3", "LongRoPE", "MixedNTK", "Proportional",
+    "EXTENDING", "KINDS", "NTK", "SCALINGS", "DynamicNTK", "Linear", "Llama3", "LongRoPE", "MixedNTK", "Proportional",
     "Resonance", "Scaling", "Unscaled", "YaRN", "ntk_exponent", "scaling_by_name",
 ]  # fmt: skip
 
+FIRST = ("linear", "ntk", "dynamic", "yarn", "longrope", "llama3", "mixed_ntk", "proportional")
+"""The order in which they are listed; what is not named here comes after, by name."""
+
+_FILES = [importlib.import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
+
+KINDS: Mapping[str, type[Scaling]] = {
+    name: kind
+    for file in _FILES
+    for name in file.__all__
+    if hasattr(kind := getattr(file, name), "info") and kind is not Scaling
+}
+"""Every scaling by the name of its class."""
+
 SCALINGS: Mapping[str, type[Scaling]] = {
-    kind.info.name: kind for kind in (Linear, NTK, DynamicNTK, YaRN, LongRoPE, Llama3, MixedNTK, Proportional)
+    kind.info.name: kind
+    for kind in sorted(
+        (kind for kind in KINDS.values() if kind.info.name),
+        key=lambda kind: (FIRST.index(kind.info.name) if kind.info.name in FIRST else len(FIRST), kind.info.name),
+    )
 }
 """Every scaling that is chosen by its name."""
 

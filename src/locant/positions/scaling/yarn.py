@@ -77,12 +77,12 @@ class YaRN(Scaling):
         return _temperature(self.factor, 1.0)
 
     def formula(self, numbers: Arithmetic, dim: int, base: float, seq_len: int | None) -> Any:
-        low, high = map(numbers.real, self._ramp_ends(dim, base))
+        low, high = map(numbers.real, self.ramp_ends(dim, base))
         powers = numbers.powers(dim, base)
         share = 1 - numbers.clamp((numbers.vector(range(len(powers))) - low) / (high - low))
         return 1 / (numbers.real(self.factor) * powers) * (1 - share) + 1 / powers * share
 
-    def _ramp_ends(self, dim: int, base: float) -> tuple[float, float]:
+    def ramp_ends(self, dim: int, base: float) -> tuple[float, float]:
         """First and last pair of the ramp. The reference computes them in float64, so that is their definition."""
         if base == 1:
             got = "got 1 for base, at which all pairs rotate alike and YaRN has no ramp"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from locant.errors import ShapeError
 from locant.positions.pairs import ScoreMod
 from locant.positions.positions import Positions
 
@@ -58,7 +59,11 @@ class Written(ScoreBias):
     mod: Callable[[Tensor, Tensor, Positions, Positions], ScoreMod | None] | None = None
 
     def dense(self) -> Float[Tensor, "#batch heads query key"] | None:
-        return self.write(self.q, self.k, self.queries, self.keys)
+        bias = self.write(self.q, self.k, self.queries, self.keys)
+        if bias is not None and bias.ndim == 4 and bias.shape[1] not in (1, self.q.shape[1]):
+            got = f"got a bias of {bias.shape[1]} heads for queries of {self.q.shape[1]}"
+            raise ShapeError(got, "as many as the queries have; over ranks method='gather'")
+        return bias
 
     @property
     def has_score_mod(self) -> bool:

@@ -25,7 +25,8 @@ class Pairwise(ScoreBias):
         of_pair: ``(of_query, of_key, head, **operands)`` to the numbers, broadcast; of one pair in a score function.
         operands: what `of_pair` gets by name, asked for once, where a number is wanted.
         heads: which heads of the operands those of `q` are.
-        is_for_pairs: whether `of_pair` is made of what a score function may do with one pair.
+        is_for_pairs: whether `of_pair` is made of what a score function may do with one pair. It is given numbers:
+            of tokens of which there are vectors, compiled, it would read others.
         far, separate: from the distance `far` on the number is a sum of one of the query and one of the key, which
             ``separate(of_query, of_key)`` returns; ``None``: it never is.
         shared: ``(of_query, of_key, **operands)`` to what all heads have in common, which `of_pair` gets in place of
@@ -93,10 +94,10 @@ class Pairwise(ScoreBias):
 
     @property
     def has_score_mod(self) -> bool:
-        return self.is_for_pairs
+        return self.is_for_pairs and all(x is None or x.ndim == 3 for x in (self.of_query, self.of_key))
 
     def score_mod(self) -> ScoreMod | None:
-        if not self.is_for_pairs:
+        if not self.has_score_mod:
             return None
         of_query, of_key = _token_mod(self.of_query), _token_mod(self.of_key)
         operands, dtype, shared = self.operands(), bias_dtype(self.q), self.shared

@@ -142,7 +142,7 @@ export function open(place, page) {
     cache.show({
       title: "Keys cached before the sequence grew",
       note: `Cached at ${number(trained)} tokens, read at ${number(length)}: 1 is a key as if rotated for the new length, 0 one that tells nothing. ${kept.join(", ")} keep their keys; Rotary.rerotate mends the others.`,
-      legend: names.map((name, at) => ({ name: titles[name], slot: at + 1 })),
+      legend: names.map((name, at) => ({ name: titles[name] ?? name, slot: at + 1 })),
       table: () => ({ columns: ["position of the key", ...names], rows: Array.from(positions, (position, at) => [position, ...names.map((name) => curves[name][at])]) }),
       python,
       draw: (plot) => lineChart(plot, {

@@ -1,0 +1,104 @@
+"""CABLE: context-aware biases for length extrapolation. Veisi et al. 2025, https://arxiv.org/abs/2503.08067."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from locant.arguments import flag
+from locant.positions.base import EncodingInfo, bias_dtype
+from locant.positions.hidden_bias import projected
+from locant.positions.positions import Positions
+from locant.positions.running_sums import RunningSums
+
+__all__ = ["Cable"]
+
+
+class Cable(RunningSums):
+    r"""ALiBi with steps and slopes that tokens choose: each says how far it is from the next, and how much that counts.
+
+    .. math:: b_{ij} = - g_i \left| S_i - S_j \right|, \qquad S_i = \sum_{l \le i} \mathrm{ReLU}(w_h \cdot x_l), \qquad
+        g_i = \mathrm{softplus}(u_h \cdot x_i)
+
+    With steps of 1 and slopes that do not depend on the query it is `ALiBi`. As in the authors' code the distance is
+    taken away, which the paper's equations leave to the sign of the steps. The paper is causal; here a later key is as
+    far away as an earlier one. In the paper every layer has steps and slopes of its own: an encoding for each layer.
+
+    Args:
+        num_heads: the number of query heads.
+        d_model: the width of the hidden states.
+        weighted: whether queries choose a slope; without, all slopes are 1 (the paper's CABLE-NW).
+        head_slice: the heads of this rank under tensor parallelism; default: all.
+
+    Limits:
+        A token whose step is 0 in a head has no gradient there. With slopes it has no score function, so none of
+        FlexAttention's kernels. `KVCache` carries the running sums, and `StaticKVCache`
+        and `PagedKVCache` where they are given the encoding. The authors' first code has a softplus and an offset for
+        the steps, and no slopes: that is `Fox`, with the other sign of its weights.
+
+    Tested against:
+        The paper's formula in NumPy, forward and every gradient; attention in float64 with the matrix written out.
+
+    >>> cable, x, q = Cable(8, 512), torch.randn(2, 5, 512), torch.randn(2, 8, 5, 64)
+    >>> positions = cable.read(x, Positions.arange(5))
+    >>> cable.bias(q, q, positions).shape
+    torch.Size([2, 8, 5, 5])
+    """
+
+    info = EncodingInfo(
+        name="cable",
+        aliases=("context_aware",),
+        kind="relative",
+        parameters="2 num_heads x d_model",
+        cost_of_tokens="two products per head",
+        cost_of_pairs="a difference and a product",
+        extrapolation="good in its paper: 15 times the trained length",
+        used_by="its paper's models",
+        paper="Veisi 2025, arXiv 2503.08067",
+    )
+
+    def __init__(self, num_heads: int, d_model: int, *, weighted: bool = True, head_slice: slice | None = None) -> None:
+        super().__init__(num_heads, d_model, head_slice=head_slice)
+        self.weighted = flag("weighted", weighted)
+        self.slope = nn.Parameter(torch.empty_like(self.weight)) if self.weighted else None
+        self.far = None if self.weighted else super().far
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.slope is not None:
+            full = self.slope.new_empty(self.num_heads, self.d_model)
+            self.heads.fill(self.slope, nn.init.normal_(full, std=self.d_model**-0.5))
+
+    def of_product(self, product: Float[Tensor, "batch seq heads"]) -> Float[Tensor, "batch seq heads"]:
+        return -product.relu()
+
+    def of_hidden(
+        self, x: Float[Tensor, "batch seq d_model"], positions: Positions, past: Positions | None
+    ) -> tuple[Tensor, Tensor]:
+        """The running sums; and of queries the slope, too."""
+        queries, sums = super().of_hidden(x, positions, past)
+        if self.slope is None:
+            return queries, sums
+        return torch.stack([queries, F.softplus(projected(x, self.slope, torch.float64))], -1), sums
+
+    def of_row(
+        self, queries: Tensor | None, keys: Tensor, everyone: Positions, rank: int, ranks: int
+    ) -> tuple[Tensor, Tensor]:
+        sums, keys = super().of_row(queries, keys, everyone, rank, ranks)
+        if self.slope is not None:
+            sums = torch.stack([sums, self.require_read("positions", queries)[..., 1]], -1)
+        return sums, keys
+
+    def of_pair(self, queries: Tensor | None, keys: Tensor | None, head: Tensor) -> Tensor:
+        """The difference in float64, rounded once, times the slope."""
+        if self.slope is None:
+            return super().of_pair(queries, keys, head)
+        queries = self.require_read("positions", queries)
+        slope = queries[..., 1].to(bias_dtype(self.weight))
+        return slope * super().of_pair(queries[..., 0], keys, head)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + ("" if self.weighted else ", weighted=False")

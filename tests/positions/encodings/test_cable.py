@@ -1,0 +1,92 @@
+"""CABLE: against the paper's formula and ALiBi; what holds for every bias of hidden states is in `test_hidden`."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from locant import ALiBi, Fox, LocantError, Positions, attend
+from locant.attention.backends import blocks
+from locant.positions.encodings.cable import Cable
+from tests.positions.claims import shaken
+from tests.positions.encodings.test_hidden import D_MODEL, HEAD_DIM, HEADS, QUERIES, agrees_with_formula
+from tests.refusal import refuses
+from tests.tolerances import assert_close
+
+
+def cable(queries: list[int], keys: list[int], x: np.ndarray, weight: np.ndarray, **slope: np.ndarray) -> np.ndarray:
+    """Veisi et al. 2025, equations 2 to 7, taken away; without slopes that of CABLE-NW."""
+    steps = np.maximum(x @ weight.T, 0.0)
+    out = np.zeros((len(weight), len(queries), len(keys)))
+    for h, m, n in np.ndindex(*out.shape):
+        first, last = sorted((queries[m], keys[n]))
+        distance = sum(steps[place, h] for place in range(first + 1, last + 1))
+        times = math.log1p(math.exp(x[queries[m]] @ slope["slope"][h])) if slope else 1.0
+        out[h, m, n] = -times * distance
+    return out
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("queries", QUERIES.values(), ids=QUERIES)
+def test_values_and_gradients_are_those_of_the_formula(queries: list[int], weighted: bool) -> None:
+    encoding: Any = shaken(Cable(2, D_MODEL, weighted=weighted))
+    agrees_with_formula(encoding, queries, partial(cable, queries, list(range(12))))
+
+
+def test_with_steps_of_one_and_fixed_slopes_it_is_alibi() -> None:
+    encoding, alibi = Cable(HEADS, D_MODEL), ALiBi(HEADS)
+    x = torch.zeros(1, 20, D_MODEL)
+    x[..., 0] = 1.0
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.zero_()
+        encoding.weight[:, 0] = 1.0
+        encoding.slope[:, 0] = alibi.slopes.expm1().log()  # type: ignore[index]
+        q = torch.zeros(1, HEADS, 20, HEAD_DIM)
+        bias = encoding.bias(q, q, encoding.read(x, Positions.arange(20)))
+    assert_close(bias[0], alibi.matrix(20))
+
+
+def test_without_slopes_it_goes_in_blocks_of_far_keys_as_forget_gates_do() -> None:
+    assert Cable(2, 4, weighted=False).far == Fox(2, 4).far == 0
+    assert Cable(2, 4).far is None  # the slope of a query is no summand
+
+
+def test_without_slopes_attention_in_blocks_is_that_with_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in {"BLOCK": 8, "HELD": 128, "FAR_AT_ONCE": 24}.items():
+        monkeypatch.setattr(blocks, name, size)
+    encoding: Any = shaken(Cable(HEADS, D_MODEL, weighted=False)).double()
+    x, q, k, v = (torch.randn(2, *shape, dtype=torch.float64, requires_grad=True)
+                  for shape in ((70, D_MODEL), *[(HEADS, 70, HEAD_DIM)] * 3))  # fmt: skip
+    cotangent = torch.randn_like(v)
+
+    def through(backend: Any) -> tuple[Tensor, ...]:
+        y = attend(q, k, v, encoding=encoding, positions=encoding.read(x, Positions.arange(70)), backend=backend)
+        return y.detach(), *torch.autograd.grad(y, [x, q, k, v, *encoding.parameters()], cotangent)
+
+    for ours, expected in zip(through("tiled"), through("eager"), strict=True):
+        assert_close(ours, expected)
+
+
+def test_what_is_read_as_a_vector_is_for_no_score_function() -> None:
+    """Compiled for a CPU, FlexAttention reads other numbers than those of the token."""
+    x, q = torch.randn(1, 3, D_MODEL), torch.zeros(1, HEADS, 3, HEAD_DIM)
+    encoding, plain = Cable(HEADS, D_MODEL), Cable(HEADS, D_MODEL, weighted=False)
+    with torch.no_grad():
+        read = encoding.read(x, Positions.arange(3))
+        assert encoding.score_mod(q, q, read) is None
+        assert plain.score_mod(q, q, plain.read(x, Positions.arange(3))) is not None
+        with refuses(LocantError, "no score_mod", "backend='tiled'"):
+            attend(q, q, q, encoding=encoding, positions=read, backend="flex")
+
+
+def test_mistakes_are_named() -> None:
+    encoding, q = Cable(HEADS, D_MODEL), torch.zeros(1, HEADS, 3, HEAD_DIM)
+    with refuses(LocantError, "positions = encoding.read(x, positions)", "without what Cable reads"):
+        encoding.bias(q, q, Positions.arange(3))

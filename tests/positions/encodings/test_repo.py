@@ -1,0 +1,152 @@
+"""RePo: against the paper's formula and `Rotary`, alone and in rows, caches and attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from locant import KVCache, LocantError, Positions, Rotary, ShapeError, attend, encoding
+from locant.attention import StaticKVCache
+from locant.lab import Decoder
+from locant.positions.encodings.repo import RePo
+from tests.positions.claims import DTYPES, shaken
+from tests.positions.oracles_of_biases import numerical_gradients
+from tests.refusal import refuses
+from tests.tolerances import assert_close
+
+HEADS, KV_HEADS, HEAD_DIM, D_MODEL = 4, 2, 6, 16
+
+
+def made(dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+    return shaken(RePo(HEAD_DIM, KV_HEADS, D_MODEL, **{"width": 3, "base": 50.0, **options})).to(dtype)
+
+
+def formula(x: np.ndarray, q: np.ndarray, gate: np.ndarray, content: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Li et al. 2025, section 3: a position of every token and head, and RoPE at it; ``heads token head_dim``."""
+    gated = x @ gate.T
+    place = (gated / (1 + np.exp(-gated)) * (x @ content.T)) @ weight.T
+    out, half = np.empty_like(q), HEAD_DIM // 2
+    for head, token, pair in np.ndindex(len(q), len(x), half):
+        angle = place[token, head // (len(q) // len(weight))] * 50.0 ** (-2 * pair / HEAD_DIM)
+        first, second = q[head, token, pair], q[head, token, pair + half]
+        out[head, token, pair] = first * np.cos(angle) - second * np.sin(angle)
+        out[head, token, pair + half] = first * np.sin(angle) + second * np.cos(angle)
+    return out
+
+
+def test_values_and_gradients_are_those_of_the_formula() -> None:
+    """By the hidden states, the queries and every parameter, with a random cotangent."""
+    repo, x, q = made(), torch.randn(1, 5, D_MODEL), torch.randn(1, HEADS, 5, HEAD_DIM)
+    leaves = {"x": x.requires_grad_(), "q": q.requires_grad_(), **dict(repo.named_parameters())}
+    rotated, _ = repo.rotate(q, q, repo.read(x, Positions.after(900, 5)))
+    given = {name: (leaf[0] if name in "xq" else leaf).detach().double().numpy() for name, leaf in leaves.items()}
+    assert_close(rotated[0].detach(), torch.from_numpy(formula(**given)))
+    cotangent = torch.randn(rotated.shape)
+    truth = numerical_gradients(formula, given, cotangent[0].double().numpy())
+    for name, ours in zip(leaves, torch.autograd.grad(rotated, list(leaves.values()), cotangent), strict=True):
+        assert_close(ours[0] if name in "xq" else ours, torch.from_numpy(truth[name]))
+
+
+def test_where_the_index_is_read_it_is_rotary() -> None:
+    repo, x = made(torch.float64, width=1), torch.zeros(1, 9, D_MODEL, dtype=torch.float64)
+    x[0, :, 0], x[0, :, 1] = 100.0, torch.arange(9.0)
+    with torch.no_grad():
+        for parameter in repo.parameters():
+            parameter.zero_()
+        repo.gate[0, 0], repo.content[0, 1], repo.weight[:] = 1.0, 0.01, 1.0  # silu(100) is 100
+    q, k = (torch.randn(1, heads, 9, HEAD_DIM, dtype=torch.float64) for heads in (HEADS, KV_HEADS))
+    whole = Positions.arange(9)
+    expected = Rotary(HEAD_DIM, 50.0).rotate(q, k, whole)
+    for ours, its in zip(repo.rotate(q, k, repo.read(x, whole)), expected, strict=True):
+        assert_close(ours, its)
+
+
+def test_it_is_turned_back_and_in_place() -> None:
+    repo = made(torch.float64)
+    x, y = torch.randn(2, 7, D_MODEL, dtype=torch.float64), torch.randn(2, HEADS, 7, HEAD_DIM, dtype=torch.float64)
+    positions = repo.read(x, Positions.arange(7))
+    rotated, _ = repo.rotate(y, y, positions)
+    assert_close(repo.unrotate(rotated, positions), y)
+    q, k = y.clone(), y.clone()
+    with torch.no_grad():
+        assert repo.rotate(q, k, positions, inplace=True)[0] is q
+    assert torch.equal(q, rotated)
+    assert torch.equal(k, rotated)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_packed_padded_and_token_by_token_are_alone(dtype: torch.dtype) -> None:
+    repo, lengths = made(dtype), [5, 1, 13]
+    x, q = torch.randn(1, 22, D_MODEL, dtype=dtype), torch.randn(1, HEADS, 22, HEAD_DIM, dtype=dtype)
+    with torch.no_grad():
+        whole, _ = repo.rotate(q, q, repo.read(x, Positions.packed([lengths], length=22)))
+        start = 0
+        for length in lengths:
+            part = slice(start, start + length)
+            here, _ = repo.rotate(q[:, :, part], q[:, :, part], repo.read(x[:, part], Positions.arange(length)))
+            assert torch.equal(whole[:, :, part], here)
+            start += length
+        for token in range(19):
+            part = slice(token, token + 1)
+            one, _ = repo.rotate(q[:, :, part], q[:, :, part], repo.read(x[:, part], Positions.after(token, 1)))
+            assert torch.equal(whole[:, :, part], one)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "tiled"])
+def test_attention_has_it_forward_and_every_gradient(backend: Any) -> None:
+    """Against float64 attention through the eager backend, of rows that are padded and packed."""
+    places = Positions.packed([[7, 1, 9], [4, 11]], length=17)
+    shapes = [(2, 17, D_MODEL), (2, HEADS, 17, HEAD_DIM), *[(2, KV_HEADS, 17, HEAD_DIM)] * 2]
+    leaves, cotangent = [torch.randn(shape) for shape in shapes], torch.randn(2, HEADS, 17, HEAD_DIM)
+    repo = made()
+
+    def through(backend: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        module, (x, q, k, v) = repo.to(dtype), (leaf.to(dtype).requires_grad_() for leaf in leaves)
+        read = module.read(x, places)
+        y = attend(*module.rotate(q, k, read), v, encoding=module, positions=read, backend=backend)
+        return y.detach(), *torch.autograd.grad(y, [x, q, k, v, *module.parameters()], cotangent.to(dtype))
+
+    for ours, expected in zip(through(backend, torch.float32), through("eager", torch.float64), strict=True):
+        assert_close(ours, expected, torch.float32)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_cache_keeps_rotated_keys_alone(static: bool) -> None:
+    repo, n = made(), 14
+    x, q = torch.randn(1, n, D_MODEL), torch.randn(1, HEADS, n, HEAD_DIM)
+    k, v = torch.randn(2, 1, KV_HEADS, n, HEAD_DIM)
+    cache: Any = StaticKVCache(n, batch=1, kv_heads=KV_HEADS, head_dim=HEAD_DIM, encoding=repo) if static else KVCache()
+    with torch.no_grad():
+        whole = repo.read(x, Positions.arange(n))
+        y = attend(*repo.rotate(q, k, whole), v, encoding=repo, positions=whole)
+        for start, stop in [(0, 6), (6, 9), *((i, i + 1) for i in range(9, n))]:
+            part = slice(start, stop)
+            read = repo.read(x[:, part], Positions.after(start, stop - start), cache.positions)
+            new_q, new_k = repo.rotate(q[:, :, part], k[:, :, part], read)
+            keys, values, k_positions = cache.append(new_k, v[:, :, part], read)
+            out = attend(new_q, keys, values, encoding=repo, positions=read, k_positions=k_positions)
+            assert_close(out, y[:, :, part])
+
+
+def test_it_runs_in_the_decoder_with_its_cache() -> None:
+    model = Decoder(50, RePo(4, HEADS, D_MODEL), d_model=D_MODEL, num_heads=HEADS, num_layers=2)
+    tokens, caches = torch.randint(0, 50, (1, 12)), [KVCache(), KVCache()]
+    with torch.no_grad():
+        parts = [model(tokens[:, start : start + 4], caches=caches) for start in (0, 4, 8)]
+        assert_close(torch.cat(parts, 1), model(tokens))
+
+
+def test_mistakes_are_named() -> None:
+    repo, q = made(), torch.zeros(1, HEADS, 3, HEAD_DIM)
+    with refuses(LocantError, "positions = encoding.read(x, positions)", "without what RePo reads"):
+        repo.rotate(q, q, Positions.arange(3))
+    with refuses(ShapeError, f"d_model={D_MODEL}", "x of shape"):
+        repo.read(torch.zeros(1, 3, D_MODEL + 1), Positions.arange(3))
+    read = repo.read(torch.zeros(1, 3, D_MODEL), Positions.arange(3))
+    with refuses(ShapeError, "a multiple of 2 heads"):
+        repo.rotate(torch.zeros(1, 3, 3, HEAD_DIM), q, read)
+    assert encoding("re-positioning", head_dim=6, num_heads=2, d_model=16).width == 2  # type: ignore[union-attr]
