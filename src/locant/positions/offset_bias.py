@@ -90,6 +90,8 @@ class OffsetBias(PositionEncoding):
         self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
     ) -> Lookup:
         """What the tables have for every pair of tokens."""
+        if isinstance(of_tables := getattr(self, "heads", None), Heads):  # those with a number for each head
+            of_tables.some(heads).require(self, q)
         self._require(q, k, queries, keys)
 
         def make() -> tuple[Entries, ...]:
@@ -162,12 +164,6 @@ class HeadTable(OffsetBias):
     def of_prefix(self, dtype: torch.dtype) -> Float[Tensor, "heads 3"] | None:
         """From a prefix token to a cell, from a cell to a prefix token, and among prefix tokens; ``None``: nothing."""
         return None
-
-    def score_bias(
-        self, q: Queries, k: Keys, queries: Positions, keys: Positions, heads: slice | None = None
-    ) -> Lookup:
-        self.heads.some(heads).require(self, q)
-        return super().score_bias(q, k, queries, keys, heads)
 
     def tables(self, dtype: torch.dtype) -> Sequence[Table]:
         return [Table(2 * self.width - 1, 1, self.of_offsets(dtype), None, self.of_prefix(dtype))]
