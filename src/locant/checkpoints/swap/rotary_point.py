@@ -323,7 +323,7 @@ def _result(module: nn.Module, rotary: Rotary, layer_type: str | None, length: i
     """The first positions of a row of that length and its last one, and what the module makes of them."""
     device = next(module.buffers(), torch.empty(0)).device
     axes = rotary.pairs.num_axes or 1
-    position_ids = torch.tensor([[*range(NEAR), length - 1]], device=device)
+    position_ids = torch.tensor([[*range(NEAR), length - 1]]).to(device)
     if axes > 1:  # apart on every axis
         moved = [torch.arange(NEAR, device=device) * (axis + 1) % (NEAR + 1) for axis in range(axes)]
         position_ids = torch.stack([torch.cat([each, position_ids[0, -1:]])[None] for each in moved])

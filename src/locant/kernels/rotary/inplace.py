@@ -15,7 +15,6 @@ import functools
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._C._autograd import CreationMeta, _get_creation_meta  # pyright: ignore[reportPrivateUsage]
@@ -130,7 +129,9 @@ def _stepped(x: Tensor) -> list[int]:
 @functools.lru_cache(maxsize=4_096)
 def _meet(distance: int, *layouts: Any) -> bool:
     """Whether a byte of q is one of k, which begins `distance` bytes behind: shape, strides, element size of both."""
-    first = 1 + max(0, -distance)  # NumPy compares addresses, and reads nothing
+    import numpy as np  # asked only where the two lie within each other; it compares addresses, and reads nothing
+
+    first = 1 + max(0, -distance)
     q, k = (
         SimpleNamespace(__array_interface__={
             "version": 3, "typestr": f"|V{size}", "data": (place, True), "shape": tuple(shape),
