@@ -123,7 +123,7 @@ def _measured(attention: Any) -> GivenBias:
     hook = table.register_forward_pre_hook(note)
     try:
         attention.compute_bias(1, 2 * reach, device=device, past_seen_tokens=reach)
-    except Exception as error:
+    except Exception as error:  # what stands in the place of T5's attention may fail in any way
         name = type(attention).__name__
         got = f"got {name}, whose bias is for no query and key by their distance ({type(error).__name__}: {error})"
         raise InputError(got, "a model whose attention is T5's") from error
