@@ -11,7 +11,7 @@ import torch
 from locant.kernels.rotary.reference import Tables
 from tests.gpu_without_gpu.launcher import Launch, device, launches
 
-__all__ = ["CASES", "There", "launched", "require_fit"]
+__all__ = ["CASES", "UNCOUNTED", "There", "launched", "require_fit"]
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 There = Callable[..., Any]
