@@ -12,13 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu_without_gpu.cases import CASES, require_fit
+from tests.gpu_without_gpu.cases import CASES, UNCOUNTED, require_fit
 from tests.gpu_without_gpu.launcher import CAPABILITIES, fresh_process
 
 triton = pytest.importorskip("triton", reason="there is no Triton for this platform")
 
 PINNED = {"2.9": "3.5.1", "2.10 and 2.11": "3.6.0", "2.12": "3.7.0", "2.13": "3.7.1"}
 """By torch, from the requirements of its wheels for CUDA."""
+
+ROWS = {"3.5.1": 728, "3.6.0": 720}
+"""Bytes of stack of the kernel `_rows` by those that need more than the others."""
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +36,7 @@ def test_every_kernel_is_compiled_by_the_triton_of(torch: str, request: pytest.F
         assert there(compiler) == (version, folder)
         for case in CASES:
             for capability in CAPABILITIES:
-                require_fit(there, case, capability)
+                require_fit(there, case, capability, ROWS.get(version, UNCOUNTED["_rows"]))
 
 
 def installed(version: str, cache: Path) -> Path:
