@@ -64,6 +64,9 @@ def _chosen(inputs: AttentionInputs) -> BackendChoice:
         return BackendChoice("eager", "only eager keeps the weights")
     if inputs.is_transformed:
         return BackendChoice("eager", "torch.func and forward mode know no fused kernels")
+    if torch.compiler.is_exporting():
+        fused = sdpa.obstacle(inputs) is None
+        return BackendChoice("sdpa" if fused else "eager", "an exported program is for every length and any engine")
     if inputs.q.device.type == "cpu" and inputs.is_decoding and takes(inputs.q, inputs.v):
         way = tiled.way_of(inputs)
         if way.name == "table":

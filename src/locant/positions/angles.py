@@ -106,8 +106,8 @@ class Angles:
 
 def _num_bytes(min_index: int | None, max_index: int | None) -> int:
     """How many bytes of the index can differ from zero: at least two, so that compiled code has few variants."""
-    if min_index is None or max_index is None or min_index < 0:
-        return 4
+    if min_index is None or max_index is None or min_index < 0 or torch.compiler.is_exporting():
+        return 4  # an exported program is for every length
     return 2 if max_index < 2**16 else 3 if max_index < 2**24 else 4
 
 

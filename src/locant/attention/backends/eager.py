@@ -26,6 +26,8 @@ def eager_attention(inputs: AttentionInputs) -> Attended:
     bias = None if inputs.bias is None else inputs.bias.dense()
     dtype = torch.promote_types(q.dtype, torch.float32)
     groups = q.shape[1] // k.shape[1]
+    if groups > 1 and torch.compiler.is_exporting():  # the views below would fix the length of an exported program
+        k, v, groups = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1), 1
     products = _spread(_gathered(q.to(dtype), groups) @ k.to(dtype).transpose(-1, -2), groups)
     scores = inputs.capped(products * inputs.scale)
     if bias is not None:

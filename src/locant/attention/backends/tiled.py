@@ -59,6 +59,8 @@ def obstacle(inputs: AttentionInputs) -> str | None:
         return "which never holds the weights of return_weights=True"
     if inputs.is_transformed:
         return "which has no derivative in forward mode or inside torch.func.grad and the like"
+    if torch.compiler.is_exporting():
+        return "whose tiles would fix the length of an exported program"
     return None
 
 

@@ -121,7 +121,8 @@ def rotate(
         return _rotated(q, k, *rest)
     same = require_writable(q, k)
     in_graph = torch.is_grad_enabled() and (q.requires_grad or (k is not None and k.requires_grad))
-    if is_transformed() or (torch.compiler.is_compiling() and (in_graph or is_graph_transformed())):
+    traced = torch.compiler.is_compiling() and (in_graph or is_graph_transformed())
+    if traced or is_transformed() or torch.compiler.is_exporting():
         return _rotated_and_copied(q, k, rest)
     if in_graph:
         _require_kept(positions)
@@ -251,9 +252,10 @@ def _rotated(q: Tensor, k: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor | 
     """A compiler is given the operator; everyone else the function, which `torch.func` can look into.
 
     Without gradients, as in generating, that one is left out too. The operator has a backward and no more:
-    a compiler that differentiates in another way is given operators of torch.
+    a compiler that differentiates in another way is given operators of torch. So are programs that are exported, for
+    ONNX, ExecuTorch and OpenVINO know no operator of ours.
     """
-    if torch.compiler.is_compiling() and is_differentiated(q):
+    if torch.compiler.is_exporting() or (torch.compiler.is_compiling() and is_differentiated(q)):
         return _rotated_by_torch(q, rest), None if k is None else _rotated_by_torch(k, rest)
     if torch.compiler.is_compiling() or is_functionalizing():
         rotated_q, rotated_k = _rotate(q, k, *rest)

@@ -150,7 +150,11 @@ def _two_floats_of(tables: Tables, level: int, per_pair: Tensor) -> tuple[TwoFlo
 
 
 def _row(tables: Tables, level: int, per_pair: Tensor) -> tuple[Tensor, ...]:
-    byte = (per_pair >> 8 * level) & 255
+    if torch.compiler.is_exporting() and level:
+        # ONNX shifts unsigned integers alone. A division is exact there only below 2^24, or of a single byte.
+        byte = torch.div(per_pair & 255 << 8 * level, 256**level, rounding_mode="floor")
+    else:
+        byte = (per_pair >> 8 * level) & 255
     rows = tables.table[level]
     if tables.axis_of_pair is None:
         found = rows[byte.squeeze(-1)]
