@@ -25,6 +25,7 @@ __all__ = [
     "GATHERED",
     "INTERPOLATED",
     "LENGTH",
+    "LLAMA_CPP",
     "LOGARITHM",
     "LOGITS",
     "LOSS",
@@ -129,6 +130,9 @@ FREQUENCY = 1e-6
 
 MULTIPLIED_UP = 1e-6
 """How far a float32 slope may be, over its size, that a peer multiplies up from the one before: up to 64 roundings."""
+
+LLAMA_CPP = 1e-2
+"""Of logits of size 10: it looks GELU up in float16. Another angle moves them by 1 and more."""
 
 LOGARITHM = 4e-7
 """How far a float32 bias may be, over its size, that is a logarithm or a power of a distance, and a product."""

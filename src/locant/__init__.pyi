@@ -14,6 +14,7 @@ from . import text as text
 from ._version import __version__ as __version__
 from .attention import KVCache, attend
 from .checkpoints.swap import swap
+from .engines.gguf import encoding_from_gguf
 from .embedding import InputEmbedding, SegmentEmbedding, TokenEmbedding
 from .errors import InputError, LocantError, RangeError, ShapeError
 from .figures.plot import plot
@@ -93,6 +94,7 @@ __all__ = [
     "attend",
     "encoding",
     "encoding_from_config",
+    "encoding_from_gguf",
     "plot",
     "prepare",
     "probe",

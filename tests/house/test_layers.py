@@ -17,7 +17,7 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 ROOMS = (
     "_version", "errors", "arguments", "files", "registry", "kernels", "tensors", "positions", "scaling", "text",
     "formats", "embedding", "attention", "parallel", "models", "checkpoints",
-    "probing", "figures", "locant", "lab", "report", "explore", "cli", "__main__",
+    "engines", "probing", "figures", "locant", "lab", "report", "explore", "cli", "__main__",
 )  # fmt: skip
 
 UPWARD = {

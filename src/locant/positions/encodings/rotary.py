@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locant.arguments import MAX_INT32, flag, shown, whole
+from locant.arguments import MAX_INT32, flag, one_of, shown, whole
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.kernels.rotary import Layout, Tables, is_transformed, require_writable, rotate, rotate_pairs
 from locant.kernels.rotary.reference import cos_sin
@@ -274,6 +274,46 @@ class Rotary(PositionEncoding):
         [1.0, 0.1, 0.01, 0.001]
         """
         return torch.tensor([*map(float, self.angles.frequencies)], dtype=torch.float64, device="cpu")
+
+    @property
+    def inv_freq_float32(self) -> Float[Tensor, " pairs"]:
+        """The inverse frequencies as `transformers` computes them, in float32; on the CPU.
+
+        Other programs that start from an ``inv_freq`` want these; they differ from `inv_freq` in their last bits.
+        """
+        return self.pairs.frequencies(self.scaling, self.base, self.seq_len)[1]
+
+    def cos_sin_cache(self, n: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, "n rotary_dim"]:
+        """The cosines of the positions 0 to n - 1 beside their sines: the table that serving engines keep.
+
+        vLLM (``cos_sin_cache`` of its rotary classes), SGLang and FlashInfer read it, whichever dimensions they pair.
+        With ``angles="float32"`` it has the bits of theirs, but for a rounding of `DynamicNTK`'s base. In bfloat16 a
+        cosine is off by up to 0.002, and in float16 by up to 0.00024, whatever the angles. For a scaling that depends
+        on the length, see `for_length`; vLLM's cache for `LongRoPE` holds two tables, that of the trained length first.
+
+        Args:
+            n: positions; the table holds n * rotary_dim numbers.
+
+        >>> Rotary(4).cos_sin_cache(2)
+        tensor([[1.0000, 1.0000, 0.0000, 0.0000],
+                [0.5403, 0.9999, 0.8415, 0.0100]])
+        """
+        cos, sin = self.cos_sin(Positions.arange(n))
+        return torch.cat([cos[0], sin[0]], dim=-1).to(dtype)
+
+    def tables(self, n: int, like: Literal["numpy", "torch"] = "numpy") -> tuple[Any, Any]:
+        """The cosines and the sines of the positions 0 to n - 1, each float32 ``[n, pairs]``.
+
+        As arrays of NumPy they go into JAX, MLX and ONNX as they are.
+
+        >>> cos, sin = Rotary(4).tables(3)
+        >>> type(cos).__name__, cos.shape, cos.dtype
+        ('ndarray', (3, 2), dtype('float32'))
+        """
+        one_of("like", like, ("numpy", "torch"), "like='numpy'")
+        tables = (table[0] for table in self.cos_sin(Positions.arange(n)))
+        cos, sin = ((table.numpy() if like == "numpy" else table) for table in tables)
+        return cos, sin
 
     def rotate_one(self, x: Queries, positions: Positions) -> Queries:
         """One tensor rotated by itself, queries or keys: what `rotate` makes of it, but for a temperature of queries.

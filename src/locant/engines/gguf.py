@@ -1,0 +1,374 @@
+"""GGUF files: what llama.cpp does about positions with one, and where that differs from a configuration.
+
+The metadata of a file do not say it all. Which dimensions form a pair is code of llama.cpp, by architecture; LongRoPE's
+factors follow the allocated context and not the text; a dynamic scaling has no key at all; and of YaRN's options,
+llama.cpp reads the ends of the ramp for some architectures only, and the rounding of the ramp for none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from locant.arguments import MAX_INT32, whole
+from locant.checkpoints.checkpoint_folder import TensorFolder
+from locant.errors import InputError
+from locant.kernels.rotary import Layout
+from locant.models.config_values import Config
+from locant.models.encodings import encoding_from_config, layer_types
+from locant.models.registry import with_defaults
+from locant.models.rope_parameters import is_per_layer, rope_dictionary
+from locant.positions import ALiBi, PositionEncoding, Positions, Rotary
+from locant.positions.scaling import DynamicNTK, Linear, LongRoPE, Scaling, YaRN
+
+__all__ = ["GgufComparison", "GgufModel", "compare_gguf", "encoding_from_gguf", "read_gguf"]
+
+INTERLEAVED = {
+    "arcee", "arctic", "baichuan", "bailingmoe", "chameleon", "chatglm", "cohere2", "command-r", "deci", "deepseek",
+    "deepseek2", "deepseek2-ocr", "ernie4_5", "ernie4_5-moe", "glm-dsa", "glm4", "granite", "granitehybrid",
+    "granitemoe", "internlm2", "llada", "llama", "llama-embed", "llama4", "maincoder", "minicpm", "mistral3",
+    "mistral4", "neo-bert", "olmo", "plm", "smollm3", "starcoder", "xverse",
+}  # fmt: skip
+"""Architectures whose pairs are (2i, 2i + 1) in llama.cpp, as its library answers ``llama_model_rope_type``."""
+
+HALF = {
+    "afmoe", "apertus", "bailingmoe2", "bert", "bitnet", "codeshell", "cogvlm", "dbrx", "dots1", "dream",
+    "eurobert", "exaone", "exaone-moe", "exaone4", "falcon", "falcon-h1", "gemma", "gemma-embedding", "gemma2",
+    "gemma3", "gemma3n", "gemma4", "glm4moe", "gpt-oss", "gptneox", "grok", "grovemoe", "hunyuan-dense",
+    "hunyuan-moe", "hunyuan_vl", "jais2", "jina-bert-v3", "lfm2", "lfm2moe", "llada-moe", "mimo2", "minicpm3",
+    "minimax-m2", "modern-bert", "nemotron", "nomic-bert", "nomic-bert-moe", "olmo2", "olmoe", "openelm", "orion",
+    "pangu-embedded", "phi2", "phi3", "phimoe", "plamo", "plamo2", "plamo3", "qwen", "qwen2", "qwen2moe", "qwen3",
+    "qwen3moe", "qwen3next", "rnd1", "seed_oss", "smallthinker", "stablelm", "starcoder2", "step35",
+}  # fmt: skip
+"""Those whose pairs are (i, i + d/2)."""
+
+SEVERAL_AXES = {
+    "paddleocr", "qwen2vl", "qwen35", "qwen35moe", "qwen3vl", "qwen3vlmoe",
+}  # fmt: skip
+"""Those with an axis for time, rows and columns each, and pairs (i, i + d/2). Text has one index on all of them."""
+
+NONE = {
+    "arwkv7", "bloom", "gpt2", "jais", "jamba", "jina-bert-v2", "kimi-linear", "mamba", "mamba2", "mpt",
+    "nemotron_h", "nemotron_h_moe", "refact", "rwkv6", "rwkv6qwen2", "rwkv7", "t5", "t5encoder", "wavtokenizer-dec",
+}  # fmt: skip
+"""Those without rotary positions."""
+
+READS_BETAS = {"mistral3"}
+"""Measured: for these llama.cpp reads ``yarn_beta_fast`` and ``yarn_beta_slow`` from the file; not for Llama, Qwen2."""
+
+DEFAULT_BASE = 10_000.0
+MOST_POSITIONS = 4096
+"""Positions at which two encodings are compared, spread over the context."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufModel:
+    """What llama.cpp does about positions with a file.
+
+    Args:
+        encoding: in the pairs that the weights of the file are for, which need not be those of `transformers`.
+        n_ctx: the context that is allocated.
+        notes: what the file leaves to the code of llama.cpp or to the allocated context.
+    """
+
+    architecture: str
+    encoding: PositionEncoding
+    n_ctx: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufComparison:
+    """A file beside a configuration.
+
+    Args:
+        cos_sin_error: the largest difference between the cosines and sines of both, over the context.
+        differences: what differs, in words.
+        ignored: keys of the configuration that have no effect in llama.cpp with this file, and why.
+        weights: whether q and k of the file are those of the safetensors, reordered or as they are; ``None``: not
+            compared.
+    """
+
+    model: GgufModel
+    cos_sin_error: float
+    differences: tuple[str, ...]
+    ignored: Mapping[str, str]
+    weights: str | None
+
+    @property
+    def agrees(self) -> bool:
+        return not self.differences
+
+
+def encoding_from_gguf(path: Path | str, n_ctx: int | None = None) -> PositionEncoding:
+    """The position encoding that llama.cpp uses with a GGUF file.
+
+    Its layout is that of the weights in the file: Llama's q and k are reordered when they are converted, so their
+    encoding is interleaved here and half in `transformers`.
+
+    Args:
+        path: a ``.gguf`` file; of several shards the first.
+        n_ctx: the context that is allocated (``-c`` of llama.cpp), which decides LongRoPE's factors. Default: the
+            trained length in the file, which is also llama.cpp's default.
+
+    Raises:
+        InputError: no GGUF file, or one whose positions are computed by code that has no counterpart here.
+    """
+    return read_gguf(path, n_ctx).encoding
+
+
+def read_gguf(path: Path | str, n_ctx: int | None = None) -> GgufModel:
+    """`encoding_from_gguf`, with the architecture and with notes on what the file does not say."""
+    return _model(_Fields(path), n_ctx)
+
+
+class _Fields:
+    """The metadata of a file, and its small tensors."""
+
+    def __init__(self, path: Path | str) -> None:
+        try:
+            import gguf
+        except ImportError:
+            raise InputError("GGUF files need gguf, which is not installed", "pip install 'locant[gguf]'") from None
+        if not Path(path).is_file():
+            raise InputError(f"got no file {path}", "the path of a .gguf file")
+        try:
+            self._reader = gguf.GGUFReader(path)
+        except (ValueError, KeyError, IndexError, OSError, OverflowError) as error:
+            raise InputError(f"got {path}, which is no GGUF file that can be read: {error}", "a fresh copy") from None
+        self.path = Path(path)
+        self.architecture = str(self._contents("general.architecture") or "")
+        if not self.architecture:
+            raise InputError(f"got {path}, which names no architecture", "a file that llama.cpp loads")
+        self.tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+
+    def _contents(self, key: str) -> Any:
+        field = self._reader.fields.get(key)
+        return None if field is None else field.contents()
+
+    def of(self, key: str, default: Any = None) -> Any:
+        """A value of the architecture; of one number per layer, the largest."""
+        value = self._contents(f"{self.architecture}.{key}")
+        value = max(value) if isinstance(value, list) and value else value
+        return default if value is None else value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.of(key, default)
+        if not isinstance(value, (int, float)) or not math.isfinite(value):
+            got = f"got {self.path} with {value!r} for {self.architecture}.{key}, expected a number"
+            raise InputError(got, "a file that llama.cpp loads")
+        return value
+
+    def factors(self, name: str) -> tuple[float, ...] | None:
+        """A divisor for every pair, from the tensor of this name, which may stand once or in every layer."""
+        for tensor in (f"{name}.weight", f"blk.0.{name}.weight"):
+            if tensor in self.tensors:
+                return tuple(self.dequantised(tensor).ravel().tolist())
+        return None
+
+    def dequantised(self, name: str) -> np.ndarray:
+        """A tensor as float32."""
+        from gguf.quants import dequantize
+
+        tensor = self.tensors[name]
+        return np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+
+
+def _model(fields: _Fields, n_ctx: int | None) -> GgufModel:
+    trained = int(fields.number("context_length"))
+    n_ctx = trained if n_ctx is None else whole("n_ctx", n_ctx, 1, MAX_INT32 + 1, remedy="the -c of llama.cpp")
+    encoding, notes = _without_rotary(fields) if fields.architecture in NONE else _rotary(fields, n_ctx)
+    return GgufModel(architecture=fields.architecture, encoding=encoding, n_ctx=n_ctx, notes=tuple(notes))
+
+
+def _without_rotary(fields: _Fields) -> tuple[PositionEncoding, list[str]]:
+    largest = fields.of("attention.max_alibi_bias", 8.0 if fields.architecture == "refact" else 0.0)
+    if largest == 8.0:
+        return ALiBi(int(fields.number("attention.head_count"))), []
+    if largest or fields.architecture in ("gpt2", "t5", "t5encoder"):
+        got = f"got {fields.path} of {fields.architecture}, whose positions are a table or slopes in the file"
+        raise InputError(got, "locant.encoding_from_config with the model's config.json")
+    return PositionEncoding(), []
+
+
+def _rotary(fields: _Fields, n_ctx: int) -> tuple[Rotary, list[str]]:
+    notes = [f"which dimensions are paired is code of llama.cpp for {fields.architecture}, not a key of the file"]
+    layout: Layout = "interleaved" if fields.architecture in INTERLEAVED else "half"
+    if fields.architecture not in INTERLEAVED | HALF | SEVERAL_AXES:
+        got = f"got {fields.path} of {fields.architecture}, an architecture that is not known here"
+        raise InputError(got, "locant.encoding_from_config with the model's config.json")
+    if fields.architecture in SEVERAL_AXES:
+        notes.append("images and video have an axis each for time, rows and columns; told is what text gets")
+    heads = fields.of("attention.head_count")
+    head_dim = int(fields.of("attention.key_length") or fields.number("embedding_length") // (heads or 1))
+    rotary_dim = int(fields.of("rope.dimension_count", head_dim))
+    if fields.of("attention.kv_lora_rank") is not None:
+        head_dim = rotary_dim
+        notes.append("of multi-head latent attention, only the dimensions that are rotated are told")
+    base = fields.number("rope.freq_base", DEFAULT_BASE)
+    if fields.of("rope.freq_base_swa") is not None or fields.architecture in ("gemma3", "gemma3n"):
+        local = fields.of("rope.freq_base_swa", DEFAULT_BASE)
+        notes.append(f"layers with a window have the base {local:g} and no scaling; told are the others")
+    scaling = _scaling(fields, n_ctx, notes)
+    rotary = Rotary(
+        head_dim, base, scaling=scaling, layout=layout, rotary_dim=None if rotary_dim == head_dim else rotary_dim
+    )
+    return (rotary.for_length(n_ctx) if isinstance(scaling, LongRoPE) else rotary), notes
+
+
+def _scaling(fields: _Fields, n_ctx: int, notes: list[str]) -> Scaling | None:
+    """As llama.cpp computes it: factors divide frequencies, then the scaling that the file names is applied."""
+    factor = fields.of("rope.scaling.factor") or fields.of("rope.scale_linear") or 1.0
+    kind = fields.of("rope.scaling.type", "linear")
+    temperature = float(fields.of("rope.scaling.attn_factor", 1.0))
+    trained = int(fields.of("rope.scaling.original_context_length", fields.number("context_length")))
+    kind, factor = ("none", 1.0) if kind == "none" or (kind == "linear" and factor == 1) else (kind, float(factor))
+    long, short = fields.factors("rope_factors_long"), fields.factors("rope_factors_short")
+    plain = fields.factors("rope_freqs")
+    if long and short:
+        chosen = "long" if n_ctx > trained else "short"
+        notes.append(
+            f"the {chosen} factors are used, for a context of {n_ctx:,} is allocated, however short the text is"
+        )
+    elif plain:
+        long = short = plain
+    if long and short:
+        if kind == "yarn":
+            got = f"got {fields.path} with YaRN beside factors for every pair"
+            raise InputError(got, "locant.encoding_from_config with the model's config.json")
+        return LongRoPE(
+            short_factor=[factor * each for each in short],
+            long_factor=[factor * each for each in long],
+            original_max_seq_len=max(trained, 2),
+            factor=1.0,
+            attention_factor=temperature,
+        )
+    if kind == "yarn":
+        betas = ("yarn_beta_fast", "yarn_beta_slow")
+        stated = {key: fields.of(f"rope.scaling.{key}") for key in betas}
+        ramp: dict[str, Any] = {key[5:]: float(value) for key, value in stated.items() if value is not None}
+        if ramp and fields.architecture not in READS_BETAS:
+            notes.append(
+                f"{' and '.join(f'{key}={value:g}' for key, value in ramp.items())} are in the file and ignored"
+            )
+            ramp = {}
+        if fields.of("rope.scaling.yarn_log_multiplier"):
+            notes.append("the temperature of YaRN is in the scale of the scores, by code of this architecture")
+        return YaRN(
+            factor=factor,
+            original_max_seq_len=trained,
+            attention_factor=None if temperature == 1 else temperature * (1 + 0.1 * math.log(factor)),
+            **ramp,
+        )
+    if temperature != 1:
+        got = f"got {fields.path} with rope.scaling.attn_factor={temperature:g} beside {kind} scaling"
+        raise InputError(got, "locant.encoding_from_config with the model's config.json")
+    return Linear(factor=factor) if kind == "linear" else None
+
+
+# ---------------------------------------------------------------------- beside a configuration
+
+ROUNDING = 2.0**-23
+"""Relative, of frequencies: what llama.cpp itself loses, which computes angles in float32."""
+
+
+def compare_gguf(
+    path: Path | str, config: Config, *, n_ctx: int | None = None, folder: Path | None = None
+) -> GgufComparison:
+    """What llama.cpp computes with a file, beside what `transformers` computes with a configuration.
+
+    Args:
+        config: a Hugging Face configuration.
+        n_ctx: the context that llama.cpp allocates; default: the file's.
+        folder: of safetensors, whose q and k are compared with those of the file.
+
+    Raises:
+        InputError: the file or the configuration cannot be read, or the configuration has no rotary positions.
+    """
+    fields = _Fields(path)
+    model = _model(fields, n_ctx)
+    full = with_defaults(config)
+    kinds = layer_types(full)
+    kind = "full_attention" if "full_attention" in kinds else kinds[0] if kinds else None
+    stated = encoding_from_config(full, layer_type=kind)
+    ignored = dict(_ignored(fields, full, kind))
+    if not (isinstance(stated, Rotary) and isinstance(model.encoding, Rotary)):
+        same = repr(stated) == repr(model.encoding)
+        differences = () if same else (f"the file has {model.encoding}, the configuration {stated}",)
+        return GgufComparison(model=model, cos_sin_error=0.0, differences=differences, ignored=ignored, weights=None)
+    differences = list(_differences(model.encoding, stated))
+    error = math.inf if differences else _cos_sin_error(model.encoding, stated, model.n_ctx)
+    if model.n_ctx * ROUNDING + 1e-6 < error < math.inf:
+        differences.append(f"cosines and sines differ by up to {error:.2g} within {model.n_ctx:,} positions")
+    if isinstance(stated.scaling, LongRoPE) and model.n_ctx > (trained := stated.scaling.original_max_seq_len):
+        differences.append(
+            f"texts of up to {trained:,} tokens get the long factors in llama.cpp, for {model.n_ctx:,} are allocated, "
+            f"and the short ones in transformers: start it with -c {trained} for those"
+        )
+    reordered = stated.layout != model.encoding.layout
+    weights = None if folder is None else _weights(fields, TensorFolder(folder), reordered=reordered)
+    if weights is not None and weights.startswith("wrong"):
+        differences.append(f"q and k are {weights}")
+    return GgufComparison(
+        model=model, cos_sin_error=error, differences=tuple(differences), ignored=ignored, weights=weights
+    )
+
+
+def _differences(ours: Rotary, stated: Rotary) -> Iterator[str]:
+    """What makes a comparison of angles meaningless."""
+    for name in ("head_dim", "rotary_dim"):
+        of_file, of_config = getattr(ours, name), getattr(stated, name)
+        if of_file != of_config:
+            yield f"{name} is {of_file} in the file and {of_config} in the configuration"
+
+
+def _cos_sin_error(ours: Rotary, stated: Rotary, n_ctx: int) -> float:
+    """Over positions spread over the context, for a text that fills it."""
+    if stated.scaling.length_that_matters is not None:
+        stated = stated.for_length(n_ctx)
+    positions = Positions.of(sorted({*np.linspace(0, n_ctx - 1, MOST_POSITIONS).astype(int).tolist()}))
+    if stated.sections is not None:
+        stated = stated.alike(sections=None, axial=False)  # text has one index on all axes
+    pairs = zip(ours.cos_sin(positions), stated.cos_sin(positions), strict=True)
+    return max(float((a - b).abs().max()) for a, b in pairs)
+
+
+def _ignored(fields: _Fields, config: Config, kind: str | None) -> Iterator[tuple[str, str]]:
+    """Keys of a configuration that llama.cpp has no counterpart for, and why."""
+    rope = rope_dictionary(config)
+    if is_per_layer(rope):
+        rope = rope.get(str(kind)) or {}
+    for key, value in rope.items():
+        if key in ("rope_type", "type") and value == DynamicNTK.info.rope_type:
+            yield key, "llama.cpp has no dynamic scaling: its angles are not scaled"
+        elif key in ("beta_fast", "beta_slow") and value not in (None, getattr(YaRN, key)):
+            if fields.architecture not in READS_BETAS:
+                option = f"--yarn-{key.replace('_', '-')} {value:g}"
+                yield key, f"llama.cpp does not read it from a file of {fields.architecture}: start it with {option}"
+        elif key == "truncate" and value is False:
+            yield key, "llama.cpp always rounds the ends of the ramp to whole pairs"
+
+
+def _weights(fields: _Fields, folder: TensorFolder, *, reordered: bool) -> str | None:
+    """Whether q and k of the first layer are in the order that the pairs of llama.cpp need; ``None``: not found."""
+    heads = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
+    answers = set[str]()
+    for (name, count), module in zip(heads.items(), ("q_proj", "k_proj"), strict=True):
+        theirs, ours = f"blk.0.{name}.weight", folder.find(f"layers.0.self_attn.{module}")
+        if theirs not in fields.tensors or ours is None:
+            return None
+        plain = folder.tensor(ours).float().numpy()
+        of_file = fields.dequantised(theirs).reshape(plain.shape)
+        num_heads = int(fields.of(count, fields.number("attention.head_count")))
+        halves = plain.reshape(num_heads, 2, -1, plain.shape[-1])
+        interleaved = halves.swapaxes(1, 2).reshape(plain.shape)
+        errors = {"as they are": np.abs(of_file - plain).mean(), "reordered": np.abs(of_file - interleaved).mean()}
+        nearest = min(errors, key=lambda order: errors[order])
+        answers.add(nearest if 2 * errors[nearest] < max(errors.values()) else "other weights")
+    wanted = "reordered" if reordered else "as they are"
+    return wanted if answers == {wanted} else f"wrong: {' and '.join(sorted(answers))}, where {wanted} is needed"

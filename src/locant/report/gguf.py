@@ -1,0 +1,46 @@
+"""`locant explain FILE.gguf`: what llama.cpp does about positions with a file, and where a configuration differs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from locant.engines.gguf import GgufComparison, GgufModel
+from locant.report.console import add_rows, named_rows, print_json, show
+
+__all__ = ["print_gguf"]
+
+
+def print_gguf(model: GgufModel, comparison: GgufComparison | None, source: str, *, as_json: bool) -> None:
+    """What is known of the file `source`, and of it beside a configuration."""
+    if as_json:
+        print_json(_facts(model, comparison, source))
+        return
+    rows = named_rows()
+    rows.add_row("model", f"{source} ({model.architecture})")
+    rows.add_row("context", f"{model.n_ctx:,} positions allocated")
+    rows.add_row("encoding", str(model.encoding))
+    add_rows(rows, "note", model.notes)
+    if comparison is not None:
+        add_rows(rows, "differs", comparison.differences)
+        add_rows(rows, "ignored", (f"{key}: {reason}" for key, reason in comparison.ignored.items()))
+        if comparison.weights is not None:
+            rows.add_row("q and k", comparison.weights)
+        if comparison.agrees:
+            rows.add_row("agrees", f"within this context; cosines and sines differ by {comparison.cos_sin_error:.1g}")
+    show(rows)
+
+
+def _facts(model: GgufModel, comparison: GgufComparison | None, source: str) -> dict[str, Any]:
+    facts = {
+        "file": source, "architecture": model.architecture, "n_ctx": model.n_ctx, "encoding": str(model.encoding),
+        "notes": model.notes,
+    }  # fmt: skip
+    if comparison is None:
+        return facts
+    return facts | {
+        "agrees": comparison.agrees,
+        "cos_sin_error": comparison.cos_sin_error,
+        "differences": comparison.differences,
+        "ignored": dict(comparison.ignored),
+        "weights": comparison.weights,
+    }

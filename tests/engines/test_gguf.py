@@ -1,0 +1,191 @@
+"""What is told of a GGUF file agrees with what the real llama.cpp computes from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from transformers import PreTrainedModel
+
+import locant
+from locant import ALiBi, InputError, PositionEncoding, Rotary, encoding_from_gguf
+from locant.cli import main
+from locant.engines.gguf import HALF, INTERLEAVED, NONE, SEVERAL_AXES, compare_gguf, read_gguf
+from tests.engines import tiny_gguf
+from tests.engines.llama_cpp import LlamaCpp, rope_type
+from tests.engines.tiny_gguf import CONTEXT, TRAINED, gguf, model_of, write
+from tests.refusal import refuses
+from tests.tolerances import LLAMA_CPP
+
+IDS = torch.randint(3, 300, (1, 100), generator=torch.Generator().manual_seed(1))
+
+FILES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
+    ("llama", "default", {}, {}),
+    ("llama", "linear", {}, {}),
+    ("llama", "yarn", {}, {}),
+    ("llama", "llama3", {}, {}),
+    ("llama", "longrope", {}, {}),
+    ("llama", "dynamic", {}, {}),
+    ("llama", "yarn", {"beta_fast": 16.0, "beta_slow": 2.0}, {"yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0}),
+    ("llama", "yarn", {"truncate": False}, {}),
+    ("llama", "yarn", {"attention_factor": 1.0}, {}),
+    ("llama", "yarn", {"attention_factor": 1.0}, {"attn_factor": 1 / (1 + 0.1 * float(np.log(4)))}),
+    ("qwen2", "default", {}, {}),
+    ("qwen2", "linear", {}, {}),
+    ("qwen2", "yarn", {}, {}),
+    ("gpt_neox", "default", {}, {}),
+    ("gpt_neox", "linear", {}, {}),
+    ("phi3", "default", {}, {}),
+    ("phi3", "longrope", {}, {}),
+]
+"""Architecture, scaling, options of it in the configuration, and keys of the file that say them."""
+
+
+def _named(case: Any) -> str:
+    return "-".join(f"{part}" for part in case) if isinstance(case, tuple) else str(case)
+
+
+def _logits(model: PreTrainedModel, encoding: PositionEncoding, ids: torch.Tensor) -> np.ndarray:
+    """Of the model of `transformers` with an encoding in the place of its own, whose pairs are those of its weights."""
+    own = Rotary.from_config(model.config)
+    assert isinstance(encoding, Rotary)
+    with torch.no_grad(), locant.swap(model, encoding.alike(layout=own.layout, angles="float32")):
+        return model(ids).logits[0].numpy()
+
+
+@pytest.mark.parametrize("case", FILES, ids=_named)
+def test_llama_cpp_computes_what_is_told_of_a_file(
+    case: tuple[str, str, dict[str, Any], dict[str, Any]], tmp_path: Path
+) -> None:
+    kind, rope_type, rope, keys = case
+    model = model_of(kind, rope_type, **rope)
+    path = write(model, tmp_path / "a.gguf", keys)
+    encoding = encoding_from_gguf(path, n_ctx=CONTEXT)
+    with LlamaCpp(path, CONTEXT) as llama:
+        theirs = llama.logits(IDS[0].tolist())
+    assert np.abs(theirs - _logits(model, encoding, IDS)).max() < LLAMA_CPP
+    comparison = compare_gguf(path, model.config.to_dict(), n_ctx=CONTEXT)
+    with torch.no_grad():
+        off = np.abs(theirs - model(IDS).logits[0].numpy()).max()
+    if rope_type == "longrope":  # which differs for short texts alone
+        assert off < LLAMA_CPP
+        assert len(comparison.differences) == 1
+    else:
+        assert comparison.agrees == (off < LLAMA_CPP), f"{off} off, and told is {comparison.differences}"
+
+
+def test_long_rope_follows_the_allocated_context(tmp_path: Path) -> None:
+    model = model_of("llama", "longrope")
+    path = write(model, tmp_path / "a.gguf")
+    ids = IDS[:, : TRAINED - 10]
+    with LlamaCpp(path, CONTEXT) as llama:
+        theirs = llama.logits(ids[0].tolist())
+    assert np.abs(theirs - _logits(model, encoding_from_gguf(path, CONTEXT), ids)).max() < LLAMA_CPP
+    with torch.no_grad():
+        assert np.abs(theirs - model(ids).logits[0].numpy()).max() > 1, "transformers takes the short factors"
+    assert "the short factors" in " ".join(read_gguf(path, n_ctx=TRAINED).notes)
+
+
+def test_ends_of_the_ramp_are_read_where_they_are(tmp_path: Path) -> None:
+    betas = {"beta_fast": 16.0, "beta_slow": 2.0}
+    keys = {f"yarn_{name}": value for name, value in betas.items()}
+    model = model_of("llama", "yarn", **betas)
+    path = write(model, tmp_path / "a.gguf", keys, architecture="mistral3")
+    with LlamaCpp(path, CONTEXT) as llama, torch.no_grad():
+        assert np.abs(llama.logits(IDS[0].tolist()) - model(IDS).logits[0].numpy()).max() < LLAMA_CPP
+    assert compare_gguf(path, model.config.to_dict()).agrees
+
+
+@pytest.mark.parametrize(
+    ("rope_type", "rope", "key"),
+    [
+        ("dynamic", {}, "rope_type"),
+        ("yarn", {"beta_fast": 16.0}, "beta_fast"),
+        ("yarn", {"truncate": False}, "truncate"),
+    ],
+)
+def test_keys_without_a_counterpart_are_told(rope_type: str, rope: dict[str, Any], key: str, tmp_path: Path) -> None:
+    model = model_of("llama", rope_type)
+    path = write(model, tmp_path / "a.gguf")
+    config = model.config.to_dict()
+    config["rope_parameters"] |= rope
+    assert [*compare_gguf(path, config, n_ctx=CONTEXT).ignored] == [key]
+    plain = model_of("llama", "default")
+    assert not compare_gguf(write(plain, tmp_path / "b.gguf"), plain.config.to_dict()).ignored
+
+
+@pytest.mark.parametrize(("reordered", "answer"), [(True, "reordered"), (False, "wrong: as they are")])
+def test_q_and_k_in_the_wrong_order_are_told(reordered: bool, answer: str, tmp_path: Path) -> None:
+    model = model_of("llama", "default")
+    model.save_pretrained(tmp_path / "model")
+    path = write(model, tmp_path / "a.gguf", reordered=reordered)
+    with LlamaCpp(path, CONTEXT) as llama, torch.no_grad():
+        off = np.abs(llama.logits(IDS[0].tolist()) - model(IDS).logits[0].numpy()).max()
+    comparison = compare_gguf(path, model.config.to_dict(), folder=tmp_path / "model")
+    assert comparison.weights is not None
+    assert comparison.weights.startswith(answer)
+    assert comparison.agrees == (off < LLAMA_CPP)
+    result = CliRunner().invoke(main, ["explain", str(path), "--against", str(tmp_path / "model"), "--json"])
+    assert result.exit_code == (0 if reordered else 1)
+    assert json.loads(result.stdout)["agrees"] == reordered
+
+
+def _metadata(path: Path, architecture: str, **keys: Any) -> Path:
+    """A file without weights."""
+    writer = gguf.GGUFWriter(path, architecture)
+    tiny_gguf.write_tokenizer(writer)
+    writer.add_vocab_size(300)
+    writer.add_context_length(256)
+    writer.add_embedding_length(64)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(96)
+    writer.add_head_count(4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    for key, value in keys.items():
+        add: Any = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}[type(value)]
+        add(f"{architecture}.{key}", value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_pairs_of_every_architecture_are_those_of_the_library(tmp_path: Path) -> None:
+    ours = {
+        **dict.fromkeys(INTERLEAVED, "interleaved"), **dict.fromkeys(HALF, "half"),
+        **dict.fromkeys(SEVERAL_AXES, "several axes"), **dict.fromkeys(NONE, "none"),
+    }  # fmt: skip
+    names = sorted(gguf.MODEL_ARCH_NAMES.values())
+    theirs = {name: rope_type(_metadata(tmp_path / f"{name}.gguf", name)) for name in names}
+    assert {name: kind for name, kind in theirs.items() if kind is not None} == ours
+
+
+def test_other_encodings_than_rotary(tmp_path: Path) -> None:
+    bloom = _metadata(tmp_path / "bloom.gguf", "bloom", **{"attention.max_alibi_bias": 8.0})
+    assert repr(encoding_from_gguf(bloom)) == repr(ALiBi(4))
+    assert not encoding_from_gguf(_metadata(tmp_path / "mamba.gguf", "mamba")).doors()
+    for name in ("gpt2", "t5"):
+        with refuses(InputError, name, "encoding_from_config"):
+            encoding_from_gguf(_metadata(tmp_path / f"{name}.gguf", name))
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    path = write(model_of("llama", "default"), tmp_path / "a.gguf")
+    content = path.read_bytes()
+    for length in (0, 3, 4, 20, 24, 100, 1000, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:length])
+        with refuses(InputError, "a.gguf"):
+            encoding_from_gguf(path)
+    for wrong in (tmp_path / "nothing.gguf", tmp_path):
+        with refuses(InputError, "no file"):
+            encoding_from_gguf(wrong)
+    with refuses(InputError, "unheard_of"):
+        encoding_from_gguf(_metadata(tmp_path / "b.gguf", "unheard_of"))
+    with refuses(InputError, "freq_base"):
+        encoding_from_gguf(_metadata(tmp_path / "c.gguf", "llama", **{"rope.freq_base": float("nan")}))
