@@ -14,8 +14,8 @@ from . import text as text
 from ._version import __version__ as __version__
 from .attention import KVCache, attend
 from .checkpoints.swap import swap
-from .engines.gguf import encoding_from_gguf
 from .embedding import InputEmbedding, SegmentEmbedding, TokenEmbedding
+from .engines.gguf import encoding_from_gguf
 from .errors import InputError, LocantError, RangeError, ShapeError
 from .figures.plot import plot
 from .models import encoding_from_config, register_architecture

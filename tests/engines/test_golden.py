@@ -10,7 +10,6 @@ from types import ModuleType
 import mpmath
 import numpy as np
 import pytest
-import torch
 from click.testing import CliRunner
 from safetensors import safe_open
 
