@@ -14,7 +14,8 @@ __all__ = ["main"]
 
 VERBS = (
     "embed", "compare", "explain", "extend", "convert", "evaluate", "tune", "neighbours", "vocabulary", "prepare",
-    "export", "plot", "probe", "explore", "bench", "golden", "list",
+    "export", "plot", "probe", "check-batch", "golden",
+    "explore", "bench", "list",
 )  # fmt: skip
 
 main = click.version_option(__version__, message="locant %(version)s")(

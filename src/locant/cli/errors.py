@@ -47,7 +47,7 @@ class VerbGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         """The command of a verb; an unknown verb gets the nearest known one."""
         if cmd_name in self.verbs:
-            return import_module(f"locant.cli.{cmd_name}").verb
+            return import_module(f"locant.cli.{cmd_name.replace('-', '_')}").verb
         close = difflib.get_close_matches(cmd_name.lower(), self.verbs, n=1, cutoff=0.5)
         remedy = f"locant {close[0]}" if close else "locant --help"
         raise InputError(f"got verb {cmd_name!r}, expected one of {', '.join(self.verbs)}", remedy)

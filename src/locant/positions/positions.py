@@ -8,7 +8,7 @@ order, by the rule in `locant.positions.documents.is_allowed`. Costs one or two 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from locant.arguments import MAX_INT32, entries, flag, shape_error, shown, whole
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import documents, slot_functions
+from locant.positions.batches import batch_of, fields_of_batch
 from locant.positions.checks import index_bound, integers, known_device, padding_mask, row_of, rows_of, token_count
 from locant.positions.documents import PADDING, MaskMod, is_allowed, window_of
 from locant.positions.grids import Grid, fields_of_grids, grid_of, pack_grids, rows_of_grids
@@ -266,6 +267,23 @@ class Positions:
         return cls(**joined_fields(parts))
 
     @classmethod
+    def from_batch(cls, batch: Mapping[str, Any]) -> Positions:
+        """What a batch of `transformers`, trl and other trainers says of positions; the inverse of `to_batch`.
+
+        Read are ``position_ids`` (``batch seq``; with three axes ``3 batch seq``, or ``4 batch seq`` with ids of text
+        before them), ``attention_mask`` (zeros and ones, or documents numbered from 1), ``cu_seq_lens_q`` and
+        ``cu_seq_lens_k``.
+
+        Raises:
+            LocantError: no such key, or two that tell different documents; `locant check-batch` says where.
+
+        >>> Positions.from_batch({"position_ids": torch.tensor([[0, 1, 0, 1, 2]])}).document
+        tensor([[0, 0, 1, 1, 1]])
+        """
+        index, document, order = fields_of_batch(batch)
+        return cls.of(index, document, order=order)
+
+    @classmethod
     def _counting(cls, start: int, n: int, batch: int, device: Device) -> Positions:
         batch = token_count("batch", batch, "a number of rows")
         index = torch.arange(start, start + n, device=known_device(device)).expand(batch, n)
@@ -411,6 +429,21 @@ class Positions:
         tensor([0, 2, 5], dtype=torch.int32)
         """
         return documents.cu_seqlens(self.document)
+
+    def to_batch(self) -> dict[str, Any]:
+        """The keys that tell a model of `transformers` these positions, as its padding-free collator makes them.
+
+        ``position_ids``, and what else is needed: ``attention_mask`` where there is padding; of one row of several
+        documents ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q`` and ``max_length_k``. Asks an accelerator for
+        data.
+
+        Raises:
+            LocantError: several documents beside padding, or whose ids do not count on.
+
+        >>> Positions.packed([2, 3]).to_batch()["cu_seq_lens_q"]
+        tensor([0, 2, 5], dtype=torch.int32)
+        """
+        return batch_of(self.index, self.document)
 
     def require_within(self, low: int, high: int, owner: str, remedy: str) -> None:
         """Raise unless every index lies in ``low .. high``; asks the device only where the bounds leave a doubt.
