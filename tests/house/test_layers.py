@@ -16,8 +16,8 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 # below it.
 ROOMS = (
     "_version", "errors", "arguments", "files", "registry", "kernels", "tensors", "positions", "scaling", "text",
-    "formats", "embedding", "attention", "parallel", "models", "checkpoints",
-    "probing", "figures", "locant", "lab", "report", "explore", "cli", "__main__",
+    "formats", "embedding", "attention", "parallel", "models", "swapping",
+    "checkpoints", "probing", "figures", "locant", "lab", "report", "explore", "cli", "__main__",
 )  # fmt: skip
 
 UPWARD = {

@@ -12,7 +12,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from locant.checkpoints.rotary_settings import RotarySettings, rotary_settings
-from locant.checkpoints.swap.saving import told_layers
+from locant.checkpoints.swapped_folder import told_layers
 from locant.embedding.table import TableSize, table_sizes
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import LENGTHS, WIDTHS, Config, flag, integer, integer_at, layer_types_in

@@ -25,8 +25,6 @@ import torch
 from torch import Tensor
 
 from locant.arguments import one_of, real, whole
-from locant.checkpoints.swap import swap
-from locant.checkpoints.swap.rotary_point import rotary_points
 from locant.errors import InputError
 from locant.lab.language_model import (
     DTYPES,
@@ -45,6 +43,8 @@ from locant.lab.settings import VOCAB_SIZE
 from locant.lab.training import evaluate
 from locant.lab.ways import Way
 from locant.positions.base import PositionEncoding
+from locant.swapping import swap
+from locant.swapping.rotary_point import rotary_points
 from locant.text.corpus import Corpus, read_corpus
 from locant.text.tokenizer import Tokenizer
 

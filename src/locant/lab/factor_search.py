@@ -19,7 +19,6 @@ import torch
 
 from locant.arguments import whole
 from locant.checkpoints.extension import Extension, LongFactors
-from locant.checkpoints.swap import swap
 from locant.errors import InputError
 from locant.files import json_text, write_whole
 from locant.lab.language_model import AsDecoder, device_of, fingerprint, load_model, require_rows
@@ -28,6 +27,7 @@ from locant.lab.settings import VOCAB_SIZE
 from locant.lab.training import evaluate
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
+from locant.swapping import swap
 from locant.text.corpus import Corpus, read_corpus
 
 __all__ = ["search_factors"]

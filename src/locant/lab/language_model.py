@@ -23,16 +23,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.arguments import shown
+from locant.checkpoints import load_swapped
 from locant.checkpoints.checkpoint_folder import headers_of
 from locant.checkpoints.config_source import CONFIG, read_json, require_no_code
-from locant.checkpoints.swap import load_swapped
-from locant.checkpoints.swap.embedding_point import own_tables
-from locant.checkpoints.swap.weightless import Weightless
 from locant.errors import InputError, RangeError
 from locant.lab.resume import random_numbers_kept
 from locant.models.config_values import HEADS, WIDTHS, integer
 from locant.models.registry import with_defaults
 from locant.models.rope_parameters import stated_trained_length
+from locant.swapping.embedding_point import own_tables
+from locant.swapping.weightless import Weightless
 
 __all__ = [
     "CAUSAL", "DTYPES", "AsDecoder", "Head", "at_once", "auto_class", "device_of", "fingerprint", "load_config",

@@ -29,7 +29,6 @@ from locant.arguments import flag, one_of, real, whole
 from locant.checkpoints.checkpoint_folder import INDEX, companions, headers_of, require_output
 from locant.checkpoints.config_source import read_json, read_source
 from locant.checkpoints.extension import extend
-from locant.checkpoints.swap import swap
 from locant.errors import InputError
 from locant.files import flush, json_text, new_folder, require_apart, write_whole
 from locant.lab.language_model import (
@@ -50,6 +49,7 @@ from locant.lab.resume import StateFolder, changed, earlier, random_numbers_kept
 from locant.lab.settings import VOCAB_SIZE
 from locant.lab.training import CLIP_NORM, Losses, evaluate, optimizer_of, schedule, split_off
 from locant.lab.ways import Way
+from locant.swapping import swap
 from locant.text.corpus import Corpus, read_corpus
 from locant.text.windows import Windows
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from locant.arguments import one_of, real
-from locant.checkpoints.swap.rotary_point import rotary_points
 from locant.errors import InputError
 from locant.positions.base import ModelShape, PositionEncoding
 from locant.positions.encodings.dual_chunk import DualChunk
@@ -22,6 +21,7 @@ from locant.positions.encodings.self_extend import SelfExtend
 from locant.positions.registry import encodings, find
 from locant.positions.rotary_by_class import RotaryByClass
 from locant.positions.scaling import EXTENDING, SCALINGS
+from locant.swapping.rotary_point import rotary_points
 
 __all__ = ["NUMBERED", "USUAL_FACTOR", "Way"]
 

@@ -12,7 +12,8 @@ import transformers
 import locant
 from locant.errors import InputError
 from locant.lab.ways import Way
-from tests.checkpoints.swap.families import (
+from tests.refusal import refuses
+from tests.swapping.families import (
     BESIDE_16,
     SAME,
     SCALINGS,
@@ -25,11 +26,10 @@ from tests.checkpoints.swap.families import (
     scaled,
     tiny,
 )
-from tests.checkpoints.swap.work import ids
-from tests.refusal import refuses
+from tests.swapping.work import ids
 from tests.tolerances import LOGITS
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "swapped-models.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "swapped-models.md"
 LLAMA = Family("llama", "LlamaForCausalLM")
 SAMPLED = [
     Family("gemma3_text", "Gemma3ForCausalLM"),  # rope parameters for each type of layers
@@ -96,7 +96,7 @@ def test_every_model_class_keeps_its_bits_under_every_scaling(scaling: str) -> N
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # those of other people's code
 def test_every_model_class_is_what_the_table_says() -> None:
-    """One of the works of each class, in turn: ``python -m tests.checkpoints.swap.families`` does all of them."""
+    """One of the works of each class, in turn: ``python -m tests.swapping.families`` does all of them."""
     text = PAGE.read_text(encoding="utf-8")
     if f"`transformers` {transformers.__version__} has" not in text:
         pytest.skip("the page was written with another release of transformers")

@@ -16,10 +16,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from locant.checkpoints.swap.rotary_point import owner_around
 from locant.errors import InputError
 from locant.positions.encodings.t5 import T5Bias
 from locant.positions.positions import Positions
+from locant.swapping.rotary_point import owner_around
 
 __all__ = ["BiasPoint", "GivenBias", "bias_points", "layer_types", "self_attention"]
 

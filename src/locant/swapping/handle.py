@@ -10,7 +10,14 @@ from typing import Any
 from torch import nn
 
 from locant.arguments import one_of, shown
-from locant.checkpoints.swap.attention_point import (
+from locant.errors import InputError, RangeError
+from locant.positions.angles import AngleMode
+from locant.positions.base import PositionEncoding, has_bias, reads_hidden_states
+from locant.positions.encodings.rope_plus_plus import RoPEPlusPlus
+from locant.positions.encodings.rotary import Rotary
+from locant.positions.encodings.t5 import T5Bias
+from locant.positions.rotary_by_class import RotaryByClass
+from locant.swapping.attention_point import (
     KEY,
     AttentionPoint,
     attention_modules,
@@ -19,10 +26,10 @@ from locant.checkpoints.swap.attention_point import (
     name_our_function,
     require_point,
 )
-from locant.checkpoints.swap.bias_point import BiasPoint, GivenBias, bias_points, layer_types, self_attention
-from locant.checkpoints.swap.embedding_point import EmbeddingPoint, own_tables, take_out
-from locant.checkpoints.swap.plan import LayerPlan, planned
-from locant.checkpoints.swap.rotary_point import (
+from locant.swapping.bias_point import BiasPoint, GivenBias, bias_points, layer_types, self_attention
+from locant.swapping.embedding_point import EmbeddingPoint, own_tables, take_out
+from locant.swapping.plan import LayerPlan, planned
+from locant.swapping.rotary_point import (
     ANGLES,
     NEAR,
     LayerHook,
@@ -31,14 +38,7 @@ from locant.checkpoints.swap.rotary_point import (
     owner_around,
     rotary_points,
 )
-from locant.checkpoints.swap.saving import forget, own_configurations, record
-from locant.errors import InputError, RangeError
-from locant.positions.angles import AngleMode
-from locant.positions.base import PositionEncoding, has_bias, reads_hidden_states
-from locant.positions.encodings.rope_plus_plus import RoPEPlusPlus
-from locant.positions.encodings.rotary import Rotary
-from locant.positions.encodings.t5 import T5Bias
-from locant.positions.rotary_by_class import RotaryByClass
+from locant.swapping.saving import forget, own_configurations, record
 
 __all__ = ["Swap", "swap"]
 

@@ -1,7 +1,8 @@
-"""How a model that was saved while it was swapped is read again, with its encoding and what that learned."""
+"""The folder of a model that was saved while it was swapped, read again with its encoding and what that learned."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,17 @@ from safetensors import safe_open
 from locant.arguments import one_of, shown, whole
 from locant.checkpoints.checkpoint_folder import headers_of
 from locant.checkpoints.config_source import CONFIG, read_json, require_no_code
-from locant.checkpoints.swap.handle import swap
-from locant.checkpoints.swap.saving import KEY, SAVED, built, damaged
 from locant.errors import InputError
 from locant.positions.angles import AngleMode
+from locant.positions.registry import encodings
+from locant.swapping.handle import swap
+from locant.swapping.saving import KEY, built
 
-__all__ = ["load_swapped"]
+__all__ = ["load_swapped", "told_layers"]
 
 HOLDER = ".locant."
+SAVED = "the folder as it was saved"
+UNTOLD_WORDS = "an encoding that is none of locant's"
 UNTOLD = "untold"
 """In the place of an encoding that the configuration does not tell."""
 
@@ -65,7 +69,7 @@ def load_swapped(
     model = (cls or usual).from_pretrained(path, config=config, **options)
     swapped = swap(model, encoding, layers=layers, angles=angles)
     if len(swapped.sentences) != len(plan):
-        raise damaged(path, f"{len(plan)} layers for {len(swapped.sentences)}")
+        raise _damaged(path, f"{len(plan)} layers for {len(swapped.sentences)}")
     _read_parameters(path, model)
     return model
 
@@ -81,7 +85,7 @@ def _read_plan(folder: Path, said: Any, *, build: bool) -> tuple[list[Any], Angl
         places = [None if each is None else whole("layers", each, 0, last, remedy=SAVED) for each in said["layers"]]
         angles = one_of("angles", said.get("angles", "exact"), ("exact", "float32"), SAVED)
     except (AttributeError, LookupError, TypeError, ValueError) as error:  # whatever was written there by hand
-        raise damaged(folder, f"{type(error).__name__}: {error}") from error
+        raise _damaged(folder, f"{type(error).__name__}: {error}") from error
     return [None if each is None else known[each] for each in places], "float32" if angles == "float32" else "exact"
 
 
@@ -98,3 +102,32 @@ def _read_parameters(folder: Path, model: Any) -> None:
             raise InputError(got, SAVED)
         with torch.no_grad():
             parameter.copy_(saved)
+
+
+def told_layers(config: Mapping[str, Any]) -> tuple[str | None, ...]:
+    """Of every layer, the encoding that `record` wrote down, in words; ``None``: the model's own. Empty: not swapped.
+
+    >>> told_layers({"locant": {"encodings": [{"name": "alibi", "options": {"num_heads": 4}}], "layers": [0, None]}})
+    ('alibi(num_heads=4)', None)
+    """
+    said = config.get(KEY)
+    if said is None:
+        return ()
+    try:
+        last = len(said["encodings"]) - 1
+        words = [UNTOLD_WORDS if each is None else _in_words(each) for each in said["encodings"]]
+        places = [None if each is None else whole("layers", each, 0, last, remedy=SAVED) for each in said["layers"]]
+        return tuple(None if each is None else words[each] for each in places)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # whatever was written there by hand
+        raise _damaged(Path(), f"{type(error).__name__}: {error}") from error
+
+
+def _in_words(description: Mapping[str, Any]) -> str:
+    options = ", ".join(f"{name}={shown(value)}" for name, value in description["options"].items())
+    return f"{one_of('encoding', description['name'], encodings())}({options})"
+
+
+def _damaged(folder: Path, why: str) -> InputError:
+    """Of an entry that somebody changed by hand."""
+    got = f"got {folder / CONFIG}, whose entry {KEY!r} does not say what each layer has ({why})"
+    return InputError(got, SAVED)

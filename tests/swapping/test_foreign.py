@@ -11,10 +11,10 @@ import torch
 import locant
 from locant.errors import RangeError
 from locant.positions import PoPE
-from tests.checkpoints.swap import reference
-from tests.checkpoints.swap.families import Family, tiny
-from tests.checkpoints.swap.work import ids
 from tests.refusal import refuses
+from tests.swapping import reference
+from tests.swapping.families import Family, tiny
+from tests.swapping.work import ids
 from tests.tolerances import DIFFERENT, LOGITS
 
 MODELS = [

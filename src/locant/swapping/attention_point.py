@@ -22,14 +22,14 @@ from torch import Tensor, nn
 from locant.arguments import MAX_INT32
 from locant.attention import attend
 from locant.attention.choice import SMALL
-from locant.checkpoints.swap.bias_point import GivenBias
-from locant.checkpoints.swap.rotary_point import OfLength
 from locant.errors import InputError, LocantError
 from locant.positions.base import PositionEncoding, has_bias
 from locant.positions.documents import PADDING
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 from locant.positions.rotary_by_class import PairClass, RotaryByClass, products
+from locant.swapping.bias_point import GivenBias
+from locant.swapping.rotary_point import OfLength
 from locant.tensors import has_values
 
 __all__ = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 import locant
-from tests.checkpoints.swap.families import Family, tiny
-from tests.checkpoints.swap.work import ids, shard
+from tests.swapping.families import Family, tiny
+from tests.swapping.work import ids, shard
 
 __all__ = ["losses_on_two"]
 

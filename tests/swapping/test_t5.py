@@ -22,9 +22,9 @@ from locant.attention.choice import SMALL
 from locant.checkpoints import load_swapped
 from locant.errors import InputError, RangeError
 from locant.positions import Positions
-from tests.checkpoints.swap.families import Family, tiny
-from tests.checkpoints.swap.work import generated
 from tests.refusal import refuses
+from tests.swapping.families import Family, tiny
+from tests.swapping.work import generated
 from tests.tolerances import DIFFERENT, LOGITS
 
 T5 = Family("t5", "T5ForConditionalGeneration")

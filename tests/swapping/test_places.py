@@ -16,9 +16,9 @@ from transformers import DynamicCache
 
 import locant
 from locant.positions import PoPE
-from tests.checkpoints.swap import reference
-from tests.checkpoints.swap.families import Family, tiny
-from tests.checkpoints.swap.work import compiled, generated, ids, packed, padded
+from tests.swapping import reference
+from tests.swapping.families import Family, tiny
+from tests.swapping.work import compiled, generated, ids, packed, padded
 from tests.tolerances import DIFFERENT, LOGITS
 
 LLAMA = Family("llama", "LlamaForCausalLM")

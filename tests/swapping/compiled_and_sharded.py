@@ -1,8 +1,8 @@
 """`torch.compile` and FSDP2 in every model class that can be swapped: what takes too long for the tests.
 
-``python -m tests.checkpoints.swap.compiled_and_sharded`` writes `compiled_and_sharded.json`, class by class. Begun
+``python -m tests.swapping.compiled_and_sharded`` writes `compiled_and_sharded.json`, class by class. Begun
 again it goes on where it was ended, or anew with other releases of torch or transformers.
-``python -m tests.checkpoints.swap.families`` then writes its columns into the page.
+``python -m tests.swapping.families`` then writes its columns into the page.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 import transformers
 
 import locant
-from tests.checkpoints.swap.families import LONG, Family, families, tiny, worked
-from tests.checkpoints.swap.work import compiled, sharded
 from tests.ranks import found_on
+from tests.swapping.families import LONG, Family, families, tiny, worked
+from tests.swapping.work import compiled, sharded
 
 __all__ = ["SPREAD", "found_by_two"]
 

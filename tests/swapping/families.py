@@ -1,6 +1,6 @@
 """Every causal and masked language model of `transformers`, built tiny from its configuration, and swapped.
 
-``python -m tests.checkpoints.swap.families`` writes the page of the documentation that tells what became of each. Two
+``python -m tests.swapping.families`` writes the page of the documentation that tells what became of each. Two
 columns of it take longer, and are read from `compiled_and_sharded.json`, which a module of this name writes.
 """
 
@@ -20,8 +20,8 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto as auto
 
 import locant
-from locant.checkpoints.swap.rotary_point import rotary_points
-from tests.checkpoints.swap.work import Work, adapted, called, generated, ids, of_bfloat16, packed, trained
+from locant.swapping.rotary_point import rotary_points
+from tests.swapping.work import Work, adapted, called, generated, ids, of_bfloat16, packed, trained
 
 __all__ = [
     "BESIDE_16",
@@ -301,7 +301,7 @@ This page is written by a run of all of them, of which `make test-slow` repeats 
 the five columns behind them in turn:
 
 ```sh
-python -m tests.checkpoints.swap.families
+python -m tests.swapping.families
 ```
 
 The columns for `torch.compile` and FSDP2 are of torch {torch} and transformers {transformers}, and `make test-slow`
@@ -309,7 +309,7 @@ repeats some of their rows. A cell without a word was not tried. A core makes al
 and begun again, this goes on with what is left:
 
 ```sh
-python -m tests.checkpoints.swap.compiled_and_sharded
+python -m tests.swapping.compiled_and_sharded
 ```
 
 ```text
@@ -345,5 +345,5 @@ def _long(long: Mapping[str, Any], family: Family) -> list[str]:
 
 if __name__ == "__main__":
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
-    where = Path(__file__).resolve().parents[3] / "docs" / "guides" / "swapped-models.md"
+    where = Path(__file__).resolve().parents[2] / "docs" / "guides" / "swapped-models.md"
     where.write_text(page({family: outcome(family) for family in families()}), encoding="utf-8")

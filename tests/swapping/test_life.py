@@ -10,11 +10,11 @@ import torch
 
 import locant
 from locant.positions import PoPE
-from tests.checkpoints.swap.compiled_and_sharded import SPREAD, found_by_two
-from tests.checkpoints.swap.families import Family, tiny
-from tests.checkpoints.swap.ranks import losses_on_two
-from tests.checkpoints.swap.work import Work, adapted, compiled, generated, ids, in_bfloat16, packed, padded, trained
 from tests.ranks import found_on, needs_gloo
+from tests.swapping.compiled_and_sharded import SPREAD, found_by_two
+from tests.swapping.families import Family, tiny
+from tests.swapping.ranks import losses_on_two
+from tests.swapping.work import Work, adapted, compiled, generated, ids, in_bfloat16, packed, padded, trained
 from tests.tolerances import LOGITS
 
 MODELS = [

@@ -19,10 +19,10 @@ from locant.checkpoints import load_swapped
 from locant.errors import InputError, LocantError, RangeError
 from locant.positions.registry import ENCODINGS
 from locant.positions.temperature import Temperature
-from tests.checkpoints.swap.families import Family, tiny
-from tests.checkpoints.swap.work import ids, padded
 from tests.refusal import refuses
 from tests.registries import restore
+from tests.swapping.families import Family, tiny
+from tests.swapping.work import ids, padded
 from tests.tolerances import LOGITS
 
 LLAMA = Family("llama", "LlamaForCausalLM")

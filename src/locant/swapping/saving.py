@@ -10,32 +10,26 @@ import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from locant.arguments import one_of, shown, whole
-from locant.checkpoints.config_source import CONFIG
-from locant.checkpoints.swap.weightless import Weightless
-from locant.errors import InputError
 from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding
 from locant.positions.registry import encoding as encoding_of
 from locant.positions.registry import encodings
 from locant.positions.scaling import Scaling, Unscaled
+from locant.swapping.weightless import Weightless
 
-__all__ = ["KEY", "SAVED", "built", "damaged", "forget", "own_configurations", "record", "told_layers"]
+__all__ = ["KEY", "built", "described", "forget", "own_configurations", "record"]
 
 KEY = "locant"
 """The entry of a configuration."""
 FUNCTION = "attn_implementation"
 SENTENCE = "the positions of this model are locant's: load it with locant.checkpoints.load_swapped(folder)"
-SAVED = "the folder as it was saved"
 OURS = "locant."
 HEADS = "head_slice"
-UNTOLD_WORDS = "an encoding that is none of locant's"
 
 
 def own_configurations(model: nn.Module) -> None:
@@ -101,29 +95,6 @@ def built(description: Mapping[str, Any]) -> PositionEncoding:
     return encoding_of(description["name"], **options)
 
 
-def told_layers(config: Mapping[str, Any]) -> tuple[str | None, ...]:
-    """Of every layer, the encoding that `record` wrote down, in words; ``None``: the model's own. Empty: not swapped.
-
-    >>> told_layers({"locant": {"encodings": [{"name": "alibi", "options": {"num_heads": 4}}], "layers": [0, None]}})
-    ('alibi(num_heads=4)', None)
-    """
-    said = config.get(KEY)
-    if said is None:
-        return ()
-    try:
-        last = len(said["encodings"]) - 1
-        words = [UNTOLD_WORDS if each is None else _in_words(each) for each in said["encodings"]]
-        places = [None if each is None else whole("layers", each, 0, last, remedy=SAVED) for each in said["layers"]]
-        return tuple(None if each is None else words[each] for each in places)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:  # whatever was written there by hand
-        raise damaged(Path(), f"{type(error).__name__}: {error}") from error
-
-
-def _in_words(description: Mapping[str, Any]) -> str:
-    options = ", ".join(f"{name}={shown(value)}" for name, value in description["options"].items())
-    return f"{one_of('encoding', description['name'], encodings())}({options})"
-
-
 def _plain(value: Any) -> Any:
     """As JSON can hold it; ``None`` for what it cannot."""
     mode = getattr(value, "mode", None)
@@ -139,9 +110,3 @@ def _plain(value: Any) -> Any:
 
 def _shapes(encoding: PositionEncoding) -> dict[str, torch.Size]:
     return {name: each.shape for name, each in encoding.state_dict().items()}
-
-
-def damaged(folder: Path, why: str) -> InputError:
-    """Of an entry that somebody changed by hand."""
-    got = f"got {folder / CONFIG}, whose entry {KEY!r} does not say what each layer has ({why})"
-    return InputError(got, SAVED)

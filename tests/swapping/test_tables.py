@@ -12,9 +12,9 @@ import torch
 import locant
 from locant.checkpoints import load_swapped
 from locant.errors import InputError
-from tests.checkpoints.swap.families import Family, tiny
-from tests.checkpoints.swap.work import ids
 from tests.refusal import refuses
+from tests.swapping.families import Family, tiny
+from tests.swapping.work import ids
 from tests.tolerances import DIFFERENT, LOGITS
 
 GPT2, OPT = Family("gpt2", "GPT2LMHeadModel"), Family("opt", "OPTForCausalLM")

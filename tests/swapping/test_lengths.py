@@ -9,9 +9,9 @@ import torch
 
 import locant
 from locant.errors import InputError
-from tests.checkpoints.swap.families import Family, tiny
-from tests.checkpoints.swap.work import ids, padded
 from tests.refusal import refuses
+from tests.swapping.families import Family, tiny
+from tests.swapping.work import ids, padded
 from tests.tolerances import DIFFERENT, LOGITS
 
 LLAMA = Family("llama", "LlamaForCausalLM")
