@@ -12,7 +12,7 @@ from locant.errors import InputError, LocantError
 __all__ = [
     "HEADS", "LENGTHS", "TRAINED", "WIDTHS", "Config", "agreed", "config_dict", "flag", "flag_at", "integer",
     "integer_at", "layer_types_in", "missing", "number", "of_single_layers", "one_named", "patches", "required",
-    "stated", "value_at", "width_per_head",
+    "sections_in", "stated", "value_at", "width_per_head",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -114,6 +114,15 @@ def patches(config: Config) -> tuple[int, int]:
         integer("image_size", height) // integer("patch_size", patch_height),
         integer("image_size", width) // integer("patch_size", patch_width),
     )
+
+
+def sections_in(rope: Config, default: Sequence[int] = (16, 24, 24), axes: int | None = 3) -> tuple[int, ...]:
+    """The pairs of each axis in ``mrope_section``, or what the modeling code takes without it."""
+    sections = rope.get("mrope_section", default)
+    if not isinstance(sections, (list, tuple)) or axes not in (None, len(sections)):
+        got = f"got mrope_section={shown(sections)}, expected a list of pairs for each of time, height, width"
+        raise InputError(got, f"{list(default)}")
+    return tuple(integer("mrope_section", section, 0) for section in sections)
 
 
 def flag(key: str, value: object) -> bool:

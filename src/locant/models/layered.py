@@ -20,7 +20,7 @@ from locant.positions.base import PositionEncoding
 
 __all__ = [
     "ARCHITECTURES", "LISTED", "WINDOWED", "listed_layers", "none_of_granite", "none_of_zamba", "none_without",
-    "nope_in_full_attention", "windowed_layers",
+    "nope_in_full_attention", "of_types", "rope", "windowed_layers",
 ]  # fmt: skip
 
 WINDOWED = ("sliding_attention", "full_attention")
@@ -145,7 +145,13 @@ def _by_layer_type(
     return rotary_row(None, max_seq_len, head_dim, keys=keys, defaults={"rope_parameters": ropes})
 
 
-def _rope(base: float, share: float | None = None, rope_type: str = "default") -> dict[str, Any]:
+def of_types(**base_keys: str) -> dict[str, LayerKind]:
+    """The types of layers of configurations with a base each, by the keys of these."""
+    return {name: LayerKind(base_key=key) for name, key in base_keys.items()}
+
+
+def rope(base: float, share: float | None = None, rope_type: str = "default") -> dict[str, Any]:
+    """The rope parameters of one type of layers."""
     part = {} if share is None else {"partial_rotary_factor": share}
     return {"rope_type": rope_type, "rope_theta": base, **part}
 
@@ -190,14 +196,8 @@ GEMMA_3 = RotaryKeys(
 )
 GEMMA_4 = RotaryKeys(full_head_dim_key="global_head_dim", per_layer=True)
 
-LAYERS = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-    "full_attention": {"rope_type": "default", "rope_theta": 1e6},
-}
-PROPORTIONAL = {
-    **LAYERS, "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
-}  # fmt: skip
-
+LAYERS = {"sliding_attention": rope(1e4), "full_attention": rope(1e6)}
+PROPORTIONAL = {**LAYERS, "full_attention": rope(1e6, 0.25, "proportional")}
 GEMMA_3_4B = {
     "vocab_size": 262208, "hidden_size": 2560, "num_attention_heads": 8, "head_dim": 256, "num_hidden_layers": 34,
     "max_position_embeddings": 131072, "tie_word_embeddings": True, "sliding_window": 1024, "rope_theta": 1000000.0,
@@ -215,10 +215,7 @@ BEFORE_GEMMA_3 = rotary_row(1e4, 8192, 256, inputs=GEMMA_TABLES, vllm=True)
 MODERN_BERT = Architecture(
     rotary=RotaryKeys(
         per_layer=True,
-        layer_kinds={
-            "full_attention": LayerKind(base_key="global_rope_theta"),
-            "sliding_attention": LayerKind(base_key="local_rope_theta"),
-        },
+        layer_kinds=of_types(full_attention="global_rope_theta", sliding_attention="local_rope_theta"),
     ),
     defaults={"global_rope_theta": 160_000.0, "local_rope_theta": 10_000.0, "max_position_embeddings": 8192},
     inputs=InputTables(
@@ -234,7 +231,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "afmoe": rotary_row(1e4, 16384, 128, encoding=none_where_full, layer_types=lambda config: WINDOWED),
     "beam": rotary_row(
         None, 8192, 128, keys=RotaryKeys(per_layer=True),
-        defaults={"rope_parameters": {"sliding_attention": _rope(1e4), "full_attention": None}},
+        defaults={"rope_parameters": {"sliding_attention": rope(1e4), "full_attention": None}},
     ),
     "cohere2_moe": rotary_row(
         1e4, 8192, 128, keys=RotaryKeys(layout="interleaved"), encoding=_cohere_2_moe, layer_types=windowed_layers,
@@ -246,11 +243,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "granite_swa": _based(1e4, 8192),
     "granitemoe_swa": _based(1e4, 2048),
     "kolibri1": _windowed(262144, 128, 513, rotary_without_windows=True),
-    "laguna": _by_layer_type(131072, 128, full_attention=_rope(5e5, 0.5), sliding_attention=_rope(1e4, 1.0)),
-    "lfm3": _by_layer_type(128000, 128, sliding_attention=_rope(1e4), full_attention=_rope(1e6, 0.5, "proportional")),
-    "mellum": _by_layer_type(131072, 128, full_attention=_rope(5e5), sliding_attention=_rope(1e4)),
+    "laguna": _by_layer_type(131072, 128, full_attention=rope(5e5, 0.5), sliding_attention=rope(1e4, 1.0)),
+    "lfm3": _by_layer_type(128000, 128, sliding_attention=rope(1e4), full_attention=rope(1e6, 0.5, "proportional")),
+    "mellum": _by_layer_type(131072, 128, full_attention=rope(5e5), sliding_attention=rope(1e4)),
     "mimo_v2_flash": _by_layer_type(
-        131072, 192, True, full_attention=_rope(5e6, 0.334), sliding_attention=_rope(1e4, 0.334)
+        131072, 192, True, full_attention=rope(5e6, 0.334), sliding_attention=rope(1e4, 0.334)
     ),
     "molmo2_text": rotary_row(
         1e4, 36864, 128, keys=RotaryKeys(other_keys=("rope_scaling_layers",)), warnings=(SCALED_LAYERS,),
@@ -258,8 +255,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "muse_glimmer_text": _based(1e4, 131072, 128, inputs=RMS_NORMED),
     "muse_spark_text": _based(5e5, 1048576, 64, inputs=RMS_NORMED),
     "olmo_hybrid": rotary_row(1e4, 65536, encoding=none_of_olmo),
-    "step3p5": _by_layer_type(128000, 128, full_attention=_rope(1e4), sliding_attention=_rope(1e4)),
-    "zaya": _by_layer_type(131072, 128, hybrid=_rope(5e6, 0.5), hybrid_sliding=_rope(1e4, 0.5)),
+    "step3p5": _by_layer_type(128000, 128, full_attention=rope(1e4), sliding_attention=rope(1e4)),
+    "zaya": _by_layer_type(131072, 128, hybrid=rope(5e6, 0.5), hybrid_sliding=rope(1e4, 0.5)),
     "gemma": BEFORE_GEMMA_3,
     "gemma2": replace(BEFORE_GEMMA_3, full_attention_every=2),
     "gemma3_text": rotary_row(
@@ -285,12 +282,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "recurrent_gemma": rotary_row(1e4, share=0.5, inputs=InputTables(scale=_rounded_to_8_bits)),
     "ultrabert": rotary_row(
         None, 32768, keys=RotaryKeys(per_layer=True),
-        defaults={
-            "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-                "full_attention": {"rope_type": "default", "rope_theta": 2.56e6},
-            }
-        },
+        defaults={"rope_parameters": {"sliding_attention": rope(1e4), "full_attention": rope(2.56e6)}},
     ),
     "modernbert-decoder": MODERN_BERT,
     "modernbert": replace(MODERN_BERT, projections={"Wqkv": one_after_another}, vllm=True),

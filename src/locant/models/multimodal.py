@@ -11,7 +11,8 @@ from dataclasses import replace
 from locant.arguments import shown
 from locant.errors import InputError
 from locant.models.architecture import SHARE, Architecture, PairsOf, RotaryKeys, rotary_row
-from locant.models.config_values import HEADS, Config, integer, number, required
+from locant.models.config_values import HEADS, Config, integer, number, required, sections_in
+from locant.models.layered import rope
 from locant.models.weights import RMS_NORMED
 from locant.positions.pair_table import Pairs
 
@@ -19,15 +20,6 @@ __all__ = ["ARCHITECTURES", "axes_in_turns"]
 
 TIME, ROW, COLUMN = 0, 1, 2
 MROPE = {"mrope": "default"}
-
-
-def _sections(rope: Config, default: tuple[int, ...]) -> tuple[int, ...]:
-    """``mrope_section``, or what the modeling code takes without it."""
-    sections = rope.get("mrope_section", default)
-    if not isinstance(sections, (list, tuple)) or len(sections) != 3:
-        got = f"got mrope_section={shown(sections)}, expected a list of pairs for each of time, height, width"
-        raise InputError(got, f"{list(default)}")
-    return tuple(integer("mrope_section", section, 0) for section in sections)
 
 
 def axes_in_turns(pairs: int, rows: int, columns: int) -> list[int]:
@@ -43,7 +35,7 @@ def _by_stride(*default: int) -> PairsOf:
         if rope.get("mrope_interleaved") is False:
             got = f"got mrope_interleaved=false for {config['model_type']}, whose code always deals pairs out in turns"
             raise InputError(got, "the configuration without it")
-        _, rows, columns = _sections(rope, default)
+        _, rows, columns = sections_in(rope, default)
         axes = axes_in_turns((rotary_dim + 1) // 2, rows, columns)
         return replace(Pairs.of(rotary_dim), axes=axes, num_axes=3)
 
@@ -52,7 +44,7 @@ def _by_stride(*default: int) -> PairsOf:
 
 def _rows_and_columns_in_turns(config: Config, rope: Config, rotary_dim: int) -> Pairs:
     """Rows and columns take turns, and the slowest pairs are time's (ERNIE 4.5 VL)."""
-    rows, columns, frames = _sections(rope, (22, 22, 20))
+    rows, columns, frames = sections_in(rope, (22, 22, 20))
     if rows != columns or 2 * (rows + columns + frames) != rotary_dim:
         got = f"got mrope_section={[rows, columns, frames]} for {rotary_dim // 2} pairs"
         raise InputError(got, "[22, 22, 20]: as many for columns as for rows, and the rest for time")
@@ -145,12 +137,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "neomme": rotary_row(
         None, 16384, 64, keys=RotaryKeys(per_layer=True, pairs=_even_and_odd, share_keys=SHARE),
-        defaults={
-            "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
-                "full_attention": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
-            },
-        },
+        defaults={"rope_parameters": {"sliding_attention": rope(1e4, 1.0), "full_attention": rope(1e6, 0.25)}},
     ),
     "hunyuan_vl_text": Architecture(
         rotary=RotaryKeys(
