@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -246,33 +245,6 @@ def test_memory_holds_a_few_copies_of_one_head_and_never_a_tensor(wide: Path) ->
     assert peak(wide, layout_folder.write_reordered) < TENSOR / 2
 
 
-def test_the_measurement_sees_a_tensor_in_memory(wide: Path) -> None:
-    def at_once(source: Any, target: Any, header: Header, moves: Any, to: Any) -> list[int]:
-        target.write(header.raw)
-        for tensor in header.tensors:
-            source.seek(tensor.begin)
-            target.write(source.read(tensor.num_bytes))
-        return []
-
-    assert peak(wide, at_once) > TENSOR
-
-
-def test_no_read_is_larger_than_a_head_or_a_chunk(wide: Path) -> None:
-    sizes: list[int] = []
-
-    class Watched(io.FileIO):
-        def read(self, size: int = -1) -> bytes:
-            sizes.append(size)
-            return super().read(size) or b""
-
-    peak(wide, layout_folder.write_reordered, lambda path: Watched(path))
-    header_length = sizes[0]
-    assert header_length < 1000
-    head = TENSOR // 8
-    assert set(sizes[1:]) == {head, layout_folder.CHUNK}
-    assert sum(sizes[1:]) == 3 * TENSOR
-
-
 # ---------------------------------------------------------------------- all or nothing
 
 
@@ -451,21 +423,6 @@ def test_pickles_are_refused_and_never_opened(tmp_path: Path, monkeypatch: pytes
     with refuses(InputError, name, "pickle", "safetensors"):
         convert_folder(folder, tmp_path / "out", to="interleaved")
     assert name not in opened
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"{", "is not JSON"),
-        (b"\xff", "is not JSON"),
-        (b"[1]", "holds a list"),
-        (b"[" * 10**5, "is not JSON"),
-    ],
-)
-def test_a_configuration_that_is_none_is_refused(whole: Path, tmp_path: Path, content: bytes, words: str) -> None:
-    (whole / "config.json").write_bytes(content)
-    with refuses(InputError, "config.json", words):
-        convert_folder(whole, tmp_path / "out", to="interleaved")
 
 
 def test_weights_twice_or_not_at_all_are_refused(sharded: Path, tmp_path: Path) -> None:

@@ -17,13 +17,13 @@ import transformers
 
 import locant
 from tests.ranks import found_on
-from tests.swapping.families import LONG, Family, families, tiny, worked
-from tests.swapping.work import compiled, sharded
+from tests.swapping.families import LLAMA, LONG, Family, families, tiny, worked
+from tests.swapping.work import compiled, ids, shard, sharded
 
-__all__ = ["SPREAD", "found_by_two"]
+__all__ = ["SPREAD", "found_by_two", "losses_on_two"]
 
 SPREAD = [
-    Family("llama", "LlamaForCausalLM"),
+    LLAMA,
     Family("gemma3_text", "Gemma3ForCausalLM"),  # rope parameters for each type of layers
     Family("gpt_neox", "GPTNeoXForCausalLM"),  # a part of each head
     Family("llama4_text", "Llama4ForCausalLM"),  # complex numbers
@@ -40,6 +40,27 @@ def found_by_two(pairs: list[list[str]]) -> list[str]:
     """What one of two processes finds of each of these, named by configuration and class."""
     _quiet()
     return [worked(tiny(Family(*each)), sharded) for each in pairs]
+
+
+def losses_on_two(name: str, sharded: bool = True) -> list[float]:
+    """The losses of three steps of plain gradient descent."""
+    model = tiny(LLAMA)
+    torch.manual_seed(0)
+    if name == "own":
+        locant.swap(model, angles="float32")
+    else:
+        locant.swap(model, locant.Kerple(4))
+    if sharded:
+        shard(model)
+    losses = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(3):
+        loss = model(ids(), labels=ids()).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
 
 
 # ---------------------------------------------------------------------- the run

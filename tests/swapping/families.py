@@ -24,23 +24,9 @@ from locant.swapping.rotary_point import rotary_points
 from tests.swapping.work import Work, adapted, called, generated, ids, of_bfloat16, packed, trained
 
 __all__ = [
-    "BESIDE_16",
-    "LONG",
-    "LONG_WORKS",
-    "SAME",
-    "SCALINGS",
-    "WORKS",
-    "Family",
-    "Outcome",
-    "cells",
-    "differences",
-    "families",
-    "outcome",
-    "page",
-    "scaled",
-    "tiny",
-    "worked",
-]
+    "BESIDE_16", "LLAMA", "LONG", "LONG_WORKS", "SAME", "SCALINGS", "WORKS", "WRITTEN", "Family", "Outcome", "cells",
+    "differences", "families", "outcome", "page", "scaled", "telling", "tiny", "worked",
+]  # fmt: skip
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "d_model": 64, "n_embd": 64, "intermediate_size": 96, "ffn_dim": 96, "num_hidden_layers": 4,
@@ -114,6 +100,11 @@ class Family:
         return f"{self.model_type}-{self.cls}"
 
 
+LLAMA = Family("llama", "LlamaForCausalLM")
+WRITTEN = [LLAMA, Family("qwen2", "Qwen2ForCausalLM"), Family("gpt_neox", "GPTNeoXForCausalLM")]
+"""Those that `reference` has written out by hand."""
+
+
 def families() -> list[Family]:
     """All of them, with those that have no rotary positions."""
     of_both = {kind: auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES[kind] for kind in BIASED}
@@ -139,6 +130,15 @@ def tiny(family: Family, **options: Any) -> Any:
             sizes[name] = _sizes(part, OTHER.get(part.model_type, {}))
     torch.manual_seed(0)
     return cls(kind(**{**sizes, **options})).eval()
+
+
+def telling(family: Family = LLAMA, **options: Any) -> Any:
+    """In float64, with weights large enough that order shows."""
+    model = tiny(family, **options).double()
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2 and "embed" not in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model
 
 
 SCALINGS: dict[str, dict[str, Any]] = {
@@ -203,9 +203,7 @@ def _sizes(default: Any, other: dict[str, Any]) -> dict[str, Any]:
 def _has(config: Any, key: str) -> bool:
     try:
         return getattr(config, key, None) is not None
-    except AttributeError:
-        return False
-    except ValueError:
+    except (AttributeError, ValueError):
         return False
 
 

@@ -15,6 +15,7 @@ from locant.lab.ways import Way
 from tests.refusal import refuses
 from tests.swapping.families import (
     BESIDE_16,
+    LLAMA,
     SAME,
     SCALINGS,
     WORKS,
@@ -30,7 +31,6 @@ from tests.swapping.work import ids
 from tests.tolerances import LOGITS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "swapped-models.md"
-LLAMA = Family("llama", "LlamaForCausalLM")
 SAMPLED = [
     Family("gemma3_text", "Gemma3ForCausalLM"),  # rope parameters for each type of layers
     Family("gpt_neox", "GPTNeoXForCausalLM"),  # a part of each head

@@ -13,33 +13,18 @@ from locant.errors import RangeError
 from locant.positions import PoPE
 from tests.refusal import refuses
 from tests.swapping import reference
-from tests.swapping.families import Family, tiny
-from tests.swapping.work import ids
+from tests.swapping.families import WRITTEN, Family, telling
+from tests.swapping.work import ids, off
 from tests.tolerances import DIFFERENT, LOGITS
 
-MODELS = [
-    Family("llama", "LlamaForCausalLM"),
-    Family("qwen2", "Qwen2ForCausalLM"),
-    Family("gpt_neox", "GPTNeoXForCausalLM"),
-]
 HEADS, WIDTH = 4, 16
 YARN = locant.scaling.YaRN(factor=4.0, original_max_seq_len=64)
 
 
 def model_of(family: Family) -> Any:
-    """In float64, with weights large enough that order shows."""
-    partial = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}
-    whole = partial if family.model_type == "gpt_neox" else {}
-    model = tiny(family, **whole).double()
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 2 and "embed" not in name:
-            torch.nn.init.normal_(parameter, std=0.2)
-    return model
-
-
-def off(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """These models compute norms in float32 whatever they are in."""
-    return (actual - expected).abs().max().item()
+    """GPT-NeoX, which rotates a part of each head, rotates the whole here."""
+    whole = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}
+    return telling(family, **(whole if family.model_type == "gpt_neox" else {}))
 
 
 ENCODINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], reference.Way]]] = {
@@ -54,15 +39,15 @@ ENCODINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], reference.Way]]] =
 CASES = [
     # In the fast suite every encoding once, and every family.
     pytest.param(family, name, id=f"{family.model_type}-{name}", marks=() if fast else pytest.mark.slow)
-    for number, family in enumerate(MODELS)
+    for number, family in enumerate(WRITTEN)
     for place, name in enumerate(ENCODINGS)
-    for fast in [place % len(MODELS) == number]
+    for fast in [place % len(WRITTEN) == number]
 ]
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_layers_that_keep_their_own_see_no_later_keys_whatever_function_is_named(attention: str) -> None:
-    model, own = model_of(MODELS[0]), reference.rotary(WIDTH)
+    model, own = model_of(WRITTEN[0]), reference.rotary(WIDTH)
     model.set_attn_implementation(attention)
     with locant.swap(model, layers={"every": 2, "encoding": locant.ALiBi(HEADS)}):
         actual = model(ids()).logits
@@ -70,7 +55,7 @@ def test_layers_that_keep_their_own_see_no_later_keys_whatever_function_is_named
 
 
 def test_heads_may_be_those_of_keys_and_twice_as_wide() -> None:
-    model = model_of(MODELS[0])
+    model = model_of(WRITTEN[0])
     with locant.swap(model, PoPE(WIDTH, num_heads=2)):
         assert off(model(ids()).logits, reference.logits(model, ids(), reference.pope(WIDTH))) <= LOGITS
     with refuses(RangeError, "num_heads=2"):
@@ -81,7 +66,7 @@ def test_heads_may_be_those_of_keys_and_twice_as_wide() -> None:
 
 @torch.no_grad()
 def test_pairs_rotated_by_their_class_generate_and_are_padded_as_alone() -> None:
-    model, encoding = model_of(MODELS[0]), locant.SelfExtend(locant.Rotary(WIDTH), group=3, neighbours=4)
+    model, encoding = model_of(WRITTEN[0]), locant.SelfExtend(locant.Rotary(WIDTH), group=3, neighbours=4)
     tokens = ids()[:1]
     expected = reference.logits(model, tokens, reference.self_extend(WIDTH, 3, 4))
     with locant.swap(model, encoding):
@@ -110,7 +95,7 @@ def test_another_encoding_is_what_a_model_written_by_hand_computes(family: Famil
     assert torch.equal(model(ids()).logits, before), "undo left something"
 
 
-@pytest.mark.parametrize("family", [MODELS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in MODELS[1:])])
+@pytest.mark.parametrize("family", [WRITTEN[0], *(pytest.param(each, marks=pytest.mark.slow) for each in WRITTEN[1:])])
 def test_layers_may_differ(family: Family) -> None:
     """Every second layer without positions, and a function that gives three kinds."""
     model, own = model_of(family), reference.rotary(WIDTH)

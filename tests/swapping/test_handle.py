@@ -21,11 +21,9 @@ from locant.positions.registry import ENCODINGS
 from locant.positions.temperature import Temperature
 from tests.refusal import refuses
 from tests.registries import restore
-from tests.swapping.families import Family, tiny
+from tests.swapping.families import LLAMA, Family, tiny
 from tests.swapping.work import ids, padded
 from tests.tolerances import LOGITS
-
-LLAMA = Family("llama", "LlamaForCausalLM")
 
 
 class Ours(LlamaForCausalLM):
@@ -293,7 +291,7 @@ def test_an_encoding_of_ones_own_is_given_again(tmp_path: Path) -> None:
     model = tiny(LLAMA)
     assert "load_swapped(folder, encoding=...)" in locant.swap(model, Slanted(4)).sentences[0]
     trained(model).save_pretrained(tmp_path)
-    with refuses(InputError, "none of locant's", "encoding="):
+    with refuses(InputError, "does not tell", "encoding="):
         load_swapped(tmp_path)
     assert torch.equal(load_swapped(tmp_path, encoding=Slanted(4))(ids()).logits, model(ids()).logits)
 

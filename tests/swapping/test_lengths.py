@@ -10,11 +10,10 @@ import torch
 import locant
 from locant.errors import InputError
 from tests.refusal import refuses
-from tests.swapping.families import Family, tiny
+from tests.swapping.families import LLAMA, telling, tiny
 from tests.swapping.work import ids, padded
 from tests.tolerances import DIFFERENT, LOGITS
 
-LLAMA = Family("llama", "LlamaForCausalLM")
 NTK = locant.scaling.DynamicNTK(factor=4.0, original_max_seq_len=6)
 LONGROPE = locant.scaling.LongRoPE(
     short_factor=[1.0] * 8, long_factor=[float(each) for each in range(1, 9)], original_max_seq_len=6, factor=4.0
@@ -36,18 +35,10 @@ def plans(rotary: locant.Rotary) -> list[dict[str, Any]]:
     ]
 
 
-def model_of() -> Any:
-    model = tiny(LLAMA).double()
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 2 and "embed" not in name:
-            torch.nn.init.normal_(parameter, std=0.2)
-    return model
-
-
 @each
 @torch.no_grad()
 def test_the_layers_that_have_it_have_that_of_the_length(name: str) -> None:
-    model, rotary = model_of(), LENGTHS[name]
+    model, rotary = telling(), LENGTHS[name]
     tokens, mask, position_ids = padded()
     options = {"attention_mask": mask, "position_ids": position_ids}
     for place, plan in enumerate(plans(rotary)):
@@ -67,7 +58,7 @@ def test_the_layers_that_have_it_have_that_of_the_length(name: str) -> None:
 @torch.no_grad()
 def test_compiled_it_is_not_left_unscaled(name: str) -> None:
     """In a graph nobody looked at the length, and the angles were those of short rows, without a word."""
-    model, rotary = model_of(), LENGTHS[name]
+    model, rotary = telling(), LENGTHS[name]
     with locant.swap(model, **plans(rotary.for_length(12))[1]):
         expected = model(ids()).logits
     with locant.swap(model, **plans(rotary)[1]):
@@ -79,7 +70,7 @@ def test_compiled_it_is_not_left_unscaled(name: str) -> None:
 @torch.no_grad()
 def test_a_length_that_was_said_stays() -> None:
     """Keys in a cache are right as long as the frequencies stay: a shorter row does not change them."""
-    model, fixed = model_of(), LENGTHS["ntk"].for_length(24)
+    model, fixed = telling(), LENGTHS["ntk"].for_length(24)
     plain = locant.Rotary(16, scaling=locant.scaling.NTK(factor=4.0 * 24 / 6 - 3.0))
     assert torch.allclose(fixed.inv_freq, plain.inv_freq)
     with locant.swap(model, plain):

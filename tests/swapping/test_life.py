@@ -9,23 +9,16 @@ import pytest
 import torch
 
 import locant
-from locant.positions import PoPE
 from tests.ranks import found_on, needs_gloo
-from tests.swapping.compiled_and_sharded import SPREAD, found_by_two
-from tests.swapping.families import Family, tiny
-from tests.swapping.ranks import losses_on_two
+from tests.swapping.compiled_and_sharded import SPREAD, found_by_two, losses_on_two
+from tests.swapping.families import WRITTEN, Family, tiny
 from tests.swapping.work import Work, adapted, compiled, generated, ids, in_bfloat16, packed, padded, trained
 from tests.tolerances import LOGITS
 
-MODELS = [
-    Family("llama", "LlamaForCausalLM"),
-    Family("qwen2", "Qwen2ForCausalLM"),
-    Family("gpt_neox", "GPTNeoXForCausalLM"),
-]
 HEADS = 4
-three = pytest.mark.parametrize("family", MODELS, ids=lambda family: family.model_type)
+three = pytest.mark.parametrize("family", WRITTEN, ids=lambda family: family.model_type)
 one = pytest.mark.parametrize(
-    "family", [MODELS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in MODELS[1:])]
+    "family", [WRITTEN[0], *(pytest.param(each, marks=pytest.mark.slow) for each in WRITTEN[1:])]
 )
 """Three families; the fast suite has one of them."""
 
@@ -64,34 +57,10 @@ def test_bfloat16_keeps_its_frequencies(family: Family) -> None:
     assert torch.equal(model(ids()).logits, swapped)
 
 
-BIASES = {
-    "alibi": lambda: locant.ALiBi(HEADS),
-    "kerple": lambda: locant.Kerple(HEADS),
-    "xpos": lambda: locant.XPos(16),
-    "pope": lambda: PoPE(16, num_heads=2),
-}
-
-
-@pytest.mark.parametrize("name", BIASES)
-def test_another_encoding_is_the_same_padded_packed_and_cached(name: str) -> None:
-    model = tiny(MODELS[0])
-    tokens, mask, position_ids = padded()
-    with locant.swap(model, BIASES[name]()), torch.no_grad():
-        alone = model(tokens[1:, 3:]).logits
-        assert (
-            model(tokens, attention_mask=mask, position_ids=position_ids).logits[1:, 3:] - alone
-        ).abs().max() <= LOGITS
-        row = packed(model)[:, 5:]
-        assert (row - model(ids()[:, 5:]).logits).abs().max() <= LOGITS
-        for options in ({}, {"cache_implementation": "static", "disable_compile": True}):
-            steps = generated(model, **options)
-            assert (steps - generated(model, use_cache=False)).abs().max() <= LOGITS
-
-
 @pytest.mark.parametrize("encoding", [locant.Sinusoidal(64), locant.Learned(16, 64)], ids=["sinusoidal", "learned"])
 def test_positions_in_embeddings_begin_behind_the_padding(encoding: Any) -> None:
     """Without position ids and with a cache: the row is what it is alone."""
-    model = tiny(MODELS[0])
+    model = tiny(WRITTEN[0])
     tokens, mask, _ = padded()
     with locant.swap(model, encoding), torch.no_grad():
         alone = model(tokens[1:, 3:]).logits
@@ -134,7 +103,7 @@ def test_lora_trains_the_same_weights(family: Family) -> None:
 def test_lora_trains_the_encoding_beside_its_adapters() -> None:
     import peft
 
-    model = tiny(MODELS[0])
+    model = tiny(WRITTEN[0])
     locant.swap(model, locant.Kerple(HEADS))
     lora = peft.get_peft_model(model, peft.LoraConfig(r=2, modules_to_save=["locant"]))
     lora(ids(), labels=ids()).loss.backward()

@@ -17,22 +17,12 @@ from transformers import DynamicCache
 import locant
 from locant.positions import PoPE
 from tests.swapping import reference
-from tests.swapping.families import Family, tiny
-from tests.swapping.work import compiled, generated, ids, packed, padded
+from tests.swapping.families import Family, telling
+from tests.swapping.work import compiled, generated, ids, off, packed, padded
 from tests.tolerances import DIFFERENT, LOGITS
 
-LLAMA = Family("llama", "LlamaForCausalLM")
 GAP = torch.tensor([[*range(5), *range(105, 112)]])
 HEADS, WIDTH = 4, 16
-
-
-def model_of(family: Family = LLAMA) -> Any:
-    """In float64, with weights large enough that order shows."""
-    model = tiny(family).double()
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 2 and "embed" not in name:
-            torch.nn.init.normal_(parameter, std=0.2)
-    return model
 
 
 def cope() -> locant.Cope:
@@ -60,10 +50,6 @@ ENCODINGS: dict[str, Callable[[], Any]] = {
 every = pytest.mark.parametrize("name", ENCODINGS)
 
 
-def off(actual: Tensor, expected: Tensor) -> float:
-    return (actual - expected).abs().max().item()
-
-
 def at(places: Tensor) -> reference.Way:
     """ALiBi of tokens that stand at these positions."""
     way, apart = reference.alibi(HEADS), (places[0][:, None] - places[0]).clamp(min=0).double()
@@ -75,7 +61,7 @@ def at(places: Tensor) -> reference.Way:
 @torch.no_grad()
 def test_a_gap_in_the_position_ids_is_one_without_a_mask_and_behind_a_cache() -> None:
     """A batch without padding has no mask: then positions were slots, and a gap was none."""
-    model = model_of()
+    model = telling()
     tokens, places = ids()[:1], GAP
     expected = reference.logits(model, tokens, at(places))
     assert off(reference.logits(model, tokens, reference.alibi(HEADS)), expected) > DIFFERENT
@@ -95,7 +81,7 @@ def test_a_gap_in_the_position_ids_is_one_without_a_mask_and_behind_a_cache() ->
 @every
 @torch.no_grad()
 def test_a_row_with_a_gap_is_the_same_in_a_padded_batch_and_step_by_step(name: str) -> None:
-    model = model_of()
+    model = telling()
     tokens, mask, _ = padded()
     both, where = GAP.expand(2, -1), mask.flip(0)  # the second row is whole
     with locant.swap(model, ENCODINGS[name]()):
@@ -117,7 +103,7 @@ def test_a_row_with_a_gap_is_the_same_in_a_padded_batch_and_step_by_step(name: s
 @torch.no_grad()
 def test_padded_rows_and_packed_documents_are_what_they_are_alone(name: str) -> None:
     """Padding on either side, and in between, behind a cache too: CoPE counted it as tokens."""
-    model = model_of()
+    model = telling()
     tokens = ids()[1:]
     with locant.swap(model, ENCODINGS[name]()):
         alone = model(tokens).logits
@@ -133,7 +119,9 @@ def test_padded_rows_and_packed_documents_are_what_they_are_alone(name: str) -> 
                 parts.append(model(row[:, begin:end], past_key_values=cache, **options).logits)
             assert off(torch.cat(parts, 1)[:, real], alone) <= LOGITS, holes
         assert off(packed(model)[:, 5:], model(ids()[:, 5:]).logits) <= LOGITS
-        assert off(generated(model), generated(model, use_cache=False)) <= LOGITS
+        steps = generated(model, use_cache=False)
+        for options in ({}, {"cache_implementation": "static", "disable_compile": True}):
+            assert off(generated(model, **options), steps) <= LOGITS
 
 
 @pytest.mark.unchecked  # what is compiled is not run while shapes are checked
@@ -141,7 +129,7 @@ def test_padded_rows_and_packed_documents_are_what_they_are_alone(name: str) -> 
 @pytest.mark.parametrize("name", ["alibi", "xpos"])
 @torch.no_grad()
 def test_position_ids_are_read_in_one_graph(name: str) -> None:
-    model = model_of()
+    model = telling()
     with locant.swap(model, ENCODINGS[name]()):
         assert off(compiled(model), model(ids()).logits) <= LOGITS
         graph = torch.compile(model, fullgraph=True, backend="eager")
@@ -151,7 +139,7 @@ def test_position_ids_are_read_in_one_graph(name: str) -> None:
 
 @torch.no_grad()
 def test_a_cache_that_is_cut_or_has_other_rows_goes_on() -> None:
-    model, places = model_of(), GAP
+    model, places = telling(), GAP
     with locant.swap(model, locant.ALiBi(HEADS)):
         expected = model(ids(), position_ids=places.expand(2, -1)).logits
         cache = DynamicCache(config=model.config)
@@ -172,7 +160,7 @@ def test_a_cache_that_is_cut_or_has_other_rows_goes_on() -> None:
 @torch.no_grad()
 def test_a_model_that_passes_nothing_on_is_read_by_the_ids_of_its_layers() -> None:
     """Nemotron's layers take position ids and nothing else."""
-    model = model_of(Family("nemotron", "NemotronForCausalLM"))
+    model = telling(Family("nemotron", "NemotronForCausalLM"))
     tokens, mask, _ = padded()
     with locant.swap(model, locant.ALiBi(HEADS)):
         alone = model(tokens[1:], position_ids=GAP, attention_mask=mask[:1]).logits

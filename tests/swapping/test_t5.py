@@ -24,7 +24,7 @@ from locant.errors import InputError, RangeError
 from locant.positions import Positions
 from tests.refusal import refuses
 from tests.swapping.families import Family, tiny
-from tests.swapping.work import generated
+from tests.swapping.work import generated, off
 from tests.tolerances import DIFFERENT, LOGITS
 
 T5 = Family("t5", "T5ForConditionalGeneration")
@@ -110,10 +110,6 @@ def gradients(model: Any) -> list[Tensor]:
     model.zero_grad()
     model(input_ids=SOURCE, labels=TARGET).loss.backward()
     return [each.grad.clone() for each in model.parameters() if each.grad is not None]
-
-
-def off(actual: Tensor, expected: Tensor) -> float:
-    return (actual - expected).abs().max().item()
 
 
 class Largest(TorchDispatchMode):

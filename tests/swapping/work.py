@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "Work", "adapted", "called", "compiled", "generated", "ids", "in_bfloat16", "of_bfloat16", "packed", "padded",
-    "shard", "sharded", "trained",
+    "Work", "adapted", "called", "compiled", "generated", "ids", "in_bfloat16", "of_bfloat16", "off", "packed",
+    "padded", "shard", "sharded", "trained",
 ]  # fmt: skip
 
 Work = Callable[[Any], Tensor]
@@ -20,6 +20,11 @@ def called(model: Any, tokens: Tensor, **options: Any) -> Any:
     """Its output; of an encoder and a decoder with the same tokens for both."""
     both = {"decoder_input_ids": tokens} if getattr(model.config, "is_encoder_decoder", False) else {}
     return model(tokens, **both, **options)
+
+
+def off(actual: Tensor, expected: Tensor) -> float:
+    """By how much they differ, at most; models compute norms in float32 whatever they are in."""
+    return (actual - expected).abs().max().item()
 
 
 def ids() -> Tensor:

@@ -96,7 +96,7 @@ class InputEmbedding(EmbeddingModules):
 
         >>> InputEmbedding.from_pretrained("MiniLM-L6")(torch.tensor([[101, 2332, 102]]))  # doctest: +SKIP
         """
-        from locant.checkpoints.pretrained_input import read_pretrained_input
+        from locant.checkpoints.pretrained import read_pretrained_input
 
         found = read_pretrained_input(folder, dtype)
         with torch.device("meta"):

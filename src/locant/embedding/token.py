@@ -108,7 +108,7 @@ class TokenEmbedding(RaisesLater):
         >>> TokenEmbedding.from_pretrained("MiniLM-L6")  # doctest: +SKIP
         TokenEmbedding(vocab_size=30522, d_model=384, padding_idx=0)
         """
-        from locant.checkpoints.pretrained_input import read_pretrained_token
+        from locant.checkpoints.pretrained import read_pretrained_token
 
         found = read_pretrained_token(folder, dtype)
         with torch.device("meta"):

@@ -31,8 +31,8 @@ from locant.lab.resume import random_numbers_kept
 from locant.models.config_values import HEADS, WIDTHS, integer
 from locant.models.registry import with_defaults
 from locant.models.rope_parameters import stated_trained_length
-from locant.swapping.embedding_point import own_tables
-from locant.swapping.weightless import Weightless
+from locant.swapping.added_point import own_tables
+from locant.swapping.plan import Weightless
 
 __all__ = [
     "CAUSAL", "DTYPES", "AsDecoder", "Head", "at_once", "auto_class", "device_of", "fingerprint", "load_config",

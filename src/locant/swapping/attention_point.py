@@ -27,14 +27,14 @@ from locant.positions.base import PositionEncoding, has_bias
 from locant.positions.documents import PADDING
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
-from locant.positions.rotary_by_class import PairClass, RotaryByClass, products
-from locant.swapping.bias_point import GivenBias
+from locant.positions.rotary_by_class import PairClass, products
+from locant.swapping.added_point import GivenBias
 from locant.swapping.rotary_point import OfLength
 from locant.tensors import has_values
 
 __all__ = [
-    "KEY", "AttentionPoint", "attention_modules", "has_learned_bias", "name_again", "name_our_function",
-    "require_point",
+    "KEY", "AttentionPoint", "attention_modules", "goes_by_class", "has_learned_bias", "name_again",
+    "name_our_function", "require_point",
 ]  # fmt: skip
 
 NAME = "locant"
@@ -98,6 +98,11 @@ def attention_modules(owner: nn.Module) -> dict[int, list[nn.Module]]:
         if "Attention" in type(module).__name__ and isinstance(layer, int):
             found.setdefault(layer, []).append(module)
     return found
+
+
+def goes_by_class(encoding: PositionEncoding) -> bool:
+    """Whether it rotates a pair of tokens by its class."""
+    return type(encoding).pair_classes is not PositionEncoding.pair_classes
 
 
 def has_learned_bias(owner: nn.Module) -> bool:
@@ -249,7 +254,9 @@ def attention(
     if point is None:
         got = f"got {type(module).__name__} of a model that was built from the configuration of a swapped one"
         raise LocantError(got, "model.set_attn_implementation('sdpa') of the new model, or a configuration of its own")
-    encoding, own_bias, places = point.encoding, others.pop("position_bias", None), _places_of(others)
+    encoding, own_bias, ids = point.encoding, others.pop("position_bias", None), others.get("position_ids")
+    of_layer = None if ids is None or ids.ndim != 2 else Places(ids, None)  # where the model passed nothing on
+    places = others.pop(PLACES, of_layer)
     if own_bias is not None and encoding is not None and point.own is None:
         raise LocantError(f"got a bias of its own from {type(module).__name__}", "a model without one")
     causal = others.get("is_causal")
@@ -263,7 +270,7 @@ def attention(
         return point.function(module)(
             module, query, key, value, mask, scaling=scaling, dropout=dropout, **added, **others
         )
-    if isinstance(encoding, RotaryByClass) and places is not None:
+    if goes_by_class(encoding) and places is not None:
         plain = False  # its classes go by distance, not by slots
     if mask is None and not plain:
         mask = _later_keys_hidden(query, key, causal)
@@ -272,7 +279,8 @@ def attention(
     if type(encoding) is Rotary:
         encoding = point.of_length(encoding, positions.index)
     query, key = encoding.rotate(query, key, positions, k_positions)
-    scaling = _for_width(scaling, width, query)
+    if scaling is not None:  # that of a model is for the width of its heads, which an encoding may double (PoPE)
+        scaling *= (width / query.shape[-1]) ** 0.5
     if mask is None:
         y = attend(
             query, key, value, encoding=encoding, positions=positions, k_positions=k_positions, causal=causal,
@@ -289,14 +297,6 @@ def attention(
     mask = _numbers(mask, query.dtype, bias)
     y, weights = point.function(module)(module, query, key, value, mask, scaling=scaling, dropout=dropout, **others)
     return y.to(dtype), weights
-
-
-def _places_of(others: dict[str, Any]) -> Places | None:
-    """What the hook before the model passed on; where the model did not, by the position ids of the layer."""
-    if PLACES in others:
-        return others.pop(PLACES)
-    ids = others.get("position_ids")
-    return None if ids is None or ids.ndim != 2 else Places(ids, None)
 
 
 def _by_table(point: AttentionPoint, query: Tensor, key: Tensor, table: Tensor | None) -> GivenBias | None:
@@ -333,11 +333,6 @@ def _is_plain(point: AttentionPoint, module: nn.Module, others: dict[str, Any]) 
     """Whether nothing stands beside the softmax that only the function named before knows of."""
     beside = any(others.get(name) is not None for name in ("softcap", "s_aux", "cache")) or hasattr(module, "sinks")
     return point.before == "sdpa" and not beside
-
-
-def _for_width(scaling: float | None, width: int, query: Tensor) -> float | None:
-    """The scale of a model is for the width of its heads, which an encoding may double (PoPE)."""
-    return None if scaling is None else scaling * (width / query.shape[-1]) ** 0.5
 
 
 def _later_keys_hidden(query: Tensor, key: Tensor, causal: bool) -> Tensor:

@@ -15,30 +15,37 @@ from locant.positions.angles import AngleMode
 from locant.positions.base import PositionEncoding, has_bias, reads_hidden_states
 from locant.positions.encodings.rope_plus_plus import RoPEPlusPlus
 from locant.positions.encodings.rotary import Rotary
-from locant.positions.encodings.t5 import T5Bias
-from locant.positions.rotary_by_class import RotaryByClass
+from locant.swapping.added_point import (
+    BiasPoint,
+    EmbeddingPoint,
+    GivenBias,
+    bias_points,
+    layer_types,
+    own_tables,
+    self_attention,
+    take_out,
+)
 from locant.swapping.attention_point import (
     KEY,
     AttentionPoint,
     attention_modules,
+    goes_by_class,
     has_learned_bias,
     name_again,
     name_our_function,
     require_point,
 )
-from locant.swapping.bias_point import BiasPoint, GivenBias, bias_points, layer_types, self_attention
-from locant.swapping.embedding_point import EmbeddingPoint, own_tables, take_out
-from locant.swapping.plan import LayerPlan, planned
+from locant.swapping.plan import LayerPlan, forget, own_configurations, planned, record
 from locant.swapping.rotary_point import (
     ANGLES,
     NEAR,
     LayerHook,
     OfLength,
+    RotaryHook,
     RotaryPoint,
     owner_around,
     rotary_points,
 )
-from locant.swapping.saving import forget, own_configurations, record
 
 __all__ = ["Swap", "swap"]
 
@@ -226,12 +233,10 @@ class _Work:
             raise InputError(got, "one encoding for all layers that rotates as the model's own does")
         if self.calls_ours:
             require_point(self.owner, has_known_bias=bool(self.biases))
-        if mixed and self.points:
-            deaf = [
-                type(each).__name__ for layer in self.modules.values() for each in layer if ANGLES not in _names(each)
-            ]
-            if deaf:
-                raise InputError(f"got {name}, whose {deaf[0]} is given no angles", "one encoding for all layers")
+        for module in (each for layer in self.modules.values() for each in layer if mixed and self.points):
+            if ANGLES not in _names(module):
+                got = f"got {name}, whose {type(module).__name__} is given no angles"
+                raise InputError(got, "one encoding for all layers")
 
     def _hold(self) -> None:
         """Register the encodings in the model, and write them into its configuration."""
@@ -287,14 +292,13 @@ class _Work:
             encodings: Mapping[str | None, PositionEncoding] = point.own
             if self.base is not None:
                 encodings = dict.fromkeys(point.own, self._rotating(0))
-            self.undo.append(point.module.register_forward_hook(point.hook(encodings), with_kwargs=True).remove)
+            hook = RotaryHook(encodings, point.form, _names(point.module))
+            self.undo.append(point.module.register_forward_hook(hook, with_kwargs=True).remove)
         if self.base is not None or not self.points:
             return
         for layer, modules in self.modules.items():
             place = self._place(self.plan[layer])
-            if place is None:
-                continue
-            for module in modules:
+            for module in modules if place is not None else ():
                 hook = LayerHook(self._rotating(layer), self.points[0].form, _names(module), self.of_length[place])
                 self.undo.append(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
@@ -305,42 +309,37 @@ class _Work:
 
     def _sentence(self, layer: int) -> str:
         place = self._place(self.plan[layer])
-        if place is not None and self.told[place] is None:
-            return f"{self._what(layer)}; saved, it is to be given again: load_swapped(folder, encoding=...)"
-        return self._what(layer)
+        untold = place is not None and self.told[place] is None
+        where = f"layer {layer} ({self._point_of(layer).kind})" if self.biases else f"layer {layer}"
+        again = "; saved, it is to be given again: load_swapped(folder, encoding=...)" if untold else ""
+        return f"{where}: {self._what(layer)}{again}"
 
     def _what(self, layer: int) -> str:
         encoding, way = self.plan[layer], self.ways[layer]
-        if self.biases:
-            return self._what_in_stack(layer)
         if encoding is None:
-            kinds = [*dict.fromkeys(str(each) for point in self.points for each in point.own.values())]
-            own = f"layer {layer}: its own, {' or '.join(kinds)}, where its code rotates"
-            off = max(point.off for point in self.points)
-            if off == 0:
-                return own
-            rounded = f"its frequencies were rounded to 16 bits, its angles off by up to {off:.2g}"
-            return f"{own}; {rounded} in the first {NEAR} tokens, and by more in later ones"
-        what = "its rotary positions" if self.points else "the model's table of positions"
+            return f"its own, {self._own_bias_in_words(layer) if self.biases else self._own_angles_in_words()}"
+        before = "its rotary positions" if self.points else "the model's table of positions"
+        out = f"{'its learned bias' if self.biases else before} taken out"
         if type(encoding) is PositionEncoding:
-            return f"layer {layer}: no positions, {what} taken out"
+            return f"no positions, {out}"
         if way == "angles":
-            return f"layer {layer}: {encoding} in the place of {next(iter(self.points[0].own.values()))}"
-        encoding = " ".join(str(encoding).split())
+            return f"{encoding} in the place of {next(iter(self.points[0].own.values()))}"
         where = "added to the token embeddings" if way == "embed" else "in its attention scores"
-        return f"layer {layer}: {encoding} {where}, {what} taken out"
+        return f"{' '.join(str(encoding).split())} {where}, {out}"
 
-    def _what_in_stack(self, layer: int) -> str:
-        encoding, point = self.plan[layer], self._point_of(layer)
-        where = f"layer {layer} ({point.kind})"
-        if encoding is None:
-            how = "without a matrix where that takes less" if self._gets_table(point) else "by its own code"
-            return f"{where}: its own, {T5Bias.__name__}({point.own.extra_repr()}), added {how}"
-        out = "its learned bias taken out"
-        if type(encoding) is PositionEncoding:
-            return f"{where}: no positions, {out}"
-        added = "added to the token embeddings" if self.ways[layer] == "embed" else "in its attention scores"
-        return f"{where}: {' '.join(str(encoding).split())} {added}, {out}"
+    def _own_angles_in_words(self) -> str:
+        kinds = [*dict.fromkeys(str(each) for point in self.points for each in point.own.values())]
+        own = f"{' or '.join(kinds)}, where its code rotates"
+        off = max(point.off for point in self.points)
+        if off == 0:
+            return own
+        rounded = f"its frequencies were rounded to 16 bits, its angles off by up to {off:.2g}"
+        return f"{own}; {rounded} in the first {NEAR} tokens, and by more in later ones"
+
+    def _own_bias_in_words(self, layer: int) -> str:
+        point = self._point_of(layer)
+        how = "without a matrix where that takes less" if self._gets_table(point) else "by its own code"
+        return f"T5Bias({point.own.extra_repr()}), added {how}"
 
 
 def _why_it_stays(owner: Any) -> str:
@@ -373,7 +372,7 @@ def _require_model(model: Any) -> Any:
     return inner
 
 
-def _way(encoding: PositionEncoding | None, owner: Any, points: Sequence[RotaryPoint], *, learned: bool = False) -> str:
+def _way(encoding: Any, owner: Any, points: Sequence[RotaryPoint], *, learned: bool = False) -> str:
     """``own``, or through which point the encoding goes: ``angles``, ``scores`` or ``embed``."""
     if encoding is None:
         return "own"
@@ -385,7 +384,7 @@ def _way(encoding: PositionEncoding | None, owner: Any, points: Sequence[RotaryP
         raise InputError(got, "an encoding that reads none, such as locant.ALiBi(num_heads=...)")
     if "embed" in encoding.doors():
         return "embed"
-    rotary = encoding.rotary if isinstance(encoding, RotaryByClass) else encoding
+    rotary: Any = encoding.rotary if goes_by_class(encoding) else encoding
     _require_one_length(encoding)
     if type(rotary) is not Rotary:
         return "scores"

@@ -30,7 +30,7 @@ from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
 from locant.positions.scaling import LongRoPE
 
-__all__ = ["ANGLES", "NEAR", "LayerHook", "OfLength", "RotaryPoint", "owner_around", "rotary_points"]
+__all__ = ["ANGLES", "NEAR", "LayerHook", "OfLength", "RotaryHook", "RotaryPoint", "owner_around", "rotary_points"]
 
 CALLED_SO = re.compile(r"Rotary|Rope(?=[A-Z])|RoPE(?=[A-Z])")
 ANGLES = "position_embeddings"
@@ -88,10 +88,6 @@ class RotaryPoint:
         got = f"got {_name(self.path, self.module)}, which does not compute {told}"
         raise InputError(got, "swap(model, encoding), where the encoding of the model does not matter")
 
-    def hook(self, encodings: Mapping[str | None, PositionEncoding]) -> RotaryHook:
-        """A forward hook that puts the angles of these encodings in the place of the module's."""
-        return RotaryHook(encodings, self.form, [*inspect.signature(self.module.forward).parameters])
-
 
 class OfLength:
     """An encoding whose scaling depends on the length, for that of the longest row, as `transformers` takes it."""
@@ -129,11 +125,8 @@ class RotaryHook:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Angles) -> Angles:
         layer_type = self._argument("layer_type", args, kwargs) if None not in self.encodings else None
-        encoding = self.encodings[layer_type]
-        if not isinstance(encoding, Rotary) or self.form is None:
-            return identity(result)
         position_ids = self._argument("position_ids", args, kwargs)
-        return angles_of(self.of_length[layer_type](encoding, position_ids), position_ids, self.form, result)
+        return _angles_of(self.encodings[layer_type], self.of_length[layer_type], position_ids, self.form, result)
 
     def _argument(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return kwargs[name] if name in kwargs else args[self.where[name]]
@@ -157,17 +150,20 @@ class LayerHook:
         like = given.get(ANGLES)
         if like is None:
             return None
-        if isinstance(self.encoding, Rotary) and self.form is not None:
-            if given.get("position_ids") is None:
-                got = f"got no position ids for {type(module).__name__}, whose encoding is another than the model's"
-                raise LocantError(got, "one encoding for all layers, or NoPE for some of them")
-            encoding = self.of_length(self.encoding, given["position_ids"])
-            return (), given | {ANGLES: angles_of(encoding, given["position_ids"], self.form, like)}
-        return (), given | {ANGLES: identity(like)}
+        position_ids = given.get("position_ids")
+        if position_ids is None and self.form is not None and isinstance(self.encoding, Rotary):
+            got = f"got no position ids for {type(module).__name__}, whose encoding is another than the model's"
+            raise LocantError(got, "one encoding for all layers, or NoPE for some of them")
+        return (), given | {ANGLES: _angles_of(self.encoding, self.of_length, position_ids, self.form, like)}
 
 
-def angles_of(encoding: Rotary, position_ids: Tensor, form: str, like: Angles) -> Angles:
-    """The angles of `encoding` in the form and the dtype of a module's result."""
+def _angles_of(encoding: Any, of_length: OfLength, position_ids: Tensor, form: str | None, like: Angles) -> Angles:
+    """The angles of `encoding` in the form and the dtype of a module's result; without, those that rotate nothing."""
+    if form is None or not isinstance(encoding, Rotary):
+        if isinstance(like, Tensor):
+            return torch.ones_like(like)
+        return torch.ones_like(like[0]), torch.zeros_like(like[1])
+    encoding = of_length(encoding, position_ids)
     index = position_ids.movedim(0, -1) if position_ids.ndim == 3 else position_ids
     # No look at the values: on an accelerator that would wait for it, and a graph would be made for each length.
     if isinstance(like, Tensor):
@@ -184,14 +180,6 @@ def _complex(encoding: Rotary, index: Tensor) -> Tensor:
     tables = encoding.angles.tables(index.device)
     angle = index[..., None].float() * tables.table
     return torch.polar(torch.full_like(angle, 1.0), angle) * tables.attention_factor
-
-
-def identity(like: Angles) -> Angles:
-    """The angles that rotate nothing."""
-    if isinstance(like, Tensor):
-        return torch.ones_like(like)
-    cos, sin = like
-    return torch.ones_like(cos), torch.zeros_like(sin)
 
 
 # ---------------------------------------------------------------------- finding and measuring

@@ -22,10 +22,9 @@ from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.report.explain import spans
 from locant.swapping import swap
-from locant.swapping.bias_point import bias_points, layer_types
+from locant.swapping.added_point import bias_points, layer_types
 from locant.swapping.rotary_point import rotary_points
-from locant.swapping.saving import described
-from locant.swapping.weightless import Weightless
+from locant.swapping.plan import Weightless, described
 
 __all__ = ["SCREEN"]
 

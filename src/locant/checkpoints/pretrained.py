@@ -1,30 +1,34 @@
-"""The input of a published model, read from its folder: token, position and segment tables, and the norm of their sum.
+"""What is read from the folder of a published model: the tables of its input, or the model, where it was saved swapped.
 
-Nothing else of the model is read, and no code of the folder is run. Every shape and dtype has to be the one that the
-configuration says.
+Of the input token, position and segment tables are read, and the norm of their sum; nothing else of the model, and
+every shape and dtype has to be the one that the configuration says. No code of the folder is run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
-from locant.arguments import shown
-from locant.checkpoints.checkpoint_folder import DTYPES, TensorFolder
-from locant.checkpoints.config_source import CONFIG, read_json
+from locant.arguments import one_of, shown, whole
+from locant.checkpoints.checkpoint_folder import DTYPES, TensorFolder, headers_of
+from locant.checkpoints.config_source import CONFIG, read_json, require_no_code
 from locant.errors import InputError, RangeError
 from locant.models.architecture import UNKNOWN, Architecture
 from locant.models.config_values import Config, flag, integer, number, required
 from locant.models.encodings import encoding_from_config
 from locant.models.registry import read, read_known
 from locant.models.weights import InputTables, RowScale
+from locant.positions.registry import encodings
+from locant.swapping.handle import swap
+from locant.swapping.plan import KEY, built
 
-__all__ = ["PretrainedInput", "read_pretrained_input", "read_pretrained_token"]
+__all__ = ["PretrainedInput", "load_swapped", "read_pretrained_input", "read_pretrained_token", "told_layers"]
 
 OLD_NAMES = {"weight": "gamma", "bias": "beta"}
 """Parts of norms in checkpoints that came from TensorFlow."""
@@ -158,3 +162,106 @@ def _stated_dtype(facts: Config) -> torch.dtype | None:
     if not isinstance(name, str) or name not in known:
         raise InputError(f"got dtype={shown(name)} in {CONFIG}, expected one of {', '.join(known)}", "'dtype': null")
     return known[name]
+
+
+# ---------------------------------------------------------------------- swapped models
+
+HOLDER = ".locant."
+SAVED = "the folder as it was saved"
+UNTOLD = "an encoding that its configuration does not tell"
+
+
+def load_swapped(
+    folder: str | Path, *, cls: Any = None, encoding: Any = None, layers: Any = None, **options: Any
+) -> Any:
+    """Load a model that was saved while it was swapped, with its encoding and what that learned.
+
+    Args:
+        folder: as `save_pretrained` wrote it.
+        cls: a class of `transformers`; default: ``AutoModelForCausalLM``, or ``AutoModelForSeq2SeqLM`` for a model
+            with an encoder and a decoder.
+        encoding, layers: as for `locant.swap`, where the configuration does not tell the encoding; its parameters
+            are read from the folder.
+        options: for ``from_pretrained``, such as ``dtype``.
+
+    Raises:
+        InputError: a folder of a model that was not swapped, or had its own encoding in every layer; one whose
+            ``locant`` entry is damaged, or without the parameters of its encoding; one with code of its own, pickles,
+            or files that are not whole.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    path = Path(folder)
+    given = read_json(path / CONFIG)
+    if KEY not in given:
+        got = f"got {path}, whose model is not swapped, or has its own encoding, which is not written down"
+        raise InputError(got, f"from_pretrained({str(folder)!r}), then locant.swap")
+    require_no_code(path, given)
+    headers_of(path)
+    told = encoding is None and layers is None  # others need not be built: their package may not be installed here
+    plan = _of_layers(path, given[KEY], lambda each: built(each) if told and each is not None else UNTOLD)
+    if told:
+        if UNTOLD in plan:
+            got = f"got {path}, with {UNTOLD}"
+            raise InputError(got, "load_swapped(folder, encoding=...) with one like it")
+        layers = lambda layer, _: plan[layer] if layer < len(plan) else None  # noqa: E731
+    config: Any = AutoConfig.from_pretrained(path)
+    delattr(config, KEY)
+    config._attn_implementation = None
+    options = {"local_files_only": True, "use_safetensors": True, **options}
+    usual = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
+    model = (cls or usual).from_pretrained(path, config=config, **options)
+    swapped = swap(model, encoding, layers=layers, angles=given[KEY].get("angles", "exact"))
+    if len(swapped.sentences) != len(plan):
+        raise _damaged(path, f"{len(plan)} layers for {len(swapped.sentences)}")
+    _read_parameters(path, model)
+    return model
+
+
+def _of_layers(folder: Path, entry: Any, of: Callable[[Any], Any]) -> list[Any]:
+    """What `of` makes of the encoding of each layer, as `record` wrote it; ``None``: the model's own."""
+    try:
+        told = [of(each) for each in entry["encodings"]]
+        last = len(told) - 1
+        places = [None if each is None else whole("layers", each, 0, last, remedy=SAVED) for each in entry["layers"]]
+        one_of("angles", entry.get("angles", "exact"), ("exact", "float32"), SAVED)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # whatever was written there by hand
+        raise _damaged(folder, f"{type(error).__name__}: {error}") from error
+    return [None if each is None else told[each] for each in places]
+
+
+def _read_parameters(folder: Path, model: Any) -> None:
+    mine = {name: each for name, each in model.state_dict().items() if HOLDER in f".{name}"}
+    there = {tensor.name: folder / file for file, header in headers_of(folder).items() for tensor in header.tensors}
+    for name, parameter in mine.items():
+        if name not in there:
+            raise InputError(f"got {folder} without {name}, a parameter of its encoding", SAVED)
+        with safe_open(there[name], framework="pt") as file:
+            saved = file.get_tensor(name)
+        if saved.shape != parameter.shape:
+            got = f"got {name} of shape {shown(tuple(saved.shape))}, expected {tuple(parameter.shape)}"
+            raise InputError(got, SAVED)
+        with torch.no_grad():
+            parameter.copy_(saved)
+
+
+def told_layers(config: Mapping[str, Any]) -> tuple[str | None, ...]:
+    """Of every layer, the encoding that `record` wrote down, in words; ``None``: the model's own. Empty: not swapped.
+
+    >>> told_layers({"locant": {"encodings": [{"name": "alibi", "options": {"num_heads": 4}}], "layers": [0, None]}})
+    ('alibi(num_heads=4)', None)
+    """
+    if config.get(KEY) is None:
+        return ()
+    return tuple(_of_layers(Path(), config[KEY], lambda each: UNTOLD if each is None else _in_words(each)))
+
+
+def _in_words(description: Mapping[str, Any]) -> str:
+    options = ", ".join(f"{name}={shown(value)}" for name, value in description["options"].items())
+    return f"{one_of('encoding', description['name'], encodings())}({options})"
+
+
+def _damaged(folder: Path, why: str) -> InputError:
+    """Of an entry that somebody changed by hand."""
+    got = f"got {folder / CONFIG}, whose entry {KEY!r} does not say what each layer has ({why})"
+    return InputError(got, SAVED)
