@@ -1,7 +1,7 @@
 """Positions that are added: learned tables at the input, biases at the scores, and models that have either or rotation.
 
-Tables have GPT-2, OPT and BERT's kin, disentangled attention DeBERTa; linear biases (ALiBi) BLOOM, MPT and, besides
-rotary positions, Falcon; biases by buckets T5, with a table of its own for the encoder and for the decoder.
+Tables have GPT-2, OPT (whose row 2 is position 0) and BERT's kin, disentangled attention DeBERTa; linear biases (ALiBi)
+BLOOM, MPT and, besides rotary positions, Falcon; biases by buckets T5, with a table each for encoder and decoder.
 """
 
 from __future__ import annotations
@@ -48,11 +48,6 @@ def _table_width(config: Config) -> int:
 def _table(config: Config, layer_type: str | None = None) -> PositionEncoding:
     """One row per position (GPT-2)."""
     return Learned(required(config, *LENGTHS), _table_width(config))
-
-
-def _opt(config: Config, layer_type: str | None) -> PositionEncoding:
-    """A table whose row 2 is position 0, by OPT's code; its width is that of the layers, not of the token table."""
-    return Learned(required(config, *LENGTHS), required(config, *WIDTHS), offset=2)
 
 
 def _projected(config: Config) -> str | None:
@@ -258,8 +253,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         inputs=replace(GPT_2_TABLES, dropout_key="embed_dropout"),
     ),
     "opt": Architecture(
-        encoding=_opt, defaults={"max_position_embeddings": 2048}, inputs=OPT_TABLES, presets={"opt-1.3b": OPT_1_3B},
-        vllm=True,
+        encoding=lambda config, _: Learned(required(config, *LENGTHS), required(config, *WIDTHS), offset=2),
+        defaults={"max_position_embeddings": 2048}, inputs=OPT_TABLES, presets={"opt-1.3b": OPT_1_3B}, vllm=True,
     ),
     "bert": replace(BERT, presets={"bert-base": BERT_BASE}, vllm=True),
     **dict.fromkeys(("albert", "electra"), BERT),

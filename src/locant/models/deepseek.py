@@ -10,18 +10,13 @@ from typing import Any
 from locant.models.architecture import SHARE, Architecture, RotaryKeys, rotary_row, warn_if
 from locant.models.config_values import TRAINED, Config, required
 from locant.models.layered import listed_layers, none_without, of_types, rope
-from locant.models.weights import HeadRows, HeadShape, InputTables, query_rows
+from locant.models.weights import HeadRows, InputTables, query_rows
 from locant.positions.base import PositionEncoding
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.pair_table import Pairs
 from locant.positions.scaling import YaRN
 
 __all__ = ["ARCHITECTURES"]
-
-
-def _latent_keys(shape: HeadShape) -> tuple[HeadRows, ...]:
-    """What keys and values are made of, then the part of the keys that is rotated, once for all heads."""
-    return HeadRows(count=1, width=shape.latent), HeadRows(count=1, width=shape.rotated, rotated=shape.rotated)
 
 
 def _latent_attention(config: Config, encoding: PositionEncoding) -> str | None:
@@ -65,17 +60,18 @@ MISTRAL_YARN = {
 }  # fmt: skip
 
 
-def _trailing(config: Config, rope: Config, rotary_dim: int) -> Pairs:
-    """The last dimensions of a head (DeepSeek-V4)."""
-    start = required(config, "head_dim") - rotary_dim
-    dims = [(start + i, start + j) for i, j in Pairs.of(rotary_dim, layout="interleaved").dims]
-    return Pairs(dims=dims)
-
-
 GROWING_QUERIES = warn_if(
     lambda config, encoding: getattr(encoding, "temperature", None) is not None,
     "the temperature multiplies whole queries: encoding.temperature.grown(q, positions) for what is not rotated",
 )
+
+
+def _trailing(config: Config, rope: Config, rotary_dim: int) -> Pairs:
+    """The last dimensions of a head (DeepSeek-V4)."""
+    start = required(config, "head_dim") - rotary_dim
+    return Pairs(dims=[(start + i, start + j) for i, j in Pairs.of(rotary_dim, layout="interleaved").dims])
+
+
 ROTATED_BACK = "the key is the value, and the output of attention is rotated back by the position of its query"
 LEARNED_FREQUENCIES = (
     "a checkpoint's rotary_emb.alpha is learned: each inverse frequency is multiplied by e ** alpha, 1 before"
@@ -83,7 +79,14 @@ LEARNED_FREQUENCIES = (
 LATENT = RotaryKeys(layout="interleaved", head_dim_key="qk_rope_head_dim")
 EITHER_LAYOUT = replace(LATENT, interleave_key=True)
 OF_DEEPSEEK: Mapping[str, Any] = {
-    "projections": {"q_b_proj": lambda shape: (query_rows(shape),), "kv_a_proj_with_mqa": _latent_keys},
+    "projections": {
+        "q_b_proj": lambda shape: (query_rows(shape),),
+        # What keys and values are made of, then the part of the keys that is rotated, once for all heads.
+        "kv_a_proj_with_mqa": lambda shape: (
+            HeadRows(count=1, width=shape.latent),
+            HeadRows(count=1, width=shape.rotated, rotated=shape.rotated),
+        ),
+    },
     "vllm": True,
 }
 """The names of the weights, which are not known of others with latent attention."""

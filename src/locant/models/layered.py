@@ -7,7 +7,7 @@ layers since its third version, and ModernBERT.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -83,8 +83,7 @@ def _based_layers(config: Config) -> tuple[str, ...]:
     if len(distinct - {0.0}) > 1:
         got = f"got layer_rope_theta with {len(distinct - {0.0})} bases, and one encoding for all layers to make"
         raise InputError(got, "a configuration with layer_rope_theta of the layers of one base, for each base")
-    kinds = tuple(kind for kind, has in zip(LISTED, (distinct != {0.0}, 0.0 in distinct), strict=True) if has)
-    return () if kinds == ("with",) else kinds
+    return _kinds({base != 0 for base in distinct})
 
 
 def listed_layers(*, default_interval: int | None = None) -> Callable[[Config], tuple[str, ...]]:
@@ -93,13 +92,13 @@ def listed_layers(*, default_interval: int | None = None) -> Callable[[Config], 
     ``no_rope_layers`` is a list with 1 for layers that do have rotary positions; ``no_rope_layer_interval`` gives every
     how many layers one has none. Published configurations of Llama 4 have an empty list and mean the default interval.
     """
+    return lambda config: _kinds(_rotary_layers(config, default_interval))
 
-    def layer_types(config: Config) -> tuple[str, ...]:
-        rotary = _rotary_layers(config, default_interval)
-        kinds = tuple(kind for kind, has in zip(LISTED, (True, False), strict=True) if has in rotary)
-        return () if kinds == ("with",) else kinds
 
-    return layer_types
+def _kinds(rotary: Collection[bool]) -> tuple[str, ...]:
+    """The kinds of layers that there are, unless all have rotary positions."""
+    kinds = tuple(kind for kind, has in zip(LISTED, (True, False), strict=True) if has in rotary)
+    return () if kinds == ("with",) else kinds
 
 
 def _rotary_layers(config: Config, default_interval: int | None) -> set[bool]:

@@ -70,27 +70,6 @@ def _in_sections_of_dimensions(member: int) -> PairsOf:
     return pairs
 
 
-def _even_and_odd(config: Config, rope: Config, rotary_dim: int) -> Pairs:
-    """Even pairs are rotated by rows, odd ones by columns; a position is (row, column) (NeoMME)."""
-    return replace(Pairs.of(rotary_dim), axes=[pair % 2 for pair in range(rotary_dim // 2)], num_axes=2)
-
-
-def _backwards(config: Config, rope: Config, rotary_dim: int) -> Pairs:
-    """Llama's pairs, rotated in the other direction (nanochat)."""
-    return Pairs(dims=[(j, i) for i, j in Pairs.of(rotary_dim).dims])
-
-
-def _one_head(config: Config, rope: Config, rotary_dim: int) -> Pairs:
-    """The first head alone is rotated (the diffusion transformer of Qwen2.5-Omni)."""
-    return replace(Pairs.of(rotary_dim, layout="interleaved"), num_heads=1)
-
-
-def _clvp(config: Config, rope: Config, head_dim: int) -> Pairs:
-    """A part of a head that follows from the width that speech and text are projected to, and is 32 at least."""
-    rotary_dim = max(required(config, "projection_dim") // (2 * required(config, *HEADS)), 32)
-    return Pairs.of(rotary_dim)
-
-
 def _atoms(config: Config, rope: Config, head_dim: int) -> Pairs:
     """Three coordinates in space and the number of the molecule, each with a ladder; the rest is not rotated."""
     along, molecule = (required(config, f"num_{key}") for key in ("spatial_rope_pairs_per_axis", "uid_rope_pairs"))
@@ -116,8 +95,12 @@ GLM_INTERLEAVED = replace(GLM, layout="interleaved")
 ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2_5_omni_text": rotary_row(1e6, 32768, keys=BLOCKS),
     "qwen2_5_omni_talker": rotary_row(1e6, 32768, 128, keys=BLOCKS),
-    "qwen2_5_omni_dit": rotary_row(
-        1e4, 32768, 64, keys=RotaryKeys(layout="interleaved", pairs=_one_head, not_converted="which rotates one head"),
+    "qwen2_5_omni_dit": rotary_row(  # a diffusion transformer
+        1e4, 32768, 64,
+        keys=RotaryKeys(
+            layout="interleaved", not_converted="which rotates one head",
+            pairs=lambda config, rope, rotary_dim: replace(Pairs.of(rotary_dim, layout="interleaved"), num_heads=1),
+        ),
     ),
     "paddleocr_vl_text": rotary_row(5e5, 131072, 128, keys=BLOCKS),
     "glm4v_text": rotary_row(1e4, 32768, keys=GLM_INTERLEAVED),
@@ -136,7 +119,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         5e5, 131072, keys=RotaryKeys(layout="interleaved", rope_types=MROPE, pairs=_rows_and_columns_in_turns),
     ),
     "neomme": rotary_row(
-        None, 16384, 64, keys=RotaryKeys(per_layer=True, pairs=_even_and_odd, share_keys=SHARE),
+        None, 16384, 64,  # even pairs are rotated by rows, odd ones by columns; a position is (row, column)
+        keys=RotaryKeys(
+            per_layer=True, share_keys=SHARE,
+            pairs=lambda config, rope, rotary_dim: replace(
+                Pairs.of(rotary_dim), axes=[pair % 2 for pair in range(rotary_dim // 2)], num_axes=2
+            ),
+        ),
         defaults={"rope_parameters": {"sliding_attention": rope(1e4, 1.0), "full_attention": rope(1e6, 0.25)}},
     ),
     "hunyuan_vl_text": Architecture(
@@ -148,13 +137,19 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         )
     ),
     "nanochat": rotary_row(
-        1e4, 2048, keys=RotaryKeys(pairs=_backwards, not_converted="which rotates in the other direction"),
+        1e4, 2048,
+        keys=RotaryKeys(
+            not_converted="which rotates in the other direction",
+            pairs=lambda config, rope, rotary_dim: Pairs(dims=[(j, i) for i, j in Pairs.of(rotary_dim).dims]),
+        ),
         inputs=RMS_NORMED,
     ),
     "clvp_encoder": Architecture(
         rotary=RotaryKeys(
-            fixed_base=10_000.0, pairs=_clvp, not_converted="which rotates values too",
-            other_keys=("use_rotary_embedding",),
+            fixed_base=10_000.0, not_converted="which rotates values too", other_keys=("use_rotary_embedding",),
+            pairs=lambda config, rope, head_dim: Pairs.of(  # of the width that speech and text are projected to
+                max(required(config, "projection_dim") // (2 * required(config, *HEADS)), 32)
+            ),
         ),
         warnings=(VALUES_TOO,),
     ),

@@ -9,7 +9,7 @@ most of SAM's and ViTDet's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from locant.arguments import shown
@@ -45,33 +45,31 @@ def _ladders(*axes: int, interleaved: bool = False, in_turns: bool = False) -> P
     def pairs(config: Config, rope: Config, head_dim: int) -> Pairs:
         count = head_dim // 2 // len(axes)
         places = [(axis, rung) for axis in axes for rung in range(count)]
-        places = [(axis, rung) for rung in range(count) for axis in axes] if in_turns else places
-        return Pairs(
-            dims=Pairs.of(2 * count * len(axes), layout="interleaved" if interleaved else "half").dims,
-            axes=[axis for axis, _ in places],
-            rungs=[(2 * count, rung) for _, rung in places],
+        return _table(
+            Pairs.of(2 * count * len(axes), layout="interleaved" if interleaved else "half").dims,
+            sorted(places, key=lambda place: place[1]) if in_turns else places,
+            2 * count,
         )
 
     return pairs
 
 
+def _table(dims: Any, places: Sequence[tuple[int, int]], ladder: int) -> Pairs:
+    """Pairs with an axis each, and a rung of a ladder over so many dimensions."""
+    return Pairs(dims=dims, axes=[axis for axis, _ in places], rungs=[(ladder, rung) for _, rung in places])
+
+
 def _half_by_half(config: Config, rope: Config, head_dim: int) -> Pairs:
     """A head within the head for each axis, in the layout half (Gemma 4)."""
     count = head_dim // 4
-    return Pairs(
-        dims=[(start + i, start + i + count) for start in (0, 2 * count) for i in range(count)],
-        axes=[axis for axis in (ROW, COLUMN) for _ in range(count)],
-        rungs=[(2 * count, rung) for _ in (ROW, COLUMN) for rung in range(count)],
-    )
+    dims = [(start + i, start + i + count) for start in (0, 2 * count) for i in range(count)]
+    return _table(dims, [(axis, rung) for axis in (ROW, COLUMN) for rung in range(count)], 2 * count)
 
 
 def _every_other_rung(config: Config, rope: Config, head_dim: int) -> Pairs:
     """One ladder over the whole head: rows take the even rungs, then columns the odd ones (Pixtral)."""
-    return Pairs(
-        dims=Pairs.of(head_dim).dims,
-        axes=[axis for axis in (ROW, COLUMN) for _ in range(head_dim // 4)],
-        rungs=[(head_dim, 2 * rung + axis) for axis in (ROW, COLUMN) for rung in range(head_dim // 4)],
-    )
+    places = [(axis, 2 * rung + axis) for axis in (ROW, COLUMN) for rung in range(head_dim // 4)]
+    return _table(Pairs.of(head_dim).dims, places, head_dim)
 
 
 def _every_other_angle(member: int) -> PairsOf:
@@ -79,11 +77,8 @@ def _every_other_angle(member: int) -> PairsOf:
 
     def pairs(config: Config, rope: Config, head_dim: int) -> Pairs:
         count = head_dim // 3 // 2
-        return Pairs(
-            dims=[(2 * pair, 2 * pair + 1) for pair in range(3 * count)],
-            axes=[axis for axis in range(3) for _ in range(count)],
-            rungs=[(2 * count, (2 * rung + member) % count) for _ in range(3) for rung in range(count)],
-        )
+        places = [(axis, (2 * rung + member) % count) for axis in range(3) for rung in range(count)]
+        return _table([(2 * pair, 2 * pair + 1) for pair in range(3 * count)], places, 2 * count)
 
     return pairs
 
@@ -95,11 +90,8 @@ def _over_the_width(config: Config, rope: Config, head_dim: int) -> Pairs:
     if 2 * ladder != head_dim:
         got = f"got partial_rotary_factor={share:g}, which gives {ladder} pairs for a width of {head_dim}"
         raise InputError(got, f"'partial_rotary_factor': {required(config, *HEADS) / 2:g}")
-    return Pairs(
-        dims=Pairs.of(head_dim, layout="interleaved").dims,
-        axes=[axis for _ in range(ladder // 2) for axis in (ROW, COLUMN)],
-        rungs=[(ladder, rung) for rung in range(ladder // 2) for _ in (ROW, COLUMN)],
-    )
+    places = [(axis, rung) for rung in range(ladder // 2) for axis in (ROW, COLUMN)]
+    return _table(Pairs.of(head_dim, layout="interleaved").dims, places, ladder)
 
 
 def _from_the_centre(config: Config, rope: Config, head_dim: int) -> Pairs:

@@ -10,7 +10,7 @@ behind it notes them beside the keys in the cache: these are rotated, and biased
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
@@ -27,7 +27,7 @@ from locant.positions.base import PositionEncoding, has_bias
 from locant.positions.documents import PADDING
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
-from locant.positions.rotary_by_class import PairClass, products
+from locant.positions.rotary_by_class import products
 from locant.swapping.added_point import GivenBias
 from locant.swapping.rotary_point import OfLength
 from locant.tensors import has_values
@@ -290,7 +290,10 @@ def attention(
     bias = encoding.bias(query, key, positions, k_positions) if has_bias(encoding) else None
     counted = (replace(each, order_or_none=None) for each in (positions, k_positions))  # as slots do in a document
     if (classes := encoding.pair_classes(*counted)) is not None:
-        bias = _scores_by_class(classes, query, key, scaling, others.get("softcap"))
+        # A matrix: where a row is padded or packed, only the model's mask says which pairs there are.
+        bias = products(classes, query, key) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        if (softcap := others.get("softcap")) is not None:
+            bias = (bias / softcap).tanh() * softcap
         query = query * 0.0  # whose scores are these, and no others
     if bias is not None:  # float32, whatever the model computes in: 16 bits cannot tell far distances apart
         query, key, value = (x.to(bias.dtype) for x in (query, key, value))
@@ -319,14 +322,6 @@ def _as_before(
     if mask is not None:
         return _numbers(mask, query.dtype, bias), {}
     return None, {} if bias is None else {"position_bias": bias}
-
-
-def _scores_by_class(
-    classes: Sequence[PairClass], query: Tensor, key: Tensor, scaling: float | None, softcap: float | None
-) -> Tensor:
-    """As a matrix: where a row is padded or packed, only the model's mask says which pairs there are."""
-    scores = products(classes, query, key) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    return scores if softcap is None else (scores / softcap).tanh() * softcap
 
 
 def _is_plain(point: AttentionPoint, module: nn.Module, others: dict[str, Any]) -> bool:

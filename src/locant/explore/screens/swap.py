@@ -23,8 +23,8 @@ from locant.positions.encodings.rotary import Rotary
 from locant.report.explain import spans
 from locant.swapping import swap
 from locant.swapping.added_point import bias_points, layer_types
-from locant.swapping.rotary_point import rotary_points
 from locant.swapping.plan import Weightless, described
+from locant.swapping.rotary_point import rotary_points
 
 __all__ = ["SCREEN"]
 
