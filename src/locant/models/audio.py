@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from locant.errors import InputError
 from locant.models.architecture import SHARE, Architecture, RotaryKeys, rotary_row
