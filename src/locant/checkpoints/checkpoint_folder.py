@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,7 +181,7 @@ def rewritten(
     copied: Iterable[str],
     *,
     force: bool = False,
-) -> Iterator[Path]:
+) -> Generator[Path, None, None]:
     """A new folder with each file of weights as `write` writes it, and copies of other files.
 
     It has its name when what is written besides is on the disk as well.

@@ -157,7 +157,7 @@ class LayerHook:
         return (), given | {ANGLES: _angles_of(self.encoding, self.of_length, position_ids, self.form, like)}
 
 
-def _angles_of(encoding: Any, of_length: OfLength, position_ids: Tensor, form: str | None, like: Angles) -> Angles:
+def _angles_of(encoding: Any, of_length: OfLength, position_ids: Any, form: str | None, like: Angles) -> Angles:
     """The angles of `encoding` in the form and the dtype of a module's result; without, those that rotate nothing."""
     if form is None or not isinstance(encoding, Rotary):
         if isinstance(like, Tensor):
