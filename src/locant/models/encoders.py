@@ -15,11 +15,9 @@ from locant.errors import InputError
 from locant.models.architecture import Architecture
 from locant.models.config_values import HEADS, WIDTHS, Config, flag, integer, missing, patches, required, width_per_head
 from locant.positions.base import PositionEncoding
-from locant.positions.encodings.continuous_grid_bias import ContinuousGridBias
 from locant.positions.encodings.convolutional import Convolutional
-from locant.positions.encodings.decomposed import DecomposedBias
-from locant.positions.encodings.grid_bias import GridBias
-from locant.positions.encodings.learned_grid import LearnedGrid
+from locant.positions.encodings.grid_bias import ContinuousGridBias, DecomposedBias, GridBias
+from locant.positions.encodings.learned import LearnedGrid
 
 __all__ = ["ARCHITECTURES"]
 

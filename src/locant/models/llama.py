@@ -13,7 +13,7 @@ from locant.models.config_values import Config, flag, missing, number, required
 from locant.models.layered import listed_layers, none_without, nope_in_full_attention, windowed_layers
 from locant.models.weights import InputTables
 from locant.positions.base import PositionEncoding
-from locant.positions.encodings.tempered import Tempered
+from locant.positions.temperature import Tempered
 
 __all__ = ["ARCHITECTURES"]
 

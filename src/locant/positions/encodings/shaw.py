@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 from locant.arguments import MAX_WIDTH, flag, scale_of, whole
 from locant.positions.base import EncodingInfo
+from locant.positions.encodings import INIT_STD
 from locant.positions.row_bias import RowBias
 
 __all__ = ["Shaw"]
-
-INIT_STD = 0.02
 
 
 class Shaw(RowBias):

@@ -13,11 +13,10 @@ from locant.arguments import flag, whole
 from locant.positions.base import EncodingInfo, bias_dtype
 from locant.positions.constant import Constant
 from locant.positions.distance_bias import DistanceBias
+from locant.positions.encodings import INIT_STD
 from locant.positions.pairs import MAX_DISTANCE
 
 __all__ = ["T5Bias"]
-
-INIT_STD = 0.02
 
 
 class T5Bias(DistanceBias):

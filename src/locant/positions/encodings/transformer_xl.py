@@ -20,6 +20,7 @@ from locant.positions.base import (
     bias_dtype,
     require_tokens,
 )  # fmt: skip
+from locant.positions.encodings import INIT_STD
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.heads import Heads, for_query_heads
 from locant.positions.pairs import exact_dot
@@ -27,8 +28,6 @@ from locant.positions.positions import Positions
 from locant.positions.score_bias import Written
 
 __all__ = ["TransformerXL"]
-
-INIT_STD = 0.02
 
 
 class TransformerXL(PositionEncoding):

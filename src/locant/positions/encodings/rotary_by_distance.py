@@ -1,4 +1,4 @@
-"""Dual chunk attention: An et al. 2024 (ChunkLlama), https://arxiv.org/abs/2402.17463."""
+"""Rotary positions at bounded distances, for texts longer than trained: ReRoPE, Self-Extend, dual chunk attention."""
 
 from __future__ import annotations
 
@@ -14,9 +14,131 @@ from locant.positions.base import EncodingInfo, ModelShape, build
 from locant.positions.documents import PADDING
 from locant.positions.encodings.rotary import Rotary
 from locant.positions.positions import Positions
-from locant.positions.rotary_by_class import PairClass, RotaryByClass
+from locant.positions.rotary_by_class import PairClass, RotaryByClass, near_and_far
 
-__all__ = ["DualChunk"]
+__all__ = ["DualChunk", "ReRoPE", "SelfExtend"]
+
+
+class ReRoPE(RotaryByClass):
+    r"""Keys near the query are rotated as trained; all others as if they stood at the end of a window.
+
+    .. math:: \text{distance}(i, j) = \min(i - j, w)
+
+    No distance is larger than `window`, so a model reads texts of any length without training. Its author (Su 2023,
+    https://kexue.fm/archives/9708) multiplies queries beyond the trained length L by ``log(n + 1) / log L``, too; that
+    is left to who calls.
+
+    Args:
+        rotary: as the model was trained.
+        window: the largest distance; less than the trained length.
+
+    Limits:
+        Causal attention through `attend` alone, without a window of its own. Tokens beyond the window cannot be told
+        apart by their position. What `RotaryByClass` costs, as `SelfExtend`.
+
+    Tested against:
+        Attention written out in NumPy with the distance of every pair, forward and by every gradient.
+
+    >>> import locant, torch
+    >>> encoding = ReRoPE(Rotary(16), window=6)
+    >>> q, k = torch.randn(1, 4, 20, 16), torch.randn(1, 2, 20, 16)
+    >>> where = Positions.arange(20)
+    >>> locant.attend(*encoding.rotate(q, k, where), k, encoding=encoding, positions=where).shape
+    torch.Size([1, 4, 20, 16])
+    """
+
+    info = EncodingInfo(
+        name="rerope",
+        aliases=("rectified_rope",),
+        kind="relative",
+        parameters="none",
+        cost_of_tokens="in every layer, twice what rotary costs",
+        cost_of_pairs="nothing",
+        extrapolation="without training, to any length; beyond the window all distances are one",
+        used_by="rerope",
+        paper="Su 2023, https://kexue.fm/archives/9708",
+    )
+
+    def __init__(self, rotary: Rotary, window: int = 512) -> None:
+        super().__init__(rotary)
+        self.window = whole("window", window, 1, remedy="window=512, below the trained length")
+
+    @classmethod
+    def for_model(cls, shape: ModelShape, **options: Any) -> ReRoPE:
+        """The window is half of the trained length."""
+        return build(cls, {"rotary": Rotary(shape.head_dim), "window": max(1, shape.max_seq_len // 2)} | options)
+
+    def classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass]:
+        """The keys within the window, and all tokens before them."""
+        far, far_keys = lambda index: index * 0 + self.window, lambda index: index * 0
+        return near_and_far(positions, k_positions, self.window, far, far_keys)
+
+    def extra_repr(self) -> str:
+        return f"{self.rotary}, window={self.window}"
+
+
+class SelfExtend(RotaryByClass):
+    r"""Keys near the query are rotated as trained; far ones by where their group of tokens stands.
+
+    .. math:: \text{distance}(i, j) = \begin{cases} i - j & i - j < w \\
+        \lfloor i / G \rfloor - \lfloor j / G \rfloor + w - \lfloor w / G \rfloor & \text{otherwise}\end{cases}
+
+    with w `neighbours` and groups of G tokens. No distance is larger than the trained length L up to
+    ``(L - w) * G + w`` tokens, so a model reads on without any training (Jin et al. 2024,
+    https://arxiv.org/abs/2401.01325).
+
+    Args:
+        rotary: as the model was trained.
+        group: tokens that share a position where they are far away.
+        neighbours: the distance from which tokens are far; less than the trained length.
+
+    Limits:
+        Causal attention through `attend` alone, without a window of its own. Far tokens of one group cannot be told
+        apart by their position. What `RotaryByClass` costs: two rotations, and behind a cache one of all its keys in
+        every step.
+
+    Tested against:
+        Attention written out in NumPy with the distance of every pair, forward and by every gradient.
+
+    >>> import locant, torch
+    >>> encoding = SelfExtend(Rotary(16), group=4, neighbours=6)
+    >>> q, k = torch.randn(1, 4, 20, 16), torch.randn(1, 2, 20, 16)
+    >>> where = Positions.arange(20)
+    >>> locant.attend(*encoding.rotate(q, k, where), k, encoding=encoding, positions=where).shape
+    torch.Size([1, 4, 20, 16])
+    """
+
+    info = EncodingInfo(
+        name="self_extend",
+        aliases=("longlm",),
+        kind="relative",
+        parameters="none",
+        cost_of_tokens="in every layer, twice what rotary costs",
+        cost_of_pairs="nothing",
+        extrapolation="without training, to the group size times the trained length, at coarser distances",
+        used_by="LongLM, llama.cpp",
+        paper="Jin 2024, arXiv 2401.01325",
+    )
+
+    def __init__(self, rotary: Rotary, group: int = 8, neighbours: int = 1024) -> None:
+        super().__init__(rotary)
+        self.group = whole("group", group, 1, remedy="group=8")
+        self.neighbours = whole("neighbours", neighbours, 1, remedy="neighbours=1024, below the trained length")
+
+    @classmethod
+    def for_model(cls, shape: ModelShape, **options: Any) -> SelfExtend:
+        """Half of the trained length are neighbours."""
+        usual = {"rotary": Rotary(shape.head_dim), "neighbours": max(1, shape.max_seq_len // 2)}
+        return build(cls, usual | options)
+
+    def classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass]:
+        """The neighbours, and all tokens before them."""
+        shift = self.neighbours - self.neighbours // self.group
+        far, far_keys = lambda index: index // self.group + shift, lambda index: index // self.group
+        return near_and_far(positions, k_positions, self.neighbours, far, far_keys)
+
+    def extra_repr(self) -> str:
+        return f"{self.rotary}, group={self.group}, neighbours={self.neighbours}"
 
 
 class DualChunk(RotaryByClass):
@@ -26,7 +148,7 @@ class DualChunk(RotaryByClass):
         \min(i \bmod s + s, c) & \text{the chunk before} \\ \min(2 s - 1, c) & \text{any chunk before that}\end{cases}
 
     with c `chunk_size` and s = c - `local_size`. No distance is larger than c, so a model that was trained at c tokens
-    or more reads texts of any length without training.
+    or more reads texts of any length without training (An et al. 2024, https://arxiv.org/abs/2402.17463).
 
     Args:
         rotary: as the model was trained.
