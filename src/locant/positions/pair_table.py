@@ -93,12 +93,7 @@ class Pairs:
 
     @classmethod
     def of(
-        cls,
-        rotary_dim: int,
-        *,
-        layout: Layout = "half",
-        sections: Sequence[int] | None = None,
-        axial: bool = False,
+        cls, rotary_dim: int, *, layout: Layout = "half", sections: Sequence[int] | None = None, axial: bool = False
     ) -> Pairs:
         """The table that `Rotary` writes of these; an odd `rotary_dim` leaves its last pair half empty.
 

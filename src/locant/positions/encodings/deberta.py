@@ -59,8 +59,7 @@ class Deberta(RowBias):
         Distances beyond `max_distance` share a bucket. The scale of attention has to be the encoding's own.
 
     Tested against:
-        `transformers`' DeBERTa-v2: its bucket tables, the bias, and whole attention layers, with every
-        gradient.
+        `transformers`' DeBERTa-v2: its bucket tables, the bias, and whole attention layers, with every gradient.
 
     >>> from locant import Positions
     >>> q = k = torch.randn(1, 4, 5, 16)

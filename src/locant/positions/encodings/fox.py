@@ -23,10 +23,8 @@ class Fox(RunningSums):
     which does. It is ALiBi with distances that depend on the data: where every gate is the same, the bias falls by the
     same for every token. The paper is causal; here a later key is as far away as an earlier one.
 
-    A token needs one number per head, its running sum within its document, without rounding: see `RunningSums`.
-
-    In the paper every layer has gates of its own: an encoding for each layer. The gates are made from the hidden
-    states that queries and keys are made from.
+    In the paper every layer has gates of its own: an encoding for each layer. A token needs one number per head, its
+    running sum within its document: see `RunningSums`.
 
     Args:
         num_heads: the number of query heads.

@@ -1,4 +1,4 @@
-"""Biases by rows and columns on a grid: a table (Swin, BEiT), an MLP (Swin v2), or vectors for queries (SAM, ViTDet)."""
+"""Biases by rows and columns on a grid: a table (Swin, BEiT), an MLP (Swin v2), vectors for queries (SAM, ViTDet)."""
 
 from __future__ import annotations
 

@@ -53,12 +53,7 @@ class StringRotary(PositionEncoding):
     )
 
     def __init__(
-        self,
-        head_dim: int,
-        base: float = 10_000.0,
-        *,
-        layout: Layout = "half",
-        sections: Sequence[int] | None = None,
+        self, head_dim: int, base: float = 10_000.0, *, layout: Layout = "half", sections: Sequence[int] | None = None
     ) -> None:
         super().__init__()
         self.rotary = Rotary(head_dim, base, layout=layout, sections=sections)

@@ -27,8 +27,7 @@ class T5Bias(DistanceBias):
         B/2 + \left\lfloor \frac{B}{2} \cdot \frac{\log(2n / B)}{\log(2D / B)} \right\rfloor & \text{beyond} \end{cases}
 
     B is `num_buckets` and D is `max_distance`: half of the buckets hold one small distance each, the rest share the
-    others, and the last holds all from D on. One module serves all layers of a
-    model, as in T5.
+    others, and the last holds all from D on. One module serves all layers of a model, as in T5.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.

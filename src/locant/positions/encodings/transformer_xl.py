@@ -19,7 +19,7 @@ from locant.positions.base import (
     Queries,
     bias_dtype,
     require_tokens,
-)  # fmt: skip
+)
 from locant.positions.encodings import INIT_STD
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.heads import Heads, for_query_heads
@@ -55,8 +55,7 @@ class TransformerXL(PositionEncoding):
         head_slice: the heads of this rank under tensor parallelism; default: all.
 
     Limits:
-        The scale of attention has to be the encoding's own. Every pair of tokens costs a product over
-        `d_model`.
+        The scale of attention has to be the encoding's own. Every pair of tokens costs a product over `d_model`.
 
     Tested against:
         The paper's terms in NumPy with every gradient, and the Conformer attention of `transformers`.

@@ -36,9 +36,6 @@ class XPos(PositionEncoding):
     Each of the two factors alone grows with the distance from `center`, up to `reach` (with the defaults some 28 000
     positions either way in float32 and bfloat16, 2 200 in float16); beyond, a `RangeError` is raised.
 
-    No parameters. Costs what `Rotary` does, and
-    one factor per token and pair.
-
     Args:
         head_dim: dimensions per head, an even number.
         base: the frequencies fall from 1 towards 1 / base.
