@@ -1,8 +1,7 @@
 """`HiddenBias`: the base of encodings whose bias follows from the hidden states of the tokens.
 
 What such an encoding has to know of a token is read once, by `read`, and goes with its position: into the cache, into
-a slice, to another rank. So the bias of a query and a key is a function of two tokens, as any other, and nothing the
-size of ``query x key`` is kept.
+a slice, to another rank. So nothing the size of ``query x key`` is kept.
 """
 
 from __future__ import annotations
@@ -134,10 +133,8 @@ class HiddenBias(PositionEncoding):
         read = queries.read.of_query, keys.read.of_key
         for x in read:
             if x is not None and x.shape[2] != len(self.heads):
-                got = (
-                    f"got positions of which {x.shape[2]} heads were read, {type(self).__name__} has {len(self.heads)}"
-                )
-                raise LocantError(got, REMEDY)
+                had = f"{type(self).__name__} has {len(self.heads)}"
+                raise LocantError(f"got positions of which {x.shape[2]} heads were read, {had}", REMEDY)
         of_query, of_key = (None if x is None else x.transpose(1, 2)[:, heads or slice(None)] for x in read)
         return of_query, of_key
 
@@ -157,7 +154,7 @@ def projected(
 ) -> Float[Tensor, "batch seq out"]:
     """`exact_dot` of every token with every row: for some tokens at a time, and anew in the backward pass.
 
-    So what is held, and kept, is small beside the hidden states, which the projections of queries and keys keep anyway.
+    What is held is small beside the hidden states.
     """
     if torch.compiler.is_compiling() or is_transforming() or x.numel() <= AT_ONCE:
         return _product(x, weight, dtype)

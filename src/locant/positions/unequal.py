@@ -1,12 +1,8 @@
-"""What two published models do to pairs of dimensions, and is no rotation: each member has an angle of its own.
-
-HunYuan-VL takes the two angles from different axes, V-JEPA 2 from different frequencies. Both were trained so.
-"""
+"""What two published models do to pairs of dimensions, and is no rotation: each member has an angle of its own."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from locant.errors import RangeError
 from locant.positions.base import Keys, PositionEncoding, Queries
@@ -22,8 +18,8 @@ class UnequalAngles(PositionEncoding):
 
     .. math:: x_a' = x_a \cos\alpha - x_b \sin\alpha, \qquad x_b' = x_b \cos\beta + x_a \sin\beta
 
-    Lengths change, by up to :math:`\sqrt{1 + |\sin(\alpha - \beta)|}`, and scores depend on more than distances. Costs
-    twice what `Rotary` does.
+    HunYuan-VL takes the two angles from different axes, V-JEPA 2 from different frequencies. Lengths change, by up to
+    :math:`\sqrt{1 + |\sin(\alpha - \beta)|}`, and scores depend on more than distances. Costs twice what `Rotary` does.
 
     Args:
         first, second: two encodings of the same dimensions.
@@ -60,16 +56,12 @@ class UnequalAngles(PositionEncoding):
         return (q.copy_(turned[0]), k.copy_(turned[1])) if inplace else turned
 
     def stretch(self, positions: Positions) -> tuple[float, float]:
-        """By what factors these positions change the length of a pair: the smallest, and the largest.
-
-        Both are 1 for a rotation.
-        """
-        (cos, sin), (other_cos, other_sin) = self._angles(positions)
+        """By what factors these positions change the length of a pair: the smallest, and the largest."""
+        (cos, sin), (other_cos, other_sin) = (
+            one.cos_sin(positions, torch.float64) for one in (self.first, self.second)
+        )
         apart = float((sin * other_cos - cos * other_sin).abs().max()) if positions.seq_len else 0.0
         return (1 - apart) ** 0.5, (1 + apart) ** 0.5
-
-    def _angles(self, positions: Positions) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        return self.first.cos_sin(positions, torch.float64), self.second.cos_sin(positions, torch.float64)
 
     def _call_of(self, door: str) -> str:
         return super()._call_of(door) + ", or encoding.rotate_one(x, positions) for one tensor"

@@ -27,10 +27,8 @@ class GridBias(HeadTable):
 
     .. math:: b_{hij} = W_{h,\, y_i - y_j,\, x_i - x_j}
 
-    y and x are a token's row and column. The table has ``(2 height - 1) (2 width - 1)`` rows, in the order of Swin's
-    and BEiT's, so that those of a checkpoint fit as they are.
-
-    Tokens whose positions have one index stand in one row of the grid.
+    y and x are a token's row and column; tokens with one index stand in one row of the grid. The table has
+    ``(2 height - 1) (2 width - 1)`` rows, in the order of Swin's and BEiT's, so that those of a checkpoint fit.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.
@@ -70,9 +68,9 @@ class GridBias(HeadTable):
     ) -> None:
         super().__init__(num_heads, height, width, head_slice=head_slice)
         self.prefix = flag("prefix", prefix)
-        self.learned = (self.height, self.width)
-        """The grid whose offsets the table has."""
-        self.weight = nn.Parameter(torch.empty(_offsets(*self.learned) + 3 * self.prefix, len(self.heads)))
+        self.learned = (self.height, self.width)  # whose offsets the table has
+        offsets = (2 * self.height - 1) * (2 * self.width - 1)
+        self.weight = nn.Parameter(torch.empty(offsets + 3 * self.prefix, len(self.heads)))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -81,7 +79,7 @@ class GridBias(HeadTable):
 
     def of_offsets(self, dtype: torch.dtype) -> Float[Tensor, "heads offsets"]:
         """Bilinear between the entries that were learned where the grid has another size, as BEiT interpolates."""
-        table = self.weight[: _offsets(*self.learned)].to(dtype).T
+        table = self.weight[: len(self.weight) - 3 * self.prefix].to(dtype).T
         if (self.height, self.width) == self.learned:
             return table.contiguous()
         old, new = ((2 * height - 1, 2 * width - 1) for height, width in (self.learned, (self.height, self.width)))
@@ -100,7 +98,7 @@ class GridBias(HeadTable):
         >>> bias.weight.shape
         torch.Size([169, 3])
         """
-        other, prefix = self.at(height, width), self.weight[_offsets(*self.learned) :]
+        other, prefix = self.at(height, width), self.weight[len(self.weight) - 3 * self.prefix :]
         with torch.no_grad():
             table = torch.cat([other.of_offsets(torch.float64).T.to(prefix.dtype), prefix])
         self.weight = nn.Parameter(table, requires_grad=self.weight.requires_grad)
@@ -108,10 +106,6 @@ class GridBias(HeadTable):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}{', prefix=True' if self.prefix else ''}"
-
-
-def _offsets(height: int, width: int) -> int:
-    return (2 * height - 1) * (2 * width - 1)
 
 
 class ContinuousGridBias(HeadTable):
@@ -124,9 +118,7 @@ class ContinuousGridBias(HeadTable):
     any size, also of grids larger than those it was trained on: `at` keeps the sizes by which offsets are divided,
     ``pretrained_window_size`` in the published models. These normalise queries and keys, and multiply scores by a
     number that each head learned: attend to ``F.normalize(q, dim=-1) * factor`` and ``F.normalize(k, dim=-1)`` with
-    ``scale=1.0``.
-
-    The MLP is run once per call for every offset of the grid, and not for pairs.
+    ``scale=1.0``. The MLP is run once per call for every offset of the grid, and not for pairs.
 
     Args:
         num_heads, head_slice: as in `DistanceBias`.
@@ -168,8 +160,7 @@ class ContinuousGridBias(HeadTable):
         head_slice: slice | None = None,
     ) -> None:
         super().__init__(num_heads, height, width, head_slice=head_slice)
-        self.learned = (self.height, self.width)
-        """By which offsets are divided."""
+        self.learned = (self.height, self.width)  # by which offsets are divided
         self.hidden_width = whole("hidden", hidden, 1, MAX_WIDTH, remedy="hidden=512, the width of the MLP")
         self.largest = real("largest", largest, above=0, remedy="largest=16.0")
         self.hidden = blank_linear(2, self.hidden_width)
@@ -183,10 +174,11 @@ class ContinuousGridBias(HeadTable):
 
     def of_offsets(self, dtype: torch.dtype) -> Float[Tensor, "heads offsets"]:
         device = self.weight.device
-        rows, columns = (
-            _logarithmic(torch.arange(1 - size, size, device=device, dtype=dtype) / max(learned - 1, 1))
+        shares = (
+            torch.arange(1 - size, size, device=device, dtype=dtype) / max(learned - 1, 1)
             for size, learned in zip((self.height, self.width), self.learned, strict=True)
         )
+        rows, columns = (x.sign() * torch.log2(1 + SPREAD * x.abs()) / math.log2(SPREAD) for x in shares)
         offsets = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).flatten(0, 1)
         hidden = F.linear(offsets, self.hidden.weight.to(dtype), self.hidden.bias.to(dtype)).relu()
         return self.largest * torch.sigmoid(self.weight.to(dtype) @ hidden.T)
@@ -195,10 +187,6 @@ class ContinuousGridBias(HeadTable):
         height, width = self.learned
         elsewhere = "" if (self.height, self.width) == self.learned else f", learned on {height} x {width}"
         return f"{super().extra_repr()}, hidden={self.hidden_width}, largest={self.largest:g}{elsewhere}"
-
-
-def _logarithmic(share: Float[Tensor, " offsets"]) -> Float[Tensor, " offsets"]:
-    return share.sign() * torch.log2(1 + SPREAD * share.abs()) / math.log2(SPREAD)
 
 
 class DecomposedBias(OffsetBias):

@@ -33,12 +33,11 @@ class Learned(PositionEncoding):
         max_seq_len: how many positions there are.
         d_model: the width of the token embeddings.
         offset: rows before position 0, which some checkpoints have (RoBERTa and OPT: 2).
-        init_std: rows start as N(0, init_std**2); default 0.02, as in GPT-2 and BERT. Rows much smaller than the token
-            rows they are added to are learned slowly.
+        init_std: rows start as N(0, init_std**2); rows much smaller than those of tokens are learned slowly.
 
     Limits:
-        There is no row past the end of the table: a position there is refused. Rows that no training text
-        reached mean nothing. `resize` makes a table longer.
+        A position past the end of the table is refused. Rows that no training text reached mean nothing. `resize` makes
+        a table longer.
 
     Tested against:
         `transformers`' OPT, and rows looked up by hand.

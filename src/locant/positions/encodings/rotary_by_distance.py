@@ -34,15 +34,14 @@ class ReRoPE(RotaryByClass):
 
     Limits:
         Causal attention through `attend` alone, without a window of its own. Tokens beyond the window cannot be told
-        apart by their position. What `RotaryByClass` costs, as `SelfExtend`.
+        apart by their position. What `SelfExtend` costs.
 
     Tested against:
         Attention written out in NumPy with the distance of every pair, forward and by every gradient.
 
-    >>> import locant, torch
+    >>> import locant
     >>> encoding = ReRoPE(Rotary(16), window=6)
-    >>> q, k = torch.randn(1, 4, 20, 16), torch.randn(1, 2, 20, 16)
-    >>> where = Positions.arange(20)
+    >>> q, k, where = torch.randn(1, 4, 20, 16), torch.randn(1, 2, 20, 16), Positions.arange(20)
     >>> locant.attend(*encoding.rotate(q, k, where), k, encoding=encoding, positions=where).shape
     torch.Size([1, 4, 20, 16])
     """
@@ -94,16 +93,14 @@ class SelfExtend(RotaryByClass):
 
     Limits:
         Causal attention through `attend` alone, without a window of its own. Far tokens of one group cannot be told
-        apart by their position. What `RotaryByClass` costs: two rotations, and behind a cache one of all its keys in
-        every step.
+        apart by their position. Two rotations, and behind a cache one of all its keys in every step.
 
     Tested against:
         Attention written out in NumPy with the distance of every pair, forward and by every gradient.
 
-    >>> import locant, torch
+    >>> import locant
     >>> encoding = SelfExtend(Rotary(16), group=4, neighbours=6)
-    >>> q, k = torch.randn(1, 4, 20, 16), torch.randn(1, 2, 20, 16)
-    >>> where = Positions.arange(20)
+    >>> q, k, where = torch.randn(1, 4, 20, 16), torch.randn(1, 2, 20, 16), Positions.arange(20)
     >>> locant.attend(*encoding.rotate(q, k, where), k, encoding=encoding, positions=where).shape
     torch.Size([1, 4, 20, 16])
     """
@@ -128,8 +125,7 @@ class SelfExtend(RotaryByClass):
     @classmethod
     def for_model(cls, shape: ModelShape, **options: Any) -> SelfExtend:
         """Half of the trained length are neighbours."""
-        usual = {"rotary": Rotary(shape.head_dim), "neighbours": max(1, shape.max_seq_len // 2)}
-        return build(cls, usual | options)
+        return build(cls, {"rotary": Rotary(shape.head_dim), "neighbours": max(1, shape.max_seq_len // 2)} | options)
 
     def classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass]:
         """The neighbours, and all tokens before them."""
@@ -158,17 +154,15 @@ class DualChunk(RotaryByClass):
     Limits:
         Causal attention through `attend` alone, without a window of its own. As in the authors' program, and in
         vLLM's for Qwen2.5-1M, c is the largest distance; in the paper it is one more. The scores that Qwen2.5-1M adds
-        for sparse attention are not there. What `RotaryByClass` costs: three rotations. Under `torch.compile` one graph
-        serves all lengths, since a loop over chunks would be as long a graph as there are chunks: each class is then
-        a mask over the whole row, so that on a CPU the scores of all pairs are held.
+        for sparse attention are not there. Three rotations. Under `torch.compile` one graph serves all lengths, in
+        which each class is a mask over the whole row, so that on a CPU the scores of all pairs are held.
 
     Tested against:
         Attention written out in NumPy with the distance of every pair, forward and by every gradient.
 
-    >>> import locant, torch
+    >>> import locant
     >>> encoding = DualChunk(Rotary(16), chunk_size=8, local_size=2)
-    >>> q, k = torch.randn(1, 4, 20, 16), torch.randn(1, 2, 20, 16)
-    >>> where = Positions.arange(20)
+    >>> q, k, where = torch.randn(1, 4, 20, 16), torch.randn(1, 2, 20, 16), Positions.arange(20)
     >>> locant.attend(*encoding.rotate(q, k, where), k, encoding=encoding, positions=where).shape
     torch.Size([1, 4, 20, 16])
     """
@@ -194,9 +188,8 @@ class DualChunk(RotaryByClass):
     @classmethod
     def for_model(cls, shape: ModelShape, **options: Any) -> DualChunk:
         """ChunkLlama's shares of the trained length."""
-        trained = shape.max_seq_len
-        usual = {"chunk_size": max(2, trained * 3 // 4), "local_size": trained // 16}
-        return build(cls, {"rotary": Rotary(shape.head_dim)} | usual | options)
+        shares = {"chunk_size": max(2, shape.max_seq_len * 3 // 4), "local_size": shape.max_seq_len // 16}
+        return build(cls, {"rotary": Rotary(shape.head_dim)} | shares | options)
 
     def classes(self, positions: Positions, k_positions: Positions | None = None) -> Sequence[PairClass]:
         """The tokens of one chunk, those of the chunk before, and those of all before that.
@@ -245,6 +238,5 @@ class DualChunk(RotaryByClass):
 
 def _numbered(positions: Positions, chunk: Tensor, chunks: int) -> Positions:
     """Every chunk as a document of its own."""
-    document = positions.document
-    number = torch.where(document == PADDING, PADDING, document * chunks + chunk)
+    number = torch.where(positions.document == PADDING, PADDING, positions.document * chunks + chunk)
     return replace(positions, document_or_none=number, start=None)

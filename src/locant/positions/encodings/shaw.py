@@ -37,7 +37,7 @@ class Shaw(RowBias):
         scale: default ``head_dim ** -0.5``, that of `attend`.
 
     Limits:
-        All distances beyond `max_distance` are one. The paper's table for values is not part of this.
+        All distances beyond `max_distance` are one.
 
     Tested against:
         `transformers`' Wav2Vec2-BERT, and the paper's formula in NumPy, forward and every gradient.

@@ -47,12 +47,11 @@ class TransformerXL(PositionEncoding):
     of its own.
 
     Args:
-        num_heads: the number of query heads.
+        num_heads, head_slice: as in `DistanceBias`.
         d_model: the width of the sinusoidal vectors, an even number.
         head_dim: default ``d_model // num_heads``.
         base: as in `Sinusoidal`.
         scale: default ``head_dim ** -0.5``, that of `attend`.
-        head_slice: the heads of this rank under tensor parallelism; default: all.
 
     Limits:
         The scale of attention has to be the encoding's own. Every pair of tokens costs a product over `d_model`.
