@@ -134,37 +134,16 @@ def agrees_with_oracle(
 def passes_gradcheck(encoding: PositionEncoding, heads: int, head_dim: int, *, shake: float = 0.3) -> None:
     """In float64, by q, k and every parameter, for queries behind a cache."""
     encoding = shaken(encoding, shake).double()
-    names = [name for name, _ in encoding.named_parameters()]
     q = torch.randn(2, heads, 3, head_dim, dtype=torch.float64, requires_grad=True)
     k = torch.randn(2, 1, 5, head_dim, dtype=torch.float64, requires_grad=True)
     positions, k_positions = Positions.after(2, 3), Positions.arange(5)
 
-    def bias(q: Tensor, k: Tensor, *values: Tensor) -> Tensor:
-        def call(module: PositionEncoding) -> Tensor:
-            rotated = module.rotate(q, k, positions, k_positions)
-            out = module.bias(*rotated, positions, k_positions)
-            return torch.cat([t.flatten() for t in rotated]) if out is None else out
+    def bias(q: Tensor, k: Tensor, *parameters: Tensor) -> Tensor:  # the encoding's own, which are changed in place
+        rotated = encoding.rotate(q, k, positions, k_positions)
+        out = encoding.bias(*rotated, positions, k_positions)
+        return torch.cat([t.flatten() for t in rotated]) if out is None else out
 
-        return torch.func.functional_call(Call(encoding, call), dict(zip(prefixed(names), values, strict=True)), ())
-
-    values = [parameter.detach().clone().requires_grad_() for parameter in encoding.parameters()]
-    assert torch.autograd.gradcheck(bias, (q, k, *values))
-
-
-class Call(torch.nn.Module):
-    """An encoding as a module with a forward, which `functional_call` needs."""
-
-    def __init__(self, encoding: PositionEncoding, call: Callable[[PositionEncoding], Tensor]) -> None:
-        super().__init__()
-        self.encoding = encoding
-        self.call = call
-
-    def forward(self) -> Tensor:
-        return self.call(self.encoding)
-
-
-def prefixed(names: list[str]) -> list[str]:
-    return [f"encoding.{name}" for name in names]
+    assert torch.autograd.gradcheck(bias, (q, k, *encoding.parameters()))
 
 
 # ---------------------------------------------------------------------- the second door to the same numbers

@@ -74,24 +74,16 @@ class HiddenBias(PositionEncoding):
     ) -> OfTokens:
         """What is read of every token, as a query and as a key: a subclass writes this.
 
-        What is read for keys is kept in the cache beside them, and has to be all that `past` is asked for.
-
-        Args:
-            x: zeros at padding.
-            positions: as many rows as `x` has.
-            past: of the cached tokens, with what was read of them; ``None`` where there are none.
+        What is read for keys is kept in the cache beside them, and has to be all that `past` is asked for: the cached
+        tokens, with what was read of them, or ``None``. `x` is zero at padding, and has as many rows as `positions`.
         """
         raise LocantError(f"{type(self).__name__} does not define of_hidden", "def of_hidden(self, x, positions, past)")
 
     def of_pair(self, queries: Tensor | None, keys: Tensor | None, head: Tensor) -> Tensor:
         """What is added to the score of every query and key: a subclass writes this, with plain operations of torch.
 
-        Attention asks for some heads, of some queries and keys, at a time.
-
-        Args:
-            queries: what was read of them, ``#batch heads query 1 *``.
-            keys: ``#batch heads 1 key *``.
-            head: which of those that are here, ``heads 1 1``.
+        Attention asks for some heads, of some queries and keys, at a time: what was read of queries is ``#batch heads
+        query 1 *``, of keys ``#batch heads 1 key *``, and `head`, which of those that are here, ``heads 1 1``.
         """
         raise LocantError(f"{type(self).__name__} does not define of_pair", "def of_pair(self, queries, keys, head)")
 

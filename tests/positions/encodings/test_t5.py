@@ -75,12 +75,7 @@ def test_earlier_and_later_keys_differ_only_where_both_are_told_apart() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"num_buckets": 1},
-        {"num_buckets": 3, "bidirectional": True},
-        {"max_distance": 16},
-        {"max_distance": 0},
-    ],
+    [{"num_buckets": 1}, {"num_buckets": 3, "bidirectional": True}, {"max_distance": 16}, {"max_distance": 0}],
     ids=str,
 )
 def test_sizes_that_leave_no_buckets_are_refused(options: dict[str, int]) -> None:

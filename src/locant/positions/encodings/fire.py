@@ -10,17 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, real, whole
-from locant.positions.base import (
-    Bias,
-    EncodingInfo,
-    Keys,
-    PositionEncoding,
-    Queries,
-    bias_dtype,
-    bias_matrix,
-    require_tokens,
-)
+from locant.positions.base import Bias, EncodingInfo, Keys, PositionEncoding, Queries, bias_matrix, require_tokens
 from locant.positions.heads import Heads, blank_linear
+from locant.positions.pairs import bias_dtype
 from locant.positions.positions import Positions
 from locant.positions.score_bias import Pairwise
 

@@ -143,8 +143,8 @@ class LearnedGrid(PositionEncoding):
 
     .. math:: x_{p} \leftarrow x_{p} + \mathrm{resize}(W, h \times w)_{\text{row}(p), \text{column}(p)}
 
-    A grid of the table's own size gets the table's own bits. Others are interpolated in float32 (float64 where the
-    table is) and rounded to the dtype of the table, once for each size and call.
+    A grid of the table's own size gets its own bits. Others are interpolated in float32 at least, and rounded to the
+    dtype of the table, once for each size and call.
 
     - ViT, CLIP, DINOv2: ``LearnedGrid(14, 14, 768, prefix=1)``
     - DINOv2 with registers: ``LearnedGrid(37, 37, 768, prefix=1, antialias=True)``
@@ -152,8 +152,8 @@ class LearnedGrid(PositionEncoding):
     - SigLIP: ``LearnedGrid(14, 14, 768)``
     - SigLIP 2 (NaFlex): ``LearnedGrid(16, 16, 768, mode="bilinear", antialias=True)``
 
-    Positions are those of `Positions.grid`, or of `Positions.packed_grids` for images of several sizes in one row. A
-    table of height 1 without prefix takes those of text, too.
+    Positions are those of `Positions.grid`, or of `Positions.packed_grids` for images of several sizes in one row; for
+    a table of height 1 without prefix also those of text.
 
     Args:
         height, width: of the table, in patches.
@@ -166,8 +166,7 @@ class LearnedGrid(PositionEncoding):
         init_std: rows start as N(0, init_std**2).
 
     Limits:
-        A model has seen the sizes that it was trained on. Interpolated tables of other sizes work near to those, and
-        need some training for larger ones.
+        Interpolated tables work near to the sizes of training, and need some training for larger ones.
 
     Tested against:
         `transformers`' ViT, DINOv2 with and without registers, and SigLIP 2, forward and gradients.

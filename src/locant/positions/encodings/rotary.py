@@ -150,10 +150,9 @@ class Rotary(PositionEncoding):
         angles: AngleMode = "exact",
         layout: Layout | None = None,
     ) -> Rotary:
-        """The encoding that a Hugging Face configuration describes; see `locant.models`.
+        """The encoding that a Hugging Face configuration describes, an object or its dictionary; see `locant.models`.
 
         Args:
-            config_or_dict: a configuration object, or the dictionary of a ``config.json``.
             layer_type: which layers, where they differ (Gemma 3); required then.
             layout: needed where the architecture is not known, since configurations do not state it; without it, an
                 installed `transformers` that knows the architecture is measured, and a warning says so.

@@ -25,9 +25,8 @@ class Shaw(RowBias):
     second table, added to the values, is not a bias and not part of this; by its own ablation (table 3) the keys' table
     is enough.
 
-    Scores are scaled before a bias is added to them, so the products are multiplied by `scale`, which has to be that
-    of `attend`. Costs one row of scores per token over the table (``2 max_distance + 1`` wide, float64 while it is
-    computed) and a look-up per pair of tokens and head.
+    `scale` has to be that of `attend`, which adds a bias to scaled scores. Costs one row of scores per token over the
+    table (``2 max_distance + 1`` wide, float64 while it is computed) and a look-up per pair of tokens and head.
 
     Args:
         head_dim: dimensions per head.
