@@ -19,20 +19,10 @@ from tests.refusal import refuses
 from tests.tolerances import assert_close
 
 __all__ = [
-    "DTYPES",
-    "FAR",
-    "agrees_with_itself_alone",
-    "agrees_with_oracle",
-    "alibi_row",
-    "all_differ",
-    "compiles_at_most_twice",
-    "handles_every_size",
-    "has_no_state_but_parameters",
-    "passes_gradcheck",
-    "ranks_make_the_whole",
-    "score_mod_is_bias",
-    "shaken",
-]
+    "DTYPES", "FAR", "agrees_with_itself_alone", "agrees_with_oracle", "alibi_row", "all_differ",
+    "compiles_at_most_twice", "handles_every_size", "has_no_state_but_parameters", "passes_gradcheck",
+    "ranks_make_the_whole", "score_mod_is_bias", "shaken", "zeros",
+]  # fmt: skip
 
 DTYPES = [torch.float32, torch.bfloat16]
 Build = Callable[[int, int], PositionEncoding]
@@ -45,6 +35,11 @@ def shaken(encoding: PositionEncoding, size: float = 0.3) -> PositionEncoding:
         for parameter in encoding.parameters():
             parameter.add_(torch.randn_like(parameter) * size)
     return encoding
+
+
+def zeros(heads: int, queries: int, keys: int) -> tuple[Tensor, Tensor]:
+    """Queries and keys for a bias that does not look at them."""
+    return torch.zeros(1, heads, queries, 4), torch.zeros(1, heads, keys, 4)
 
 
 # ---------------------------------------------------------------------- the one rule

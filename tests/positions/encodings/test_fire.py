@@ -8,14 +8,11 @@ from torch import nn
 
 from locant import Fire, Positions, attend
 from tests.positions import claims
+from tests.positions.claims import zeros
 from tests.positions.oracles_of_biases import fire
 from tests.tolerances import ONE_ROUNDING, RATIO_OF_ONE, SHORT_SUM, assert_close
 
 HEADS = 3
-
-
-def zeros(heads: int, queries: int, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.zeros(1, heads, queries, 4), torch.zeros(1, heads, keys, 4)
 
 
 def parameters(encoding: Fire) -> dict[str, torch.Tensor]:

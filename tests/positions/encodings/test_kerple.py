@@ -9,6 +9,7 @@ import torch
 
 from locant import Kerple, Positions
 from tests.positions import claims
+from tests.positions.claims import zeros
 from tests.positions.oracles_of_biases import kerple
 from tests.tolerances import LOGARITHM, SHORT_SUM
 
@@ -21,10 +22,6 @@ def set_to(encoding: Kerple, r1: list[float], r2: list[float]) -> Kerple:
         encoding.r1.copy_(torch.tensor(r1))
         encoding.r2.copy_(torch.tensor(r2))
     return encoding
-
-
-def zeros(heads: int, queries: int, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.zeros(1, heads, queries, 4), torch.zeros(1, heads, keys, 4)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,12 +7,9 @@ import pytest
 import torch
 
 from locant import Positions, Sandwich
+from tests.positions.claims import zeros
 from tests.positions.oracles_of_biases import sandwich
 from tests.tolerances import FAR_SINES, assert_close
-
-
-def zeros(heads: int, queries: int, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.zeros(1, heads, queries, 4), torch.zeros(1, heads, keys, 4)
 
 
 @pytest.mark.parametrize("dim", [2, 12, 128])

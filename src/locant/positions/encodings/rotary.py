@@ -199,8 +199,9 @@ class Rotary(PositionEncoding):
         Rotary(head_dim=64, base=10000, layout='interleaved', angles='float32')
         """
         table = ("layout", "rotary_dim", "sections", "axial") if self.is_short else ("pairs",)
-        same = {name: getattr(self, name) for name in ("base", "scaling", "seq_len", "temperature", *table)}
-        return Rotary(self.head_dim, **{**same, "angles": self.angles.mode, **options})
+        names = ("base", "scaling", "seq_len", "temperature", *table)
+        same: dict[str, Any] = {name: getattr(self, name) for name in names} | {"angles": self.angles.mode}
+        return Rotary(self.head_dim, **same | options)
 
     def rerotate(
         self, k: Float[Tensor, "batch kv_heads key head_dim"], positions: Positions, from_len: int, to_len: int

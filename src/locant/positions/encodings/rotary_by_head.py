@@ -65,9 +65,9 @@ class RotaryOfHeads(PositionEncoding):
         cos, sin = self.cos_sin(positions, torch.promote_types(x.dtype, torch.float32))
         if x.shape[1] % self.num_heads:
             raise shape_error(name, x, f"a multiple of {self.num_heads} heads", f"num_heads={x.shape[1]}")
-        of_rows = (each.expand(len(x), -1, -1, -1).flatten(0, 1) for each in (cos, -sin if inverse else sin))
+        cos, sin = (each.expand(len(x), -1, -1, -1).flatten(0, 1) for each in (cos, -sin if inverse else sin))
         rows = x.reshape(x.shape[0] * self.num_heads, x.shape[1] // self.num_heads, *x.shape[2:])
-        return rotate_pairs(rows, *of_rows, "half").view(x.shape)
+        return rotate_pairs(rows, cos, sin, "half").view(x.shape)
 
 
 class MixedRotary(RotaryOfHeads):
