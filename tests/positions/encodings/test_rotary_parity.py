@@ -16,37 +16,13 @@ from locant import Positions, Rotary
 from tests.positions.published import PUBLISHED, as_object, layer_type_of
 from tests.tolerances import FORMULA
 
-MODULES = {
-    "cohere": "CohereRotaryEmbedding",
-    "deepseek_v2": "DeepseekV2RotaryEmbedding",
-    "deepseek_v3": "DeepseekV3RotaryEmbedding",
-    "falcon": "FalconRotaryEmbedding",
-    "gemma": "GemmaRotaryEmbedding",
-    "gemma2": "Gemma2RotaryEmbedding",
-    "gemma3_text": "Gemma3RotaryEmbedding",
-    "gemma4_text": "Gemma4TextRotaryEmbedding",
-    "glm": "GlmRotaryEmbedding",
-    "gpt_neox": "GPTNeoXRotaryEmbedding",
-    "gpt_oss": "GptOssRotaryEmbedding",
-    "llama": "LlamaRotaryEmbedding",
-    "llama4_text": "Llama4TextRotaryEmbedding",
-    "mistral": "MistralRotaryEmbedding",
-    "mixtral": "MixtralRotaryEmbedding",
-    "phi": "PhiRotaryEmbedding",
-    "phi3": "Phi3RotaryEmbedding",
-    "qwen2": "Qwen2RotaryEmbedding",
-    "qwen2_vl_text": "Qwen2VLRotaryEmbedding",
-    "qwen3": "Qwen3RotaryEmbedding",
-    "stablelm": "StableLmRotaryEmbedding",
-}
-"""The reference of each architecture; GPT-J has a function instead."""
-
 
 def reference(config: Any) -> nn.Module:
     config = getattr(config, "text_config", config)
     kind = config.model_type.removesuffix("_text")
     module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
-    return getattr(module, MODULES[config.model_type])(config)
+    (name,) = (name for name in vars(module) if name.endswith("RotaryEmbedding") and "Vision" not in name)
+    return getattr(module, name)(config)
 
 
 def pairs(cos: Tensor, rotary: Rotary) -> Tensor:
