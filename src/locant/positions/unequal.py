@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from locant.errors import RangeError
-from locant.positions.base import Keys, PositionEncoding, Queries
 from locant.positions.constant import Constant
-from locant.positions.encodings.rotary import Rotary
+from locant.positions.encodings.rotary import Rotary, RotatedAlike
 from locant.positions.positions import Positions
 
 __all__ = ["UnequalAngles"]
 
 
-class UnequalAngles(PositionEncoding):
+class UnequalAngles(RotatedAlike):
     r"""The first member of each pair as one table rotates it, and the second as another does.
 
     .. math:: x_a' = x_a \cos\alpha - x_b \sin\alpha, \qquad x_b' = x_b \cos\beta + x_a \sin\beta
@@ -42,18 +42,9 @@ class UnequalAngles(PositionEncoding):
         of_second[[b for _, b in first.pairs.dims]] = True
         self._of_second = Constant(of_second)
 
-    def rotate_one(self, x: Queries, positions: Positions) -> Queries:
-        """One tensor, queries or keys."""
+    def _rotated(self, name: str, x: Tensor, positions: Positions) -> Tensor:
         first, second = self.first.rotate_one(x, positions), self.second.rotate_one(x, positions)
         return torch.where(self._of_second.on(x.device), second, first)
-
-    def rotate(
-        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
-    ) -> tuple[Queries, Keys]:
-        """Both, in the dtype they came in."""
-        keys = positions if k_positions is None else k_positions
-        turned = self.rotate_one(q, positions), self.rotate_one(k, keys)
-        return (q.copy_(turned[0]), k.copy_(turned[1])) if inplace else turned
 
     def stretch(self, positions: Positions) -> tuple[float, float]:
         """By what factors these positions change the length of a pair: the smallest, and the largest."""

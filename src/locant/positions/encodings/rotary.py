@@ -25,13 +25,33 @@ from locant.positions.scaling import Scaling, Unscaled
 from locant.positions.temperature import Temperature
 from locant.tensors import has_float64, has_values
 
-__all__ = ["Rotary"]
+__all__ = ["Rotary", "RotatedAlike"]
 
 LEGACY_KEYS = ("inv_freq", "original_inv_freq", "freqs", "cos_cached", "sin_cached")
 """What other implementations keep in checkpoints; all of it follows from the configuration."""
 
 MOST_DENOMINATORS = 32
 """Tables of angles that are kept for positions in parts, some MiB each: images of as many shapes in turns."""
+
+
+class RotatedAlike(PositionEncoding):
+    """The base of encodings that rotate keys as they rotate queries, each by itself: a subclass writes `_rotated`."""
+
+    def rotate_one(self, x: Queries, positions: Positions) -> Queries:
+        """One tensor, queries or keys."""
+        return self._rotated("x", x, positions)
+
+    def rotate(
+        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
+    ) -> tuple[Queries, Keys]:
+        """Both, in the dtype they came in; the arithmetic is float32 at least."""
+        keys = positions if k_positions is None else k_positions
+        rotated = self._rotated("q", q, positions), self._rotated("k", k, keys)
+        return (q.copy_(rotated[0]), k.copy_(rotated[1])) if inplace else rotated
+
+    def _rotated(self, name: str, x: Tensor, positions: Positions) -> Tensor:
+        """One tensor; `name` is what errors call it."""
+        raise NotImplementedError
 
 
 class Rotary(PositionEncoding):

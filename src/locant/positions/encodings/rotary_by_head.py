@@ -10,20 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from locant.arguments import MAX_INT32, MAX_WIDTH, Real, entries, real, shape_error, shown, whole
-from locant.errors import LocantError, RangeError, ShapeError
+from locant.errors import RangeError, ShapeError
 from locant.kernels.rotary import rotate_pairs
 from locant.positions.angles import AngleMode, Angles
-from locant.positions.base import (
-    EncodingInfo,
-    Keys,
-    ModelShape,
-    Output,
-    PositionEncoding,
-    Queries,
-    build,
-    require_heads,
-)
-from locant.positions.encodings.rotary import Rotary
+from locant.positions.base import EncodingInfo, ModelShape, Output, PositionEncoding, build, require_heads
+from locant.positions.encodings.rotary import Rotary, RotatedAlike
 from locant.positions.frequencies import TWO_PI, base_of, inverse_frequencies, width_of
 from locant.positions.pair_table import Pairs
 from locant.positions.positions import Positions
@@ -31,10 +22,10 @@ from locant.positions.positions import Positions
 __all__ = ["FoPE", "MixedRotary", "RotaryByHead", "RotaryOfHeads"]
 
 
-class RotaryOfHeads(PositionEncoding):
+class RotaryOfHeads(RotatedAlike):
     """The base of rotations whose angles each key/value head has for itself and its queries.
 
-    A subclass writes `cos_sin`. The arithmetic is float32 at least.
+    A subclass writes `cos_sin`.
 
     Args:
         head_dim: dimensions per head; dimension i pairs with i + head_dim / 2.
@@ -50,15 +41,7 @@ class RotaryOfHeads(PositionEncoding):
 
     def cos_sin(self, positions: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """By which each pair of each head is rotated, ``#batch heads seq pairs``: a subclass writes this."""
-        raise LocantError(f"{type(self).__name__} does not define cos_sin", "def cos_sin(self, positions, dtype)")
-
-    def rotate(
-        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
-    ) -> tuple[Queries, Keys]:
-        """Both, in the dtype they came in."""
-        keys = positions if k_positions is None else k_positions
-        rotated = self._rotated("q", q, positions), self._rotated("k", k, keys)
-        return (q.copy_(rotated[0]), k.copy_(rotated[1])) if inplace else rotated
+        raise NotImplementedError
 
     def _rotated(self, name: str, x: Tensor, positions: Positions, *, inverse: bool = False) -> Tensor:
         require_heads(name, x, positions, self.head_dim)
@@ -123,10 +106,6 @@ class MixedRotary(RotaryOfHeads):
             direction = torch.randn_like(self.frequencies)
             mixed = size * direction / direction.norm(dim=0, keepdim=True).clamp(min=1e-6)
             self.frequencies.copy_(mixed if self.num_axes > 1 else size.expand_as(mixed))
-
-    def rotate_one(self, x: Queries, positions: Positions) -> Queries:
-        """One tensor, queries or keys."""
-        return self._rotated("x", x, positions)
 
     def unrotate(self, y: Output, positions: Positions) -> Output:
         """The inverse of `rotate_one`."""
@@ -237,7 +216,7 @@ class FoPE(RotaryOfHeads):
         return f"{shape}, original_max_seq_len={self.original_max_seq_len}, angles={self.angles.mode!r}"
 
 
-class RotaryByHead(PositionEncoding):
+class RotaryByHead(RotatedAlike):
     r"""Heads in as many equal groups as there are encodings, each rotated by its own: multi-head RoPE.
 
     .. math:: q'_h = R^{(g(h))}_n q_h, \qquad g(h) = \lfloor h G / H \rfloor
@@ -293,17 +272,9 @@ class RotaryByHead(PositionEncoding):
         by_axis = [Pairs(dims=dims, axes=[axis] * len(dims), num_axes=count) for axis in range(count)]
         return build(cls, {"groups": [Rotary(width, pairs=pairs) for pairs in by_axis]} | options)
 
-    def rotate_one(self, x: Queries, positions: Positions) -> Queries:
-        """One tensor, queries or keys."""
-        parts = self._parts("x", x, positions)
+    def _rotated(self, name: str, x: Tensor, positions: Positions) -> Tensor:
+        parts = self._parts(name, x, positions)
         return torch.cat([one.rotate_one(part, positions) for one, part in zip(self.groups, parts, strict=True)], dim=1)  # type: ignore[operator]
-
-    def rotate(
-        self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False
-    ) -> tuple[Queries, Keys]:
-        """Both, in the dtype they came in."""
-        rotated = self.rotate_one(q, positions), self.rotate_one(k, k_positions or positions)
-        return (q.copy_(rotated[0]), k.copy_(rotated[1])) if inplace else rotated
 
     def unrotate(self, y: Output, positions: Positions) -> Output:
         """The inverse of `rotate_one`."""
