@@ -69,8 +69,8 @@ class OffsetBias(PositionEncoding):
         if "width" not in options and shape.max_seq_len > MAX_SIDE:
             got = f"got {cls.__name__} for a text of {shape.max_seq_len} tokens, and its tables have {MAX_SIDE} places"
             raise RangeError(got, "an encoding of texts, such as alibi")
-        known = {size: getattr(shape, size) for size in cls.sizes() if hasattr(shape, size)}
-        return build(cls, {**known, "height": 1, "width": shape.max_seq_len} | options)
+        sizes = {size: getattr(shape, size) for size in cls.sizes() if hasattr(shape, size)}
+        return build(cls, {**sizes, "height": 1, "width": shape.max_seq_len} | options)
 
     def tables(self, dtype: torch.dtype) -> Sequence[Table]:
         """What is added up for the offset of each query from each key, in this dtype: a subclass writes this."""

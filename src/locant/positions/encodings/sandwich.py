@@ -76,8 +76,8 @@ class Sandwich(DistanceBias):
 
     def operands(self, q: Tensor, largest: int | None) -> dict[str, Tensor | None]:
         dtype = bias_dtype(q)
-        known = None if largest is None else torch.arange(largest + 1, device=q.device)
-        decay = None if known is None else self.decay(known, largest, dtype)
+        distances = None if largest is None else torch.arange(largest + 1, device=q.device)
+        decay = None if distances is None else self.decay(distances, largest, dtype)
         return {"ratios": self.ratios.on(q.device).to(dtype), "decay": decay}
 
     def of_distance(self, distance: Tensor, head: Tensor, *, ratios: Tensor, decay: Tensor | None) -> Tensor:
