@@ -7,16 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from locant import PositionEncoding, Positions, RangeError, Rotary, ShapeError, attend
+from locant import Positions, RangeError, Rotary, ShapeError, attend
 from locant.positions import FoPE, MixedRotary, Pairs, RotaryByHead, StringRotary, UnequalAngles
 from tests.positions import claims
 from tests.refusal import refuses
 from tests.tolerances import DOUBLE, assert_close
-
-
-def learned_by_chance(encoding: PositionEncoding) -> PositionEncoding:
-    return claims.shaken(encoding, 0.4)
-
 
 BUILDS: dict[str, claims.Build] = {
     "mixed": lambda heads, width: MixedRotary(width, 2 if heads % 2 == 0 else 1),
@@ -34,7 +29,7 @@ def turned(x: np.ndarray, angle: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("axes", [1, 2, 3])
 def test_mixed_angles_are_sums_over_the_axes_of_each_head(axes: int) -> None:
-    encoding = learned_by_chance(MixedRotary(10, 2, num_axes=axes)).double()
+    encoding = claims.shaken(MixedRotary(10, 2, num_axes=axes)).double()
     index = torch.randint(-5, 40, (2, 7, axes))
     positions = Positions.of(index if axes > 1 else index[..., 0])
     q, k = torch.randn(2, 6, 7, 10, dtype=torch.float64), torch.randn(2, 2, 7, 10, dtype=torch.float64)
@@ -48,7 +43,7 @@ def test_mixed_angles_are_sums_over_the_axes_of_each_head(axes: int) -> None:
 
 
 def test_string_rotates_in_planes_of_an_orthogonal_matrix() -> None:
-    encoding = learned_by_chance(StringRotary(6)).double()
+    encoding = claims.shaken(StringRotary(6)).double()
     weight = encoding.weight.detach().numpy()
     skew = weight - weight.T
     planes = (np.eye(6) - skew) @ np.linalg.inv(np.eye(6) + skew)
@@ -62,7 +57,7 @@ def test_string_rotates_in_planes_of_an_orthogonal_matrix() -> None:
 
 @pytest.mark.parametrize("name", BUILDS)
 def test_scores_depend_on_distances_alone(name: str) -> None:
-    encoding = learned_by_chance(BUILDS[name](4, 6)).double()
+    encoding = claims.shaken(BUILDS[name](4, 6)).double()
     q, k = torch.randn(1, 4, 5, 6, dtype=torch.float64), torch.randn(1, 2, 5, 6, dtype=torch.float64)
 
     def scores(where: Positions) -> Tensor:
