@@ -14,10 +14,8 @@ from typing import Any
 from locant.arguments import one_of, real
 from locant.errors import InputError
 from locant.positions.base import ModelShape, PositionEncoding
-from locant.positions.encodings.dual_chunk import DualChunk
-from locant.positions.encodings.rerope import ReRoPE
 from locant.positions.encodings.rotary import Rotary
-from locant.positions.encodings.self_extend import SelfExtend
+from locant.positions.encodings.rotary_by_distance import DualChunk, ReRoPE, SelfExtend
 from locant.positions.registry import encodings, find
 from locant.positions.rotary_by_class import RotaryByClass
 from locant.positions.scaling import EXTENDING, SCALINGS

@@ -20,7 +20,7 @@ from locant.models.layered import (
 )
 from locant.models.weights import InputTables
 from locant.positions.base import PositionEncoding
-from locant.positions.encodings.tempered import Tempered
+from locant.positions.temperature import Tempered
 
 __all__ = ["ARCHITECTURES"]
 

@@ -28,10 +28,8 @@ from locant.models.config_values import (
     width_per_head,
 )
 from locant.positions.base import PositionEncoding
-from locant.positions.encodings.continuous_grid_bias import ContinuousGridBias
-from locant.positions.encodings.decomposed import DecomposedBias
-from locant.positions.encodings.grid_bias import GridBias
-from locant.positions.encodings.learned_grid import LearnedGrid
+from locant.positions.encodings.grid_bias import ContinuousGridBias, DecomposedBias, GridBias
+from locant.positions.encodings.learned import LearnedGrid
 from locant.positions.pair_table import Pairs
 
 __all__ = ["ARCHITECTURES"]

@@ -1,4 +1,4 @@
-"""Learned frequencies and planes, and heads that differ: the formulas in NumPy, every gradient, and the one rule."""
+"""Rotations that heads have for themselves, or learn: the formulas in NumPy, every gradient."""
 
 from __future__ import annotations
 
@@ -7,42 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from locant import PositionEncoding, Positions, RangeError, Rotary, ShapeError, attend
-from locant.positions import MixedRotary, Pairs, RotaryByHead, StringRotary, UnequalAngles
+from locant import Positions, RangeError, Rotary, ShapeError, attend
+from locant.positions import FoPE, MixedRotary, Pairs, RotaryByHead, StringRotary, UnequalAngles
 from tests.positions import claims
 from tests.refusal import refuses
 from tests.tolerances import DOUBLE, assert_close
-
-
-def learned_by_chance(encoding: PositionEncoding) -> PositionEncoding:
-    return claims.shaken(encoding, 0.4)
-
 
 BUILDS: dict[str, claims.Build] = {
     "mixed": lambda heads, width: MixedRotary(width, 2 if heads % 2 == 0 else 1),
     "string": lambda heads, width: StringRotary(width),
     "by head": lambda heads, width: RotaryByHead([Rotary(width), Rotary(width, 7.0, layout="interleaved")]),
 }
-builds = pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
-
-
-@builds
-@pytest.mark.parametrize("dtype", claims.DTYPES, ids=str)
-def test_every_row_gets_what_it_gets_alone(build: claims.Build, dtype: torch.dtype) -> None:
-    claims.agrees_with_itself_alone(build, dtype)
-
-
-@pytest.mark.unchecked
-@pytest.mark.slow
-@pytest.mark.parametrize("build", [BUILDS["mixed"], BUILDS["string"]], ids=["mixed", "string"])
-def test_sizes_state_gradients_and_graphs(build: claims.Build) -> None:
-    def of_one_head(heads: int, width: int) -> PositionEncoding:
-        return MixedRotary(width, 1) if build is BUILDS["mixed"] else build(heads, width)
-
-    claims.handles_every_size(of_one_head)
-    claims.has_no_state_but_parameters(of_one_head)
-    claims.compiles_at_most_twice(build)
-    claims.passes_gradcheck(of_one_head(2, 4), 2, 4)
 
 
 def turned(x: np.ndarray, angle: np.ndarray) -> np.ndarray:
@@ -54,7 +29,7 @@ def turned(x: np.ndarray, angle: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("axes", [1, 2, 3])
 def test_mixed_angles_are_sums_over_the_axes_of_each_head(axes: int) -> None:
-    encoding = learned_by_chance(MixedRotary(10, 2, num_axes=axes)).double()
+    encoding = claims.shaken(MixedRotary(10, 2, num_axes=axes)).double()
     index = torch.randint(-5, 40, (2, 7, axes))
     positions = Positions.of(index if axes > 1 else index[..., 0])
     q, k = torch.randn(2, 6, 7, 10, dtype=torch.float64), torch.randn(2, 2, 7, 10, dtype=torch.float64)
@@ -68,7 +43,7 @@ def test_mixed_angles_are_sums_over_the_axes_of_each_head(axes: int) -> None:
 
 
 def test_string_rotates_in_planes_of_an_orthogonal_matrix() -> None:
-    encoding = learned_by_chance(StringRotary(6)).double()
+    encoding = claims.shaken(StringRotary(6)).double()
     weight = encoding.weight.detach().numpy()
     skew = weight - weight.T
     planes = (np.eye(6) - skew) @ np.linalg.inv(np.eye(6) + skew)
@@ -82,7 +57,7 @@ def test_string_rotates_in_planes_of_an_orthogonal_matrix() -> None:
 
 @pytest.mark.parametrize("name", BUILDS)
 def test_scores_depend_on_distances_alone(name: str) -> None:
-    encoding = learned_by_chance(BUILDS[name](4, 6)).double()
+    encoding = claims.shaken(BUILDS[name](4, 6)).double()
     q, k = torch.randn(1, 4, 5, 6, dtype=torch.float64), torch.randn(1, 2, 5, 6, dtype=torch.float64)
 
     def scores(where: Positions) -> Tensor:
@@ -115,6 +90,34 @@ def test_each_group_of_heads_has_its_own_rotation() -> None:
     assert torch.equal(q, expected)
 
 
+def test_each_head_mixes_the_frequencies_that_come_round_within_the_trained_length() -> None:
+    encoding = claims.shaken(FoPE(10, 2, 100.0, original_max_seq_len=64)).double()
+    frequencies = 100.0 ** (-np.arange(5) / 5)
+    heard = frequencies[frequencies * 64 >= 2 * np.pi]
+    assert 0 < len(heard) < 5
+    index = torch.tensor([[0, 3, 64, 1000], [5, 5, 6, 70_000]])
+    q, k = torch.randn(2, 4, 4, 10, dtype=torch.float64), torch.randn(2, 2, 4, 10, dtype=torch.float64)
+    angle = index.numpy()[..., None] * heard
+    for x, got in zip((q, k), encoding.rotate(q, k, Positions.of(index)), strict=True):
+        for head in range(x.shape[1]):
+            group = head * 2 // x.shape[1]
+            cos, sin = np.ones((2, 4, 5)), np.zeros((2, 4, 5))
+            cos[..., : len(heard)] = np.cos(angle) @ encoding.cosines[group].detach().numpy()
+            sin[..., : len(heard)] = np.sin(angle) @ encoding.sines[group].detach().numpy()
+            a, b = np.split(x[:, head].numpy(), 2, axis=-1)
+            expected = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+            assert_close(got[:, head].detach(), torch.from_numpy(expected), torch.float32)
+
+
+def test_without_noise_it_is_rotary_but_for_slow_pairs() -> None:
+    q, where = torch.randn(1, 2, 6, 8), Positions.after(3, 6)
+    whole = FoPE(8, 2, original_max_seq_len=100_000, noise=0.0)
+    assert_close(whole.rotate(q, q, where)[0].detach(), Rotary(8).rotate_one(q, where))
+    fast = FoPE(8, 2, original_max_seq_len=100, noise=0.0)  # of 1, 0.1, 0.01, 0.001 two come round
+    slow = [2, 3, 6, 7]
+    assert torch.equal(fast.rotate(q, q, where)[0][..., slow], q[..., slow])
+
+
 def test_mistakes_are_named() -> None:
     where = Positions.arange(2)
     with refuses(RangeError, "num_heads"):
@@ -129,3 +132,11 @@ def test_mistakes_are_named() -> None:
         RotaryByHead([Rotary(8), Rotary(8)]).rotate_one(torch.zeros(1, 3, 2, 8), where)
     with refuses(RangeError, "first and second"):
         UnequalAngles(Rotary(8), Rotary(8, layout="interleaved"))
+    with refuses(RangeError, "original_max_seq_len=6"):
+        FoPE(8, 1, original_max_seq_len=6)
+    with refuses(RangeError, "noise"):
+        FoPE(8, 1, original_max_seq_len=64, noise=-1)
+    with refuses(ShapeError, "multiple of 2 heads"):
+        FoPE(8, 2, original_max_seq_len=64).rotate(
+            torch.zeros(1, 3, 1, 8), torch.zeros(1, 2, 1, 8), Positions.arange(1)
+        )
