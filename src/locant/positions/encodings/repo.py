@@ -22,10 +22,10 @@ from locant.positions.base import (
     require_heads,
 )
 from locant.positions.constant import Constant
+from locant.positions.fields import Read
 from locant.positions.frequencies import base_of, inverse_frequencies, width_of
 from locant.positions.hidden_bias import REMEDY, projected
 from locant.positions.positions import Positions
-from locant.positions.pytree import Read
 
 __all__ = ["RePo"]
 
