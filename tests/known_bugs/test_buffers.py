@@ -129,6 +129,7 @@ def test_27_checkpoints_load_with_and_without_old_buffers() -> None:
         for key in LEGACY:
             said = refused(model, {**own, f"1.0.{key}": torch.full((WIDTH // 2,), 9.0)})
             assert not said, f"with the old buffer: {said}"
+            assert not refused(encoding, {**encoding.state_dict(), key: torch.ones(1)}), "with it in a file of its own"
             assert not differences(before, some(encoding)), "the old buffer replaced what the configuration says"
         assert "bogus" in refused(model, {**own, "1.0.bogus": torch.ones(1)}), "any key at all is taken"
 

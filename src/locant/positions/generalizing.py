@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from locant.arguments import MAX_INT32, flag, shape_error, whole
+from locant.arguments import flag, shape_error, whole
 from locant.errors import RangeError
 from locant.positions.checks import integers, known_device, rows_of
 from locant.positions.documents import PADDING, document_or_none
@@ -137,11 +137,9 @@ def _coupled_number(digits: Sequence[int], start: int, reverse: bool) -> list[in
     The most significant digit of the longest operand is at ``start + 1``, units are together, signs one behind them.
     """
     units = start + max(digits[:-1] or digits)
-    low = units - max(digits) + 1
-    if low < 0:
+    if units - max(digits) + 1 < 0:
         raise RangeError(f"got start={start}, from which a number of {max(digits)} digits reaches below 0", "start=1")
-    whole("the last index from start", units + 1, 0, MAX_INT32, remedy="start=1")
-    rows = [[*range(units - count + 1, units + 1)] for count in digits]
-    *operands, result = rows
+    whole("the last index from start", units + 1, 0, remedy="start=1")
+    *operands, result = ([*range(units - count + 1, units + 1)] for count in digits)
     signed = [place for operand in operands for place in (*operand, units + 1)]
     return [*signed, *(reversed(result) if reverse else result)]
