@@ -9,23 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
-from locant import ALiBi, InputEmbedding, Learned, PositionEncoding, Positions, Rotary, Sinusoidal, T5Bias, attend
+from locant import InputEmbedding, PositionEncoding, Positions, Rotary, Sinusoidal, attend
 from tests.known_bugs.subjects import EVERY, differences, queries, use
+from tests.positions.alone import encodings_of
 from tests.positions.doors import D_MODEL, HEAD_DIM, HEADS, LENGTHS, PLACES, Doors, require_same, tokens
 from tests.tolerances import ANGLE
 
-ENCODINGS: dict[str, Callable[[], PositionEncoding]] = {
-    "nope": PositionEncoding,
-    "learned": lambda: Learned(256, D_MODEL),
-    "sinusoidal": lambda: Sinusoidal(D_MODEL),
-    "rotary": lambda: Rotary(HEAD_DIM),
-    "rotary interleaved": lambda: Rotary(HEAD_DIM, layout="interleaved"),
-    "rotary partial": lambda: Rotary(HEAD_DIM, rotary_dim=4),
-    "rotary float32": lambda: Rotary(HEAD_DIM, angles="float32"),
-    "alibi": lambda: ALiBi(HEADS),
-    "t5": lambda: T5Bias(HEADS),
-    "t5 both ways": lambda: T5Bias(HEADS, bidirectional=True),
-}
+ENCODINGS = encodings_of(HEADS, HEAD_DIM, D_MODEL, rows=256)
 
 pytestmark = pytest.mark.unchecked
 

@@ -118,6 +118,11 @@ def resonance(dim: int, base: float) -> list[mpf]:
     return [2 * mpmath.pi / mpmath.nint(2 * mpmath.pi / f) for f in yarn(dim, base)]
 
 
+def _longrope(dim: int) -> Scaling:
+    short, long = (1.0,) * (dim // 2), tuple(own_factors(dim))
+    return LongRoPE(short_factor=short, long_factor=long, original_max_seq_len=TRAINED, factor=32.0)
+
+
 Build = Callable[[int], Scaling]
 """From a number of dimensions."""
 Formula = Callable[[int, float], list[mpf]]
@@ -130,25 +135,14 @@ CASES: dict[str, tuple[Build, Formula]] = {
     "dynamic": (lambda dim: DynamicNTK(factor=4.0, original_max_seq_len=TRAINED), dynamic),
     "yarn": (lambda dim: YaRN(factor=4.0, original_max_seq_len=TRAINED), yarn),
     "yarn-untruncated": (lambda dim: YaRN(factor=4.0, original_max_seq_len=TRAINED, truncate=False), gpt_oss),
-    "longrope": (
-        lambda dim: LongRoPE(
-            short_factor=(1.0,) * (dim // 2),
-            long_factor=tuple(own_factors(dim)),
-            original_max_seq_len=TRAINED,
-            factor=32.0,
-        ),
-        longrope,
-    ),
+    "longrope": (_longrope, longrope),
     "llama3": (
         lambda dim: Llama3(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=TRAINED),
         llama3,
     ),
     "proportional": (lambda dim: Proportional(rotated_share=0.25), proportional),
     "mixed": (lambda dim: MixedNTK(factor=4.0), mixed),
-    "resonance": (
-        lambda dim: Resonance(scaling=YaRN(factor=4.0, original_max_seq_len=TRAINED)),
-        resonance,
-    ),
+    "resonance": (lambda dim: Resonance(scaling=YaRN(factor=4.0, original_max_seq_len=TRAINED)), resonance),
 }
 
 

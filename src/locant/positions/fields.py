@@ -64,14 +64,19 @@ def register_pytree(cls: type[Positions]) -> None:
         leaves, of_host = flat(positions)
         return list(zip(map(pytree.GetAttrKey, LEAVES), leaves, strict=True)), of_host
 
+    def put_together(leaves: Iterable[Any], of_host: OfHost) -> Positions:
+        positions = object.__new__(cls)  # unchecked: what is mapped over a tree may hold anything
+        vars(positions).update(unflat(leaves, of_host))
+        return positions
+
     def from_file(fields: list[Any]) -> OfHost:
-        *numbers, grids = fields
-        return OfHost(*numbers, tuple(Grid(tuple(sizes), prefix) for sizes, prefix in grids))  # lists, in a file
+        of_host = OfHost(*fields)
+        return of_host._replace(grids=tuple(Grid(tuple(sizes), prefix) for sizes, prefix in of_host.grids))  # of lists
 
     pytree.register_pytree_node(
         cls,
         flat,
-        lambda leaves, of_host: cls(**unflat(leaves, of_host)),
+        put_together,
         flatten_with_keys_fn=with_keys,
         serialized_type_name="locant.Positions",
         to_dumpable_context=list,

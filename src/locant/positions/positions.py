@@ -62,8 +62,7 @@ class Positions:
     grids: tuple[Grid, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.min_index is None:  # what is mapped over a tree may hold anything
-            checks.require_index(self.index)
+        checks.require_index(self.index)
 
     @classmethod
     def arange(cls, seq_len: int, *, batch: int = 1, device: Device = None) -> Positions:
@@ -417,11 +416,11 @@ class Positions:
         """Whether every token has the same index, document, order and place in grids of the same sizes."""
         if not isinstance(other, Positions):
             return NotImplemented
-        of_host, others = ((each.denominator, each.device, each.grids) for each in (self, other))
-        if of_host != others or not torch.equal(self.index, other.index):
+        of_host = [(each.denominator, each.device, each.grids) for each in (self, other)]
+        if of_host[0] != of_host[1] or not torch.equal(self.index, other.index):
             return False
-        places = (self.place_or_none, other.place_or_none)
-        if all(place is not None for place in places) and not torch.equal(*places):
+        place, others = self.place_or_none, other.place_or_none
+        if place is not None and others is not None and not torch.equal(place, others):
             return False
         same_order = self.order_or_none is other.order_or_none or torch.equal(self.order, other.order)
         return same_order and torch.equal(self.document, other.document)
