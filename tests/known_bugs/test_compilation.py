@@ -107,23 +107,23 @@ def test_34_the_host_neither_reads_nor_sends() -> None:
     exhibit(check, *EVERY.values(), twin=Switching, because=r"the host does \['_local_scalar_dense'\]")
 
 
+class LengthInABuffer(BufferRotary):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("length", torch.tensor(0), persistent=False)
+
+    def cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
+        if positions.seq_len > self.length.item():
+            self.length.fill_(positions.seq_len)
+        return super().cos_sin(positions)
+
+
 @pytest.mark.unchecked
 def test_36_lengths_are_no_tensors() -> None:
     """lucidrains/rotary-embedding-torch#38: compilation failed on ``.item()``.
 
     The length of a cache was kept in a buffer, so every call read it back.
     """
-
-    class LengthInABuffer(BufferRotary):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("length", torch.tensor(0), persistent=False)
-
-        def cos_sin(self, positions: Positions) -> tuple[Tensor, Tensor]:
-            if positions.seq_len > self.length.item():
-                self.length.fill_(positions.seq_len)
-            return super().cos_sin(positions)
-
     exhibit(one_graph, *[EVERY[name] for name in SOME], twin=LengthInABuffer, because="[2-9] graphs")
 
 

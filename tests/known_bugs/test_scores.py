@@ -10,14 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from locant import (
-    ALiBi,
-    InputEmbedding,
-    Positions,
-    Rotary,
-    TokenEmbedding,
-    attend,
-)
+from locant import ALiBi, InputEmbedding, Positions, Rotary, TokenEmbedding, attend
 from locant.kernels.rotary import rotate_pairs
 from tests.known_bugs.exhibit import exhibit, same_alone
 from tests.known_bugs.subjects import WIDTH
