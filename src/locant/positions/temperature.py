@@ -1,6 +1,7 @@
 """Queries that grow with their position, so that softmax stays sharp over more and more keys.
 
-Nakanishi 2025, arXiv 2501.19399. It acts on queries alone, after any rotation.
+Nakanishi 2025, arXiv 2501.19399. It acts on queries alone, after any rotation, and is no part of it: keys in a cache
+know nothing of it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from locant.arguments import Real, real, whole
+from locant.arguments import MAX_INT32, Real, real, whole
 from locant.positions.base import Queries
 from locant.positions.positions import Positions
 
@@ -36,9 +37,12 @@ class Temperature:
     shift: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "step", whole("step", self.step, 1, remedy="step=8192"))
-        object.__setattr__(self, "weight", real("weight", self.weight, remedy="weight=0.1"))
-        object.__setattr__(self, "shift", whole("shift", self.shift, 0, remedy="shift=0"))
+        for name, value in {
+            "step": whole("step", self.step, 1, remedy="step=8192"),
+            "weight": real("weight", self.weight, remedy="weight=0.1"),
+            "shift": whole("shift", self.shift, 0, MAX_INT32, remedy="shift=0"),
+        }.items():
+            object.__setattr__(self, name, value)
 
     def of(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "batch seq"]:
         """The factor of every token."""
