@@ -22,7 +22,7 @@ from locant.attention.memory import FixedCache, Length, as_bytes, lengths_of, re
 from locant.errors import RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import PADDING
-from locant.positions.pytree import Read
+from locant.positions.fields import Read
 from locant.tensors import bounds, readable, require_tensor
 
 __all__ = ["PagedKVCache"]

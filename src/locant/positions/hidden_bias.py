@@ -19,10 +19,10 @@ from locant.errors import LocantError
 from locant.kernels.transforms import is_transforming
 from locant.positions.base import Keys, PositionEncoding, Queries, bias_dtype, require_embeddings, require_tokens
 from locant.positions.documents import PADDING
+from locant.positions.fields import Read
 from locant.positions.heads import Heads
 from locant.positions.pairs import exact_dot
 from locant.positions.positions import Positions
-from locant.positions.pytree import Read
 from locant.positions.score_bias import Pairwise, ScoreBias
 
 __all__ = ["HiddenBias", "OfTokens", "projected"]

@@ -31,8 +31,8 @@ from locant.errors import LocantError
 from locant.kernels.distance_gradient import Biases, Pairs, with_gradients
 from locant.positions import Positions
 from locant.positions.documents import PADDING
+from locant.positions.fields import NOT_READ, Read
 from locant.positions.pairs import ScoreMod, distance_mod
-from locant.positions.pytree import NOT_READ, Read
 from locant.positions.score_bias import ByDistance, Lookup
 from locant.positions.score_bias.by_distance import look_up
 from locant.positions.score_bias.lookup import sum_of

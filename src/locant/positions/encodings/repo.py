@@ -14,10 +14,10 @@ from locant.errors import LocantError
 from locant.positions.base import EncodingInfo, Output, require_embeddings
 from locant.positions.constant import Constant
 from locant.positions.encodings.rotary_by_head import RotaryOfHeads
+from locant.positions.fields import Read
 from locant.positions.frequencies import inverse_frequencies
 from locant.positions.hidden_bias import REMEDY, projected
 from locant.positions.positions import Positions
-from locant.positions.pytree import Read
 
 __all__ = ["RePo"]
 
