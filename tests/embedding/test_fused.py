@@ -26,8 +26,8 @@ from locant import (
     Sinusoidal,
     TokenEmbedding,
 )
-from locant.embedding.deferred_errors import Asked, DeferredErrors
-from locant.embedding.fused import why_plain
+from locant.embedding.input import why_plain
+from locant.embedding.table import Asked, DeferredErrors
 from tests.gpu_without_gpu.device import pretended
 from tests.refusal import refuses
 from tests.tolerances import assert_close

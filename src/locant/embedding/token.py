@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locant.arguments import MAX_WIDTH, entries, one_of, real, shape_error, shown, whole
-from locant.embedding.deferred_errors import RaisesLater
-from locant.embedding.table import Table, WholeTable, require_ids, rows_of
+from locant.embedding.table import RaisesLater, Table, require_ids, rows_of
 from locant.errors import LocantError, RangeError, ShapeError
 from locant.tensors import require_tensor
 
@@ -86,7 +85,7 @@ class TokenEmbedding(RaisesLater):
         remedy = f"None, or a row of the {rows}"
         row = None if padding_idx is None else whole("padding_idx", padding_idx, -rows, rows - 1, remedy=remedy)
         self.padding_idx = None if row is None else row % rows
-        self.table: Table = WholeTable()
+        self.table = Table()
         self.weight = nn.Parameter(torch.empty(rows, width))
         self.reset_parameters()
 
