@@ -13,12 +13,23 @@ reads through tables would spare.
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from locant.arguments import MAX_INT32, shape_error, whole
 from locant.attention.inputs import zero_padding
-from locant.attention.memory import FixedCache, Length, as_bytes, lengths_of, require_numbers, require_rows
+from locant.attention.memory import (
+    FixedCache,
+    Keys,
+    Length,
+    NewKeys,
+    NewValues,
+    Values,
+    as_bytes,
+    lengths_of,
+    require_numbers,
+    require_rows,
+)
 from locant.errors import RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
 from locant.positions.documents import PADDING
@@ -87,12 +98,12 @@ class PagedKVCache(FixedCache):
 
     def append(
         self,
-        k: Float[Tensor, "batch kv_heads new head_dim"],
-        v: Float[Tensor, "batch kv_heads new value_dim"],
+        k: NewKeys,
+        v: NewValues,
         positions: Positions,
         table: Int[Tensor, "batch blocks"],
         cached: Int[Tensor, " batch"],
-    ) -> tuple[Float[Tensor, "batch kv_heads key head_dim"], Float[Tensor, "batch kv_heads key value_dim"], Positions]:
+    ) -> tuple[Keys, Values, Positions]:
         """Store new tokens behind the `cached` ones of every row; returns the rows' slots and their positions.
 
         Padding among the new tokens takes no slot, so rows may have different numbers of them. Slots behind the last
