@@ -19,7 +19,6 @@ from tests.attention.arrangements import (
     KV_HEADS,
     Arrangement,
     Inputs,
-    parameters_of,
     read,
     shaken,
 )
@@ -30,29 +29,13 @@ BACKENDS = ["sdpa", "tiled", "eager"]
 
 
 def holds(arrangement: Arrangement, encoding_name: str, backend: str, kv_heads: int = KV_HEADS) -> None:
-    """Output and every gradient are NumPy's, for a random cotangent."""
-    encoding = shaken(encoding_name)
-    inputs = Inputs.draw(arrangement, kv_heads=kv_heads)
-    y = inputs.through(arrangement, encoding, backend)
-    cotangent = torch.randn_like(y)
-    y.backward(cotangent)
-    expected, gradients = inputs.expected(arrangement, encoding, cotangent)
-    assert_close(y, expected)
-    found = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **parameters_of(encoding)}
-    for name, wanted in gradients.items():
-        gradient = found[name].grad
-        assert gradient is not None, f"no gradient for {name}"
-        assert_close(gradient, wanted)
+    Inputs.draw(arrangement, kv_heads=kv_heads).require_numpys(arrangement, shaken(encoding_name), backend)
 
 
 FAST = {
-    "window",
-    "packed",
-    "chunk with a window",
-    "behind caches of two lengths",
-    "queries that see nothing",
+    "window", "packed", "chunk with a window", "behind caches of two lengths", "queries that see nothing",
     "keys all later",
-}
+}  # fmt: skip
 LACKING_KEYS = {"keys out of reach", "fewer keys than queries"}
 """Of which keys between another and a query are missing: refused for encodings that need them."""
 SIMPLE = {"none", "alibi", "t5, both ways"}
@@ -173,29 +156,6 @@ def test_packed_and_padded_rows_are_each_document_alone(backend: str, encoding_n
     assert not y[:, :, 15:].any()
 
 
-@pytest.mark.parametrize("encoding_name", ["none", "rotary", "alibi", "t5"])
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_padded_rows_are_the_unpadded_rows(backend: str, side: str, encoding_name: str) -> None:
-    """For any values at padding, huge numbers included."""
-    encoding = Rotary(HEAD_DIM) if encoding_name == "rotary" else shaken(encoding_name)
-    lengths, width = [5, 8], 11
-    mask = torch.stack([torch.arange(width) < n for n in lengths])
-    mask = mask.flip(1) if side == "left" else mask
-    x = torch.randn(BATCH, HEADS, width, HEAD_DIM, dtype=torch.float64)
-    x = torch.where(mask[:, None, :, None], x, 1e30)
-
-    def through(x: Tensor, positions: Positions) -> Tensor:
-        q, k = (x, x) if encoding is None else encoding.rotate(x, x, positions)
-        return attend(q, k, x, encoding=encoding, positions=positions, backend=backend)
-
-    y = through(x, Positions.from_mask(mask))
-    for row, n in enumerate(lengths):
-        alone = through(x[row : row + 1][:, :, mask[row]], Positions.arange(n))
-        assert_close(y[row][:, mask[row]], alone[0])
-        assert torch.equal(y[row][:, ~mask[row]], torch.zeros(HEADS, width - n, HEAD_DIM, dtype=torch.float64))
-
-
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("encoding_name", ["none", "t5", "fire", "cope"])
@@ -208,7 +168,7 @@ def test_queries_that_attend_to_nothing_give_zeros_and_no_gradient(
 ) -> None:
     arrangement, encoding = ARRANGEMENTS[arrangement_name], shaken(encoding_name, dtype)
     inputs = Inputs.draw(arrangement, dtype)
-    blind = ~torch.from_numpy(arrangement.seen()).any(2)[:, None].expand(BATCH, HEADS, -1)
+    blind = arrangement.blind()
     assert bool(blind.any())
     y = inputs.through(arrangement, encoding, backend)
     assert not y[blind].any()
@@ -259,11 +219,8 @@ def test_dropout_drops_that_share_and_scales_the_rest(encoding_name: str, backen
     n, p = 64, 0.25
     q = torch.randn(2, 4, n, n)
     v = torch.eye(n).expand(2, 4, n, n)
-    options = {
-        "encoding": ALiBi(4) if encoding_name == "alibi" else None,
-        "positions": Positions.arange(n),
-        "causal": False,
-    }
+    encoding = ALiBi(4) if encoding_name == "alibi" else None
+    options = {"encoding": encoding, "positions": Positions.arange(n), "causal": False}
     plain = attend(q, q, v, backend=backend, **options)
     dropped = attend(q, q, v, backend=backend, dropout_p=p, **options)
     solid = plain > 1e-12  # beyond that, exp underflows and zero is not a sign of dropout

@@ -41,13 +41,6 @@ def test_text_behind_an_image_attends_as_in_one_piece() -> None:
     assert_close(torch.cat(steps, dim=2), at_once)
 
 
-def test_every_token_sees_itself_and_what_came_before() -> None:
-    cache = filled(Positions.grid(2, 2))
-    where = text(2, 3)
-    _, _, k_positions = cache.append(tokens(3), tokens(3), where)
-    assert where.mask(k_positions)[0, 0].sum(-1).tolist() == [5, 6, 7]
-
-
 @pytest.mark.parametrize(
     ("cached", "new"),
     [

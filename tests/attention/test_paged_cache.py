@@ -83,13 +83,6 @@ def test_a_common_prefix_is_stored_once() -> None:
     assert k_positions.index[:, :6].tolist() == [list(range(6))] * 2
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
-def test_narrow_numbers_are_stored_as_they_are(dtype: torch.dtype) -> None:
-    cache, k = pool(dtype=dtype), tokens(5).to(dtype)
-    keys, _, _ = cache.append(k, k, Positions.arange(5), TABLE, torch.zeros(2, dtype=torch.int64))
-    assert torch.equal(keys[:, :, :5].float(), k.float())
-
-
 @pytest.mark.unchecked
 def test_all_steps_are_one_graph_compiled_once() -> None:
     torch._dynamo.reset()
@@ -163,13 +156,6 @@ def test_tokens_and_positions_it_was_not_made_for() -> None:
         pool().append(k, k, Positions.after(32, 1), TABLE, NONE)
     with refuses(LocantError, "gradient"):
         pool().append(k.requires_grad_(), k, Positions.arange(1), TABLE, NONE)
-
-
-@pytest.mark.parametrize("name", ["num_blocks", "block_size", "kv_heads", "head_dim", "value_dim"])
-def test_sizes_of_nothing(name: str) -> None:
-    sizes = {"num_blocks": 2, "block_size": 2, "kv_heads": 1, "head_dim": 2, "value_dim": 2, name: 0}
-    with refuses(RangeError, f"got 0 for {name}"):
-        PagedKVCache(**sizes)  # type: ignore[arg-type]
 
 
 def test_a_block_hands_nothing_of_its_last_sequence_on() -> None:

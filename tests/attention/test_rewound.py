@@ -7,6 +7,7 @@ values, positions and bias bit for bit, outputs up to rounding.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -176,46 +177,29 @@ def drafted(driven: Driven, encoding: PositionEncoding, rows: list[list[int]], a
         history += numbers[row, :count].tolist()
 
 
+Steps = list[tuple[list[int] | None, list[int]]]
+DRAFTS: Steps = [(None, [2, 0, 3]), (None, [0, 0, 0]), (None, [3, 1, 2]), (None, [1, 1, 1])]
+BEAMS: Steps = [([0, 0, 1], [3, 2, 3]), ([2, 1, 1], [1, 3, 2]), ([1, 1, 1], [3, 3, 3]), ([2, 0, 1], [0, 1, 3])]
+MORE_ROWS_AND_FEWER: Steps = [([0, 0, 1, 2, 2], [1, 2, 3, 0, 1]), ([3, 1], [1, 2])]
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("encoding_name", ENCODINGS)
-@pytest.mark.parametrize("cache_name", CACHES)
-def test_rows_that_took_drafts_back_are_rows_that_had_none(cache_name: str, encoding_name: str) -> None:
+@pytest.mark.parametrize(
+    ("cache_name", "encoding_name", "steps"),
+    [*itertools.product(CACHES, ENCODINGS, (DRAFTS, BEAMS)), ("growing", "rotary", MORE_ROWS_AND_FEWER)],
+)
+def test_rows_that_took_drafts_back_and_beams_are_rows_of_their_own(
+    cache_name: str, encoding_name: str, steps: Steps
+) -> None:
+    """Each step puts the rows in an order, and says how many of three drafts each keeps."""
     encoding = ENCODINGS[encoding_name]()
     driven = CACHES[cache_name](encoding)
     rows = prompted(driven, encoding)
-    for accepted in ([2, 0, 3], [0, 0, 0], [3, 1, 2], [1, 1, 1]):
+    for order, accepted in steps:
+        if order is not None:
+            driven.reorder(order)
+            rows = [list(rows[row]) for row in order]
         drafted(driven, encoding, rows, accepted)
-    require_alone(driven, encoding, rows)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("encoding_name", ENCODINGS)
-@pytest.mark.parametrize("cache_name", CACHES)
-def test_beams_are_rows_of_their_own(cache_name: str, encoding_name: str) -> None:
-    encoding = ENCODINGS[encoding_name]()
-    driven = CACHES[cache_name](encoding)
-    rows = prompted(driven, encoding)
-    for order, accepted in (
-        ([0, 0, 1], [3, 2, 3]),
-        ([2, 1, 1], [1, 3, 2]),
-        ([1, 1, 1], [3, 3, 3]),
-        ([2, 0, 1], [0, 1, 3]),
-    ):
-        driven.reorder(order)
-        rows = [list(rows[row]) for row in order]
-        drafted(driven, encoding, rows, accepted)
-    require_alone(driven, encoding, rows)
-
-
-@torch.no_grad()
-def test_a_growing_cache_takes_more_rows_and_fewer() -> None:
-    encoding = Rotary(HEAD_DIM)
-    driven = CACHES["growing"](encoding)
-    rows = prompted(driven, encoding)
-    for order in ([0, 0, 1, 2, 2], [3, 1]):
-        driven.reorder(order)
-        rows = [list(rows[row]) for row in order]
-        drafted(driven, encoding, rows, [1, 2, 3, 0, 1][: len(rows)])
     require_alone(driven, encoding, rows)
 
 
