@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 import torch
-from torch import Tensor
 
 from locant import ALiBi, KVCache, PositionEncoding, Positions, Rotary, ShapeError, T5Bias, attend
 from tests import oracles
@@ -277,38 +276,6 @@ def test_decoding_through_a_cache_equals_one_shot(
             assert torch.equal(keys, rotated_k[:, :, : len(cache)])
             steps.append(attend(new_q, keys, values, positions=where, k_positions=k_positions, **options))
     assert_close(torch.cat(steps, dim=2), at_once)
-
-
-@pytest.mark.parametrize("side", ["left", "right", "holes"])
-@pytest.mark.parametrize("encoding_name", ["rotary", "alibi", "t5"])
-def test_padded_prompts_decode_as_each_row_alone(encoding_name: str, side: str) -> None:
-    """Padding, cache and chunks at once."""
-    lengths, width, more, d, encoding = [3, 7], 9, 4, 6, decoded(encoding_name)
-    mask = torch.stack([torch.arange(width) < n for n in lengths])
-    mask = {"left": mask.flip(1), "right": mask, "holes": mask[:, torch.tensor([8, 0, 7, 1, 2, 3, 4, 5, 6])]}[side]
-    rows = [torch.randn(1, 6, n + more, d) for n in lengths]
-    prompt = torch.full((2, 6, width, d), 9.0)
-    for b, n in enumerate(lengths):
-        prompt[b][:, mask[b]] = rows[b][0, :, :n]
-
-    def step(x: Tensor, cache: KVCache, positions: Positions) -> Tensor:
-        q, k = encoding.rotate(x, x, positions)
-        keys, values, k_positions = cache.append(k, x, positions)
-        return attend(q, keys, values, encoding=encoding, positions=positions, k_positions=k_positions)
-
-    with torch.no_grad():
-        cache = KVCache(max_len=width + more)
-        first = step(prompt, cache, Positions.from_mask(mask))
-        together = []
-        for chunk in (slice(0, 1), slice(1, 4)):
-            x = torch.cat([rows[b][:, :, lengths[b] :][:, :, chunk] for b in range(2)])
-            where = cache.next_positions(x.shape[2])
-            assert where.index[:, 0].tolist() == [n + chunk.start for n in lengths]
-            together.append(step(x, cache, where))
-        for b, n in enumerate(lengths):
-            alone = step(rows[b], KVCache(), Positions.arange(n + more))
-            assert_close(first[b][:, mask[b]], alone[0, :, :n])
-            assert_close(torch.cat(together, 2)[b], alone[0, :, n:])
 
 
 # ---------------------------------------------------------------------- what is refused

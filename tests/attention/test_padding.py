@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from locant import ALiBi, KVCache, Positions, Shaw, attend
-from locant.attention.backends import tiled
 from locant.attention.inputs import AttentionInputs, zero_padding
 from locant.attention.mask import AttentionMask
 from locant.positions.documents import PADDING
@@ -37,12 +36,6 @@ PADDED: dict[str, Arrangement] = {
     "cross attention": Arrangement(Positions.arange(7), PADDED_KEYS, causal=False),
     "chunk": Arrangement(PADDED_KEYS.slice(3, 8), PADDED_KEYS),
 }
-
-
-@pytest.fixture
-def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiled, "TILE_BYTES", 0)
-    monkeypatch.setattr(tiled, "FEWEST_ROWS", 4)
 
 
 def poisoned(x: Tensor, positions: Positions, poison: float) -> Tensor:
@@ -77,7 +70,7 @@ def agrees(arrangement: Arrangement, encoding_name: str, backend: str, poison: f
         assert not gradient.transpose(1, 2)[where.expand(BATCH).document == PADDING].any()
 
 
-@pytest.mark.usefixtures("_small_tiles")
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("poison", [float("nan"), pytest.param(float("-inf"), marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "encoding_name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in ENCODINGS]
@@ -199,7 +192,7 @@ def test_the_places_of_a_cache_do_not_vouch_for_other_tensors(backend: str) -> N
         assert not KVCache().append(odd.k.detach(), odd.k.detach(), places)[0].isnan().any()
 
 
-@pytest.mark.usefixtures("_small_tiles")
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("kind", ["one document", "short documents"])
 def test_without_gradients_tiles_are_cleared_one_by_one(kind: str) -> None:
     """Tiles of one document have so many keys to a query that alone they would count as decoding."""
@@ -281,7 +274,7 @@ def test_there_finite_numbers_at_padding_change_nothing(
     assert_close(y, inputs.expected(STEP, encoding, torch.zeros_like(y))[0])
 
 
-@pytest.mark.usefixtures("_small_tiles")
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
 def test_and_with_a_gradient_nan_changes_nothing(backend: str) -> None:
     agrees(STEP, "alibi, learned", backend, float("nan"), torch.float64)

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from locant import KVCache, LocantError, Positions, RangeError, Rotary, ShapeError, attend
+from locant import LocantError, Positions, RangeError, Rotary, ShapeError, attend
 from locant.attention import PagedKVCache
 from tests.refusal import refuses
-from tests.tolerances import DECODED
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 4, 2, 8, 4
 TABLE = torch.tensor([[6, 1, 3], [0, 5, -1]])
@@ -41,34 +40,6 @@ def step(
     keys, values, k_positions = cache.append(k, kv, where, table, cached)
     y = attend(q, keys, values, encoding=ROTARY, positions=where, k_positions=k_positions)
     return y, keys, values
-
-
-def alone(cache: KVCache, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    where = cache.next_positions(q.shape[2])
-    q, k = ROTARY.rotate(q, kv, where)
-    keys, values, k_positions = cache.append(k, kv, where)
-    return attend(q, keys, values, encoding=ROTARY, positions=where, k_positions=k_positions), keys, values
-
-
-def test_rows_of_other_lengths_decode_as_each_alone() -> None:
-    """Prompts of 7 and 3 tokens, padded on the left and on the right; then token by token across a block's end."""
-    masks = {"left": [[1] * 7, [0] * 4 + [1] * 3], "right": [[1] * 7, [1] * 3 + [0] * 4]}
-    for mask in masks.values():
-        real = torch.tensor(mask).bool()
-        cache, caches, cached = written_over(pool()), [KVCache(), KVCache()], torch.zeros(2, dtype=torch.int64)
-        for n in (7, 1, 1, 1, 1):
-            where = Positions.from_mask(real) if n == 7 else Positions.after(cached, n, max_index=cache.max_index)
-            q, kv = tokens(n, heads=HEADS), tokens(n)
-            y, keys, values = step(cache, q, kv, where, TABLE, cached)
-            taken = where.expand(2).document != -1
-            cached = cached + taken.sum(1)
-            for row in range(2):
-                mine = taken[row]
-                expected = alone(caches[row], q[row : row + 1, :, mine], kv[row : row + 1, :, mine])
-                filled = int(cached[row])
-                assert torch.equal(keys[row, :, :filled], expected[1][0])
-                assert torch.equal(values[row, :, :filled], expected[2][0])
-                torch.testing.assert_close(y[row][:, mine], expected[0][0], rtol=0, atol=DECODED)
 
 
 def test_a_common_prefix_is_stored_once() -> None:

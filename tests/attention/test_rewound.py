@@ -160,9 +160,14 @@ def require_alone(driven: Driven, encoding: PositionEncoding, rows: list[list[in
         torch.testing.assert_close(y[row, :, -1], alone[0, :, -1], rtol=0, atol=DECODED)
 
 
-def prompted(driven: Driven, encoding: PositionEncoding) -> list[list[int]]:
-    rows = [[0, 1, 2, 3], [4, 5], [6, 7, 8]]
-    padded = torch.tensor([[NOTHING] * (4 - len(row)) + row for row in rows])
+LEFT_PADDED, WITH_HOLES = ([2, 3, 4, 5], [4, 5], [3, 4, 5]), ([0, 2, 3, 5], [0, 1], [1, 4, 5])
+"""Which of six slots hold a row's tokens."""
+
+
+def prompted(driven: Driven, encoding: PositionEncoding, slots: tuple[list[int], ...]) -> list[list[int]]:
+    rows, padded = [[0, 1, 2, 3], [4, 5], [6, 7, 8]], torch.full((3, 6), NOTHING)
+    for row, numbers, places in zip(padded, rows, slots, strict=True):
+        row[places] = torch.tensor(numbers)
     step(driven, encoding, padded, Positions.from_mask(padded != NOTHING))
     return rows
 
@@ -191,10 +196,10 @@ MORE_ROWS_AND_FEWER: Steps = [([0, 0, 1, 2, 2], [1, 2, 3, 0, 1]), ([3, 1], [1, 2
 def test_rows_that_took_drafts_back_and_beams_are_rows_of_their_own(
     cache_name: str, encoding_name: str, steps: Steps
 ) -> None:
-    """Each step puts the rows in an order, and says how many of three drafts each keeps."""
+    """Behind a padded prompt, each step puts rows in an order, and says how many of three drafts each keeps."""
     encoding = ENCODINGS[encoding_name]()
     driven = CACHES[cache_name](encoding)
-    rows = prompted(driven, encoding)
+    rows = prompted(driven, encoding, LEFT_PADDED if steps is DRAFTS else WITH_HOLES)
     for order, accepted in steps:
         if order is not None:
             driven.reorder(order)

@@ -25,7 +25,7 @@ from locant import (
     Sinusoidal,
 )
 from locant.embedding.input import why_plain
-from locant.embedding.table import Asked, DeferredErrors
+from locant.embedding.table import DeferredErrors
 from tests.gpu_without_gpu.device import pretended
 from tests.refusal import refuses
 from tests.tolerances import assert_close
@@ -303,17 +303,17 @@ def test_mistakes_are_told_in_the_same_words(kind: type[LocantError], arguments:
         assert words[0] == words[1]
 
 
-def asked(ids: Tensor) -> Asked:
-    return Asked(ids=ids, layer="TokenEmbedding", limit="vocab_size=29", num_rows=29)
+def asked(ids: Tensor) -> tuple[Tensor, int, str]:
+    return ids, 29, "TokenEmbedding has vocab_size=29"
 
 
 def test_an_error_that_comes_late() -> None:
     deferred = DeferredErrors()
-    assert not deferred.watch(asked(torch.tensor([[3, 4], [0, 28]]))).any()
-    assert deferred.watch(asked(torch.zeros(0, 3, dtype=torch.long))).shape == (0, 3)
+    assert not deferred.watch(*asked(torch.tensor([[3, 4], [0, 28]]))).any()
+    assert deferred.watch(*asked(torch.zeros(0, 3, dtype=torch.long))).shape == (0, 3)
     deferred.raise_arrived()
     for ids in ([[3, 4], [99, 98]], [[3, -1], [-2, 0]]):
-        wrong = deferred.watch(asked(torch.tensor(ids)))
+        wrong = deferred.watch(*asked(torch.tensor(ids)))
         assert wrong.tolist() == [[not 0 <= each < 29 for each in row] for row in ids]
     assert not copy.deepcopy(deferred)._notes
     assert not pickle.loads(pickle.dumps(deferred))._notes  # noqa: S301  # our own bytes
@@ -335,7 +335,7 @@ def test_an_error_that_comes_late() -> None:
 def test_an_error_that_comes_late_names_no_id_of_a_later_batch(refill: Callable[[Tensor], object]) -> None:
     """Ids of one batch after another are copied into the same memory, as for CUDA graphs."""
     deferred, ids = DeferredErrors(), torch.tensor([[0, 99]])
-    deferred.watch(asked(ids))
+    deferred.watch(*asked(ids))
     refill(ids)
     with refuses(RangeError, "a bad id at (0, 1) in an earlier call", "TokenEmbedding has vocab_size=29"):
         deferred.raise_all()
@@ -345,7 +345,7 @@ def test_an_error_that_comes_late_for_ids_of_inference_mode() -> None:
     """Nobody counts what is written into those."""
     with torch.inference_mode():
         deferred, ids = DeferredErrors(), torch.tensor([[0, 99]])
-        deferred.watch(asked(ids))
+        deferred.watch(*asked(ids))
         with refuses(RangeError, "a bad id at (0, 1)"):
             deferred.raise_all()
 
@@ -353,7 +353,7 @@ def test_an_error_that_comes_late_for_ids_of_inference_mode() -> None:
 def test_nothing_is_raised_before_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     deferred = DeferredErrors()
-    deferred.watch(asked(torch.tensor([[99]])))
+    deferred.watch(*asked(torch.tensor([[99]])))
     event = mock.Mock()
     event.query.return_value = False
     object.__setattr__(deferred._notes[0], "arrived", event)
@@ -367,7 +367,7 @@ def test_a_capture_is_not_ended_by_asking_for_errors_of_earlier_calls(monkeypatc
     """CUDA refuses questions about events while a stream is captured, and drops the graph."""
     deferred, event = DeferredErrors(), mock.Mock()
     event.query.side_effect = RuntimeError("CUDA error: operation not permitted when stream is capturing")
-    deferred.watch(asked(torch.tensor([[99]])))
+    deferred.watch(*asked(torch.tensor([[99]])))
     object.__setattr__(deferred._notes[0], "arrived", event)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     deferred.raise_arrived()

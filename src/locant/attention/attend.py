@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from locant.arguments import flag
+from locant.arguments import flag, real
 from locant.attention.backends.dense import eager_attention, sdpa_attention
 from locant.attention.backends.flex import flex_attention
 from locant.attention.backends.tiled import tiled_attention
@@ -20,7 +20,6 @@ from locant.attention.choice import BackendName, choose_backend
 from locant.attention.inputs import (
     Attended,
     AttentionInputs,
-    dropout_of,
     factor_of,
     joined,
     require_encoding,
@@ -147,9 +146,11 @@ def attend(
     mask.keys.require_fits(k.shape[0], k.shape[2], k.device, "k")
     require_keys_between(encoding, mask)
     column, wants_lse = sinks_of(sinks, q), flag("return_lse", return_lse)
+    factor = factor_of(scale, q.shape[-1])
+    dropout_p = real("dropout_p", dropout_p, low=0, below=1, remedy="dropout_p=0.0 outside training")
     inputs = AttentionInputs(
-        q, k, v, mask, encoding, factor_of(scale, q.shape[-1]), dropout_of(dropout_p),
-        flag("return_weights", return_weights), softcap_of(softcap), wants_lse or column is not None,
+        q, k, v, mask, encoding, factor, dropout_p, flag("return_weights", return_weights), softcap_of(softcap),
+        needs_lse=wants_lse or column is not None,
     )  # fmt: skip
     with _full_precision(q):
         classes = None if encoding is None else encoding.pair_classes(mask.queries, mask.k_positions)

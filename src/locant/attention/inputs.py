@@ -36,7 +36,7 @@ from locant.positions.score_bias import ScoreBias
 from locant.tensors import bounds, require_arithmetic, require_tensor
 
 __all__ = [
-    "Attended", "AttentionInputs", "dropout_of", "factor_of", "joined", "require_encoding", "require_keys_between",
+    "Attended", "AttentionInputs", "factor_of", "joined", "require_encoding", "require_keys_between",
     "require_tensors", "sinks_of", "softcap_of", "zero_padding",
 ]  # fmt: skip
 
@@ -251,11 +251,6 @@ def factor_of(scale: Any, head_dim: int) -> Real:
     if isinstance(scale, Tensor) and scale.requires_grad:
         raise RangeError("got a scale that requires a gradient, which it would not get", "attend(q * scale, scale=1.0)")
     return scale_of(scale, float(head_dim) ** -0.5)
-
-
-def dropout_of(probability: Any) -> Real:
-    """The probability of dropping a weight."""
-    return real("dropout_p", probability, low=0, below=1, remedy="dropout_p=0.0 outside training")
 
 
 def softcap_of(softcap: Any) -> Real | None:

@@ -73,26 +73,13 @@ class Cache:
 class FixedCache(Cache):
     """Memory that is taken once: keys, values, positions and what was read, of `tokens` in two dimensions.
 
-    Args:
-        tokens: rows and slots, or blocks and places.
-        heads_at: which dimension of keys and values is that of heads.
-        max_index: no position is larger.
-        kv_heads, head_dim, value_dim, dtype, device, encoding: as caches are given them.
+    These are rows and slots, or blocks and places; behind `heads_at` of them comes the dimension of heads.
     """
 
     def __init__(
-        self,
-        tokens: tuple[int, int],
-        heads_at: int,
-        max_index: int,
-        *,
-        kv_heads: int,
-        head_dim: int,
-        value_dim: int | None,
-        dtype: torch.dtype,
-        device: torch.device | str | None,
-        encoding: PositionEncoding | None,
-    ) -> None:
+        self, tokens: tuple[int, int], heads_at: int, max_index: int, *, kv_heads: int, head_dim: int,
+        value_dim: int | None, dtype: torch.dtype, device: torch.device | str | None, encoding: PositionEncoding | None,
+    ) -> None:  # fmt: skip
         kv_heads = whole("kv_heads", kv_heads, 1, remedy="the number of key heads")
         head_dim = whole("head_dim", head_dim, 1, remedy="the width of a key")
         value_dim = whole("value_dim", head_dim if value_dim is None else value_dim, 1, remedy="the width of a value")

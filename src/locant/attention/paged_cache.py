@@ -124,14 +124,10 @@ class PagedKVCache(FixedCache):
         if not table.shape[1]:
             return self._gathered(table, lengths)  # rows without a block, of padding alone
         places = self._places(real, table, cached)
-        new_keys, new_values = zero_padding(positions, k.detach(), v.detach())
-        for store, new in ((self._keys, new_keys), (self._values, new_values)):
-            tokens = as_bytes(new.transpose(1, 2).flatten(0, 1))
-            as_bytes(store).flatten(0, 1).index_copy_(0, places, tokens)
-        for store, new in ((self._index, rows.index), (self._document, rows.document)):
-            store.view(-1).index_copy_(0, places, new.flatten())
-        if self._read is not None and rows.read.of_key is not None:
-            self._read.flatten(0, 1).index_copy_(0, places, rows.read.of_key.detach().flatten(0, 1))
+        pair = (as_bytes(x.transpose(1, 2)) for x in zero_padding(positions, k.detach(), v.detach()))
+        read = () if rows.read.of_key is None else (rows.read.of_key.detach(),)
+        for store, new in zip(self._stores, (*pair, rows.index, rows.document, *read), strict=True):
+            store.flatten(0, 1).index_copy_(0, places, new.flatten(0, 1))
         return self._gathered(table, lengths)
 
     def positions_of(self, table: Int[Tensor, "batch blocks"], cached: Int[Tensor, " batch"]) -> Positions:

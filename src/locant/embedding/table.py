@@ -23,7 +23,7 @@ from locant.kernels.input_embedding import look_up
 from locant.kernels.transforms import is_exporting, is_transforming
 from locant.tensors import has_values, require_tensor
 
-__all__ = ["Asked", "DeferredErrors", "RaisesLater", "Table", "TableSize", "require_ids", "rows_of", "table_sizes"]
+__all__ = ["DeferredErrors", "RaisesLater", "Table", "TableSize", "require_ids", "rows_of", "table_sizes"]
 
 NO_FAULT = 2**63 - 1
 """In the place of the number of the first token without a row, where all have one."""
@@ -80,7 +80,7 @@ def rows_of(
         return read(require_ids(ids, num_rows, layer, limit, weight.device), weight, padding_idx)
     deferred.raise_arrived()
     ids = require_ids(ids, num_rows, layer, limit, weight.device, look=False)
-    wrong = deferred.watch(Asked(ids=ids, layer=layer, limit=f"{limit}={num_rows}", num_rows=num_rows))
+    wrong = deferred.watch(ids, num_rows, f"{layer} has {limit}={num_rows}")
     return read(ids.masked_fill(wrong, 0), weight, padding_idx).masked_fill(wrong[..., None], torch.nan)
 
 
@@ -114,28 +114,14 @@ def require_ids(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """The ids that were looked up in one table, of `num_rows` rows; `limit` is its size as the error words it."""
+class _Note:
+    """Ids that were looked up in a table, and the number of the first that has no row there."""
 
     ids: Int[Tensor, "*batch"]
-    layer: str
-    limit: str
     num_rows: int
-
-    def at(self, number: int, version: int | None) -> str:
-        """This token's id as the error words it, without its value where others may have taken its place by now."""
-        place = tuple(map(int, np.unravel_index(number, (number + 1, *self.ids.shape[1:]))))
-        value = int(self.ids.flatten()[number])
-        unchanged = version is not None and version == _version(self.ids)
-        bad = f"id {value}" if unchanged and not 0 <= value < self.num_rows else "a bad id"
-        return f"{bad} at {place}"
-
-
-@dataclass(frozen=True)
-class _Note:
-    first: Int[Tensor, ""]
-    asked: Asked
+    table: str
     version: int | None
+    first: Int[Tensor, ""]
     arrived: torch.cuda.Event | None
 
     def has_arrived(self) -> bool:
@@ -143,11 +129,16 @@ class _Note:
         return self.arrived is None or (not torch.cuda.is_current_stream_capturing() and self.arrived.query())
 
     def raise_fault(self) -> None:
-        first, asked = int(self.first), self.asked
-        if first != NO_FAULT:
-            got = f"got {asked.at(first, self.version)} in an earlier call"
-            remedy = "ids within the table; the output of that token was NaN, all others are right"
-            raise RangeError(f"{got}, {asked.layer} has {asked.limit}", remedy)
+        """Name the id, without its value where others may have taken its place by now."""
+        number = int(self.first)
+        if number == NO_FAULT:
+            return
+        place = tuple(map(int, np.unravel_index(number, (number + 1, *self.ids.shape[1:]))))
+        value = int(self.ids.flatten()[number])
+        unchanged = self.version is not None and self.version == _version(self.ids)
+        bad = f"id {value}" if unchanged and not 0 <= value < self.num_rows else "a bad id"
+        remedy = "ids within the table; the output of that token was NaN, all others are right"
+        raise RangeError(f"got {bad} at {place} in an earlier call, {self.table}", remedy)
 
 
 def _version(ids: Tensor) -> int | None:
@@ -164,13 +155,12 @@ class DeferredErrors:
     def __reduce__(self) -> tuple[type[DeferredErrors], tuple[()]]:
         return DeferredErrors, ()
 
-    def watch(self, asked: Asked) -> Bool[Tensor, "*batch"]:
-        """Which of the ids have no row; remembers to read which is the first.
+    def watch(self, ids: Int[Tensor, "*batch"], num_rows: int, table: str) -> Bool[Tensor, "*batch"]:
+        """Which of the ids have no row; remembers to read which is the first, and what an error then says of the table.
 
         Not while a graph is captured: there is no later call in it.
         """
-        ids = asked.ids
-        wrong = (ids < 0) | (ids >= asked.num_rows)
+        wrong = (ids < 0) | (ids >= num_rows)
         if not ids.numel() or (ids.is_cuda and torch.cuda.is_current_stream_capturing()):
             return wrong
         numbers, arrived = torch.arange(ids.numel(), device=ids.device), None
@@ -179,7 +169,9 @@ class DeferredErrors:
             first = torch.empty_like(first, device="cpu", pin_memory=True).copy_(first, non_blocking=True)
             arrived = torch.cuda.Event()
             arrived.record()
-        self._notes.append(_Note(first, asked, _version(ids), arrived))
+        version = _version(ids)
+        note = _Note(ids=ids, num_rows=num_rows, table=table, version=version, first=first, arrived=arrived)
+        self._notes.append(note)
         return wrong
 
     def raise_arrived(self) -> None:

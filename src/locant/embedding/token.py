@@ -109,10 +109,10 @@ class TokenEmbedding(RaisesLater):
         """
         from locant.checkpoints.pretrained_input import read_pretrained_token
 
-        found = read_pretrained_token(folder, dtype)
+        pretrained = read_pretrained_token(folder, dtype)
         with torch.device("meta"):
-            embedding = cls(**found.options)
-        embedding.load_state_dict(found.tensors, assign=True)
+            embedding = cls(**pretrained.options)
+        embedding.load_state_dict(pretrained.tensors, assign=True)
         return embedding.eval()
 
     def reset_parameters(self) -> None:
@@ -187,17 +187,13 @@ class TokenEmbedding(RaisesLater):
         except (TypeError, ValueError, RuntimeError):
             got = f"got {shown(ids_or_vector)} for ids_or_vector, expected ids or vectors"
             raise ShapeError(got, "tokenizer.id_of(word), or locant.embedding.Words, which takes words") from None
-        remedy = "exclude=[0]"
-        ids = [
-            whole("an id in exclude", each, 0, self.vocab_size - 1, remedy=remedy)
-            for each in entries("exclude", exclude, remedy)
-        ]
+        remedy, last = "exclude=[0]", self.vocab_size - 1
+        ids = [whole("an id in exclude", x, 0, last, remedy=remedy) for x in entries("exclude", exclude, remedy)]
         outside = torch.tensor(ids, dtype=torch.long, device=self.weight.device)
         if given.is_floating_point():
             if not given.ndim or given.shape[-1] != self.d_model:
-                raise shape_error(
-                    "a vector", given, f"a last dimension of d_model={self.d_model}", "a row of the table"
-                )
+                expected = f"a last dimension of d_model={self.d_model}"
+                raise shape_error("a vector", given, expected, "a row of the table")
             batch, vectors = given.shape[:-1], given.reshape(-1, self.d_model)
             left_out = outside.expand(len(vectors), -1)
         else:
