@@ -23,8 +23,10 @@ __all__ = [
 
 Length = int | Int[Tensor, " batch"]
 """Of all rows, or of each."""
-NewKeys, NewValues = Float[Tensor, "batch kv_heads new head_dim"], Float[Tensor, "batch kv_heads new value_dim"]
-Keys, Values = Float[Tensor, "batch kv_heads key head_dim"], Float[Tensor, "batch kv_heads key value_dim"]
+NewKeys = Float[Tensor, "batch kv_heads new head_dim"]
+NewValues = Float[Tensor, "batch kv_heads new value_dim"]
+Keys = Float[Tensor, "batch kv_heads key head_dim"]
+Values = Float[Tensor, "batch kv_heads key value_dim"]
 
 
 class Cache:

@@ -178,8 +178,8 @@ def _by_tiles(inputs: AttentionInputs) -> Attended:
         return _written((_one_tile(tile) for tile in _without_padding(inputs, rows)), queries, dtype)
     tiles = (inputs.tile(start, start + rows) for start in range(0, queries, rows))
     if inputs.needs_gradient and not is_mapping():  # vmap's samples are taken apart before the backward pass comes
-        options = {"use_reentrant": False, "preserve_rng_state": inputs.dropout_p > 0}
-        parts = [checkpoint(_one_tile, tile, **options) for tile in tiles]
+        draws = inputs.dropout_p > 0
+        parts = [checkpoint(_one_tile, tile, use_reentrant=False, preserve_rng_state=draws) for tile in tiles]
     else:
         parts = [_one_tile(tile) for tile in tiles]
     result = joined(parts, dim=2)
