@@ -235,9 +235,6 @@ def test_dropout_drops_that_share_and_scales_the_rest(encoding_name: str, backen
     assert not torch.equal(first, dropped)
 
 
-# ---------------------------------------------------------------------- decoding
-
-
 ROTARY = {"rotary": lambda: Rotary(6), "interleaved": lambda: Rotary(6, layout="interleaved"), "nope": PositionEncoding}
 DECODED = [*ROTARY, "alibi", "t5"]
 
@@ -276,9 +273,6 @@ def test_decoding_through_a_cache_equals_one_shot(
             assert torch.equal(keys, rotated_k[:, :, : len(cache)])
             steps.append(attend(new_q, keys, values, positions=where, k_positions=k_positions, **options))
     assert_close(torch.cat(steps, dim=2), at_once)
-
-
-# ---------------------------------------------------------------------- what is refused
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:

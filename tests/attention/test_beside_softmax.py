@@ -165,9 +165,6 @@ def test_values_without_a_width_have_scores(backend: str) -> None:
     assert_close(lse, attend(q, q, q, positions=Positions.arange(3), return_lse=True)[1])
 
 
-# ---------------------------------------------------------------------- each backend's own
-
-
 @pytest.mark.unchecked
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore:The .grad attribute")
 @pytest.mark.parametrize(
@@ -238,9 +235,6 @@ def test_decoding_from_a_cache_copies_no_keys() -> None:
     assert seen.peak < k.numel() * k.element_size()
 
 
-# ---------------------------------------------------------------------- transformed, in other dtypes
-
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_derivatives_of_sinks_in_every_mode() -> None:
     """Of the log-sum-exp by a sink: its share p, and then p (1 - p); in forward mode the same numbers."""
@@ -260,20 +254,20 @@ def test_derivatives_of_sinks_in_every_mode() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("encoding_name", ["none", "alibi", "fire"])
 @pytest.mark.parametrize("backend", ["tiled", "eager"])
-def test_gradients_in_narrower_dtypes(backend: str, encoding_name: str, dtype: torch.dtype) -> None:
+def test_in_narrower_dtypes_with_a_logarithm_in_float32(backend: str, encoding_name: str, dtype: torch.dtype) -> None:
     arrangement, encoding = ARRANGEMENTS["chunk with a window"], shaken(encoding_name, dtype)
     inputs, sinks = Inputs.draw(arrangement, dtype), sinks_drawn().detach().to(dtype).requires_grad_()
     leaves = (inputs.q, inputs.k, inputs.v, sinks)
     y, lse = inputs.through(arrangement, encoding, backend, sinks=sinks, softcap=CAP, return_lse=True)
+    assert (y.dtype, lse.dtype) == (dtype, torch.float32)
     expected = written_out(inputs, arrangement, encoding, sinks, CAP)
+    assert_close(y, expected[0])
+    assert_close(lse, expected[1], dtype)
     cotangents = torch.randn_like(y), torch.randn_like(lse)
     truth = torch.autograd.grad(expected, leaves, [each.double() for each in cotangents])
     for found, wanted in zip(torch.autograd.grad((y, lse), leaves, cotangents), truth, strict=True):
         scale = wanted.double().abs().max()  # sums of many terms: as near as the largest of them allows
         assert_close(found.double() / scale, wanted.double() / scale, dtype)
-
-
-# ---------------------------------------------------------------------- models
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -313,9 +307,6 @@ def test_a_soft_cap_is_that_of_gemma(backend: str) -> None:
         assert_close(found, wanted, torch.float32)
 
 
-# ---------------------------------------------------------------------- results and their order
-
-
 def test_what_is_returned_and_in_which_order() -> None:
     x, where = torch.randn(1, 2, 5, 4), Positions.arange(5)
     y, weights, lse = attend(x, x, x, positions=where, return_weights=True, return_lse=True)
@@ -326,23 +317,6 @@ def test_what_is_returned_and_in_which_order() -> None:
     assert_close(lse[..., -1], torch.from_numpy(np.log(np.exp(scores[..., -1, :]).sum(-1))), torch.float32)
     assert_close(weights.double()[..., -1, :], torch.from_numpy(oracles.softmax(scores[..., -1, :])), torch.float32)
 
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_logarithm_is_float32_where_queries_are_narrower(backend: str, dtype: torch.dtype) -> None:
-    arrangement = ARRANGEMENTS["packed"]
-    inputs, sinks = Inputs.draw(arrangement, dtype), sinks_drawn().detach().to(dtype).requires_grad_()
-    y, lse = inputs.through(arrangement, shaken("alibi"), backend, sinks=sinks, softcap=CAP, return_lse=True)
-    assert (y.dtype, lse.dtype) == (dtype, torch.float32)
-    expected, expected_lse = written_out(inputs, arrangement, shaken("alibi"), sinks, CAP)
-    assert_close(y, expected)
-    assert_close(lse, expected_lse, dtype)
-    y.sum().backward()
-    assert sinks.grad is not None
-    assert sinks.grad.dtype == dtype
-
-
-# ---------------------------------------------------------------------- arguments that are refused
 
 X, WHERE = torch.randn(1, 2, 5, 16), Positions.arange(5)
 

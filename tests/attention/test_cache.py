@@ -101,9 +101,6 @@ def test_numbers_of_8_bits_are_stored_as_they_are_and_padding_as_zeros(dtype: to
     assert torch.equal(stored.float(), expected)
 
 
-# ---------------------------------------------------------------------- the position of the next token
-
-
 def filled(positions: Positions, batch: int = 2) -> KVCache:
     cache, n = KVCache(), positions.seq_len
     cache.append(tokens(n, batch=batch), tokens(n, batch=batch), positions)
@@ -168,9 +165,6 @@ def test_one_row_of_positions_serves_the_batch_and_meets_rows_of_their_own() -> 
     cache = filled(Positions.arange(3))
     _, _, k_positions = cache.append(tokens(1), tokens(1), Positions.of([[3], [7]]))
     assert k_positions.index.tolist() == [[0, 1, 2, 3], [0, 1, 2, 7]]
-
-
-# ---------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(

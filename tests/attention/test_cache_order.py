@@ -87,9 +87,6 @@ def test_no_device_is_asked() -> None:
     assert len(cache) == 8
 
 
-# ---------------------------------------------------------------------- documents, and what is known beforehand
-
-
 @pytest.mark.parametrize("document", [-2, -100, 2**31])
 def test_a_document_that_is_neither_one_nor_padding_is_refused(document: int) -> None:
     with refuses(RangeError, str(document), "-1"):
@@ -131,9 +128,6 @@ def test_the_bounds_are_known_where_values_cannot_be_read() -> None:
     cache.append(part, part, cached)
     following = cache.next_positions(2)
     assert (following.min_index, following.max_index) == (0, 4)
-
-
-# ---------------------------------------------------------------------- inference mode
 
 
 @pytest.mark.parametrize("max_len", [None, 9])

@@ -89,9 +89,6 @@ def test_no_queries_or_no_keys(length: int, monkeypatch: pytest.MonkeyPatch) -> 
     assert sizes == {0: [], 1: [(128, 128)], 128: [(128, 128)], 129: [(128, 256)]}[length]
 
 
-# ---------------------------------------------------------------------- compiled
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings(COMPILERS_OWN_WARNING)
 @pytest.mark.unchecked

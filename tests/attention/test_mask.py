@@ -143,9 +143,6 @@ def test_it_says_what_torchs_own_says_or_more(case_name: str) -> None:
         assert torch.equal(ours, torchs)
 
 
-# ---------------------------------------------------------------------- once for all layers
-
-
 def made(positions: Positions, k_positions: Positions | None = None, **options: object) -> object:
     return AttentionMask(positions, k_positions, **options).block_mask()
 

@@ -149,9 +149,6 @@ def test_nothing_but_padding(length: int, backend: str) -> None:
     assert of_slopes is None or not of_slopes.any()
 
 
-# ---------------------------------------------------------------------- behind a cache
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("max_len", [None, 20])
 def test_a_cache_stores_padding_as_zeros(max_len: int | None, backend: str) -> None:
@@ -211,8 +208,6 @@ def test_without_gradients_tiles_are_cleared_one_by_one(kind: str) -> None:
     assert torch.equal(clean, odd)
     assert bool(clean.isfinite().all())
 
-
-# ---------------------------------------------------------------------- behind a cache of one's own
 
 STEP = Arrangement(Positions.after([2, 0], 1), Positions.from_mask(torch.tensor([[0] * 13 + [1] * 3, [0] * 15 + [1]])))
 
@@ -278,9 +273,6 @@ def test_there_finite_numbers_at_padding_change_nothing(
 @pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
 def test_and_with_a_gradient_nan_changes_nothing(backend: str) -> None:
     agrees(STEP, "alibi, learned", backend, float("nan"), torch.float64)
-
-
-# ---------------------------------------------------------------------- what it costs, and who else looks
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,6 @@ def test_a_device_is_asked_nothing() -> None:
     assert (y.device.type, keys.shape) == ("meta", (2, KV_HEADS, 12, HEAD_DIM))
 
 
-# ---------------------------------------------------------------------- what is refused
-
 NONE = torch.zeros(2, dtype=torch.int64)
 
 

@@ -277,9 +277,6 @@ def test_modes_may_change_in_between(cache_name: str) -> None:
             driven.reorder([1, 1, 0])
 
 
-# ---------------------------------------------------------------------- in one graph
-
-
 @pytest.mark.unchecked
 def test_drafting_is_one_graph_compiled_once() -> None:
     torch._dynamo.reset()
@@ -329,9 +326,6 @@ def test_memory_stays_and_a_device_is_asked_nothing() -> None:
     assert later.document.data_ptr() == positions.document.data_ptr()
 
 
-# ---------------------------------------------------------------------- blocks
-
-
 def test_the_beam_with_the_most_tokens_keeps_a_block_and_full_ones_are_shared() -> None:
     cache = PagedKVCache(9, block_size=4, **SIZES)
     table, free = torch.tensor([[7, 2], [1, -1]]), torch.tensor([5, 6, 8])
@@ -363,9 +357,6 @@ def test_rows_without_a_block_hold_padding() -> None:
         assert table.shape[0] == len(cached) == 3
         with refuses(RangeError, "1 tokens" if not table.shape[1] else "row 0", "block"):
             cache.append(k[:, :, :1], k[:, :, :1], Positions.arange(1), table[:2], none)
-
-
-# ---------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.unchecked

@@ -90,9 +90,6 @@ def test_its_memory_stays_where_it_is() -> None:
     assert len(places) == 1
 
 
-# ---------------------------------------------------------------------- compiled, and on devices
-
-
 @pytest.mark.unchecked
 @pytest.mark.parametrize("prompt", ["plain", "left padding"])
 @pytest.mark.parametrize("encoding_name", ENCODINGS)
@@ -145,9 +142,6 @@ def test_a_device_is_asked_nothing() -> None:
     assert (y.device.type, lse.shape) == ("meta", (2, HEADS, 1))
     with pytest.raises(RuntimeError, match="meta"):
         len(cache)
-
-
-# ---------------------------------------------------------------------- what is refused
 
 
 def test_one_token_too_many() -> None:

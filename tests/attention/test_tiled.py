@@ -50,9 +50,6 @@ def test_odd_lengths_and_the_edges_of_tiles(window: int | None, encoding_name: s
         assert_close(found, gradients[name], torch.float32)
 
 
-# ---------------------------------------------------------------------- dropout, checkpoints, autocast, compiling
-
-
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("encoding_name", ["alibi", "fire"])
 @pytest.mark.parametrize("beside", [False, True])
@@ -171,9 +168,6 @@ def test_memory_that_holds_nan_changes_nothing(
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(a, b) for a, b in zip(clean, poisoned, strict=True))
-
-
-# ---------------------------------------------------------------------- who may be asked for a table
 
 
 @pytest.mark.parametrize("encoding_name", ENCODINGS)

@@ -117,9 +117,6 @@ def test_few_roundings_are_better_than_many() -> None:
     assert errors[0] < 0.85 * errors[1]
 
 
-# ---------------------------------------------------------------------- dropout
-
-
 def test_dropout_is_that_of_the_generator_and_only_in_training() -> None:
     fused, plain = pair(encoding=Sinusoidal(WIDTH), norm="layer_norm", dropout=0.25)
     ids = torch.randint(VOCAB, (50, LENGTH))
@@ -148,9 +145,6 @@ def test_recomputing_drops_the_same() -> None:
     torch.randn(9)
     found = torch.autograd.grad(y, list(fused.parameters()), cotangent)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
-# ---------------------------------------------------------------------- which path
 
 
 class Whispering(Learned):
@@ -270,9 +264,6 @@ def test_the_state_is_the_same_and_copies_work() -> None:
     assert torch.equal(copy.deepcopy(fused)(ids), fused(ids))
 
 
-# ---------------------------------------------------------------------- mistakes
-
-
 ASKED: list[tuple[type[LocantError], tuple[Any, ...]]] = [
     (RangeError, (torch.tensor([[0, VOCAB]]),)),
     (RangeError, (torch.tensor([[0, -1]]),)),
@@ -374,9 +365,6 @@ def test_a_capture_is_not_ended_by_asking_for_errors_of_earlier_calls(monkeypatc
     event.query.assert_not_called()
     with refuses(RangeError, "id 99"):
         deferred.raise_all()
-
-
-# ---------------------------------------------------------------------- compiled
 
 
 @pytest.mark.unchecked

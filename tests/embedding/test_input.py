@@ -46,9 +46,6 @@ def test_parameters_of_a_large_table_with_two_segments() -> None:
     assert embedding(torch.zeros(8, 4, dtype=torch.long, device="meta")).shape == (8, 4, 8_192)
 
 
-# ---------------------------------------------------------------------- BERT, GPT-2
-
-
 def load(module: nn.Module, weights: dict[str, Tensor]) -> None:
     module.load_state_dict({name: weight.detach().clone() for name, weight in weights.items()}, strict=True)
 
@@ -146,9 +143,6 @@ def test_a_published_checkpoint_gives_what_bert_gives() -> None:
         assert_close(ours(ids, late), theirs(ids, position_ids=late.index))
 
 
-# ---------------------------------------------------------------------- how the parts go together
-
-
 def test_the_parts_are_added_in_the_documented_order() -> None:
     """Scale on the token rows alone, then segment, position, norm, dropout."""
     embedding = InputEmbedding(
@@ -241,9 +235,6 @@ def test_empty_and_single_tokens_are_embedded(shape: tuple[int, int]) -> None:
     x = embedding(torch.zeros(shape, dtype=torch.long))
     assert x.shape == (*shape, 6)
     x.sum().backward()
-
-
-# ---------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize("shape", [(5,), (), (2, 3, 5)])

@@ -39,9 +39,6 @@ def test_gradients_are_counted_once_per_use() -> None:
     assert_close(embedding.weight.grad, expected)
 
 
-# ---------------------------------------------------------------------- scale
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("d_model", [48, 2048, 3072])
 def test_the_rounded_scale_is_gemmas(d_model: int, dtype: torch.dtype) -> None:
@@ -97,9 +94,6 @@ def test_an_unknown_scale_is_refused(scale: str) -> None:
         TokenEmbedding(11, 7, scale=scale)
 
 
-# ---------------------------------------------------------------------- padding
-
-
 @pytest.mark.parametrize("padding_idx", [0, 3, 10, -1, -11])
 def test_the_padding_row_is_zero_and_stays_zero(padding_idx: int) -> None:
     embedding = TokenEmbedding(11, 7, padding_idx=padding_idx, scale=3.0)
@@ -137,9 +131,6 @@ def test_the_padding_row_survives_resizing_resetting_and_loading() -> None:
 def test_a_padding_row_outside_the_table_is_refused(padding_idx: int) -> None:
     with refuses(RangeError, f"got {padding_idx} for padding_idx", "11"):
         TokenEmbedding(11, 7, padding_idx=padding_idx)
-
-
-# ---------------------------------------------------------------------- resize
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -180,9 +171,6 @@ def test_a_table_never_shrinks(vocab_size: int) -> None:
     assert torch.equal(embedding.weight, before)
 
 
-# ---------------------------------------------------------------------- the tied head
-
-
 @pytest.mark.parametrize("scale", [None, "sqrt_d_model"])
 def test_logits_are_products_with_every_row_unscaled(scale: str | None) -> None:
     embedding = TokenEmbedding(11, 7, scale=scale).double()
@@ -211,9 +199,6 @@ def test_the_head_is_the_same_parameter_and_learns_from_both_uses() -> None:
 def test_hidden_states_of_another_width_are_refused() -> None:
     with refuses(ShapeError, "x of shape", "d_model=7"):
         TokenEmbedding(11, 7).logits(torch.zeros(2, 8))
-
-
-# ---------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize("bad", [-1, 11, 2**31, 2**63 - 1, -(2**63)])

@@ -188,9 +188,6 @@ def _filled(x: Tensor, padding: Tensor) -> Tensor:
     return x.view(torch.uint8).masked_fill(padding, 0).view(x.dtype)
 
 
-# ---------------------------------------------------------------------- arguments of `attend`
-
-
 def require_tensors(q: Any, k: Any, v: Any) -> None:
     """Raise unless these are queries, keys and values that belong together."""
     for name, x in (("q", q), ("k", k), ("v", v)):

@@ -187,9 +187,6 @@ def _position_width(encoding: PositionEncoding) -> int:
     return width
 
 
-# ---------------------------------------------------------------------- in one pass
-
-
 def why_plain(embedding: InputEmbedding) -> str | None:
     """Why this embedding cannot be computed in one pass, or ``None`` where it can.
 

@@ -110,9 +110,6 @@ def require_ids(
     return ids
 
 
-# ---------------------------------------------------------------------- errors of a device, raised later
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Note:
     """Ids that were looked up in a table, and the number of the first that has no row there."""
@@ -203,9 +200,6 @@ class RaisesLater(nn.Module):
         for part in self.modules():
             if isinstance(part, RaisesLater):
                 part._deferred_errors.raise_all()
-
-
-# ---------------------------------------------------------------------- sizes
 
 
 @dataclass(frozen=True, kw_only=True)

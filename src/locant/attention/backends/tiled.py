@@ -106,9 +106,6 @@ def _table(inputs: AttentionInputs, first: int, last: int) -> Float[Tensor, "#he
     return torch.zeros(1, last - first + 1, dtype=bias_dtype(inputs.q), device=inputs.q.device)
 
 
-# ---------------------------------------------------------------------- packed documents
-
-
 def _by_documents(inputs: AttentionInputs, rows: list[list[Segment]]) -> Attended:
     """Attention within every document; `rows` holds one row where all are the same."""
     longest = max(part.length for row in rows for part in row if part.is_document)
@@ -165,9 +162,6 @@ class _Split(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         with torch.autocast("cpu", enabled=False):
             return torch.cat(grads, dim=2), None
-
-
-# ---------------------------------------------------------------------- tiles of queries
 
 
 def _by_tiles(inputs: AttentionInputs) -> Attended:
