@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from locant.arguments import shape_error, whole
@@ -211,6 +211,15 @@ class PositionEncoding(nn.Module):
     def embed(self, x: Float[Tensor, "batch seq d_model"], positions: Positions) -> Float[Tensor, "batch seq d_model"]:
         """Token embeddings with position added."""
         return x
+
+    def added_rows(
+        self, positions: Positions, num_tokens: int, dtype: torch.dtype
+    ) -> tuple[Int[Tensor, "#batch seq"] | None, Float[Tensor, "rows d_model"] | None]:
+        """Which row of which table `embed` adds to each of `num_tokens` tokens, for an input embedding in one pass.
+
+        Not inherited: a subclass without it is called like any other. `dtype` is that of rows that are computed.
+        """
+        return None, None
 
     def rotate(
         self, q: Queries, k: Keys, positions: Positions, k_positions: Positions | None = None, *, inplace: bool = False

@@ -80,6 +80,14 @@ class Learned(PositionEncoding):
         self.require_rows(positions)
         return x + look_up(self.row_of(positions), self.weight)
 
+    def added_rows(
+        self, positions: Positions, num_tokens: int, dtype: torch.dtype
+    ) -> tuple[Int[Tensor, "#batch seq"], Float[Tensor, "rows d_model"]]:
+        """The table itself, as it is."""
+        positions.require_single_axis("Learned")
+        self.require_rows(positions)
+        return self.row_of(positions), self.weight
+
     def require_rows(self, positions: Positions) -> None:
         """Raise unless every position has a row; see `Positions.require_within`."""
         name, remedy = f"Learned(max_seq_len={self.max_seq_len})", "shorter windows, or a larger max_seq_len"
