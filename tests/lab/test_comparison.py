@@ -17,8 +17,8 @@ import torch
 from locant import InputError, LocantError, RangeError
 from locant.lab import Decoder, Settings, compare, comparison
 from locant.lab.comparison import Progress
-from locant.lab.results import Results
-from locant.lab.training import Contestant, Losses, evaluate, shape, split_off, unigram_loss
+from locant.lab.results import Losses, Results
+from locant.lab.training import Contestant, evaluate, shape, split_off, unigram_loss
 from locant.scaling import NTK, Linear, Llama3, YaRN
 from tests.refusal import refuses
 

@@ -63,8 +63,10 @@ def test_a_file_in_the_place_of_the_folder_is_an_error(tmp_path: Path) -> None:
 
 def test_folders_made_for_nothing_are_removed_and_others_are_not(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
-    ResultsFolder(tmp_path / "old" / "new" / "newer").remove_if_empty()
+    with ResultsFolder(tmp_path / "old" / "new" / "newer"):
+        pass
     assert names(tmp_path) == ["old"]
     assert names(tmp_path / "old") == []
-    ResultsFolder(tmp_path / "old").remove_if_empty()
+    with ResultsFolder(tmp_path / "old"):
+        pass
     assert names(tmp_path) == ["old"]

@@ -24,7 +24,7 @@ import locant
 from locant import files
 from locant.checkpoints import load_swapped
 from locant.errors import InputError
-from locant.lab import TuneSettings, resume, tune, tuning
+from locant.lab import TuneSettings, results, tune, tuning
 from locant.text.windows.loader import BatchSampler
 from tests.refusal import refuses
 from tests.tolerances import LOGITS, SHORT_SUM, assert_close
@@ -218,7 +218,7 @@ import os, signal, sys
 from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM  # once for all
-from locant.lab import TuneSettings, resume, tune, tuning
+from locant.lab import TuneSettings, results, tune, tuning
 
 torch.set_num_threads(1)
 tuning.SAVE_SECONDS = 0.0
@@ -240,13 +240,13 @@ def half(tensors, path, metadata):
         die()
     save(tensors, path, metadata)
 
-save = resume.save_file
+save = results.save_file
 if point == "state":
-    resume.save_file = half
+    results.save_file = half
 if point == "folder":
     tuning.write_whole = die
 if point == "end":
-    resume.StateFolder.remove = die
+    results.StateFolder.remove = die
 chosen = TuneSettings(way="alibi", num_steps=4, batch_size=2, learning_rate=1e-2)
 tune(here / "model", [str(here / "text.txt")], chosen, output=here / "out",
      on_step=lambda done, total, said: done == 2 and point == "step" and die())
@@ -276,7 +276,7 @@ def test_a_training_that_goes_astray_says_so_and_a_full_disk_keeps_what_there_is
     def full(*_: object) -> None:
         raise SafetensorError("No space left on device")
 
-    monkeypatch.setattr(resume, "save_file", full)
+    monkeypatch.setattr(results, "save_file", full)
     with refuses(InputError, "cannot write", "No space left", "the same command goes on"):
         tuned(here, "own", force=True)
     monkeypatch.undo()
@@ -292,7 +292,7 @@ def test_a_training_that_goes_astray_says_so_and_a_full_disk_keeps_what_there_is
 
 
 def test_nothing_of_anothers_is_overwritten(here: Path) -> None:
-    with resume.StateFolder(here / "out"), refuses(InputError, "another run"):
+    with results.StateFolder(here / "out"), refuses(InputError, "another run"):
         tuned(here, "own")
     (here / "out").mkdir()
     (here / "out" / "config.json").write_text("{}")  # a model, but the text lies in it

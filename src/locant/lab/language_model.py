@@ -29,14 +29,15 @@ from locant.checkpoints.swap import load_swapped
 from locant.checkpoints.swap.embedding_point import own_tables
 from locant.checkpoints.swap.weightless import Weightless
 from locant.errors import InputError, RangeError
-from locant.lab.resume import random_numbers_kept
+from locant.lab.results import random_numbers_kept
 from locant.models.config_values import HEADS, WIDTHS, integer
 from locant.models.registry import with_defaults
 from locant.models.rope_parameters import stated_trained_length
+from locant.text.corpus import Corpus
 
 __all__ = [
     "CAUSAL", "DTYPES", "AsDecoder", "Head", "at_once", "auto_class", "device_of", "fingerprint", "load_config",
-    "load_model", "one_line", "quiet", "require_positions", "require_rows", "stated_length", "trained_length",
+    "load_model", "num_windows", "quiet", "require_positions", "require_rows", "stated_length", "trained_length",
     "without_weights",
 ]  # fmt: skip
 
@@ -97,7 +98,7 @@ def load_config(folder: str | Path) -> Any:
         got = f"got {path}, an adapter, which changes a model in another folder"
         raise InputError(got, "the model with its adapter merged: model.merge_and_unload().save_pretrained(folder)")
     headers_of(path)
-    with one_line(path) as transformers:
+    with _one_line(path) as transformers:
         return transformers.AutoConfig.from_pretrained(path, local_files_only=True)
 
 
@@ -125,7 +126,7 @@ def load_model(
     config = load_config(path) if config is None else config
     _require_its_size(path, config)
     options: Any = {"local_files_only": True, "use_safetensors": True, "dtype": dtype}
-    with one_line(path) as transformers:
+    with _one_line(path) as transformers:
         if hasattr(config, SWAPPED):
             return _that_runs(path, load_swapped(path, **options), torch.device(device))
         load = transformers.AutoModelForCausalLM.from_pretrained
@@ -157,7 +158,7 @@ def without_weights(config: Mapping[str, Any]) -> Any:
     if "locant" in config:
         raise InputError("got the configuration of a model that is swapped already", "that of the model as it was")
     require_likely(with_defaults(config))
-    with one_line(f"a configuration of {shown(kind)}", "a config.json as save_pretrained writes it") as transformers:
+    with _one_line(f"a configuration of {shown(kind)}", "a config.json as save_pretrained writes it") as transformers:
         plain = transformers.AutoConfig.for_model(**config)
         if (auto := auto_class(plain)) is not None:
             with Weightless():
@@ -177,7 +178,7 @@ def auto_class(config: Any) -> str | None:
 def _that_runs(path: Path, model: Any, device: torch.device) -> Any:
     """The model, after one token: some values of a configuration are first met there, or where dropout is drawn."""
     model.to(device)
-    with one_line(path), random_numbers_kept(device):
+    with _one_line(path), random_numbers_kept(device):
         model.train()(torch.zeros(1, 1, dtype=torch.long, device=device), use_cache=False)
     return model.eval()
 
@@ -225,7 +226,7 @@ def quiet() -> Generator[None]:
 
 
 @contextmanager
-def one_line(what: object, remedy: str = "a model in safetensors, as save_pretrained writes it") -> Generator[Any]:
+def _one_line(what: object, remedy: str = "a model in safetensors, as save_pretrained writes it") -> Generator[Any]:
     """transformers, and whatever it says of a folder or a configuration as one error."""
     with quiet():
         import transformers
@@ -274,9 +275,22 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def require_rows(model: Any, largest: int) -> None:
+def num_windows(model: Any, corpus: Corpus, length: int, most: int) -> int:
+    """How many windows of a length a model can be measured in, `most` at most.
+
+    Raises:
+        InputError: a text shorter than one, or with ids that the model has no rows for.
+    """
+    if len(corpus.ids) <= length:
+        got = f"got a text of {len(corpus.ids):,} tokens, too short for a window of {length:,}"
+        raise InputError(got, f"a text of more than {length:,} tokens, or a shorter length")
+    require_rows(model, corpus)
+    return min(most, (len(corpus.ids) - 1) // length)
+
+
+def require_rows(model: Any, corpus: Corpus) -> None:
     """Raise where a text has an id that the model has no row for."""
-    if largest >= model.config.get_text_config().vocab_size:
+    if (largest := int(corpus.ids.max())) >= model.config.get_text_config().vocab_size:
         raise InputError(f"got a tokenizer with id {largest}, which the model has no row for", "the model's tokenizer")
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from locant.arguments import one_of, shown
 from locant.errors import InputError, RangeError
 from locant.lab.decoder import Decoder
+from locant.lab.results import Losses
 from locant.lab.settings import VOCAB_SIZE, Settings
 from locant.positions import PositionEncoding
 from locant.positions.base import ModelShape
@@ -30,7 +31,7 @@ from locant.positions.scaling import EXTENDING, SCALINGS, DynamicNTK, scaling_by
 from locant.text import Tokenizer, Windows
 
 __all__ = [
-    "CLIP_NORM", "HELD_OUT", "Contestant", "Losses", "build", "evaluate", "fit", "num_steps", "optimizer_of",
+    "CLIP_NORM", "HELD_OUT", "Contestant", "build", "evaluate", "fit", "num_steps", "optimizer_of",
     "schedule", "split_off", "timed", "train", "unigram_loss",
 ]  # fmt: skip
 
@@ -208,14 +209,6 @@ def unigram_loss(training: Int[np.ndarray, " tokens"], held_out: Int[np.ndarray,
     new = np.count_nonzero(counts)
     shares = (counts + new / vocab_size) / (len(training) + new)
     return float(-np.log(shares[held_out[1:]]).mean())
-
-
-class Losses(NamedTuple):
-    """Nats per token: over all targets, at each position of the window, and in each window."""
-
-    mean: float
-    by_position: list[float]
-    by_window: list[float]
 
 
 @torch.no_grad()
