@@ -36,7 +36,7 @@ from locant.models.rope_parameters import stated_trained_length
 from locant.text.corpus import Corpus
 
 __all__ = [
-    "CAUSAL", "DTYPES", "AsDecoder", "Head", "at_once", "auto_class", "device_of", "fingerprint", "load_config",
+    "CAUSAL", "DTYPES", "AsDecoder", "Head", "auto_class", "device_of", "fingerprint", "load_config",
     "load_model", "num_windows", "quiet", "require_positions", "require_rows", "stated_length", "trained_length",
     "without_weights",
 ]  # fmt: skip
@@ -51,9 +51,6 @@ MOST = {
 
 ADAPTER = "adapter_config.json"
 SWAPPED = "locant"
-LOGITS = 2**27
-"""Of one batch that is trained on, unless a single window has more: they are what memory goes to."""
-
 HELD = 2**25
 """Logits that are held at once where nothing is trained."""
 
@@ -74,10 +71,10 @@ def device_of(name: str) -> torch.device:
     Raises:
         RangeError: a device that torch does not find on this machine.
     """
-    there, found = ["cpu"], torch.accelerator.current_accelerator(check_available=True)
-    count = 0 if found is None else torch.accelerator.device_count()
-    if found is not None:
-        there += [found.type, *(f"{found.type}:{index}" for index in range(count))]
+    there, accelerator = ["cpu"], torch.accelerator.current_accelerator(check_available=True)
+    count = 0 if accelerator is None else torch.accelerator.device_count()
+    if accelerator is not None:
+        there += [accelerator.type, *(f"{accelerator.type}:{index}" for index in range(count))]
     if name == "auto":
         name = "cuda" if "cuda" in there else "cpu"
     if name not in there:
@@ -249,10 +246,10 @@ def trained_length(config: Any) -> int:
 
 def stated_length(config: Any) -> int:
     """How many tokens a model is made for, by its configuration."""
-    found = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if found is None:
+    length = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if length is None:
         raise InputError(f"got {type(config).__name__} without max_position_embeddings", "a model that states it")
-    return integer("max_position_embeddings", found)
+    return integer("max_position_embeddings", length)
 
 
 def fingerprint(folder: str | Path) -> str:
@@ -302,11 +299,6 @@ def require_positions(model: Any, longest: int) -> None:
         raise InputError(got, f"windows of at most {min(rows):,} tokens, or a model without such a table")
 
 
-def at_once(model: Any) -> int:
-    """Tokens that are trained on at once."""
-    return LOGITS // model.config.get_text_config().vocab_size
-
-
 class AsDecoder(nn.Module):
     """A model of transformers, called as the lab's own are; what it is given may be on another device."""
 
@@ -325,11 +317,11 @@ class AsDecoder(nn.Module):
         hidden = head.hidden(ids.long())
         targets = targets.to(hidden.device)
         size = max(1, HELD // self.model.config.get_text_config().vocab_size)
-        found = [
+        losses = [
             F.cross_entropy(head.logits(some[None]).transpose(1, 2), aims[None], reduction="none")[0]
             for some, aims in zip(hidden.flatten(0, 1).split(size), targets.flatten().split(size), strict=True)
         ]
-        return torch.cat(found).view(targets.shape)
+        return torch.cat(losses).view(targets.shape)
 
 
 class Head:
@@ -343,14 +335,14 @@ class Head:
         self.model = model
 
     def hidden(self, ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_model"]:
-        kept: list[Tensor] = []
+        states: list[Tensor] = []
 
-        def keep(hidden: Tensor) -> Tensor:
-            kept.append(hidden)
+        def last(hidden: Tensor) -> Tensor:
+            states.append(hidden)
             return hidden[:, -1:]
 
-        self._logits(ids, keep)
-        return kept[0]
+        self._logits(ids, last)
+        return states[0]
 
     def logits(self, hidden: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq vocab"]:
         """The layers are given one token for this."""

@@ -31,8 +31,8 @@ from locant.positions.scaling import EXTENDING, SCALINGS, DynamicNTK, scaling_by
 from locant.text import Tokenizer, Windows
 
 __all__ = [
-    "CLIP_NORM", "HELD_OUT", "Contestant", "build", "evaluate", "fit", "num_steps", "optimizer_of",
-    "schedule", "split_off", "timed", "train", "unigram_loss",
+    "HELD_OUT", "Contestant", "build", "evaluate", "fit", "num_steps", "optimizer_of", "schedule", "split_off",
+    "timed", "train", "unigram_loss", "update",
 ]  # fmt: skip
 
 HELD_OUT = 0.1
@@ -167,17 +167,14 @@ def fit(
     windows, steps = Windows(ids, settings.train_length, stride=1), settings.steps_for(len(ids))
     order = torch.Generator().manual_seed(seed)
     optimizer = optimizer_of(model.parameters(), settings.learning_rate)
+    optimizer.zero_grad()
     losses = []
     model.train()
     for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * schedule(step, steps)
         batch = windows.__getitems__(torch.randint(len(windows), (settings.batch_size,), generator=order).tolist())
         loss = F.cross_entropy(model(batch["ids"], batch["positions"]).flatten(0, 1), batch["targets"].flatten())
-        optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
-        optimizer.step()
+        update(model.parameters(), optimizer, settings.learning_rate * schedule(step, steps))
         losses.append(loss.item())
         if on_step is not None:
             on_step(step + 1, losses[-1])
@@ -266,6 +263,15 @@ def optimizer_of(parameters: Iterable[nn.Parameter], learning_rate: float) -> to
     matrices = {"params": [each for each in given if each.ndim >= 2], "weight_decay": WEIGHT_DECAY}
     vectors = {"params": [each for each in given if each.ndim < 2], "weight_decay": 0.0}
     return torch.optim.AdamW([matrices, vectors], lr=learning_rate, betas=(0.9, 0.95), fused=True)
+
+
+def update(parameters: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """One step with the gradients that there are, clipped; none are left."""
+    nn.utils.clip_grad_norm_(parameters, CLIP_NORM)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
 def schedule(step: int, num_steps: int) -> float:

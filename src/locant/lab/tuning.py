@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from locant.arguments import flag, one_of, real, whole
@@ -35,7 +35,6 @@ from locant.errors import InputError
 from locant.files import flush, json_text, new_folder, require_apart, write_whole
 from locant.lab.language_model import (
     AsDecoder,
-    at_once,
     device_of,
     fingerprint,
     load_config,
@@ -57,7 +56,7 @@ from locant.lab.results import (
     refusing_to_lose,
 )
 from locant.lab.settings import VOCAB_SIZE
-from locant.lab.training import CLIP_NORM, evaluate, optimizer_of, schedule, split_off
+from locant.lab.training import evaluate, optimizer_of, schedule, split_off, update
 from locant.lab.ways import Way
 from locant.text.corpus import Corpus, read_corpus
 from locant.text.windows import Windows
@@ -76,6 +75,9 @@ HELD_OUT_WINDOWS = 16
 HELD_OUT_TIMES = 10
 """The held-out loss is measured before the first step, and so many times after, or fewer where that would be to read
 more windows than are trained on."""
+
+LOGITS = 2**27
+"""Of tokens that are trained on at once, unless a single window has more: they are what memory goes to."""
 
 SHORTEST = 16
 """Tokens of a window, of which the loss is told apart."""
@@ -329,13 +331,10 @@ class _Run:
         every = -(-steps // times)
         self.model.train()
         for batch in islice(chain.from_iterable(repeat(self.loader)), steps - len(losses)):  # epoch after epoch
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.rate * schedule(len(losses), steps)
+            rate = self.rate * schedule(len(losses), steps)
             losses.append(self._gradients(batch))
             self._require_finite(losses[-1])
-            nn.utils.clip_grad_norm_(self.parameters.values(), CLIP_NORM)
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+            update(self.parameters.values(), self.optimizer, rate)
             done = len(losses)
             if done % every == 0 and done < steps:
                 held_out.append([done, self._measured().mean])
@@ -347,7 +346,7 @@ class _Run:
 
     def _gradients(self, batch: Mapping[str, Tensor]) -> float:
         """The mean loss over a batch, whose gradients are left in the parameters; part by part."""
-        part = max(1, at_once(self.model) // self.length)
+        part = max(1, LOGITS // self.model.config.get_text_config().vocab_size // self.length)
         loss = 0.0
         for ids, targets in zip(batch["ids"].split(part), batch["targets"].split(part), strict=True):
             logits = AsDecoder(self.model)(ids, None)
