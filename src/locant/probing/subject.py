@@ -190,7 +190,10 @@ def _is_axial(target: Any) -> bool:
 def _required(target: Any) -> int:
     """How many arguments a call has to have, or has before those that have a name of their own."""
     call = target.forward if isinstance(target, nn.Module) else target
-    names = [*inspect.signature(call).parameters.values()]
+    try:
+        names = [*inspect.signature(call).parameters.values()]
+    except ValueError:  # of what is written in C, such as int
+        return 0
     asked = [one for one in names if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     needed = [one for one in asked if one.default is one.empty]
     return len(needed) + any(word in one.name for one in asked[len(needed) :] for word in ("pos", "index", "offset"))
