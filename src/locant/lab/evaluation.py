@@ -143,8 +143,7 @@ def evaluate_model(
         text["windows"] = count
     if windows != count:
         finished = {}
-    steps = len(settings.lengths) * (1 + (len(TASKS) * len(DEPTHS) if settings.keys else 0))
-    done = 0
+    steps, done = len(settings.lengths) * (1 + (len(TASKS) * len(DEPTHS) if settings.keys else 0)), 0
 
     def step() -> None:
         nonlocal done
@@ -286,7 +285,7 @@ def _recalled(
 
 
 def _encoded(tokenizer: Tokenizer, text: str) -> list[int]:
-    return [*map(int, tokenizer.encode(text))]
+    return tokenizer.encode(text).tolist()
 
 
 def interval_of_mean(values: Sequence[float]) -> list[float] | None:

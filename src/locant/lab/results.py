@@ -1,10 +1,8 @@
 """What an experiment found: its records, what they were made with, and how a run that was ended goes on.
 
-What decides the outcome stands beside what was measured, so a run of something else is told apart by `changed`. An
-evaluation and a search of factors read their own records for this. A training that can be killed at any moment keeps
-how far it is in one file, replaced as a whole: tensors (weights, the moments of the optimizer, the state of the random
-numbers) and, in the header of the same file, what is not a tensor, as JSON. It is safetensors: nothing in it is run
-when it is read.
+What decides the outcome stands beside what was measured, so a run of something else is told apart by `changed`. A
+training that can be killed at any moment keeps how far it is in one file of safetensors, replaced as a whole: weights,
+the moments of the optimizer, the state of the random numbers and, in its header, what is not a tensor, as JSON.
 """
 
 from __future__ import annotations
@@ -47,9 +45,8 @@ RECORD = "tuning.json"
 
 PAGE, BY_LENGTH, BY_POSITION = DRAWN = ("report.html", "loss_by_length.png", "loss_by_position.png")
 
-STATE = "state.safetensors"
-KEY = "locant"
-WEIGHT, RANDOM, RANDOM_THERE = "weight.", "random", "random_there"
+WEIGHT, RANDOM, RANDOM_THERE = "weight", "random", "random_there"
+"""What tensors of an unfinished run are called; moments of the optimizer have its names for them."""
 
 
 def environment(device: str = "cpu") -> dict[str, str | int]:
@@ -269,7 +266,7 @@ class StateFolder:
     def __init__(self, output: Path, device: torch.device | str = "cpu") -> None:
         self.output, self.device = output.resolve(), torch.device(device)
         self.path = self.output.with_name(f"{self.output.name}-unfinished")
-        self.file = self.path / STATE
+        self.file = self.path / "state.safetensors"
 
     def __enter__(self) -> StateFolder:
         with refusing_to_lose(self.path):
@@ -298,7 +295,7 @@ class StateFolder:
             return None
         try:
             with safe_open(self.file, framework="pt") as file:
-                return json.loads(file.metadata()[KEY])
+                return json.loads(file.metadata()["locant"])
         except (SafetensorError, KeyError, TypeError, ValueError):
             got = f"got {self.file}, which is no state of an unfinished run"
             raise InputError(got, f"--force, which begins anew, or rm -r {self.path}") from None
@@ -307,13 +304,13 @@ class StateFolder:
         self, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, facts: Mapping[str, Any]
     ) -> None:
         """Replace the state by that of a moment between two steps."""
-        tensors = {f"{WEIGHT}{name}": each.detach() for name, each in parameters.items()}
+        tensors = {f"{WEIGHT}.{name}": each.detach() for name, each in parameters.items()}
         for name, parameter in parameters.items():
             tensors |= {f"{moment}.{name}": each for moment, each in optimizer.state.get(parameter, {}).items()}
         tensors |= _random_numbers(self.device)
         with refusing_to_lose(self.file), replacing(self.file) as temporary:
             whole = {name: each.cpu().contiguous() for name, each in tensors.items()}
-            save_file(whole, temporary, {KEY: json.dumps(facts)})
+            save_file(whole, temporary, {"locant": json.dumps(facts)})
 
     @torch.no_grad()
     def read(self, parameters: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
@@ -324,7 +321,7 @@ class StateFolder:
                 kind, _, name = key.partition(".")
                 if kind in (RANDOM, RANDOM_THERE):
                     random[kind] = file.get_tensor(key)
-                elif kind == WEIGHT[:-1]:
+                elif kind == WEIGHT:
                     parameters[name].copy_(file.get_tensor(key))
                 else:
                     optimizer.state[parameters[name]][kind] = file.get_tensor(key).to(parameters[name].device)

@@ -193,11 +193,9 @@ def split_off(ids: Int[np.ndarray, " tokens"], longest: int) -> tuple[np.ndarray
 def unigram_loss(training: Int[np.ndarray, " tokens"], held_out: Int[np.ndarray, " more"], vocab_size: int) -> float:
     """What counting alone knows: nats per token of a held-out text, by how often each token is in the training text.
 
-    Nothing of what stands before a token is used, so a model that learned anything of the order is below. The targets
-    are those of `evaluate`, at any length.
-
-    Tokens that do not occur share what Witten & Bell (1991, method C) leave them: as much as if each of those that do
-    had once been new.
+    Nothing of what stands before a token is used. The targets are those of `evaluate`, at any length. Tokens that do
+    not occur share what Witten & Bell (1991, method C) leave them: as much as if each of those that do had once been
+    new.
 
     >>> round(unigram_loss(np.array([0, 0, 0, 1]), np.array([1, 0, 1]), 2), 4)  # shares of 4/6 and 2/6
     0.752
@@ -237,13 +235,9 @@ def num_steps(ids: Int[np.ndarray, " tokens"], vocab_size: int, settings: Settin
     """
     if settings.minutes is None:
         return settings.steps_for(len(ids))
-
-    def seconds_of_a_step(encoding: str) -> float:
-        return timed(encoding, ids, vocab_size, settings)[1]
-
     encodings = {Contestant.of(name).encoding for name in settings.encodings}
     with ThreadPoolExecutor(at_once) as pool:
-        seconds = statistics.fmean(pool.map(seconds_of_a_step, encodings))
+        seconds = statistics.fmean(pool.map(lambda each: timed(each, ids, vocab_size, settings)[1], encodings))
     rounds = math.ceil(len(encodings) * len(settings.seeds) / at_once)
     return max(1, int(0.85 * settings.minutes * 60 / (seconds * rounds)))
 

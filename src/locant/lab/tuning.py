@@ -71,10 +71,9 @@ RATES = {"all": 2e-5, "new": 1e-3, "lora": 2e-4}
 STEPS = 400
 """YaRN's."""
 
-HELD_OUT_WINDOWS = 16
-HELD_OUT_TIMES = 10
-"""The held-out loss is measured before the first step, and so many times after, or fewer where that would be to read
-more windows than are trained on."""
+HELD_OUT_WINDOWS, HELD_OUT_TIMES = 16, 10
+"""What the held-out loss is measured on, and how often after the first step; less often where more windows would be
+read for it than are trained on."""
 
 LOGITS = 2**27
 """Of tokens that are trained on at once, unless a single window has more: they are what memory goes to."""
