@@ -56,7 +56,7 @@ class WideForAModel(Wide):
 
 
 def test_every_file_of_the_package_holds_encodings_that_are_found() -> None:
-    files = {path.stem for path in Path(registry.own.__file__).parent.glob("*.py")} - {"__init__", "tempered"}
+    files = {path.stem for path in Path(registry.own.__file__).parent.glob("*.py")} - {"__init__"}
     assert {kind.__module__.rsplit(".", 1)[-1] for kind in encodings().values()} == files | {"base"}
     assert list(encodings())[: len(FIRST)] == list(FIRST)
 

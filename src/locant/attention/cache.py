@@ -36,7 +36,7 @@ from locant.errors import LocantError, RangeError, ShapeError
 from locant.positions import PositionEncoding, Positions
 from locant.positions.checks import token_count
 from locant.positions.documents import PADDING
-from locant.positions.pytree import Read
+from locant.positions.fields import Read
 from locant.tensors import readable
 
 __all__ = ["KVCache", "StaticKVCache"]
