@@ -11,11 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from locant.text.prepare.readers import Batch, documents
-from locant.text.prepare.readers import text as text_reader
-from locant.text.prepare.readers.streams import BLOCK, ByteRange, Tally, cut
-from locant.text.prepare.readers.text import clean_start
-from locant.text.prepare.request import find_sources
+from locant.text.prepare import readers
+from locant.text.prepare.readers import Batch, clean_start, documents
+from locant.text.prepare.sources import BLOCK, ByteRange, Tally, cut, find_sources
 from tests.text.prepare.corpus import small_blocks
 
 BOM = b"\xef\xbb\xbf"
@@ -175,7 +173,7 @@ class TestByteRanges:
         path.write_bytes(text)
         (source,) = find_sources(path, separator="\n")
         taken = 0
-        real = text_reader._split
+        real = readers._split
 
         def counting(blocks: object, more: object, *args: object, **options: object) -> object:
             def counted(them: object) -> object:
@@ -186,7 +184,7 @@ class TestByteRanges:
 
             return real(counted(blocks), counted(more), *args, **options)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(text_reader, "_split", counting)
+        monkeypatch.setattr(readers, "_split", counting)
         found, _ = read(cut(source, 10_000))
         assert found == text.split(b"\n")[:-1]
         assert taken <= len(text) + max(len(found[0]), 30 * 4096)

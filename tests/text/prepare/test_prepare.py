@@ -17,7 +17,7 @@ from locant import InputError, LocantError, RangeError, Tokenizer
 from locant.text.prepare import estimate, finalize, prepare
 from locant.text.prepare import plan as plans
 from locant.text.prepare.parts import make_part
-from locant.text.prepare.request import Request
+from locant.text.prepare.plan import Request
 from locant.text.tokenizer.engine import Engine
 from tests.refusal import refuses
 from tests.text.prepare.corpus import END, SEPARATOR, TEXTS, contents, expected, options, planned, require_ids

@@ -14,7 +14,7 @@ import pytest
 from locant import InputError
 from locant.text.prepare import prepare
 from locant.text.prepare.plan import sweep_plans
-from locant.text.prepare.request import find_sources, read_stdin
+from locant.text.prepare.sources import find_sources, read_stdin
 from tests.refusal import refuses
 from tests.text.prepare.corpus import SEPARATOR, TEXTS, options, require_ids
 

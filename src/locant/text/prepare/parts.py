@@ -34,11 +34,11 @@ from locant.text.prepare.plan import (
     locked_folder,
     read_plan,
     remove_shards,
+    store_folder,
     take_place,
-)  # fmt: skip
+)
 from locant.text.prepare.readers import documents
-from locant.text.prepare.readers.streams import ByteRange, Source, Tally
-from locant.text.prepare.request import store_folder
+from locant.text.prepare.sources import ByteRange, Source, Tally
 from locant.text.store import MANIFEST, FileRecord, ShardRecord, ShardWriter, TokenStore, shard_name, write_manifest
 from locant.text.tokenizer import Tokenizer
 from locant.text.tokenizer.engine import Encoded, Engine

@@ -10,7 +10,7 @@ exit code is 130. The same call then goes on from what was kept.
 * Finding inputs, reading standard input, planning: nothing is left, not even the folder of the store if this call made
   it; what earlier calls made is kept. Workers that run already are killed; they do not receive it.
 * Making parts: all parts that are finished are kept. In this process it is raised when a block is encoded
-  (`readers.streams.BLOCK`), and the folder of the part is removed. Workers are killed, and the next call removes the
+  (`sources.BLOCK`), and the folder of the part is removed. Workers are killed, and the next call removes the
   folders of their parts. A Ray cluster that this call started is stopped.
 * Joining: it ends, and the next call joins the rest.
 
@@ -29,10 +29,19 @@ from typing import Unpack, get_args, overload
 from locant.arguments import flag, one_of, shown, whole
 from locant.errors import InputError, RangeError
 from locant.text.prepare.parts import Advance, join, make_part, missing_parts, sweep_parts, tidy
-from locant.text.prepare.plan import FOLDER, Plan, cannot_write, part_bytes, plan_for
+from locant.text.prepare.plan import (
+    FOLDER,
+    SHARD_SIZE,
+    ContentOptions,
+    Plan,
+    Request,
+    cannot_write,
+    part_bytes,
+    plan_for,
+    store_folder,
+)
 from locant.text.prepare.readers import CHECKED_BYTES, TRAINING_BYTES, take_sample
-from locant.text.prepare.readers.streams import Source
-from locant.text.prepare.request import SHARD_SIZE, ContentOptions, Paths, Request, store_folder
+from locant.text.prepare.sources import Paths, Source
 from locant.text.prepare.workers import LOCAL, Workers, make_on_ray, num_cores
 from locant.text.store import MANIFEST, TokenStore, token_dtype
 from locant.text.tokenizer import Tokenizer
@@ -274,7 +283,7 @@ def estimate(paths: Paths, **options: Unpack[ContentOptions]) -> Estimate:
     if request.needs_stdin:
         raise InputError("got standard input, which a dry run would use up", "a file")
     sample = take_sample(request.sources, CHECKED_BYTES if request.tokenizer else TRAINING_BYTES)
-    tokenizer = request.chosen_tokenizer(lambda: sample)
+    tokenizer = request.chosen_tokenizer(sample)
     documents = sample.all_documents(request.sources)
     tokens = len(Engine(tokenizer).encode(sample.texts)[0])
     if not sample.is_all and sample.size:
