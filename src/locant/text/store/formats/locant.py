@@ -28,7 +28,17 @@ from locant._version import __version__
 from locant.arguments import whole
 from locant.errors import InputError, RangeError
 from locant.files import FaultError, strict_json, write_whole
-from locant.text.store.formats.base import ExportSource, StoreFormat, StoreOptions
+from locant.text.store.formats.base import (
+    MAX_SIZE,
+    ExportSource,
+    StoreFormat,
+    StoreOptions,
+    fresh,
+    read_file,
+    require_file,
+    sha256_of,
+    token_dtype,
+)
 from locant.text.store.formats.shards import (
     MANIFEST,
     FileRecord,
@@ -38,7 +48,6 @@ from locant.text.store.formats.shards import (
     read_index,
     shard_name,
 )  # fmt: skip
-from locant.text.store.token_files import MAX_SIZE, read_file, require_file, sha256_of, token_dtype
 from locant.text.tokenizer import Tokenizer
 
 __all__ = ["TOKENIZER", "LocantFormat", "Manifest", "read_manifest", "write_manifest"]
@@ -376,7 +385,7 @@ class LocantFormat(StoreFormat):
                     writer.append(ids, lengths, continues=continues)
                 records.append(writer.close())
             size = store.header + int(store.tokens[shard]) * store.dtype.itemsize
-            sources.append({"path": path, "size": size, "sha256": store.check(shard, f"a fresh copy of {path}")})
+            sources.append({"path": path, "size": size, "sha256": store.check(shard, fresh(path))})
         write_manifest(
             folder,
             shards=records,

@@ -26,7 +26,7 @@ from jaxtyping import Int, Integer
 from locant.arguments import shown
 from locant.errors import InputError, RangeError, ShapeError
 from locant.files import FaultError, NewFile
-from locant.text.store.token_files import BLOCK, read_file, require_file, require_known, token_dtype
+from locant.text.store.formats.base import CHECKED, fresh, read_file, require_file, require_known, token_dtype
 
 __all__ = [
     "MANIFEST", "FileRecord", "Index", "IndexWriter", "ShardRecord", "ShardWriter", "index_size", "read_index",
@@ -91,7 +91,7 @@ class Index:
 
 def read_index(path: str | Path) -> Index:
     """Read an index; an `InputError` if it is none, or contradicts itself."""
-    remedy = f"a fresh copy of {path}"
+    remedy = fresh(path)
     size = require_file(path, remedy)
     try:
         if size < index_size(0):
@@ -243,8 +243,8 @@ class ShardWriter:
         require_known(ids, self._vocab_size, self.tokens)
         self._index.append(lengths, continues=continues)
         self.tokens += len(ids)
-        for first in range(0, len(ids), BLOCK):
-            data = np.ascontiguousarray(ids[first : first + BLOCK], dtype=self._dtype).data.cast("B")
+        for first in range(0, len(ids), CHECKED):
+            data = np.ascontiguousarray(ids[first : first + CHECKED], dtype=self._dtype).data.cast("B")
             self._digest.update(data)
             self._bin.write(data)
 
