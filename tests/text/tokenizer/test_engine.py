@@ -13,9 +13,14 @@ from tokenizers import normalizers
 from locant.errors import InputError, RangeError
 from locant.text import Tokenizer
 from locant.text.tokenizer import engine as engines
-from locant.text.tokenizer import gigatoken_engine
-from locant.text.tokenizer.engine import PROBE_TEXTS, Engine, choose_engine
-from locant.text.tokenizer.gigatoken_engine import GigatokenEngine, resident_bytes, why_not_gigatoken
+from locant.text.tokenizer.engine import (
+    PROBE_TEXTS,
+    Engine,
+    GigatokenEngine,
+    choose_engine,
+    resident_bytes,
+    why_not_gigatoken,
+)
 from tests.refusal import refuses
 from tests.text.tokenizer.splits import SPLITS, tokenizer, with_split
 from tests.text.tokenizer.zoo import KINDS
@@ -189,7 +194,7 @@ class TestMemory:
         assert engine.builds == 3
 
     def test_gives_the_same_ids_before_and_after(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(gigatoken_engine, "UNSEEN", 10)
+        monkeypatch.setattr(engines, "UNSEEN", 10)
         engine = GigatokenEngine(tokenizer("byte level"), parallel=False, resident=lambda: None)
         expected = [tokenizer("byte level").encode(text).tolist() for text in TEXTS]
         assert all(rows(*engine.encode(TEXTS)) == expected for _ in range(5))
@@ -205,7 +210,7 @@ class TestMemory:
         for seed in range(60):
             engine.encode([self.words(seed, 2 * 10**6)])
             most = max(most, resident_bytes() or 0)
-        assert most - before < 3 * gigatoken_engine.GROWTH
+        assert most - before < 3 * engines.GROWTH
         assert engine._fast is not None
         assert engine._fast.builds > 2
 

@@ -10,8 +10,7 @@ import pytest
 import tokenizers
 
 from locant.text import Tokenizer
-from locant.text.tokenizer.engine import Engine
-from locant.text.tokenizer.gigatoken_engine import GigatokenEngine
+from locant.text.tokenizer.engine import Engine, GigatokenEngine
 from locant.text.tokenizer.local_files import ENCODINGS
 
 pytest.importorskip("gigatoken", reason="the fast engine needs the extra `fast`")
