@@ -234,11 +234,9 @@ class Plan:
         return [ByteRange(self._source(source), *ends) for source, *ends in line]
 
     def sources(self) -> list[Source]:
-        """The files, as they were found."""
         return [self._source(one) for one in json.loads((self.folder / "sources.json").read_text(encoding="utf-8"))]
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that was given, or trained on a sample."""
         path = self.folder / "tokenizer.json"
         return Tokenizer.from_json(path.read_text(encoding="utf-8"), str(path))
 

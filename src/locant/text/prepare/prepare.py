@@ -3,16 +3,13 @@
 What is asked for is planned, its missing parts are made (here, by workers, on a Ray cluster, or by tasks of other
 machines), and the parts are joined. The store depends on the inputs and the options that say what it shall hold alone.
 
-**Ctrl-C** raises `KeyboardInterrupt` in the main thread of the calling process, and in no other. `prepare` passes it
-on, after cleaning up, with a note that says how to go on; on the command line SIGTERM and SIGHUP do the same, and the
-exit code is 130. The same call then goes on from what was kept.
+**Ctrl-C** (on the command line SIGTERM and SIGHUP too) raises `KeyboardInterrupt` in the main thread of the calling
+process, and in no other. `prepare` passes it on, after cleaning up, with a note that says how to go on.
 
-* Finding inputs, reading standard input, planning: nothing is left, not even the folder of the store if this call made
-  it; what earlier calls made is kept. Workers that run already are killed; they do not receive it.
-* Making parts: all parts that are finished are kept. In this process it is raised when a block is encoded
-  (`sources.BLOCK`), and the folder of the part is removed. Workers are killed, and the next call removes the
-  folders of their parts. A Ray cluster that this call started is stopped.
-* Joining: it ends, and the next call joins the rest.
+* While it plans: nothing is left, not even the folder of the store if this call made it.
+* While parts are made: those that are finished are kept. In this process it is raised when a block is encoded
+  (`sources.BLOCK`). Workers, which do not receive it, are killed; a Ray cluster that this call started is stopped.
+* While parts are joined: the next call joins the rest.
 
 A second Ctrl-C, or a kill, leaves at most folders that the next call removes (`locant.text.prepare.plan`), and
 workers that end by themselves when their orders end.
@@ -51,9 +48,6 @@ __all__ = ["Estimate", "Progress", "estimate", "prepare"]
 
 Progress = Callable[[int, int], None]
 """Is called with how many bytes of the input are done, and how many there are."""
-
-RECORDED = {field.name for field in fields(Source) if field.name != "copy"}
-"""What the manifest records of each source, besides the hashes of its pieces."""
 
 
 class _Options(ContentOptions, total=False):
@@ -179,7 +173,6 @@ def prepare(
 def _require_sense(
     workers: object, task: int | None, num_tasks: int | None, ray: object, progress: object, resume: bool
 ) -> None:
-    """The arguments that say how the work is done."""
     if workers is not None:
         whole("workers", workers, 1, 4096, remedy="workers=1")
     if ray is not None and not (isinstance(ray, str) and ray):
@@ -211,7 +204,7 @@ def _folder(out: Path) -> Generator[None]:
     is_ours = (out / MANIFEST).exists() or (out / FOLDER).exists() or any(out.glob(f"{FOLDER}.*"))
     if out.is_dir() and not is_ours and any(out.iterdir()):
         raise InputError(f"{out} holds other things than a store", "a folder that is not there yet")
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    new = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -219,7 +212,7 @@ def _folder(out: Path) -> Generator[None]:
         except OSError as error:
             raise cannot_write(f"write in {out}", error) from error
         finally:
-            for folder in made:
+            for folder in new:
                 if folder.is_dir() and not any(folder.iterdir()):
                     folder.rmdir()
     except KeyboardInterrupt as interrupt:
@@ -233,7 +226,8 @@ def _finished_store(out: Path, request: Request, *, resume: bool) -> TokenStore:
     store = TokenStore(out)
     request = request.with_stdin(None) if request.needs_stdin else request
     sources = [{**source} for source in store.manifest.sources]
-    if any(source.pop("pieces", None) is None or source.keys() != RECORDED for source in sources):
+    recorded = {field.name for field in fields(Source)} - {"copy"}
+    if any(source.pop("pieces", None) is None or source.keys() != recorded for source in sources):
         raise InputError(f"{out} holds a finished store that prepare did not make", "another folder")
     changes = request.changes_from(store.manifest.options, [Source(**source) for source in sources])
     if changes or not resume:

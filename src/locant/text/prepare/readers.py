@@ -148,7 +148,6 @@ def split_texts(
 def _of_range(
     file: IO[bytes], byte_range: ByteRange, tally: Tally, separator: bytes, longest: int
 ) -> Iterator[SplitTexts]:
-    """Of a range of a file in which one can go back and forth."""
     _, start, stop = byte_range
 
     def read(low: int, high: int) -> bytes:
@@ -172,7 +171,6 @@ def _of_range(
 def _of_stream(
     file: IO[bytes], byte_range: ByteRange, tally: Tally, separator: bytes | None, longest: int
 ) -> Iterator[SplitTexts]:
-    """Of what can only be read from its beginning to its end."""
     counted = tally.bytes
     with unpacked(file, byte_range.source, tally) as stream:
         head = b""
