@@ -309,16 +309,3 @@ def faults_of_order(steps: list[str]) -> list[str]:
 
 def test_everything_is_on_the_disk_before_it_has_its_name(undisturbed: Any) -> None:
     assert faults_of_order(undisturbed[1]) == []
-
-
-@pytest.mark.parametrize(
-    "left_out",
-    [
-        "fsync", "rename /store.json", r"fsync /\.prepare\.\w+$", r"fsync /\.prepare/part-00000\.\w+$",
-        pytest.param(r"fsync $", marks=pytest.mark.slow),
-    ],
-)  # fmt: skip
-def test_a_flush_that_is_missing_is_seen(undisturbed: Any, left_out: str) -> None:
-    left = [name for name in undisturbed[1] if not re.match(left_out, name)]
-    assert len(left) < len(undisturbed[1])
-    assert faults_of_order(left)

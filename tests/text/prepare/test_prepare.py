@@ -37,12 +37,6 @@ def test_a_store_holds_the_documents_in_order_each_with_its_end(corpus: Path, tm
     }
 
 
-def test_the_end_of_text_can_be_left_out(corpus: Path, tmp_path: Path) -> None:
-    store = prepare(corpus, tmp_path / "store", **options(append_end_of_text=False))
-    require_ids(store, TEXTS, end=None)
-    assert store.end_of_text is None
-
-
 def test_a_shard_is_closed_by_the_document_that_fills_it(corpus: Path, tmp_path: Path) -> None:
     store = prepare(corpus / "3.txt", tmp_path / "store", **options(shard_size=100))
     shards, tokens = [[]], 0
@@ -91,6 +85,7 @@ def test_any_documents_in_any_parts(
             return
         store = prepare(paths, folder / "store", **given)
     require_ids(store, wanted, END if ends else None)
+    assert store.end_of_text == (END if ends else None)
     assert max(len(shard) for shard in store.shards) < shard_size + max(expected(wanted)[1])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import json
 import os
 import sys
 from pathlib import Path
@@ -86,12 +85,6 @@ class TestFinding:
         status = (tmp_path / "c.txt").stat()
         assert (found[2].size, found[2].mtime_ns) == (status.st_size, status.st_mtime_ns)
         assert {source.field for source in find_sources(tmp_path)} == {"text"}
-
-    def test_sources_are_json_and_can_be_cut(self, tmp_path: Path) -> None:
-        write(tmp_path, a_txt=b"1\n2")
-        (source,) = find_sources(tmp_path, separator="\n")
-        assert Source(**json.loads(json.dumps(source.to_json()))) == source
-        assert cut(source, 2) == [(source, 0, 2), (source, 2, 3)]
 
     @pytest.mark.parametrize("spelled", ["./data", "data/", ".//data/.", "./data/a.txt", "data//*.txt"])
     def test_a_path_is_the_same_however_it_is_spelled(

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from locant import InputError, RangeError, Windows, formats
-from locant.registry import Registry
-from locant.text.store import TokenStore, export_store, store
+from locant.text.store import TokenStore, export_store
 from locant.text.store.formats import FORMATS
 from tests.cli.conftest import run as run  # a fixture
 from tests.refusal import refuses
@@ -85,8 +84,3 @@ def test_a_format_without_write_can_only_be_read(tmp_path: Path) -> None:
     with refuses(InputError, "TokensOnly"):
         export_store(make(tmp_path / "store"), tmp_path / "out", to="tokens_only")
     assert not (tmp_path / "out").exists()
-
-
-def test_the_formats_are_in_the_registry() -> None:
-    assert isinstance(store.FORMATS, Registry)
-    assert [name for name, _ in FORMATS.items()][:4] == ["locant", "megatron", "nanogpt", "datatrove"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 
 import numpy as np
@@ -19,7 +18,6 @@ from locant.text.tokenizer.engine import (
     GigatokenEngine,
     choose_engine,
     resident_bytes,
-    why_not_gigatoken,
 )
 from tests.refusal import refuses
 from tests.text.tokenizer.splits import SPLITS, tokenizer, with_split
@@ -64,14 +62,6 @@ class TestEncode:
             expected = [made.encode(text).tolist() for text in PROBE_TEXTS]
             assert rows(*Engine(made, "gigatoken").encode(PROBE_TEXTS)) == expected
 
-    def test_by_gigatoken_alone_would_find_special_tokens(self) -> None:
-        """What hiding them is for."""
-        gigatoken = pytest.importorskip("gigatoken")
-        made = tokenizer("byte level")
-        theirs = gigatoken.Tokenizer.from_json(made.to_json())
-        assert theirs.encode_batch([b"<|endoftext|>"], parallel=False).to_list() == [[made.end_of_text]]
-        assert made.end_of_text not in Engine(made, "gigatoken").encode([b"<|endoftext|>"])[0]
-
     def test_composes_letters_as_the_trusted_engine_does(self) -> None:
         """A Malayalam mark of 2017 is put in another order by gigatoken, and not by tokenizers, which is older."""
         gigatoken = pytest.importorskip("gigatoken")
@@ -81,17 +71,6 @@ class TestEncode:
         assert theirs.encode_batch([text], parallel=False).to_list() != [expected]
         for others in ([], [b"x\xff"]):
             assert rows(*Engine(made, "gigatoken").encode([b"plain", text, *others]))[1] == expected
-
-    def test_knows_the_words_of_gpt_4_by_its_own_pattern(self) -> None:
-        gigatoken = pytest.importorskip("gigatoken")
-        made = tokenizer("GPT-4")
-        with pytest.raises(RuntimeError, match="Unknown pre_tokenizer Split"):
-            gigatoken.Tokenizer.from_json(made.to_json())
-        assert choose_engine("gigatoken", made, []).name == "gigatoken"
-
-    def test_leaves_the_network_alone(self) -> None:
-        """Its own constructor takes a string for a name on a hub; ours hands it the definition."""
-        assert Engine(Tokenizer.train("the hat on the mat, the hat", 260), "gigatoken").encode([b"the"])[1].tolist()
 
 
 class TestChoice:
@@ -151,18 +130,6 @@ class TestChoice:
         engine = choose_engine("auto", tokenizer("byte level"), TEXTS)
         assert (engine.name, engine.reason) == ("tokenizers", "gigatoken refuses: index out of bounds")
 
-    def test_what_would_end_the_process_is_not_tried(self) -> None:
-        """gigatoken 0.10 with byte fallback and a byte that is no UTF-8: a segmentation fault."""
-        code = """
-import sys, gigatoken
-gigatoken.Tokenizer.from_json(sys.stdin.buffer.read().decode()).encode_batch([b"a\\xff"], parallel=False)
-"""
-        definition = tokenizer("byte fallback").to_json().encode()
-        theirs = subprocess.run([sys.executable, "-c", code], input=definition, capture_output=True, check=False)
-        if theirs.returncode >= 0:
-            pytest.skip("this version of gigatoken does not crash")
-        assert why_not_gigatoken(tokenizer("byte fallback")) == "the tokenizer is no byte-level BPE"
-
 
 class TestMemory:
     def words(self, seed: int, size: int) -> bytes:
@@ -216,16 +183,6 @@ class TestMemory:
 
 
 class TestLongDocuments:
-    @pytest.mark.parametrize("name", ["tokenizers", "gigatoken"])
-    def test_of_one_letter_take_no_square_of_time(self, name: str) -> None:
-        """A megabyte of it: a minute, if a merge looked at all letters each time. No test asserts a time."""
-        engine = Engine(tokenizer("trained here"), name)  # type: ignore[arg-type]
-        for letter in (b"a", "日".encode()):
-            document = letter * (10**6 // len(letter))
-            ids, lengths = engine.encode([document])
-            assert lengths.tolist() == [len(ids)]
-            assert engine.tokenizer.decode_bytes(ids) == document
-
     def test_that_cannot_be_cut_are_refused_in_words(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(engines, "PART", 100)
         monkeypatch.setattr(engines, "WHOLE", 1000)

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 
 from locant.text import Tokenizer
-from locant.text.tokenizer.engine import Engine, GigatokenEngine
+from locant.text.tokenizer.engine import Engine
 from locant.text.tokenizer.local_files import ENCODINGS
 
 pytest.importorskip("gigatoken", reason="the fast engine needs the extra `fast`")
@@ -79,8 +79,3 @@ def test_every_character_has_the_same_ids(name: str) -> None:
     """With the pattern that tells most categories apart; with the others every letter, and every 16th ideograph."""
     codes = CODES if name == "o200k" else [code for code in CODES if code < 0x3100 or code % 16 == 0]
     assert disagreements(PATTERNS[name], codes) == []
-
-
-def test_without_looking_at_characters_they_would_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GigatokenEngine, "_is_strange", lambda self, text: False)
-    assert len(disagreements(None, [*NEW])) > 5

@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import os
 import re
 import tempfile
 from pathlib import Path
@@ -87,12 +86,6 @@ class TestAPath:
     def test_of_a_folder_without_one_says_so(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"which holds no tokenizer\.json; try: "):
             Tokenizer.load(tmp_path)
-
-    def test_of_an_empty_or_binary_file_says_so(self, tmp_path: Path) -> None:
-        for data, message in ((b"", "is empty"), (b"\0\1", "is binary"), (b"\xff", "is not UTF-8")):
-            (tmp_path / "tokenizer.json").write_bytes(data)
-            with pytest.raises(InputError, match=message):
-                Tokenizer.load(tmp_path)
 
 
 class TestANameThatIsNowhere:
@@ -214,11 +207,6 @@ class TestDownloading:
             InputError, match=f"cannot download tokenizer.json of 'gpt2': {why}; try: a name as on the hub"
         ):
             Tokenizer.load("gpt2", download=True)
-
-    def test_is_refused_by_the_library_itself_where_the_machine_is_offline(self) -> None:
-        assert os.environ["HF_HUB_OFFLINE"] == "1"
-        with pytest.raises(InputError, match=r"cannot download tokenizer\.json of 'nobody/nothing'"):
-            Tokenizer.load("nobody/nothing", download=True)  # a name that no test has put into a cache
 
 
 TELLING = " \n\r\t/'!x1Sd"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,16 +17,10 @@ LOSSY = [kind for kind in KINDS if kind not in LOSSLESS]
 
 class TestRoundTrips:
     @pytest.mark.parametrize("kind", LOSSLESS)
-    @given(data=st.binary(max_size=60) | any_text.map(lambda text: text.encode("utf-8", "surrogatepass")))
-    def test_every_byte_comes_back_from_a_lossless_tokenizer(self, kind: str, data: bytes) -> None:
-        tokenizer = loaded(kind)
-        assert tokenizer.lossless
-        assert tokenizer.decode_bytes(tokenizer.encode(data)) == data
-
-    @pytest.mark.parametrize("kind", LOSSLESS)
     @given(text=any_text)
     def test_every_text_comes_back_with_surrogates_as_the_rule_says(self, kind: str, text: str) -> None:
         tokenizer = loaded(kind)
+        assert tokenizer.lossless
         assert tokenizer.decode(tokenizer.encode(text)) == well_formed(text)
 
     @pytest.mark.parametrize("kind", LOSSY)
@@ -57,8 +49,3 @@ class TestRoundTrips:
             for text in ("", "a" * 1_000_000, " \n" * 100_000, "\0"):
                 assert tokenizer.decode(tokenizer.encode(text)) == text
         assert Tokenizer.bytes().encode("").shape == (0,)
-
-    def test_the_corpora_and_the_sample_text_come_back(self, corpora: Path) -> None:
-        for path in (corpora / "the-verdict.txt", corpora / "shakespeare.txt"):
-            tokenizer = Tokenizer.train(path, 1000)
-            assert tokenizer.decode_bytes(tokenizer.encode(path.read_bytes())) == path.read_bytes()

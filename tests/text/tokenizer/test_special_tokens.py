@@ -59,23 +59,6 @@ class TestPlainText:
         text = data.draw(texts_with(tokenizer))
         assert not forbidden(tokenizer) & {*tokenizer.encode(text).tolist()}
 
-    @pytest.mark.parametrize(
-        ("kind", "switch"),
-        [*((kind, False) for kind in KINDS),
-         *((kind, True) for kind in ("byte level, a word is special", "unigram", "word level"))],
-    )  # fmt: skip
-    def test_would_be_one_to_the_library(self, kind: str, switch: bool) -> None:
-        """The check above must reject the usual way, for every tokenizer it is made with.
-
-        The library's own switch is not enough: a vocabulary or a merge can make one all the same.
-        """
-        theirs = library(kind)
-        theirs.encode_special_tokens = switch
-        found = {
-            id_ for name in loaded(kind).special_tokens for id_ in theirs.encode(name, add_special_tokens=False).ids
-        }
-        assert found & forbidden(loaded(kind))
-
     def test_comes_back_with_its_special_tokens_as_text(self) -> None:
         for kind in KINDS:
             tokenizer = loaded(kind)

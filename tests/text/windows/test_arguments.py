@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 import locant.text.windows
 from locant.errors import InputError, LocantError, RangeError, ShapeError
-from locant.text import Tokenizer, Windows
+from locant.text import Windows
 from tests.refusal import refuses
-from tests.text.windows.definition import PAD, targets_of
+from tests.text.windows.definition import targets_of
 
 
 class TestWhatIsAskedFor:
@@ -75,9 +73,3 @@ class TestWhatIsAskedFor:
     def test_the_names_show_what_it_is(self) -> None:
         assert repr(Windows(np.arange(9), 4)) == "Windows(2 of length 4, stride 4, flat, over 9 tokens)"
         assert "_WindowError" not in locant.text.windows.__all__
-
-    def test_the_corpora_lose_no_target(self, corpora: Path) -> None:
-        data = (corpora / "the-verdict.txt").read_bytes()
-        windows = Windows(Tokenizer.bytes().encode(data), 256)
-        targets = torch.cat([item["targets"] for item in windows])
-        assert bytes(targets[targets != PAD].tolist()) == data[1:]

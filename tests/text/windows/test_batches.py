@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import locant.text.windows
-from locant.errors import LocantError, RangeError
+from locant.errors import LocantError
 from locant.positions import Positions
 from locant.text import Batch, Windows
 from tests.refusal import refuses
@@ -112,10 +112,6 @@ class TestABatch:
         both = next(iter(DataLoader(ConcatDataset([one, two]), batch_size=4, collate_fn=one.collate)))
         assert both["ids"][:, 0].tolist() == [0, 4, 100, 104]
         assert both["positions"].document[3].tolist() == [0, 0, -1, -1]
-
-    def test_with_an_index_out_of_range_names_it(self) -> None:
-        with pytest.raises(RangeError, match=r"got window 8, expected one of 8; try: 0\.\.7"):
-            Windows(np.arange(30), 4).__getitems__([0, 8])
 
     def test_error_reaches_the_user_of_worker_processes_whole(self) -> None:
         windows = Windows(np.arange(30), 4)

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from locant import ALiBi, attend
 from locant.errors import InputError
 from locant.positions import Positions
 from locant.text import Batch, Windows
@@ -16,7 +15,6 @@ from locant.text.windows import layouts
 from locant.text.windows.layouts import best_fit
 from tests.refusal import refuses
 from tests.text.windows.definition import best_fit_fills, pieces
-from tests.tolerances import FEW_ROUNDINGS, SHORT_SUM
 
 PAD = 10**6
 
@@ -91,17 +89,6 @@ def test_sizes_beyond_16_bits_are_packed_as_well() -> None:
     assert sorted(fills) == best_fit_fills(sizes.tolist(), 2**18)
 
 
-def test_taking_the_next_row_would_leave_more_empty() -> None:
-    """The check of fullness rejects the simplest packing, and best fit is worth having."""
-    sizes = np.random.default_rng(0).integers(1, 101, 3000).tolist()
-    next_fit = [0]
-    for size in sizes:
-        next_fit = [*next_fit[:-1], next_fit[-1] + size] if next_fit[-1] + size <= 100 else [*next_fit, size]
-    fills = best_fit_fills(sizes, 100)
-    assert sorted(next_fit) != fills
-    assert sum(sizes) / (100 * len(next_fit)) < 0.8 < 0.95 < sum(sizes) / (100 * len(fills))
-
-
 @given(lengths=documents_of, length=lengths_of)
 def test_blocks_change_which_rows_there_are_and_nothing_else(lengths: list[int], length: int) -> None:
     wanted = pieces(offsets(lengths), length)
@@ -131,13 +118,6 @@ def test_a_batch_is_its_rows_stacked(lengths: list[int], length: int, choice: li
         assert stacked["positions"].expand(len(indices)) == batch["positions"]
 
 
-def test_a_document_that_fits_is_never_cut() -> None:
-    lengths = [7, 9, 3, 9, 5, 2, 9]  # 8 inputs with a target, or fewer
-    batch = everything(packed(lengths, 8))
-    found = [len(piece) for row in range(len(batch["ids"])) for piece in pieces_of_row(batch, row)]
-    assert sorted(found) == sorted(length - 1 for length in lengths)
-
-
 def test_fill_is_the_share_of_slots_that_hold_a_target() -> None:
     windows = packed([3, 4, 1, 0, 9], 8)
     assert windows.fill == float((everything(windows)["targets"] != -100).double().mean())
@@ -145,25 +125,6 @@ def test_fill_is_the_share_of_slots_that_hold_a_target() -> None:
         for stride in (1, 3, 4, 7):
             other = Windows(np.arange(23), 4, stride, mode, documents=[0, 2, 9, 23] if mode == "document" else None)
             assert other.fill == float((everything(other)["targets"] != -100).double().mean()), (mode, stride)
-
-
-def test_attention_in_a_row_is_that_of_its_pieces_alone() -> None:
-    lengths, length = [4, 3, 6], 8
-    batch = everything(packed(lengths, length))
-    x = torch.randn(sum(lengths) + 1, 4)
-    encoding = ALiBi(2)
-
-    def attention(ids: torch.Tensor, positions: Positions) -> torch.Tensor:
-        q = x[ids.clamp(max=len(x) - 1)][:, None].expand(-1, 2, -1, -1).contiguous()
-        return attend(q, q, q, encoding=encoding, positions=positions, backend="eager")
-
-    rows = attention(batch["ids"], batch["positions"])
-    for row in range(len(batch["ids"])):
-        slot = 0
-        for piece in pieces_of_row(batch, row):
-            alone = attention(torch.tensor([[place for place, _ in piece]]), Positions.arange(len(piece)))
-            torch.testing.assert_close(rows[row, :, slot : slot + len(piece)], alone[0], **SHORT_SUM)
-            slot += len(piece)
 
 
 def test_what_makes_no_sense_for_rows_is_refused() -> None:
@@ -175,12 +136,3 @@ def test_what_makes_no_sense_for_rows_is_refused() -> None:
     with refuses(InputError, "got mode='packed' without documents"):
         Windows(ids, 4, mode="packed")
     assert Windows(ids, 4, 4, "packed", documents=documents).stride == 4
-
-
-@pytest.mark.slow
-def test_a_million_documents_are_packed_by_the_definition() -> None:
-    lengths = np.random.default_rng(0).lognormal(5.8, 1.2, 10**6).astype(np.int64)
-    windows = Windows(np.zeros(int(lengths.sum()), np.uint8), 2048, mode="packed", documents=np.cumsum([0, *lengths]))
-    targets = np.maximum(lengths - 1, 0).sum()
-    assert windows.fill * len(windows) * 2048 == pytest.approx(targets, rel=FEW_ROUNDINGS, abs=0)
-    assert windows.fill > 0.999

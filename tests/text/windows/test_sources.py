@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from locant.errors import InputError, LocantError, RangeError, ShapeError
-from locant.text import Tokenizer, Windows
+from locant.text import Windows
 from tests.refusal import refuses
 from tests.text.windows.definition import PAD
 
@@ -28,9 +27,6 @@ class TestTheSource:
     @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64, torch.uint16])
     def test_may_be_a_tensor(self, dtype: torch.dtype) -> None:
         assert Windows(torch.tensor([3, 200, 5], dtype=dtype), 2)[0]["targets"].tolist() == [200, 5]
-
-    def test_may_be_what_a_tokenizer_returns(self) -> None:
-        assert bytes(Windows(Tokenizer.bytes().encode("abc"), 2)[0]["targets"].tolist()) == b"bc"
 
     def test_is_not_copied(self) -> None:
         ids = np.zeros(1000, dtype=np.uint16)
@@ -89,12 +85,6 @@ class TestTheSource:
         assert windows[0]["targets"].tolist() == [2, 2**63 - 1]
         with refuses(RangeError, f"got token id {2**63}"):
             windows[1]
-
-    def test_shorter_than_one_window_gives_one(self) -> None:
-        for n in range(2, 11):
-            assert len(Windows(np.arange(n), 10)) == 1
-        with pytest.raises(InputError, match="got 1 tokens, expected 2 or more: an input and its target"):
-            Windows(np.arange(1), 10)
 
 
 def resident_pages() -> int:
@@ -161,12 +151,3 @@ class TestAMappedFile:
         assert len(windows) == 2**22 + 1
         assert last["ids"][2].tolist()[:11] == [0] * 8 + [65535, 7, 0]
         assert last["targets"][2].tolist()[:12] == [0] * 7 + [65535, 7, 9, PAD, PAD]
-
-    @pytest.mark.slow
-    def test_goes_to_spawned_workers(self, path: Path) -> None:
-        windows = Windows(np.memmap(path, np.uint16, "r"), 100)
-        loader = DataLoader(
-            windows, batch_size=4, collate_fn=windows.collate, num_workers=2, multiprocessing_context="spawn"
-        )
-        targets = torch.cat([batch["targets"].flatten() for batch in loader])
-        assert targets[targets != PAD].tolist() == list(range(1, 1000))

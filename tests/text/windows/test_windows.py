@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from locant.errors import InputError, RangeError
 from locant.positions import Positions
 from locant.text import IGNORED_TARGET, Windows
-from tests.text.windows.definition import PAD, targets_of, window_places
+from tests.text.windows.definition import targets_of, window_places
 
 
 def expected(documents: list[int], length: int, stride: int) -> list[list[int]]:
@@ -66,13 +66,6 @@ class TestAWindow:
         assert item["ids"].dtype == item["targets"].dtype == torch.int64
         assert item["positions"] == Positions.arange(4)
         assert item["positions"].start == 0
-
-    def test_that_is_not_full_says_so_three_times(self) -> None:
-        item = Windows([5, 6, 7], 4, pad_id=9)[0]
-        assert item["ids"].tolist() == [5, 6, 9, 9]
-        assert item["targets"].tolist() == [6, 7, PAD, PAD]
-        assert item["positions"] == Positions.from_mask(torch.tensor([[1, 1, 0, 0]]))
-        assert item["positions"].document.tolist() == [[0, 0, -1, -1]]
 
     def test_has_the_loss_of_its_real_targets_only(self) -> None:
         item = Windows([0, 1, 2], 5)[0]
