@@ -12,8 +12,7 @@ import pytest
 from locant import InputError
 from locant.text.store import TokenStore
 from tests.refusal import refuses
-from tests.text.store.broken import FILES, holding, is_found, mutated
-from tests.text.store.made import TOKENS
+from tests.text.store.made import FILES, TOKENS, holding, is_found, mutated
 
 INDEX = FILES[3]
 

@@ -21,8 +21,7 @@ from locant import InputError
 from locant.text.store import TokenStore
 from locant.text.store.formats.shards import read_index
 from tests.refusal import refuses
-from tests.text.store.broken import holding, is_found, mutated, overwrite
-from tests.text.store.made import TOKENS, index_of
+from tests.text.store.made import TOKENS, holding, index_of, is_found, mutated, overwrite
 
 INDEX = "shard-00000.idx"
 

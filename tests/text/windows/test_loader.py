@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from locant.errors import InputError, LocantError, RangeError
 from locant.text import Windows
 from locant.text.windows import BatchSampler, Loader
-from locant.text.windows.loader import LONGEST, Permutation
+from locant.text.windows.loader import Permutation
 from tests.refusal import refuses
 from tests.text.windows.definition import share
 
@@ -108,16 +108,6 @@ class TestAResume:
             following = windows().loader(4, seed=2)
             following.set_epoch(1)
             assert some(again, 10) == some(following, 10)
-
-    @given(counts=st.lists(st.integers(0, 4), max_size=6))
-    def test_may_happen_any_number_of_times(self, counts: list[int]) -> None:
-        loader, seen = windows().loader(4, seed=2), []
-        for count in counts:
-            count = min(count, 10 - len(seen))
-            seen += some(loader, count)
-            loader = resumed(loader)
-        seen += [numbers(batch) for batch in loader]
-        assert seen == [numbers(batch) for batch in windows().loader(4, seed=2)]
 
     @pytest.mark.parametrize("options", [{"prefetch_factor": 1}, {"prefetch_factor": 5, "persistent_workers": True}])
     def test_counts_what_was_handed_out_and_not_what_workers_have_fetched(self, options: dict[str, Any]) -> None:
@@ -335,11 +325,6 @@ class TestDataLoaders:
     def test_without_workers_take_the_values_that_mean_none(self) -> None:
         options = {"prefetch_factor": None, "persistent_workers": False, "timeout": 0, "multiprocessing_context": None}
         assert sorted(number for batch in windows().loader(4, **options) for number in numbers(batch)) == [*range(N)]
-
-    def test_may_be_waited_for_as_long_as_the_system_can(self) -> None:
-        assert len(some(windows().loader(4, num_workers=1, timeout=LONGEST), 1)) == 1
-        with refuses(RangeError, f"expected a finite number of at least 0 and of at most {LONGEST:g}"):
-            windows().loader(4, num_workers=1, timeout=LONGEST + 1)
 
     def test_draw_from_what_has_a_length(self) -> None:
         with refuses(InputError, "got 5 to draw from"):

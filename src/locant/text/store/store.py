@@ -145,7 +145,7 @@ class TokenStore:
     @property
     def shards(self) -> Shards:
         """The shards as arrays, each mapped when it is used (not in ``mode="read"``): k from ``shard_starts[k]`` on."""
-        return Shards(self)
+        return Shards(self._map if self.mode == "map" else None, len(self.contents.files))
 
     def side_by_side(self) -> tuple[Integer[np.ndarray, " elements"], Int[np.ndarray, " offsets"]]:
         """All shards in one array, mapped now, and where in it each begins: between two there may be zeros.
@@ -244,11 +244,11 @@ class TokenStore:
 class Shards(Sequence[np.ndarray]):
     """One array for each shard, mapped when it is asked for."""
 
-    def __init__(self, store: TokenStore) -> None:
-        self._store = store
+    def __init__(self, mapped: Callable[[int], np.ndarray] | None, count: int) -> None:
+        self._mapped, self._count = mapped, count
 
     def __len__(self) -> int:
-        return len(self._store.contents.files)
+        return self._count
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -257,9 +257,9 @@ class Shards(Sequence[np.ndarray]):
             number = range(len(self))[index]
         except IndexError:
             raise IndexError(f"got shard {index} of {len(self)}") from None  # a sequence ends with this error
-        if self._store.mode == "read":
+        if self._mapped is None:
             raise InputError(f"got shard {number} of a store in mode 'read', which maps none", "slices, or mode='map'")
-        return self._store._map(number)
+        return self._mapped(number)
 
 
 def _opened_again(path: str, options: dict[str, Any], identity: str) -> TokenStore:
