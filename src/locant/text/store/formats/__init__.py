@@ -24,17 +24,8 @@ from locant.arguments import shown
 from locant.errors import InputError, RangeError
 from locant.files import write_whole
 from locant.registry import Registry
-from locant.text.store.formats.base import (
-    ExportSource,
-    StoreFormat,
-    StoreOptions,
-    fresh,
-    head_of,
-    only_file,
-    read_file,
-    require_file,
-    token_dtype,
-)
+from locant.text.store.formats import base
+from locant.text.store.formats.base import ExportSource, StoreFormat, StoreOptions
 from locant.text.store.formats.locant import LocantFormat
 from locant.text.store.formats.shards import Index, ShardWriter, read_index
 
@@ -53,7 +44,7 @@ class MegatronFormat(StoreFormat):
     def __init__(self, path: Path, options: StoreOptions) -> None:
         if options.dtype is not None:
             raise InputError("got a dtype for Megatron-LM's files, which say it themselves", "no dtype")
-        prefix = os.path.abspath(only_file(path, ".idx"))  # noqa: PTH100
+        prefix = os.path.abspath(base.only_file(path, ".idx"))  # noqa: PTH100
         prefix = prefix[: -len(".bin")] if prefix.endswith((".bin", ".idx")) else prefix
         self._idx = f"{prefix}.idx"
         index = read_index(self._idx)
@@ -72,7 +63,7 @@ class MegatronFormat(StoreFormat):
     def _require_covered(self, index: Index) -> None:
         counted, tokens, path = int(index.sequences.sum(dtype=np.int64)), int(self.tokens[0]), self.files[0]
         if counted != tokens:
-            raise InputError(f"{path} has {tokens} tokens, and {self._idx} counts {counted}", fresh(path))
+            raise InputError(f"{path} has {tokens} tokens, and {self._idx} counts {counted}", base.fresh(path))
 
     @classmethod
     def write(cls, source: ExportSource, folder: Path) -> np.dtype:
@@ -81,16 +72,16 @@ class MegatronFormat(StoreFormat):
                 for ids, lengths, continues in source.documents(shard):
                     writer.append(ids, lengths, continues=continues)
             writer.close()
-        return token_dtype(source.vocab_size)
+        return base.token_dtype(source.vocab_size)
 
 
 class NanogptFormat(StoreFormat):
     """A file of tokens and nothing else, what nanoGPT's ``prepare.py`` writes; nothing in it says what its dtype is."""
 
     def __init__(self, path: Path, options: StoreOptions) -> None:
-        file = only_file(path, ".bin")
-        require_file(file, "the file that nanoGPT's prepare.py wrote, such as train.bin")
-        if head_of(file)[:4] == HEADER_OF_LLM_C.to_bytes(4, "little"):
+        file = base.only_file(path, ".bin")
+        base.require_file(file, "the file that nanoGPT's prepare.py wrote, such as train.bin")
+        if base.head_of(file)[:4] == HEADER_OF_LLM_C.to_bytes(4, "little"):
             raise InputError(f"{file} begins with the header of llm.c", "the file without its first 1024 bytes")
         super().__init__([file], options.token_dtype, options)
 
@@ -114,7 +105,7 @@ class DatatroveFormat(StoreFormat):
         sizes: set[int] = set()
         for metadata in (f"{file}.metadata" for file in files):
             if os.path.isfile(metadata):  # noqa: PTH113
-                size = head_of(metadata).split(b"\n")[0].rpartition(b"|")[2]
+                size = base.head_of(metadata).split(b"\n")[0].rpartition(b"|")[2]
                 if size not in (b"2", b"4"):
                     cause = f"{metadata} does not say how many bytes a token has"
                     raise InputError(cause, "dtype=, and no metadata file")
@@ -128,9 +119,9 @@ class DatatroveFormat(StoreFormat):
         path, tokens = f"{self.files[shard]}.index", int(self.tokens[shard])
         if self.end_of_text is not None and not os.path.exists(path):  # noqa: PTH110
             return super().offsets(shard)
-        remedy = fresh(path)
-        size = require_file(path, "end_of_text=, the id after each document")
-        ends = np.frombuffer(read_file(path, size, remedy), "<u8", size // 8)
+        remedy = base.fresh(path)
+        size = base.require_file(path, "end_of_text=, the id after each document")
+        ends = np.frombuffer(base.read_file(path, size, remedy), "<u8", size // 8)
         covers = int(ends[-1]) == tokens if len(ends) else not tokens
         if size % 8 or not covers or (ends[1:] < ends[:-1]).any():
             raise InputError(f"{path} is not the index of a file with {tokens} tokens", remedy)

@@ -16,12 +16,12 @@ from jaxtyping import Int, Integer
 
 from locant.arguments import whole
 from locant.errors import InputError, RangeError
-from locant.files import NewFile
+from locant.files import FaultError, NewFile
 from locant.text.tokenizer import Tokenizer
 
 __all__ = [
     "CHECKED", "MAX_SIZE", "ExportSource", "StoreFormat", "StoreOptions", "fresh", "head_of", "only_file", "read_file",
-    "require_file", "require_known", "sha256_of", "token_dtype",
+    "require", "require_file", "require_known", "sha256_of", "token_dtype",
 ]  # fmt: skip
 
 DTYPES = ("uint8", "uint16", "uint32", "int16", "int32", "int64")
@@ -335,6 +335,12 @@ def _count(path: str, dtype: np.dtype, header: int) -> int:
     if size < header or (size - header) % dtype.itemsize:
         raise InputError(f"{path} has {size} bytes, which is no number of {dtype.name} tokens", "another dtype")
     return (size - header) // dtype.itemsize
+
+
+def require(holds: object, fault: str) -> None:
+    """Raise the fault of a file, to which whoever knows its name adds that."""
+    if not holds:
+        raise FaultError(fault)
 
 
 def fresh(path: str | Path) -> str:
