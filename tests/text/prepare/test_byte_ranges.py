@@ -148,12 +148,6 @@ class TestByteRanges:
         for (_, start, stop), tally in zip(byte_ranges, tallies, strict=True):
             assert tally.sha256 == hashlib.sha256(data[start:stop]).hexdigest()
 
-    def test_may_end_where_a_part_of_a_document_ends(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        small_blocks(monkeypatch, 5)
-        (folder / "a.txt").write_bytes(b"x" * 23 + b"\n" + b"y" * 16)
-        (source,) = find_sources(folder, separator="\n")
-        assert read(cut(source, 10))[0] == [b"x" * 23, b"y" * 16]
-
     @pytest.mark.parametrize("text", [b"ab\n" * 100_000, b"a" * 299_999 + b"\n"], ids=["short", "long"])
     def test_cost_little_more_than_they_hold(self, folder: Path, monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
         """A file is read about once, or twice for a long document, not to its end for each range."""

@@ -9,7 +9,6 @@ import unicodedata
 
 import numpy as np
 import pytest
-import tokenizers
 from tokenizers import normalizers
 
 from locant.errors import InputError, RangeError
@@ -263,19 +262,8 @@ def document(code: int, templates: tuple[str, ...] = TEMPLATES) -> bytes:
 @functools.cache
 def trained(pattern: str | None) -> Tokenizer:
     """With merges of what the trusted engine keeps together, so that other words give other ids."""
-    level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
-    library = tokenizers.Tokenizer(tokenizers.models.BPE())
-    library.pre_tokenizer = level
-    if pattern is not None:
-        split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
-        library.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, level])
-    library.decoder = tokenizers.decoders.ByteLevel()
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=4000, min_frequency=2, initial_alphabet=alphabet, show_progress=False
-    )
-    library.train_from_iterator([document(code).decode() for code in (*NEW * 3, *CODES[::199])], trainer)
-    return Tokenizer.from_json(library.to_str())
+    texts = [document(code).decode() for code in (*NEW * 3, *CODES[::199])]
+    return with_split(*([] if pattern is None else [pattern]), texts=texts, vocab_size=4000)
 
 
 def disagreements(pattern: str | None, codes: list[int]) -> list[str]:

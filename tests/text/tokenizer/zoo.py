@@ -6,6 +6,7 @@ import functools
 import json
 import random
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import tokenizers
@@ -41,15 +42,26 @@ def _merged_special() -> tokenizers.Tokenizer:
     return made
 
 
+def _with(**steps: Any) -> tokenizers.Tokenizer:
+    """With other steps than those that it was trained with."""
+    made = byte_level()
+    for name, step in steps.items():
+        setattr(made, name, step)
+    return made
+
+
+def _split_at_spaces(behavior: str) -> Any:
+    split = pre_tokenizers.Split(tokenizers.Regex(r"\s"), behavior)
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+
+
 def _whole_words() -> tokenizers.Tokenizer:
     """A word that is in the vocabulary is taken from there, merges or not; with a word that is special."""
     made = byte_level()
     data = json.loads(made.to_str())
     data["model"]["ignore_merges"] = True
     made = tokenizers.Tokenizer.from_str(json.dumps(data))
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(tokenizers.Regex(r"\s"), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
-    )
+    made.pre_tokenizer = _split_at_spaces("isolated")
     return made
 
 
@@ -131,28 +143,6 @@ def _byte_fallback() -> tokenizers.Tokenizer:
     return made
 
 
-def _normalized() -> tokenizers.Tokenizer:
-    """Behind a normalizer: letters and their accents come back as one."""
-    made = byte_level()
-    made.normalizer = normalizers.NFC()
-    return made
-
-
-def _space_before() -> tokenizers.Tokenizer:
-    """With a space put before the text."""
-    made = byte_level()
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    return made
-
-
-def _spaces_dropped() -> tokenizers.Tokenizer:
-    """What stands between words is thrown away."""
-    made = byte_level()
-    split = pre_tokenizers.Split(tokenizers.Regex(r"\s"), "removed")
-    made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
-    return made
-
-
 def _strips() -> tokenizers.Tokenizer:
     """An ordinary added token that takes the spaces around it along."""
     made = byte_level()
@@ -169,11 +159,6 @@ def _words_end() -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(json.dumps(data))
 
 
-def _random() -> tokenizers.Tokenizer:
-    """Merges left out at random, as for training: only the file says so."""
-    return byte_level(dropout=0.9)
-
-
 KINDS = {
     "bytes": lambda: tokenizers.Tokenizer.from_str(Tokenizer.bytes().to_json()),
     "trained here": lambda: tokenizers.Tokenizer.from_str(
@@ -183,12 +168,12 @@ KINDS = {
     "byte level, a word is special": _merged_special,
     "byte level, whole words": _whole_words,
     "byte level, every flag": _flags,
-    "byte level, normalized": _normalized,
-    "byte level, a space before": _space_before,
-    "byte level, spaces dropped": _spaces_dropped,
+    "byte level, normalized": lambda: _with(normalizer=normalizers.NFC()),
+    "byte level, a space before": lambda: _with(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "byte level, spaces dropped": lambda: _with(pre_tokenizer=_split_at_spaces("removed")),
     "byte level, a token strips": _strips,
     "byte level, words end": _words_end,
-    "byte level, with dropout": _random,
+    "byte level, with dropout": lambda: byte_level(dropout=0.9),  # only the file says so
     "word piece": _word_piece,
     "unigram": _unigram,
     "word level": _word_level,
@@ -277,7 +262,9 @@ def _hard_text() -> str:
     return "".join(luck.choice(ATOMS) for _ in range(40_000))
 
 
-def with_split(*patterns: str, normalizer: tokenizers.normalizers.Normalizer | None = None) -> Tokenizer:
+def with_split(
+    *patterns: str, normalizer: Any = None, texts: Sequence[str] | None = None, vocab_size: int = 1500
+) -> Tokenizer:
     """A byte-level BPE that splits by these patterns."""
     made = tokenizers.Tokenizer(models.BPE())
     steps = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
@@ -285,9 +272,9 @@ def with_split(*patterns: str, normalizer: tokenizers.normalizers.Normalizer | N
     made.pre_tokenizer = pre_tokenizers.Sequence([*steps, level]) if patterns else level
     made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=1500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    made.train_from_iterator([_hard_text()], trainer)
+    made.train_from_iterator([_hard_text()] if texts is None else texts, trainer)
     made.add_special_tokens(["<|endoftext|>", "<|im_start|>"])
     if normalizer is not None:
         made.normalizer = normalizer

@@ -97,13 +97,6 @@ class TestRanks:
         left_out = (n - start) % (batch_size * world_size) if drop_last else 0
         assert sorted(seen) == sorted(order[start : n - left_out])
 
-    def test_make_as_many_steps_each_with_drop_last_and_one_less_at_most_without(self) -> None:
-        for n in range(6, 40):
-            steps = [len(BatchSampler(range(n), 2, rank=rank, world_size=3)) for rank in range(3)]
-            assert max(steps) - min(steps) <= 1
-            whole = {len(BatchSampler(range(n), 2, rank=rank, world_size=3, drop_last=True)) for rank in range(3)}
-            assert whole == {n // 6}
-
     def test_are_those_of_torch_distributed_where_it_is_initialised(self, monkeypatch: pytest.MonkeyPatch) -> None:
         alone = BatchSampler(range(9), 2)
         assert (alone.rank, alone.world_size) == (0, 1)
