@@ -25,8 +25,7 @@ from locant.text.prepare import prepare
 from locant.text.store import ShardWriter, TokenStore, token_dtype
 from locant.text.store.formats.shards import read_index
 from tests.known_bugs.exhibit import exhibit
-from tests.text.store.large import MARKS, make_large
-from tests.text.store.made import TOKENS, index_of, make
+from tests.text.store.made import MARKS, TOKENS, index_of, make, make_large
 
 # ------------------------------------------------------------------ 84a: ids that wrap
 
