@@ -21,7 +21,7 @@ from locant.errors import InputError
 from locant.kernels import native
 from locant.kernels.native import build, library
 from locant.kernels.rotary import choose_kernel, reference, rotate
-from locant.kernels.rotary.native import FUNCTION
+from locant.kernels.rotary.cpu import FUNCTION
 from tests.kernels.rotary.rotating import tables
 from tests.refusal import refuses
 

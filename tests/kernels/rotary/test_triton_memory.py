@@ -215,9 +215,9 @@ def test_more_than_2_31_elements() -> None:
     q = torch.randn(1, 1, 2**20, 128, device="cuda").bfloat16().expand(1, 17, 2**20, 128).contiguous()
     out, index = torch.full_like(q, torch.nan), torch.arange(2**20, device="cuda")[None]
     of = tables(128, "cuda")
-    triton.rotate_(q, None, index, of, "half", 128, out, None, False)
+    triton.rotate_(q, None, out, None, index, of, "half", False)
     alone = torch.empty_like(q[:, :1])
-    triton.rotate_(q[:, :1], None, index, of, "half", 128, alone, None, False)
+    triton.rotate_(q[:, :1], None, alone, None, index, of, "half", False)
     assert q.numel() > 2**31
     assert all(torch.equal(out[:, head], alone[:, 0]) for head in range(17))
 
