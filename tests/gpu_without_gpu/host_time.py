@@ -104,9 +104,7 @@ def _nothing(*_: object) -> None: ...
 def _choose(*given: Any) -> op.KernelChoice:
     """As on a GPU, where this is asked in every call."""
     reason = kernel.unsupported(*given)
-    return (
-        op.KernelChoice("triton", "q is on a GPU") if reason is None else op.KernelChoice("reference", reason)
-    )
+    return op.KernelChoice("triton", "q is on a GPU") if reason is None else op.KernelChoice("reference", reason)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from locant.arguments import one_of
 from locant.attention.backends import eager, flex, sdpa, tiled
 from locant.attention.inputs import AttentionInputs
 from locant.errors import LocantError
-from locant.kernels.distance_decoding import takes
+from locant.kernels.distance_attention import takes
 
 __all__ = ["BackendChoice", "BackendName", "choose_backend"]
 
