@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from locant.kernels.input_embedding import Operands, dropout
+from locant.kernels.input_embedding import Operands, cpu
 from tests.kernels.input_embedding.embedded import LEARNED, Kernel, answer, operands
 from tests.tolerances import TOLERANCES, assert_close
 
@@ -91,7 +91,7 @@ def test_random_bits_for_several_rows_and_for_less_than_one(
 ) -> None:
     """They are cut where parts are full: between rows, or within one."""
     for entries in (1, 40, 65, 300):
-        monkeypatch.setattr(dropout, "PART", entries)
+        monkeypatch.setattr(cpu, "PART", entries)
         for index in (torch.arange(4, 15)[None], torch.randint(37, (7, 11))):
             o = operands((7, 11), 5, dtype=dtype, position_index=index, seed=torch.tensor([3]), p=0.2)
             require(kernel, o)
