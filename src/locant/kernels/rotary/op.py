@@ -40,19 +40,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.errors import LocantError, ShapeError
+from locant.kernels import transforms
 from locant.kernels.rotary import cpu, reference
 from locant.kernels.rotary.inplace import are_the_same, is_transformed, require_writable
 from locant.kernels.rotary.reference import Layout, Tables
-from locant.kernels.transforms import (
-    holds_several,
-    in_forward_mode,
-    is_differentiated,
-    is_functionalizing,
-    is_graph_transformed,
-    is_transforming,
-    is_watched,
-    wants_result_alone,
-)
 
 __all__ = ["KernelChoice", "choose_kernel", "rotate"]
 
@@ -140,7 +131,7 @@ def rotate(
                 "heads",
                 "q and k of the same batch and length",
             )
-    if not inplace and wants_result_alone() and type(q) is Tensor:
+    if not inplace and transforms.wants_result_alone() and type(q) is Tensor:
         out_q, out_k = torch.empty_like(q), None if k is None else torch.empty_like(k)
         _run(q, k, out_q, out_k, positions, tables, layout, inverse)
         return out_q, out_k
@@ -149,7 +140,7 @@ def rotate(
         return _rotated(q, k, *how)
     same = require_writable(q, k)
     in_graph = torch.is_grad_enabled() and (q.requires_grad or (k is not None and k.requires_grad))
-    if is_transformed() or (torch.compiler.is_compiling() and (in_graph or is_graph_transformed())):
+    if is_transformed() or (torch.compiler.is_compiling() and (in_graph or transforms.is_graph_transformed())):
         # Function transforms know operators of torch, and a compiler removes the copy where it is not needed. Both are
         # rotated before either is written, as they may share memory.
         rotated_q, rotated_k = _rotated(q, k, *how)
@@ -175,7 +166,7 @@ def _write(q: Tensor, k: Tensor | None, *how: Any) -> None:
 
 def _is_plain(q: Tensor) -> bool:
     """Whether it can be rotated without asking torch which kind of tensor it is."""
-    return type(q) is Tensor and q.device.type in ("cpu", "cuda") and not is_watched()
+    return type(q) is Tensor and q.device.type in ("cpu", "cuda") and not transforms.is_watched()
 
 
 # ---------------------------------------------------------------------- what torch knows of it
@@ -247,13 +238,13 @@ def _rotated(q: Tensor, k: Tensor | None, *how: Any) -> tuple[Tensor, Tensor | N
     Without gradients, as in generating, that one is left out too. The operator has a backward and no more:
     a compiler that differentiates in another way is given operators of torch.
     """
-    if torch.compiler.is_compiling() and is_differentiated(q):
+    if torch.compiler.is_compiling() and transforms.is_differentiated(q):
         return _rotated_by_torch(q, *how), None if k is None else _rotated_by_torch(k, *how)
-    if torch.compiler.is_compiling() or is_functionalizing():
+    if torch.compiler.is_compiling() or transforms.is_functionalizing():
         rotated_q, rotated_k = _rotate(q, k, *how)
         return rotated_q, None if k is None else rotated_k
     wanted = torch.is_grad_enabled() and (q.requires_grad or (k is not None and k.requires_grad))
-    differentiated = wanted or in_forward_mode() or is_transforming()
+    differentiated = wanted or transforms.in_forward_mode() or transforms.is_transforming()
     return _Rotate.apply(q, k, *how) if differentiated else _Rotate.forward(q, k, *how)
 
 
@@ -270,7 +261,7 @@ def _rotate_back(ctx: Any, grad_q: Tensor | None, grad_k: Tensor | None) -> tupl
     *numbers, layout, inverse = ctx.settings
     how = (*ctx.saved_tensors, *numbers, layout, not inverse)
     wanted = [grad if needed else None for grad, needed in zip((grad_q, grad_k), ctx.needs_input_grad, strict=False)]
-    if any(grad is not None and holds_several(grad) for grad in wanted):
+    if any(grad is not None and transforms.holds_several(grad) for grad in wanted):
         rotated = tuple(None if grad is None else _rotated_by_torch(grad, *how) for grad in wanted)
     else:
         rotated = _rotated_where_given(wanted[0], wanted[1], *how)
