@@ -38,10 +38,8 @@ __all__ = ["decode", "distance_attention", "takes"]
 
 TILE = 768
 """Queries at a time; from here on torch's kernel takes them in its largest steps."""
-NARROW_TILE = 256
-"""The same where queries attend to few keys, or scores or their bias are held."""
-HELD = 2**19
-"""Where scores of a head are held, no more of them than this."""
+NARROW_TILE = 256  # where queries attend to few keys, or scores or their bias are held
+HELD = 2**19  # where scores of a head are held, no more of them than this
 
 EAGER = "backend='eager', which is made of plain operations"
 
@@ -185,7 +183,7 @@ def _attend_tile(
     q: Tensor, k: Tensor, v: Tensor, bias: Backwards, tile: Tile, scale: float, softcap: float | None, out: Tensor,
     sums: Tensor,
 ) -> None:  # fmt: skip
-    """One tile. A function of its own, so that nothing of a tile is held while the next is computed."""
+    """A function of its own, so that nothing of a tile is held while the next is computed."""
     if softcap is None:
         y, total = FLASH(q, k, v, attn_mask=bias.of(tile), scale=scale)
     else:

@@ -98,8 +98,8 @@ class _Passed(torch.autograd.Function):
         grad, grad_lse = grads
         lse, q, k, v, *rest = ctx.saved_tensors
         onto_y = q.new_zeros(*q.shape[:3], v.shape[-1]) if grad is None else grad
-        found = distance_gradient(onto_y, grad_lse, q, k, v, lse, *rest, *ctx.numbers)
-        both = (None if x is None else onto_x.to(x.dtype) for x, onto_x in zip(rest, found, strict=False))
+        gradients = distance_gradient(onto_y, grad_lse, q, k, v, lse, *rest, *ctx.numbers)
+        both = (None if x is None else onto_x.to(x.dtype) for x, onto_x in zip(rest, gradients, strict=False))
         return grad, grad_lse, None, None, None, *both, *[None] * 10
 
 
@@ -120,8 +120,8 @@ def distance_gradient(
     from locant.kernels.distance_gradient import triton
 
     biases, pairs = Biases(of_query, of_key, row_of), Pairs(first, low, high, offset, queries, keys, some)
-    found = triton.gradients(grad, grad_lse, q, k, v, lse, biases, pairs, scale, softcap)
-    return _or_empty(found[0], q), _or_empty(found[1], q)
+    of_query, of_key = triton.gradients(grad, grad_lse, q, k, v, lse, biases, pairs, scale, softcap)
+    return _or_empty(of_query, q), _or_empty(of_key, q)
 
 
 @distance_gradient.register_fake

@@ -5,22 +5,17 @@ An entry that was looked up gets the sum over its pairs. Nothing of the size que
 
 1. `_means`, a program for each block of queries, goes along its keys for the means. They are made of the weights that
    are here, not of attention's output, which was rounded: or distances would be drawn to the mean of the values.
-2. Of a table `_diagonals`, a program for each diagonal of blocks, where slots count as distances do: it adds up the
-   gradients of blocks in registers, and at the end along their diagonals. Two neighbours share a distance, and each
-   has a place. `_entries`, a program for some entries, where slots do not count so (shards, gaps): it goes over all
-   blocks that may hold one of its distances, some of them twice, and is slower the more of them there are. A number
-   on the device, which the host need not read, tells one of these two to do nothing.
-3. Of products of tokens `_rows`, a program for a block of queries, or of keys, and some rows: it goes over the blocks
-   of tokens that may be at one of their distances. Where slots count as distances do, those of a row are neighbours:
-   their sum is the difference of two prefix sums, at the ends of what the block has of the row. Else, in blocks with
-   gaps, or of two documents, it goes from row to row, and is slower the more of them a block has. What is computed of a
-   pair of blocks is computed again for every block of rows that it has distances of.
+2. Of a table `_diagonals`, a program for each diagonal of blocks, where slots count as distances do: it adds up blocks
+   in registers, and at the end along their diagonals. Two neighbours share a distance, and each has a place.
+   `_entries`, a program for some entries, where slots do not count so (shards, gaps): it goes over all blocks that may
+   hold one of its distances. A number on the device, which the host need not read, tells one of the two to do nothing.
+3. Of products of tokens `_rows`, a program for a block of queries, or of keys, and some rows. Where slots count as
+   distances do, those of a row are neighbours: their sum is the difference of two prefix sums. Else, in blocks with
+   gaps, or of two documents, it goes from row to row, and is slower the more of them a block has.
 
-A pair of blocks costs each of these kernels two matrix products, and the backward pass of FlexAttention seven.
-
-It needs Triton; `import locant` does not import it. Run through Triton's interpreter and compiled for compute
-capabilities 8.0, 9.0 and 10.0; it has not yet been run, nor timed, on a device. What spills stands in
-`benchmarks/NOTES.md`.
+A pair of blocks costs each of these kernels two matrix products, and the backward pass of FlexAttention seven. Needs
+Triton. Run through its interpreter and compiled for compute capabilities 8.0, 9.0 and 10.0; it has not yet been run,
+nor timed, on a device. What spills stands in `benchmarks/NOTES.md`.
 """
 
 from __future__ import annotations
@@ -147,7 +142,12 @@ def _table_gradient(
         first, last = _bands(pairs, operands.queries, operands.keys, block)
         parts = sums.new_empty(batch, heads, last - first + 1, 2 * block)
         _diagonals[last - first + 1, heads, batch](parts, first, operands, low, high, **options)
-        _put(parts.sum(0), sums, (first - 1) * block + 1 + (pairs.offset or 0) - pairs.first)
+        lower, upper = (part.flatten(1) for part in parts.sum(0).split(block, dim=2))
+        line = F.pad(lower, (0, block)) + F.pad(upper, (block, 0))  # neighbouring diagonals of blocks share distances
+        at = (first - 1) * block + 1 + (pairs.offset or 0) - pairs.first
+        start, stop = max(at, 0), min(at + line.shape[1], distances)
+        if start < stop:
+            sums[:, start:stop] = line[:, start - at : stop - at]
     if pairs.offset is None:
         _entries[triton.cdiv(distances, block), heads](sums, batch, operands, low, high, **options)
     return sums
@@ -160,16 +160,6 @@ def _bands(pairs: Pairs, queries: int, keys: int, block: int) -> tuple[int, int]
     low, high = (pairs.low - shift) // block, -((shift - pairs.high) // block)  # a band reaches a block to either side
     low, high = max(low, lowest), min(high, highest)
     return (low, high) if low <= high else (lowest, lowest)
-
-
-def _put(bands: Float[Tensor, "heads bands twice_block"], sums: Float[Tensor, "heads distances"], at: int) -> None:
-    """The sums of diagonals, of which neighbours are added to each other, to their entries from `at` on."""
-    half = bands.shape[2] // 2
-    lower, upper = (part.flatten(1) for part in bands.split(half, dim=2))
-    line = F.pad(lower, (0, half)) + F.pad(upper, (half, 0))
-    start, stop = max(at, 0), min(at + line.shape[1], sums.shape[1])
-    if start < stop:
-        sums[:, start:stop] = line[:, start - at : stop - at]
 
 
 def _ends(row_of: Int[Tensor, " distances"], first: int, rows: int) -> Int[Tensor, "2 rows"]:

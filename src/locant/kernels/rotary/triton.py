@@ -9,15 +9,11 @@ so the outputs may be the inputs. Contraction into fused multiply-adds is switch
 reference rounds them, whatever shape the kernel was compiled for, so a token alone gets the bits it gets in a batch.
 
 Cost: each element of q and k is read and written once. Beside that a token reads 32 bytes per pair from the tables (64
-beyond position 65 535), out of the L2 cache or nearer, however many heads there are. Rows of two float32 numbers each,
-for GPUs with few float64 units, would give the same bits with seven times the instructions; an angle serves all heads
-of its token, so neither is what the time goes to (`benchmarks/NOTES.md`).
+beyond position 65 535), out of the L2 cache or nearer, however many heads there are. It is compiled per dtype, layout,
+head and alignment of strides, once below position 65 536 and once above; never per length.
 
-How often it is compiled: per dtype, layout and head, once below position 65 536 and once above; never per length. The
-alignment of strides counts too: odd ones cannot be read 16 bytes at a time.
-
-It needs Triton 3.4 or newer; `import locant` does not import it. Run through Triton's interpreter and compiled for
-compute capabilities 8.0, 9.0 and 10.0; it has not yet been run, nor timed, on a device.
+Needs Triton 3.4 or newer. Run through its interpreter and compiled for compute capabilities 8.0, 9.0 and 10.0; it has
+not yet been run, nor timed, on a device.
 """
 
 from __future__ import annotations
