@@ -81,15 +81,11 @@ def assert_same_bits(
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_head_is_rotated_as_the_paper_says(layout: str, dtype: torch.dtype) -> None:
     for head_dim in SIZES:
-        is_rotated_as_the_paper_says(head_dim, layout, dtype)
-
-
-def is_rotated_as_the_paper_says(head_dim: int, layout: str, dtype: torch.dtype) -> None:
-    q, k = torch.randn(2, 3, 5, head_dim).to(dtype), torch.randn(2, 1, 5, head_dim).to(dtype)
-    for index, sign in ((far_positions(2, 5), 1), (torch.arange(3, 8)[None], -1)):
-        ours = rotated(q, k, index, tables(head_dim), layout, inverse=sign < 0)
-        for x, before in zip(ours, (q, k), strict=True):
-            assert_close(x, truth(before, index, layout, head_dim, sign))
+        q, k = torch.randn(2, 3, 5, head_dim).to(dtype), torch.randn(2, 1, 5, head_dim).to(dtype)
+        for index, sign in ((far_positions(2, 5), 1), (torch.arange(3, 8)[None], -1)):
+            ours = rotated(q, k, index, tables(head_dim), layout, inverse=sign < 0)
+            for x, before in zip(ours, (q, k), strict=True):
+                assert_close(x, truth(before, index, layout, head_dim, sign))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

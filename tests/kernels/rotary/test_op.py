@@ -222,6 +222,22 @@ def test_the_operators_pass_opcheck(grad: bool, axes: int) -> None:
     torch.library.opcheck(op._rotate_, (q.detach(), None, *rest))
 
 
+def require_same_bits(
+    compiled: Callable[..., Any], plain: Callable[..., Any], lengths: tuple[int, ...], grad: bool
+) -> None:
+    """Results, and gradients if asked for."""
+    for n in lengths:
+        q, k = (torch.randn(2, heads, n, DIM, requires_grad=grad) for heads in (3, 1))
+        cotangents = torch.randn_like(q), torch.randn_like(k)
+        results = []
+        for function in (compiled, plain):
+            out = function(q, k, Positions.arange(n))
+            results.append([*out, *(torch.autograd.grad(out, (q, k), cotangents) if grad else ())])
+        for ours, expected in zip(*results, strict=True):
+            assert torch.equal(ours, expected)
+    torch._dynamo.reset()
+
+
 @pytest.mark.unchecked
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("grad", [False, True])
@@ -233,17 +249,8 @@ def test_compiled_code_is_one_graph_with_the_same_bits(grad: bool, inplace: bool
         return rotary.rotate(q * 1, k * 1, positions, inplace=inplace)
 
     compiled = torch.compile(use, fullgraph=True, backend=counter)
-    for n in (5, 6, 9, 31, 64):
-        q, k = torch.randn(2, 3, n, DIM, requires_grad=grad), torch.randn(2, 1, n, DIM, requires_grad=grad)
-        cotangents = torch.randn_like(q), torch.randn_like(k)
-        results = []
-        for function in (compiled, functools.partial(use, inplace=False)):
-            out = function(q, k, Positions.arange(n))
-            results.append([*out, *(torch.autograd.grad(out, (q, k), cotangents) if grad else ())])
-        for ours, expected in zip(*results, strict=True):
-            assert torch.equal(ours, expected)
+    require_same_bits(compiled, functools.partial(use, inplace=False), (5, 6, 9, 31, 64), grad)
     assert 1 <= counter.frame_count <= 2
-    torch._dynamo.reset()
 
 
 @pytest.mark.unchecked
@@ -259,17 +266,7 @@ def test_the_real_compiler_changes_no_bit(layout: str, inplace: bool) -> None:
         rotated = rotary.rotate(q * 2, k * 2, positions, inplace=inplace)
         return rotated[0] + 1, rotated[1] + 1
 
-    compiled = torch.compile(use, fullgraph=True)
-    for n in (5, 6, 31):
-        q, k = (torch.randn(2, heads, n, DIM, requires_grad=True) for heads in (3, 1))
-        cotangents = torch.randn_like(q), torch.randn_like(k)
-        results = []
-        for function in (compiled, use):
-            out = function(q, k, Positions.arange(n))
-            results.append([*out, *torch.autograd.grad(out, (q, k), cotangents)])
-        for ours, expected in zip(*results, strict=True):
-            assert torch.equal(ours, expected)
-    torch._dynamo.reset()
+    require_same_bits(torch.compile(use, fullgraph=True), use, (5, 6, 31), grad=True)
 
 
 @pytest.mark.parametrize("inplace", [False, True])
