@@ -105,7 +105,10 @@ def gradients(
     last_size = next(x.shape[-1] for x in looked_up if x is not None)
     rows = 0 if biases.row_of is None else last_size
     operands = Operands(
-        *(None if x is None else x.contiguous() for x in (grad, q, k, v, lse, means, *looked_up, biases.row_of)),
+        grad=grad.contiguous(), q=q.contiguous(), k=k.contiguous(), v=v.contiguous(), lse=lse.contiguous(), means=means,
+        of_query=None if biases.of_query is None else biases.of_query.contiguous(),
+        of_key=None if biases.of_key is None else biases.of_key.contiguous(),
+        row_of=None if biases.row_of is None else biases.row_of.contiguous(),
         heads=heads, group=heads // k.shape[1], queries=queries, keys=k.shape[2],
         entries=last_size if biases.row_of is None else len(biases.row_of), rows=rows,
         first=pairs.first, offset=pairs.offset or 0, scale=float(scale),
