@@ -15,7 +15,7 @@ from locant.attention.backends import flex, tiled
 from locant.attention.backends.dense import sdpa_obstacle
 from locant.attention.inputs import AttentionInputs
 from locant.errors import LocantError
-from locant.kernels.distance_decoding import takes
+from locant.kernels.distance_attention import takes
 
 __all__ = ["BackendChoice", "BackendName", "choose_backend"]
 

@@ -27,8 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locant.arguments import one_of
-from locant.kernels.rotary.reference import Tables, cos_sin
-from locant.kernels.rotary.two_floats import two_floats
+from locant.kernels.rotary.reference import Tables, cos_sin, two_floats
 from locant.kernels.transforms import is_watched
 from locant.positions.constant import Constant
 from locant.positions.frequencies import PRECISION, TWO_PI
